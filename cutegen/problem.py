@@ -1,0 +1,211 @@
+"""What is to be computed: extents, dtypes, layouts and epilogue of one product, on one line.
+
+A problem knows nothing about configs. Its line form parses back: ``Problem.parse(str(p)) == p``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from cutegen.errors import ProblemError
+
+__all__ = ["ACTIVATIONS", "BIASES", "DTYPE_BYTES", "LAYOUTS", "Epilogue", "Problem", "Signature"]
+
+#: Bytes of one element, by the short name used everywhere in cutegen.
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+AB_DTYPES = ("bf16", "fp16")
+OUT_DTYPES = ("bf16", "fp16", "fp32")
+
+#: Which extent each operand (A, B) is contiguous along, by the letters of the shapes files.
+LAYOUTS = {"tn": ("k", "k"), "nn": ("k", "n"), "nt": ("m", "n"), "tt": ("m", "k")}
+ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
+BIASES = ("", "m", "n")
+
+#: TMA moves rows whose start and pitch are multiples of 16 bytes (PTX ISA, tensor maps).
+TMA_ALIGN_BYTES = 16
+#: Coordinates and layouts of the kernels are 32-bit.
+MAX_EXTENT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to the fp32 accumulator before it is converted and stored.
+
+    ``D = activation(alpha * A @ B + beta * C + bias)``; each part is absent unless asked for.
+
+    Attributes:
+        alpha: Whether a run-time factor on the product is wanted.
+        beta: Whether ``beta * C`` is added; ``C`` has the shape and dtype of ``D``.
+        bias: ``"n"`` adds a row vector of n elements, ``"m"`` a column of m, ``""`` nothing.
+        activation: One of ``relu``, ``gelu`` (exact), ``gelu_tanh``, ``silu``, or ``""``.
+    """
+
+    alpha: bool = False
+    beta: bool = False
+    bias: str = ""
+    activation: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bias not in BIASES:
+            raise ProblemError(f"bias runs along {self.bias!r}; valid: 'm', 'n' or ''")
+        if self.activation not in ACTIVATIONS:
+            raise ProblemError(f"unknown activation {self.activation!r}; valid: {', '.join(ACTIVATIONS[1:])}")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The part of a problem that is compiled in; extents stay symbolic, so one artifact serves many shapes."""
+
+    family: str
+    ab_dtype: str
+    out_dtype: str
+    layout: str
+    batched: bool
+    unaligned_out: bool
+    epilogue: Epilogue
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent products.
+
+    Attributes:
+        m: Rows of A and D.
+        n: Columns of B and D.
+        k: Columns of A, rows of B.
+        batch: Independent products; 1 means plain matrices.
+        ab_dtype: Element type of A and B: ``bf16`` or ``fp16``. Accumulation is in fp32.
+        out_dtype: Element type of D (and C): ``bf16``, ``fp16`` or ``fp32``.
+        layout: ``tn`` (A and B contiguous along k), ``nn`` (A along k, B along n),
+            ``nt`` (A along m, B along n) or ``tt`` (A along m, B along k).
+        unaligned_out: Rows of D do not start at multiples of 16 bytes. Set by itself when n demands it;
+            pass True for an output tensor with an odd pitch or address.
+        epilogue: What is fused behind the product.
+        family: The kernel family that computes it.
+
+    Raises:
+        ProblemError: An extent, dtype or layout is not supported; the message says what would be.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    ab_dtype: str = "bf16"
+    out_dtype: str = ""
+    layout: str = "tn"
+    unaligned_out: bool = False
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    family: str = "gemm"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out_dtype", self.out_dtype or self.ab_dtype)
+        self._check_names()
+        self._check_extents()
+        if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
+            object.__setattr__(self, "unaligned_out", True)
+
+    def _check_names(self) -> None:
+        if self.ab_dtype not in AB_DTYPES:
+            raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(AB_DTYPES)}")
+        if self.out_dtype not in OUT_DTYPES:
+            raise ProblemError(f"unsupported output dtype {self.out_dtype!r}; valid: {', '.join(OUT_DTYPES)}")
+        if self.layout not in LAYOUTS:
+            raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
+
+    def _check_extents(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MAX_EXTENT:
+                raise ProblemError(f"{name}={value!r} must be an integer from 1 to {MAX_EXTENT}")
+        step = TMA_ALIGN_BYTES // DTYPE_BYTES[self.ab_dtype]
+        for operand, axis in zip("AB", LAYOUTS[self.layout], strict=True):
+            extent = getattr(self, axis)
+            if extent % step:
+                raise ProblemError(
+                    f"{operand} is contiguous along {axis}={extent}, which must be a multiple of {step} "
+                    f"({TMA_ALIGN_BYTES} bytes of {self.ab_dtype}); pad {axis} to {-(-extent // step) * step}"
+                )
+
+    @property
+    def signature(self) -> Signature:
+        """The compiled-in part of this problem."""
+        return Signature(
+            family=self.family,
+            ab_dtype=self.ab_dtype,
+            out_dtype=self.out_dtype,
+            layout=self.layout,
+            batched=self.batch > 1,
+            unaligned_out=self.unaligned_out,
+            epilogue=self.epilogue,
+        )
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the product."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes that must cross device memory: each input read once, the output written once."""
+        ab = (self.m + self.n) * self.k * DTYPE_BYTES[self.ab_dtype]
+        c = 2 if self.epilogue.beta else 1
+        return self.batch * (ab + c * self.m * self.n * DTYPE_BYTES[self.out_dtype])
+
+    def with_extents(self, m: int, n: int, k: int, batch: int = 1) -> Problem:
+        """Return the same kind of problem at another size."""
+        aligned = self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0
+        return replace(self, m=m, n=n, k=k, batch=batch, unaligned_out=self.unaligned_out and aligned)
+
+    def __str__(self) -> str:
+        extents = f"{self.m}x{self.n}x{self.k}"
+        words = [self.family, extents if self.batch == 1 else f"{self.batch}x{extents}", self.ab_dtype, self.layout]
+        if self.out_dtype != self.ab_dtype:
+            words.append(f"out={self.out_dtype}")
+        epilogue = self.epilogue
+        words += [name for name in ("alpha", "beta") if getattr(epilogue, name)]
+        if epilogue.bias:
+            words.append(f"bias={epilogue.bias}")
+        if epilogue.activation:
+            words.append(f"act={epilogue.activation}")
+        if self.unaligned_out and self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0:
+            words.append("unaligned")
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, line: str) -> Problem:
+        """Return the problem that ``line`` (as printed by ``str``) describes.
+
+        Raises:
+            ProblemError: The line is not of that form.
+        """
+        words = line.split()
+        if len(words) < 4:
+            raise ProblemError(f"{line!r} is not a problem; write 'gemm 4096x4096x4096 bf16 tn'")
+        family, extents, dtype, layout, *rest = words
+        numbers = re.fullmatch(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)", extents)
+        if numbers is None:
+            raise ProblemError(f"{extents!r} is not MxNxK or BATCHxMxNxK")
+        batch, m, n, k = (int(x) if x else 1 for x in numbers.groups())
+        options = _parse_options(rest, line)
+        epilogue = Epilogue(
+            alpha="alpha" in options,
+            beta="beta" in options,
+            bias=options.get("bias", ""),
+            activation=options.get("act", ""),
+        )
+        return cls(
+            m, n, k, batch, dtype, options.get("out", dtype), layout, "unaligned" in options, epilogue, family
+        )
+
+
+def _parse_options(words: list[str], line: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        takes_value = name in {"out", "bias", "act"}
+        if not (takes_value or name in {"alpha", "beta", "unaligned"}) or takes_value != bool(equals):
+            raise ProblemError(f"unknown word {word!r} in problem {line!r}")
+        options[name] = value
+    return options

@@ -1,0 +1,6 @@
+"""Domains and rules that say which configs are legal, and why the others are not."""
+
+from cutegen.space.config import Config, Value, format_value, parse_value
+from cutegen.space.space import Launch, Rule, Space, Violation
+
+__all__ = ["Config", "Launch", "Rule", "Space", "Value", "Violation", "format_value", "parse_value"]

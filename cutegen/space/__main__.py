@@ -1,0 +1,10 @@
+"""``python -m cutegen.space``: what is legal, and why not."""
+
+from __future__ import annotations
+
+import sys
+
+from cutegen.cli_space import main
+
+if __name__ == "__main__":
+    sys.exit(main())

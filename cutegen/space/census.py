@@ -1,0 +1,81 @@
+"""What a space holds for a problem: how many configs are legal, and which rules cut the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from cutegen.problem import Problem
+from cutegen.space.config import Value
+from cutegen.space.space import Space, Violation
+
+__all__ = ["Census", "blockers", "take_census"]
+
+#: Enough completions to show which rules stand in the way; more would only repeat them.
+_MOST_COMPLETIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Census:
+    """Counts over the legal configs of one problem.
+
+    Attributes:
+        legal: Legal configs.
+        classes: Kernels to compile: configs that differ in run-time knobs only count once.
+        raw: Points of the plain product of the domains.
+        used: How many legal configs hold each value, by knob.
+    """
+
+    legal: int
+    classes: int
+    raw: int
+    used: Mapping[str, Mapping[Value, int]] = field(default_factory=dict)
+
+
+def take_census(space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]] | None = None) -> Census:
+    """Count the legal configs of ``space`` for ``problem``.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    classes = set()
+    used: dict[str, Counter[Value]] = {knob: Counter() for knob in space.domains}
+    legal = 0
+    for config in space.configs(problem, fixed):
+        legal += 1
+        classes.add(space.compile_view(config))
+        for knob, value in config.items():
+            used[knob][value] += 1
+    raw = 1
+    for domain in space.domains.values():
+        raw *= len(domain)
+    return Census(legal, len(classes), raw, used)
+
+
+def blockers(
+    space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]]
+) -> tuple[tuple[Violation, int, int], ...]:
+    """Return the rules that reject completions of ``fixed``, with (rejected, looked at) counts, most first.
+
+    Use it when no legal config satisfies ``fixed`` although no single rule speaks about it alone. Only knobs
+    that share a rule with a fixed one are varied; the others keep the value of the default config.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    near = {knob for rule in space.rules if set(rule.knobs) & set(fixed) for knob in rule.knobs}
+    default = space.default(problem)
+    domains = [
+        tuple(fixed[knob]) if knob in fixed else space.domains[knob] if knob in near else (default[knob],)
+        for knob in space.domains
+    ]
+    counts: Counter[Violation] = Counter()
+    looked_at = 0
+    for values in product(*domains):
+        counts.update(space.explain(problem, dict(zip(space.domains, values, strict=True))))
+        looked_at += 1
+        if looked_at == _MOST_COMPLETIONS:
+            break
+    return tuple((violation, count, looked_at) for violation, count in counts.most_common())

@@ -1,0 +1,116 @@
+"""A config: one value per knob, immutable, printed on one line and parsed back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Union
+
+from cutegen.digest import Json, digest
+from cutegen.errors import ConfigError
+
+__all__ = ["Config", "Value", "format_value", "parse_value"]
+
+#: What a knob may hold. Tuples hold integers, as in ``cluster_shape_mn = (2, 1)``.
+Value = Union[bool, int, str, tuple[int, ...]]
+
+
+def format_value(value: Value) -> str:
+    """Return ``value`` as users write it: ``2x1``, ``true``, ``8``."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return str(value)
+
+
+def parse_value(text: str) -> Value:
+    """Return the value that ``text`` (as printed by :func:`format_value`) stands for."""
+    if text in {"true", "false"}:
+        return text == "true"
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        return tuple(map(int, text.split("x")))
+    return text
+
+
+class Config(Mapping[str, Value]):
+    """One value per knob, in the order the space declares them.
+
+    Equal configs hash alike whatever the order; ``str`` gives ``knob=value`` words separated by spaces.
+    """
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = dict(values)
+        self._hash = hash(frozenset(self._values.items()))
+
+    def __getitem__(self, knob: str) -> Value:
+        return self._values[knob]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._values == other._values
+
+    def __str__(self) -> str:
+        return " ".join(f"{knob}={format_value(value)}" for knob, value in self._values.items())
+
+    def __repr__(self) -> str:
+        return f"Config({self})"
+
+    def replace(self, **changes: Value) -> Config:
+        """Return a copy with some knobs changed."""
+        return Config({**self._values, **changes})
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data; tuples become lists."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Config:
+        """Return the config that :meth:`to_json` described.
+
+        Raises:
+            ConfigError: A value is of no type that a knob may hold.
+        """
+        values: dict[str, Value] = {}
+        for knob, value in data.items():
+            if isinstance(value, list) and all(type(x) is int for x in value):
+                values[knob] = tuple(value)
+            elif isinstance(value, (bool, int, str)):
+                values[knob] = value
+            else:
+                raise ConfigError(f"knob {knob} holds {value!r}, which no knob may")
+        return cls(values)
+
+    @classmethod
+    def parse(cls, text: str) -> Config:
+        """Return the config written as ``knob=value`` words, separated by spaces or commas.
+
+        Raises:
+            ConfigError: A word is not of that form or a knob is named twice.
+        """
+        values: dict[str, Value] = {}
+        for word in text.replace(",", " ").split():
+            knob, equals, value = word.partition("=")
+            if not equals or not knob or not value:
+                raise ConfigError(f"{word!r} is not of the form knob=value")
+            if knob in values:
+                raise ConfigError(f"knob {knob} is named twice")
+            values[knob] = parse_value(value)
+        return cls(values)
+
+    @property
+    def digest(self) -> str:
+        """A short stable name, the same in every process."""
+        return digest(self.to_json(), length=12)

@@ -1,0 +1,236 @@
+"""A space: a table of domains and a list of named rules, bound to one architecture.
+
+A rule is a function whose parameters name what it looks at: knobs, and ``problem`` or ``arch``. It
+returns whether the config is fine, and its docstring is the reason that users read. Because a rule
+says which knobs it needs, enumeration drops a partial config as soon as a rule over it breaks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.errors import ConfigError, SpaceError
+from cutegen.problem import Problem
+from cutegen.space.config import Config, Value, format_value
+
+__all__ = ["Launch", "Rule", "Space", "Violation"]
+
+_CONTEXT = ("problem", "arch")
+Derived = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule and the reason that its author gave."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one launch of a kernel needs beside its tensors.
+
+    Attributes:
+        scalars: Run-time integers, in the order of the kernel's parameters.
+        workspace_bytes: Scratch memory that the kernel needs, 0 for none.
+    """
+
+    scalars: tuple[int, ...]
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named condition with a reason; build one with ``Rule.of(function)``."""
+
+    name: str
+    reason: str
+    knobs: tuple[str, ...]
+    context: tuple[str, ...]
+    holds: Callable[..., bool]
+
+    @classmethod
+    def of(cls, function: Callable[..., bool]) -> Rule:
+        """Make a rule of ``function``: its name, its docstring and its parameter names.
+
+        Raises:
+            SpaceError: The function has no docstring.
+        """
+        reason = inspect.cleandoc(function.__doc__ or "")
+        if not reason:
+            raise SpaceError(f"rule {function.__name__} has no docstring, so no reason to show")
+        names = tuple(inspect.signature(function).parameters)
+        knobs = tuple(name for name in names if name not in _CONTEXT)
+        context = tuple(name for name in names if name in _CONTEXT)
+        return cls(function.__name__, " ".join(reason.split()), knobs, context, function)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every config of one kernel family on one architecture.
+
+    Attributes:
+        family: Name of the kernel family, such as ``gemm``.
+        arch: The architecture it is bound to.
+        domains: The values each knob may take, in order of preference: earlier is simpler.
+        rules: What makes a config legal.
+        derive: Quantities that follow from a config: stages, shared memory in bytes, threads.
+        choose_default: A legal config for any problem that the family accepts, without measuring.
+        launch: Run-time scalars and workspace for a config on a GPU of so many multiprocessors.
+        run_time_knobs: Knobs that the compiled kernel takes as arguments; changing them builds nothing.
+        compile_view: The part of a config that is compiled in, run-time knobs reduced to what they bake.
+    """
+
+    family: str
+    arch: Arch
+    domains: Mapping[str, tuple[Value, ...]]
+    rules: tuple[Rule, ...]
+    derive: Callable[[Config, Problem, Arch], Derived]
+    choose_default: Callable[[Space, Problem], Config]
+    launch: Callable[[Config, Problem, int], Launch]
+    compile_view: Callable[[Config], Config]
+    run_time_knobs: frozenset[str] = frozenset()
+    _by_last_knob: Mapping[str, tuple[Rule, ...]] = field(init=False, repr=False, compare=False)
+    _free_rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        order = {knob: i for i, knob in enumerate(self.domains)}
+        for knob, domain in self.domains.items():
+            if not domain or len(set(domain)) != len(domain):
+                raise SpaceError(f"domain of {knob} is empty or repeats a value")
+        by_last: dict[str, list[Rule]] = {knob: [] for knob in self.domains}
+        for rule in self.rules:
+            unknown = [knob for knob in rule.knobs if knob not in order]
+            if unknown:
+                raise SpaceError(f"rule {rule.name} looks at unknown knobs {', '.join(unknown)}")
+            if rule.knobs:
+                by_last[max(rule.knobs, key=order.__getitem__)].append(rule)
+        object.__setattr__(self, "_by_last_knob", {knob: tuple(rules) for knob, rules in by_last.items()})
+        object.__setattr__(self, "_free_rules", tuple(rule for rule in self.rules if not rule.knobs))
+
+    def configs(
+        self, problem: Problem, fixed: Mapping[str, Sequence[Value]] | None = None
+    ) -> Iterator[Config]:
+        """Yield every legal config for ``problem``, lazily, always in the same order.
+
+        Args:
+            problem: What is to be computed.
+            fixed: Knobs restricted to some values, as given by ``--set knob=v1,v2``.
+
+        Raises:
+            ConfigError: ``fixed`` names a knob or a value that does not exist.
+        """
+        domains = self._restricted(fixed or {})
+        if all(self._holds(rule, {}, problem) for rule in self._free_rules):
+            yield from (Config(values) for values in self._extend({}, list(domains.items()), problem))
+
+    def _extend(
+        self, chosen: dict[str, Value], rest: Sequence[tuple[str, tuple[Value, ...]]], problem: Problem
+    ) -> Iterator[dict[str, Value]]:
+        if not rest:
+            yield dict(chosen)
+            return
+        knob, domain = rest[0]
+        for value in domain:
+            chosen[knob] = value
+            if all(self._holds(rule, chosen, problem) for rule in self._by_last_knob[knob]):
+                yield from self._extend(chosen, rest[1:], problem)
+        del chosen[knob]
+
+    def _holds(self, rule: Rule, values: Mapping[str, Value], problem: Problem) -> bool:
+        arguments: dict[str, Any] = {knob: values[knob] for knob in rule.knobs}
+        if "problem" in rule.context:
+            arguments["problem"] = problem
+        if "arch" in rule.context:
+            arguments["arch"] = self.arch
+        return rule.holds(**arguments)
+
+    def _restricted(self, fixed: Mapping[str, Sequence[Value]]) -> dict[str, tuple[Value, ...]]:
+        for knob, values in fixed.items():
+            self._require_known(knob, values)
+        return {knob: tuple(fixed.get(knob, domain)) for knob, domain in self.domains.items()}
+
+    def _require_known(self, knob: str, values: Iterable[Value]) -> None:
+        if knob not in self.domains:
+            raise ConfigError(
+                f"unknown knob {knob!r}; {self.family} on {self.arch} has {', '.join(self.domains)}"
+            )
+        domain = self.domains[knob]
+        for value in values:
+            if not any(value == known and type(value) is type(known) for known in domain):
+                known = ", ".join(map(format_value, domain))
+                raise ConfigError(f"{knob}={format_value(value)} is not in its domain; valid: {known}")
+
+    def explain(self, problem: Problem, config: Mapping[str, Value]) -> tuple[Violation, ...]:
+        """Return every rule that ``config`` breaks for ``problem``; empty means legal.
+
+        A partial config is judged by the rules whose knobs it names.
+
+        Raises:
+            ConfigError: A knob or a value does not exist.
+        """
+        for knob, value in config.items():
+            self._require_known(knob, [value])
+        return tuple(
+            Violation(rule.name, rule.reason)
+            for rule in self.rules
+            if all(knob in config for knob in rule.knobs) and not self._holds(rule, config, problem)
+        )
+
+    def require(self, problem: Problem, config: Config) -> None:
+        """Do nothing if ``config`` is complete and legal for ``problem``.
+
+        Raises:
+            ConfigError: It is not; the message and ``violations`` say why.
+        """
+        missing = [knob for knob in self.domains if knob not in config]
+        if missing:
+            raise ConfigError(f"config lacks {', '.join(missing)}")
+        violations = self.explain(problem, config)
+        if violations:
+            raise ConfigError(f"config {config} is not valid for {problem} on {self.arch}:", violations)
+
+    def default(self, problem: Problem) -> Config:
+        """Return the config to use when nothing was measured: always legal.
+
+        Raises:
+            SpaceError: The family's default breaks a rule, which is its author's mistake.
+        """
+        config = self.choose_default(self, problem)
+        violations = self.explain(problem, config)
+        if violations:
+            broken = ", ".join(v.rule for v in violations)
+            raise SpaceError(f"default {config} for {problem} breaks {broken}")
+        return config
+
+    def neighbours(self, problem: Problem, config: Config) -> Iterator[Config]:
+        """Yield the legal configs that differ from ``config`` in one knob, by one step of its domain.
+
+        Knobs without an order (booleans and tuples of the same size) count every other value as a step.
+        """
+        for knob, domain in self.domains.items():
+            at = domain.index(config[knob])
+            ordered = all(type(value) is int for value in domain)
+            steps = [i for i in (at - 1, at + 1) if 0 <= i < len(domain)] if ordered else range(len(domain))
+            for i in steps:
+                candidate = config.replace(**{knob: domain[i]})
+                if i != at and not self.explain(problem, candidate):
+                    yield candidate
+
+    def simplicity(self, config: Config) -> tuple[int, ...]:
+        """Return a sort key by which a tie is broken: earlier domain values are simpler, hence smaller."""
+        return tuple(domain.index(config[knob]) for knob, domain in self.domains.items())
+
+    def unreachable(self, problems: Iterable[Problem]) -> tuple[tuple[str, Value], ...]:
+        """Return the knob values that no legal config uses for any of ``problems``: a lint for authors."""
+        unseen = {(knob, value) for knob, domain in self.domains.items() for value in domain}
+        for problem in problems:
+            for knob, value in sorted(unseen, key=repr):
+                if next(self.configs(problem, {knob: [value]}), None) is not None:
+                    unseen.discard((knob, value))
+        return tuple(sorted(unseen, key=repr))

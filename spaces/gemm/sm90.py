@@ -1,0 +1,327 @@
+"""Which Hopper GEMM configs exist, which are legal, and what follows from each of them.
+
+``tile_shape_mn`` is the tile as the kernel sees it: with ``swap_ab`` its first number runs along n of
+the problem and its second along m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cutegen.arch import Arch
+from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+WARPGROUP = 128
+SLAB = 64
+"""Rows of one warpgroup's MMA (PTX ISA, wgmma: m64nNk16)."""
+BARRIER_BYTES = 1024
+"""Shared memory before the first tile: mbarriers, padded to the 1024 bytes that swizzled tiles align to."""
+MAX_STAGES = 64
+"""A stage has two 8-byte mbarriers, which live in those 1024 bytes."""
+LONE_ACCUMULATORS = 200
+"""Accumulator registers that a thread may hold when it owns 240 (208 wide tiles spill; see the rule)."""
+WORKSPACE_LIMIT_BYTES = 256 * 2**20
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = {
+    "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(16, 257, 16)),
+    "tile_k": (64, 128),
+    "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)),
+    "mma_warpgroups": (2, 1, 3),
+    "pingpong": (False, True),
+    "swap_ab": (False, True),
+    "use_tma_store": (True, False),
+    "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32),
+    "swizzle_size": (1, 2, 4, 8),
+    "raster_along_m": (False, True),
+}
+RUN_TIME_KNOBS = frozenset({"split_k", "swizzle_size", "raster_along_m"})
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Registers per thread of the loading and the multiplying warpgroups; 0 leaves it to the compiler."""
+
+    load: int
+    mma: int
+
+
+#: By number of multiplying warpgroups. Each pair satisfies, for T threads in all and an entry allocation
+#: of E = 65536 / T rounded down to 8: 128 * load + 128 * warpgroups * mma <= E * T, or `setmaxnreg.inc`
+#: would wait for ever (PTX ISA, setmaxnreg). With one, all threads can hold the architectural maximum.
+REGISTERS = {1: Registers(0, 0), 2: Registers(40, 232), 3: Registers(32, 160)}
+
+
+def consumers(mma_warpgroups: int, pingpong: bool) -> int:
+    """Return how many warpgroups multiply."""
+    return 2 if pingpong else mma_warpgroups
+
+
+def accumulators(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
+    """Return the fp32 accumulators that each multiplying thread holds."""
+    return tile_shape_mn[0] * tile_shape_mn[1] // (WARPGROUP * mma_warpgroups)
+
+
+def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int) -> int:
+    """Return the shared memory of one pipeline stage in bytes; operands have 2-byte elements."""
+    return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * 2
+
+
+def epilogue_columns(tile_n: int, split: bool) -> int:
+    """Return the width of one store: the widest power of two up to 32 that divides the tile."""
+    return 16 if split or tile_n % 32 else 32
+
+
+def buffer_bytes(config: Mapping[str, Value], problem: Problem) -> int:
+    """Return the bytes of one round of store buffers, one 64-row buffer per multiplying warpgroup."""
+    if not config["use_tma_store"] or config["split_k"] != 1:
+        return 0
+    warpgroups = consumers(int(str(config["mma_warpgroups"])), bool(config["pingpong"]))
+    columns = epilogue_columns(_pair(config["tile_shape_mn"])[1], False)
+    return warpgroups * SLAB * columns * DTYPE_BYTES[problem.out_dtype]
+
+
+def _pair(value: Value) -> tuple[int, int]:
+    assert isinstance(value, tuple)
+    return value[0], value[1]
+
+
+# --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
+
+
+def warpgroups_divide_tile(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
+    """tile_m must be a multiple of 64 rows for each of the mma_warpgroups that share it."""
+    return tile_shape_mn[0] % (SLAB * mma_warpgroups) == 0
+
+
+def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
+    """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) accumulators, which must leave room in its
+    registers: at most 200 with one or two warpgroups (208 and more spill), 128 with three."""
+    limit = 128 if mma_warpgroups == 3 else LONE_ACCUMULATORS
+    return accumulators(tile_shape_mn, mma_warpgroups) <= limit
+
+
+def pingpong_has_one_warpgroup_per_tile(mma_warpgroups: int, pingpong: bool) -> bool:
+    """With pingpong two warpgroups work on two tiles, so mma_warpgroups, those of one tile, must be 1."""
+    return not pingpong or mma_warpgroups == 1
+
+
+def stages_fit_shared_memory(
+    tile_shape_mn: tuple[int, int],
+    tile_k: int,
+    mma_warpgroups: int,
+    pingpong: bool,
+    use_tma_store: bool,
+    problem: Problem,
+    arch: Arch,
+) -> bool:
+    """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
+    fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
+    store = 0
+    if use_tma_store:
+        columns = epilogue_columns(tile_shape_mn[1], False)
+        store = 2 * consumers(mma_warpgroups, pingpong) * SLAB * columns * DTYPE_BYTES[problem.out_dtype]
+    return BARRIER_BYTES + store + 3 * stage_bytes(tile_shape_mn, tile_k) <= arch.smem_bytes
+
+
+def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int) -> bool:
+    """tile_k=128 halves the barriers per byte, which matters only when a stage of 64 is small: allowed up
+    to tile_m + tile_n = 192."""
+    return tile_k == 64 or tile_shape_mn[0] + tile_shape_mn[1] <= 192
+
+
+def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> bool:
+    """A TMA store needs rows of D that start at multiples of 16 bytes: n * sizeof(out) and the pitch of D
+    must be multiples of 16; use_tma_store=false takes any n."""
+    return not (use_tma_store and problem.unaligned_out)
+
+
+def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
+    """swap_ab puts m on the finely divisible side of the MMA; with m above 512 the plain order does the
+    same work with better stores."""
+    return not swap_ab or problem.m <= 512
+
+
+def split_k_leaves_work(tile_k: int, split_k: int, problem: Problem) -> bool:
+    """Every part of a split k range needs at least 4 k tiles, or its sums cost more than its products."""
+    return split_k == 1 or split_k * 4 * tile_k <= problem.k
+
+
+def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:
+    """With split_k > 1 the second kernel writes D from registers, so use_tma_store must be false."""
+    return split_k == 1 or not use_tma_store
+
+
+def split_k_has_no_pingpong(pingpong: bool, split_k: int) -> bool:
+    """Pingpong hides an epilogue behind the next tile; split_k is for problems with too few tiles for that."""
+    return split_k == 1 or not pingpong
+
+
+def split_k_workspace_is_bounded(
+    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, split_k: int, problem: Problem
+) -> bool:
+    """The fp32 partial sums of all parts together may take at most 256 MiB."""
+    if split_k == 1:
+        return True
+    return _workspace_bytes(tile_shape_mn, cluster_shape_mn, swap_ab, split_k, problem) <= WORKSPACE_LIMIT_BYTES
+
+
+def split_k_is_for_few_tiles(
+    tile_shape_mn: tuple[int, int], swap_ab: bool, split_k: int, problem: Problem
+) -> bool:
+    """split_k makes up for missing tiles; above 1024 of them every multiprocessor is busy anyway."""
+    m, n = _kernel_extents(problem, swap_ab)
+    return split_k == 1 or -(-m // tile_shape_mn[0]) * -(-n // tile_shape_mn[1]) * problem.batch <= 1024
+
+
+def cluster_is_no_larger_than_problem(
+    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem
+) -> bool:
+    """A cluster must not be more than twice as tall or wide as D, since blocks outside D only wait."""
+    m, n = _kernel_extents(problem, swap_ab)
+    tiles = -(-m // tile_shape_mn[0]), -(-n // tile_shape_mn[1])
+    return all(c == 1 or c < 2 * t for c, t in zip(cluster_shape_mn, tiles, strict=True))
+
+
+def tile_counts_fit_32_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem) -> bool:
+    """Work units are numbered with 32-bit integers."""
+    m, n = _kernel_extents(problem, swap_ab)
+    return -(-m // tile_shape_mn[0]) * -(-n // tile_shape_mn[1]) * problem.batch < 2**30
+
+
+RULES = tuple(
+    Rule.of(function)
+    for function in (
+        warpgroups_divide_tile,
+        accumulators_fit_registers,
+        pingpong_has_one_warpgroup_per_tile,
+        stages_fit_shared_memory,
+        wide_k_is_for_small_tiles,
+        tma_store_needs_aligned_output,
+        swap_ab_is_for_narrow_m,
+        split_k_leaves_work,
+        split_k_stores_partial_sums,
+        split_k_has_no_pingpong,
+        split_k_workspace_is_bounded,
+        split_k_is_for_few_tiles,
+        cluster_is_no_larger_than_problem,
+        tile_counts_fit_32_bits,
+    )
+)
+
+
+def _kernel_extents(problem: Problem, swap_ab: bool) -> tuple[int, int]:
+    return (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
+
+
+def _blocks(
+    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem
+) -> int:
+    """Return the tiles of all batches, rounded up to whole clusters."""
+    count = problem.batch
+    for extent, tile, cluster in zip(
+        _kernel_extents(problem, swap_ab), tile_shape_mn, cluster_shape_mn, strict=True
+    ):
+        count *= -(-extent // (tile * cluster)) * cluster
+    return count
+
+
+def _workspace_bytes(
+    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, split_k: int, problem: Problem
+) -> int:
+    tile_bytes = tile_shape_mn[0] * tile_shape_mn[1] * 4
+    return split_k * _blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) * tile_bytes
+
+
+# --- what follows from a config ---
+
+
+def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
+    """Return stages, store buffers, threads, registers and exact shared memory (bytes) of a config."""
+    tile, tile_k = _pair(config["tile_shape_mn"]), int(str(config["tile_k"]))
+    warpgroups = consumers(int(str(config["mma_warpgroups"])), bool(config["pingpong"]))
+    split = config["split_k"] != 1
+    per_stage, per_buffer = stage_bytes(tile, tile_k), buffer_bytes(config, problem)
+    free = arch.smem_bytes - BARRIER_BYTES
+    stages = min((free - 2 * per_buffer) // per_stage, MAX_STAGES)
+    buffers = 2
+    while per_buffer and buffers < 4 and (buffers + 1) * per_buffer + stages * per_stage <= free:
+        buffers += 1
+    registers = REGISTERS[warpgroups]
+    return {
+        "groups": 2 if config["pingpong"] else 1,
+        "split": split,
+        "stages": stages,
+        "epi_n": epilogue_columns(tile[1], split),
+        "epi_stages": buffers,
+        "epi_bytes": buffers * per_buffer,
+        "smem_bytes": BARRIER_BYTES + stages * per_stage + buffers * per_buffer,
+        "threads": WARPGROUP * (1 + warpgroups),
+        "reg_load": registers.load,
+        "reg_mma": registers.mma,
+        "acc_registers": accumulators(tile, int(str(config["mma_warpgroups"]))),
+    }
+
+
+def compile_view(config: Config) -> Config:
+    """Return what is compiled in: run-time knobs fall away, split_k stays as one of two kinds of kernel."""
+    kept = {knob: value for knob, value in config.items() if knob not in RUN_TIME_KNOBS}
+    return Config({**kept, "split_k": 1 if config["split_k"] == 1 else 2})
+
+
+def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
+    """Return clusters, swizzle_size, raster_along_m (and split_k if it is not 1), and the workspace."""
+    cluster, split_k = _pair(config["cluster_shape_mn"]), int(str(config["split_k"]))
+    clusters = max(1, sm_count // (cluster[0] * cluster[1]))
+    scalars = (clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"])))
+    if split_k == 1:
+        return Launch(scalars, 0)
+    workspace = _workspace_bytes(
+        _pair(config["tile_shape_mn"]), cluster, bool(config["swap_ab"]), split_k, problem
+    )
+    return Launch((*scalars, split_k), workspace)
+
+
+def choose_default(space: Space, problem: Problem) -> Config:
+    """Return a safe config that fits the problem's shape: wide tiles if there are enough, else smaller ones."""
+    sm_count = space.arch.nominal_sm_count
+    swap = problem.m <= SLAB and problem.n > problem.m
+    m, n = _kernel_extents(problem, swap)
+    tile, warpgroups = (SLAB, SLAB), 1
+    narrow = next(width for width in (16, 32, SLAB) if n <= width or width == SLAB)
+    tile = (SLAB, narrow)
+    for wide, count in (((128, 256), 2), ((128, 128), 2), ((SLAB, 128), 1)):
+        if not swap and -(-m // wide[0]) * -(-n // wide[1]) * problem.batch * 10 >= sm_count * 8:
+            tile, warpgroups = wide, count
+            break
+    cluster = (2, 1) if tile == (128, 256) and m > 2 * tile[0] else (1, 1)
+    return Config(
+        {
+            "tile_shape_mn": tile,
+            "tile_k": 64,
+            "cluster_shape_mn": cluster,
+            "mma_warpgroups": warpgroups,
+            "pingpong": False,
+            "swap_ab": swap,
+            "use_tma_store": not problem.unaligned_out,
+            "split_k": 1,
+            "swizzle_size": 8 if tile == (128, 256) else 1,
+            "raster_along_m": True,
+        }
+    )
+
+
+def build_space(arch: Arch) -> Space:
+    """Return the space of Hopper GEMMs bound to ``arch``."""
+    return Space(
+        family="gemm",
+        arch=arch,
+        domains=DOMAINS,
+        rules=RULES,
+        derive=derive,
+        choose_default=choose_default,
+        launch=launch,
+        compile_view=compile_view,
+        run_time_knobs=RUN_TIME_KNOBS,
+    )
