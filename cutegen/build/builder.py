@@ -1,0 +1,309 @@
+"""Sources in, artifacts out: the cache first, the compile daemon only for what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, cast
+
+from cutegen.build.artifact import Failure, Result, from_entry
+from cutegen.build.machine import default_workers
+from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
+from cutegen.digest import Json
+from cutegen.errors import BuildError, StoreError
+from cutegen.store import Store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from cutegen.render import Source
+
+__all__ = ["Builder"]
+
+#: How often a daemon that died under its work is replaced before the builder gives up.
+RESTARTS = 2
+#: Seconds the daemon gets to end by itself.
+GOODBYE_S = 5.0
+_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent.parent)
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from cutegen.build.daemon import main
+main(sys.argv[2])
+"""
+
+
+class Builder:
+    """Compiles sources in child processes and keeps every outcome, failures too, in the store.
+
+    A context manager; leaving it, or the death of this process, ends all compilation at once.
+    Not for use from several threads.
+
+    Args:
+        store: Where artifacts are found and put.
+        toolchain: Whose artifacts to look for; default the installed one. With another one, such as a
+            bundle's, only what the store already has can be had.
+        workers: Most compilations at a time; default one per core, fewer where memory is short.
+        timeout_s: Seconds one compilation may take.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        toolchain: Toolchain | None = None,
+        workers: int | None = None,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self.store = store
+        self.toolchain = toolchain or Toolchain.current()
+        self.workers = workers or default_workers()
+        self.timeout_s = timeout_s
+        self._ready: deque[tuple[Source, Result]] = deque()
+        self._waiting: dict[str, list[Source]] = {}
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._received = bytearray()
+        self._greeted = False
+        self._restarts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pending(self) -> int:
+        """Sources submitted whose result :meth:`poll` has not handed out yet."""
+        return len(self._ready) + sum(map(len, self._waiting.values()))
+
+    def find(self, source: Source) -> Result | None:
+        """Return what the store has for ``source``, or None; compiles nothing.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        entry = self.store.find(source.arch, artifact_key(source, self.toolchain))
+        if entry is None:
+            return None
+        if entry.meta.get("outcome") == "timeout" and cast("float", entry.meta["timeout_s"]) < self.timeout_s:
+            return None  # it may get there with more time
+        try:
+            return from_entry(entry)
+        except BuildError:
+            self.store.discard(source.arch, entry.key)
+            return None
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        """Ask for the artifacts of ``sources``; :meth:`poll` hands them out.
+
+        Raises:
+            BuildError: Something must be compiled and there is no compiler, or not the one asked for.
+            StoreError: The store cannot be read.
+        """
+        for source in sources:
+            key = artifact_key(source, self.toolchain)
+            if key in self._waiting:
+                self._waiting[key].append(source)
+                continue
+            result = self.find(source)
+            if result is not None:
+                self._ready.append((source, result))
+                continue
+            self._require_compiler()
+            self._waiting[key] = [source]
+            self._send(key, source)
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
+        """Return what is finished; wait up to ``timeout_s`` seconds (None: without limit) for something.
+
+        The list is empty when time ran out or nothing is pending.
+
+        Raises:
+            BuildError: The daemon cannot run; the message holds its last words.
+            StoreError: A result could not be written; the other sources stay pending.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            more = self._receive(0.0 if self._ready else left)
+            if not more and (self._ready or left == 0.0):
+                break
+        done = list(self._ready)
+        self._ready.clear()
+        return done
+
+    def build(self, sources: Iterable[Source]) -> Iterator[tuple[Source, Result]]:
+        """Yield every source with its result, as they are finished: what the store has comes first.
+
+        Raises:
+            BuildError: As :meth:`submit` and :meth:`poll`.
+            StoreError: As :meth:`submit` and :meth:`poll`.
+        """
+        self.submit(sources)
+        while self.pending:
+            yield from self.poll()
+
+    def close(self) -> None:
+        """End the daemon and everything it runs; what is pending is forgotten."""
+        daemon, self._daemon = self._daemon, None
+        self._waiting.clear()
+        self._ready.clear()
+        if daemon is None:
+            return
+        try:
+            if daemon.stdin and daemon.stdout:
+                _close_quietly(daemon.stdin)
+                daemon.wait(GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _kill(daemon)
+            if daemon.stdout:
+                daemon.stdout.close()
+            if self._log:
+                self._log.close()
+
+    # -- the daemon
+
+    def _require_compiler(self) -> None:
+        if self._daemon is not None:
+            return
+        here = Toolchain.current()
+        if self.toolchain.digest != here.digest:
+            raise BuildError(f"cannot compile for toolchain {self.toolchain}; installed is {here}")
+        if not here.complete:
+            raise BuildError(
+                f"cannot compile: {here}; pip install nvidia-cutlass-dsl apache-tvm-ffi, "
+                "or import a bundle that was built elsewhere"
+            )
+
+    def _send(self, key: str, source: Source) -> None:
+        about: dict[str, Json] = {
+            "config": source.config.to_json(),
+            "signature": asdict(source.signature),
+        }
+        job = {
+            "key": key,
+            "arch": source.arch,
+            "symbol": symbol_of(key, source.signature.family),
+            "text": source.text,
+            "about": about,
+        }
+        daemon = self._daemon or self._start()
+        assert daemon.stdin is not None
+        with suppress(BrokenPipeError):  # the next read finds the end of its output and tells why
+            daemon.stdin.write(json.dumps(job).encode() + b"\n")
+            daemon.stdin.flush()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
+        # No device may be seen, and no thread pool may exist when the daemon forks.
+        environment.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+        path = sys.path if _PACKAGE_ROOT in sys.path else [_PACKAGE_ROOT, *sys.path]
+        arguments = {
+            "root": str(self.store.root),
+            "toolchain": self.toolchain.to_json(),
+            "workers": self.workers,
+            "timeout_s": self.timeout_s,
+        }
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the daemon
+        self._received.clear()
+        self._greeted = False
+        self._daemon = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the daemon
+        )
+        return self._daemon
+
+    def _receive(self, timeout_s: float | None) -> bool:
+        """Take in what the daemon has sent; whether there was anything within the time."""
+        daemon = self._daemon
+        if daemon is None or daemon.stdout is None:
+            raise BuildError("the builder is closed")
+        ready, _, _ = select.select([daemon.stdout], [], [], timeout_s)
+        if not ready:
+            return False
+        data = os.read(daemon.stdout.fileno(), 1 << 16)
+        if not data:
+            self._daemon_died()
+            return True
+        self._received += data
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
+        for line in lines:
+            self._take(json.loads(line))
+        return True
+
+    def _take(self, message: dict[str, Json]) -> None:
+        status = message["status"]
+        if status == "ready":
+            self._greeted = True
+            return
+        key = str(message["key"])
+        sources = self._waiting.pop(key, [])
+        if status == "store":
+            raise StoreError(str(message["message"]))
+        for source in sources:
+            result: Result | None
+            if status == "failed":
+                result = Failure(
+                    key, str(message["outcome"]), str(message["message"]), str(message.get("log", ""))
+                )
+            else:
+                result = self.find(source)
+            if result is None:
+                raise StoreError(
+                    f"the entry of {key} vanished from {self.store.root} right after it was written"
+                )
+            self._ready.append((source, result))
+
+    def _daemon_died(self) -> None:
+        daemon, log = self._daemon, self._log
+        assert daemon is not None and log is not None
+        status = daemon.wait()
+        log.seek(0)
+        words = log.read().decode(errors="replace").strip()
+        waiting, greeted = dict(self._waiting), self._greeted
+        ready = list(self._ready)
+        self.close()
+        last = words.splitlines()[-1] if words else f"exit status {status}"
+        self._restarts += 1
+        if not greeted or self._restarts > RESTARTS:
+            raise BuildError(
+                f"the compile daemon could not {'go on' if greeted else 'start'}: {last}", log=words
+            )
+        self._ready.extend(ready)
+        self._waiting.update(waiting)
+        for key, sources in waiting.items():
+            self._send(key, sources[0])
+
+
+def _close_quietly(stream: IO[bytes]) -> None:
+    with suppress(BrokenPipeError):
+        stream.close()
+
+
+def _kill(daemon: subprocess.Popen[bytes]) -> None:
+    if daemon.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.wait()

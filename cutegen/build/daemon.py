@@ -1,0 +1,337 @@
+"""The compile daemon: imports the compiler once, forks one child per source, publishes what comes of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from cutegen.build.artifact import LOG, SOURCE
+from cutegen.build.child import Job, compile_into, plain, run_and_exit, warm_up
+from cutegen.build.link import Linker
+from cutegen.digest import Json, digest
+from cutegen.errors import StoreError
+from cutegen.store import KeyLock, Store
+
+__all__ = ["Daemon", "main"]
+
+#: Seconds until a key that another process is building is looked at again.
+RETRY_S = 0.05
+#: Seconds between looks at whether the parent still lives.
+IDLE_S = 1.0
+REAP_S = 0.005
+#: Characters of a compiler log that are kept, from its end.
+LOG_LIMIT = 65536
+
+
+@dataclass
+class _Running:
+    job: Job
+    lock: KeyLock
+    folder: Path
+    pid: int
+    report: int
+    started: float
+    answer: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    timed_out: bool = False
+
+
+class Daemon:
+    """Reads jobs as JSON lines from ``inbox`` and writes one JSON line per finished job to ``outbox``.
+
+    The end of ``inbox``, or the death of the parent, kills all children and ends :meth:`serve`.
+
+    Args:
+        store: Where results go.
+        linker: Makes libraries.
+        toolchain: What ``meta.json`` records as the toolchain.
+        workers: Most children at a time.
+        timeout_s: Seconds one child may take.
+        inbox: Descriptor of jobs.
+        outbox: Descriptor of results.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        linker: Linker,
+        toolchain: Json,
+        workers: int,
+        timeout_s: float,
+        inbox: int,
+        outbox: int,
+    ) -> None:
+        self._store = store
+        self._linker = linker
+        self._toolchain = toolchain
+        self._workers = workers
+        self._timeout_s = timeout_s
+        self._inbox, self._outbox = inbox, outbox
+        self._parent = os.getppid()
+        self._jobs: deque[Job] = deque()
+        self._deferred: deque[tuple[float, Job]] = deque()
+        self._running: dict[int, _Running] = {}
+        self._in, self._out = bytearray(), bytearray()
+        self._open = True
+        self._selector = selectors.DefaultSelector()
+        for descriptor in (inbox, outbox):
+            os.set_blocking(descriptor, False)
+        self._selector.register(inbox, selectors.EVENT_READ, None)
+
+    def serve(self) -> None:
+        """Work until the inbox ends; then kill what still runs."""
+        try:
+            while self._open and os.getppid() == self._parent:
+                self._start_jobs()
+                for key, events in self._selector.select(self._patience()):
+                    self._handle(key, events)
+                self._finish_jobs()
+        finally:
+            self._kill_all()
+
+    def tell(self, message: Mapping[str, Json]) -> None:
+        """Queue one line for the parent; never blocks."""
+        self._out += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    # -- input and output
+
+    def _handle(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fd == self._outbox:
+            self._flush()
+        elif key.fd == self._inbox:
+            self._read_jobs()
+        else:
+            self._read_answer(self._running[key.data])
+
+    def _read_jobs(self) -> None:
+        try:
+            data = os.read(self._inbox, 1 << 16)
+        except BlockingIOError:
+            return
+        self._open = bool(data)
+        self._in += data
+        *lines, rest = bytes(self._in).split(b"\n")
+        self._in = bytearray(rest)
+        self._jobs.extend(Job(**json.loads(line)) for line in lines)
+
+    def _read_answer(self, run: _Running) -> None:
+        data = os.read(run.report, 1 << 16)
+        run.answer += data
+        if not data:
+            self._close_report(run)
+
+    def _close_report(self, run: _Running) -> None:
+        if not run.ended:
+            self._selector.unregister(run.report)
+            os.close(run.report)
+            run.ended = True
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: os.write(self._outbox, self._out)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._open = False
+        wanted, registered = bool(self._out), self._outbox in self._selector.get_map()
+        if wanted and not registered:
+            self._selector.register(self._outbox, selectors.EVENT_WRITE, None)
+        elif registered and not wanted:
+            self._selector.unregister(self._outbox)
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        waits = [IDLE_S]
+        if any(run.ended for run in self._running.values()):
+            waits.append(REAP_S)
+        if self._deferred and len(self._running) < self._workers:
+            waits.append(self._deferred[0][0] - now)
+        waits += [run.started + self._timeout_s - now for run in self._running.values()]
+        return max(0.0, min(waits))
+
+    # -- jobs
+
+    def _start_jobs(self) -> None:
+        now = time.monotonic()
+        while self._deferred and self._deferred[0][0] <= now:
+            self._jobs.append(self._deferred.popleft()[1])
+        while self._jobs and len(self._running) < self._workers:
+            job = self._jobs.popleft()
+            try:
+                self._start(job)
+            except StoreError as error:
+                self.tell({"key": job.key, "status": "store", "message": str(error)})
+
+    def _start(self, job: Job) -> None:
+        lock = self._store.try_lock(job.arch, job.key)
+        if lock is None:
+            self._deferred.append((time.monotonic() + RETRY_S, job))
+            return
+        try:
+            if self._already_there(job):
+                lock.release()
+                self.tell({"key": job.key, "status": "stored"})
+                return
+            folder = self._store.stage(lock)
+            self._fork(job, lock, folder)
+        except OSError as error:
+            self._store.unstage(lock)
+            lock.release()
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"cannot start a compilation in {self._store.root}: {error.strerror}") from error
+
+    def _already_there(self, job: Job) -> bool:
+        """Whether another run has built it meanwhile; a time-out under a shorter limit does not count."""
+        entry = self._store.read(job.arch, job.key)
+        if entry is None:
+            return False
+        return (
+            entry.meta.get("outcome") != "timeout"
+            or cast("float", entry.meta["timeout_s"]) >= self._timeout_s
+        )
+
+    def _fork(self, job: Job, lock: KeyLock, folder: Path) -> None:
+        (folder / SOURCE).write_text(job.text, encoding="utf-8")
+        final = self._store.folder(job.arch, job.key)
+        parent = os.getpid()
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            run_and_exit(lambda: compile_into(job, folder, final, self._linker), folder, writing, parent)
+        os.close(writing)
+        run = _Running(job, lock, folder, pid, reading, time.monotonic())
+        self._running[pid] = run
+        self._selector.register(reading, selectors.EVENT_READ, pid)
+
+    def _finish_jobs(self) -> None:
+        now = time.monotonic()
+        for run in list(self._running.values()):
+            if not run.timed_out and now > run.started + self._timeout_s:
+                run.timed_out = True
+                _kill_group(run.pid)
+                self._close_report(run)
+            if run.ended:
+                pid, status = os.waitpid(run.pid, os.WNOHANG)
+                if pid:
+                    del self._running[pid]
+                    self._conclude(run, status)
+
+    def _conclude(self, run: _Running, status: int) -> None:
+        _kill_group(run.pid)  # anything the child started
+        answer = _outcome(run, status, self._timeout_s)
+        try:
+            self._store_answer(run, answer)
+        except StoreError as error:
+            self._store.unstage(run.lock)
+            answer = {"key": run.job.key, "status": "store", "message": str(error)}
+        run.lock.release()
+        self.tell(answer)
+
+    def _store_answer(self, run: _Running, answer: dict[str, Json]) -> None:
+        """Publish ``answer`` and turn it into what the parent is told."""
+        keep = answer.pop("keep", True)
+        log = _tidy_log(run.folder / LOG, keep=answer["outcome"] != "ok")
+        if answer["outcome"] == "store":
+            raise StoreError(str(answer["message"]))
+        if keep:
+            self._store.publish(run.lock, {**self._about(run.job), **answer})
+            answer.clear()
+            answer.update(key=run.job.key, status="stored")
+        else:
+            self._store.unstage(run.lock)
+            answer.update(key=run.job.key, status="failed", log=log)
+
+    def _about(self, job: Job) -> dict[str, Json]:
+        return {
+            "symbol": job.symbol,
+            "source_digest": digest(job.text),
+            "toolchain": self._toolchain,
+            "timeout_s": self._timeout_s,
+            "created_at": round(time.time(), 3),
+            **job.about,
+        }
+
+    def _kill_all(self) -> None:
+        for run in self._running.values():
+            _kill_group(run.pid)
+        for run in self._running.values():
+            os.waitpid(run.pid, 0)
+            self._store.unstage(run.lock)
+            run.lock.release()
+        self._running.clear()
+
+
+def _outcome(run: _Running, status: int, timeout_s: float) -> dict[str, Json]:
+    if run.timed_out:
+        return {"outcome": "timeout", "message": f"compilation took longer than {timeout_s:g} s"}
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        name = signal.Signals(number).name
+        if number == signal.SIGKILL:  # not the compiler's doing, so a later run may fare better
+            message = "compilation was killed (SIGKILL), probably for want of memory; use fewer workers"
+            return {"outcome": "abort", "message": message, "keep": False}
+        return {"outcome": "abort", "message": f"the compiler died without a message ({name})"}
+    try:
+        answer: dict[str, Json] = json.loads(run.answer)
+    except ValueError:
+        return {
+            "outcome": "abort",
+            "message": f"the compiler exited with status {os.WEXITSTATUS(status)} and no answer",
+        }
+    return answer
+
+
+def _tidy_log(path: Path, *, keep: bool) -> str:
+    try:
+        text = plain(path.read_text(encoding="utf-8", errors="replace"))[-LOG_LIMIT:] if keep else ""
+        if text.strip():
+            path.write_text(text, encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return ""
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    return text
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it was gone already
+        os.killpg(pid, signal.SIGKILL)
+
+
+def main(arguments: str) -> None:
+    """Serve the parent that started this process; ``arguments`` is JSON as the builder writes it."""
+    given = json.loads(arguments)
+    outbox = os.dup(1)
+    os.dup2(2, 1)  # whatever prints, prints to the log
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    with tempfile.TemporaryDirectory(prefix="cutegen-build-") as folder:
+        linker = Linker(Path(folder))
+        compiler = warm_up()
+        toolchain = {**given["toolchain"]}
+        store = Store(Path(given["root"]))
+        daemon = Daemon(store, linker, toolchain, given["workers"], given["timeout_s"], 0, outbox)
+        daemon.tell({"status": "ready", "compiler": compiler})
+        import gc
+
+        gc.collect()
+        gc.freeze()  # children then do not touch, and so not copy, the pages of what is here already
+        daemon.serve()
+    sys.exit(0)

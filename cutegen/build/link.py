@@ -1,0 +1,77 @@
+"""Object file to library: the system's C compiler and the small launch runtime, no CUDA toolkit."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+from cutegen.build.toolchain import RUNTIME_SOURCE
+from cutegen.errors import BuildError
+
+__all__ = ["Linker", "ffi_library"]
+
+_COMPILERS = ("gcc", "cc", "clang")
+_CFLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+_TIME_LIMIT_S = 60.0
+#: Kernels keep to themselves: only the function to call is visible in the library.
+_EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
+
+
+def ffi_library() -> Path:
+    """Return the call interface's shared library, found without importing it.
+
+    Raises:
+        BuildError: apache-tvm-ffi is not installed, or without its library.
+    """
+    spec = importlib.util.find_spec("tvm_ffi")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(root) / "lib" / "libtvm_ffi.so"
+        if path.is_file():
+            return path
+    raise BuildError("apache-tvm-ffi is not installed; pip install 'apache-tvm-ffi>=0.1.11,<0.2'")
+
+
+class Linker:
+    """Turns object files into libraries.
+
+    Args:
+        folder: An existing folder for its own files.
+
+    Raises:
+        BuildError: There is no C compiler or no call interface, or the runtime does not compile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+        if found is None:
+            raise BuildError(f"no C compiler; install one of {', '.join(_COMPILERS)}")
+        self._compiler = found
+        self._ffi = ffi_library()
+        self._exports = folder / "exports.map"
+        self._runtime = folder / "launch_runtime.o"
+        self._exports.write_text(_EXPORTS, encoding="ascii")
+        _run([found, *_CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(self._runtime)])
+
+    def link(self, compiled: Path, library: Path) -> None:
+        """Write ``library`` from the object file ``compiled``.
+
+        Raises:
+            BuildError: The linker refused; an unresolved symbol is one the launch runtime does not know.
+        """
+        options = ["-Wl,-Bsymbolic", "-Wl,--no-undefined", f"-Wl,--version-script={self._exports}"]
+        objects = [str(compiled), str(self._runtime), str(self._ffi)]
+        _run([self._compiler, "-shared", *options, "-o", str(library), *objects])
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIME_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} could not run: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise BuildError(f"{command[0]} failed: {lines[0]}", log=done.stderr)

@@ -1,0 +1,45 @@
+"""How many compilations this machine carries at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["default_workers"]
+
+#: What one compilation takes, in bytes. Source: resident set of a compile child, 260 to 340 MB measured.
+BYTES_PER_WORKER = 400 * 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_workers() -> int:
+    """Return the cores this process may use, or fewer where memory is short; at least 1."""
+    memory = min(_available_bytes(), _cgroup_bytes())
+    return max(1, min(_cores(), memory // BYTES_PER_WORKER))
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0))
+    words = _read(_CGROUP / "cpu.max").split()
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+        cores = min(cores, max(1, int(words[0]) // int(words[1])))
+    return cores
+
+
+def _available_bytes() -> int:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 2**62
+
+
+def _cgroup_bytes() -> int:
+    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
+    return max(0, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else 2**62
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
