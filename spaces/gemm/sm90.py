@@ -22,16 +22,18 @@ MAX_STAGES = 64
 """A stage has two 8-byte mbarriers, which live in those 1024 bytes."""
 LONE_ACCUMULATORS = 200
 """Accumulator registers that a thread may hold when it owns 240 (208 wide tiles spill; see the rule)."""
+MAX_STORE_BUFFERS = 4
 WORKSPACE_LIMIT_BYTES = 256 * 2**20
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
-    "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(16, 257, 16)),
+    "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(8, 257, 8)),
     "tile_k": (64, 128),
     "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)),
     "mma_warpgroups": (2, 1, 3),
     "pingpong": (False, True),
     "swap_ab": (False, True),
     "use_tma_store": (True, False),
+    "use_pdl": (False, True),
     "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32),
     "swizzle_size": (1, 2, 4, 8),
     "raster_along_m": (False, True),
@@ -68,18 +70,29 @@ def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int) -> int:
     return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * 2
 
 
-def epilogue_columns(tile_n: int, split: bool) -> int:
-    """Return the width of one store: the widest power of two up to 32 that divides the tile."""
-    return 16 if split or tile_n % 32 else 32
+def epilogue_columns(tile_n: int, split: bool) -> tuple[int, int]:
+    """Return the width of the stores and of a narrower last one (0 if none), in columns.
+
+    A reduction over parts of k wants many small pieces, a store wide ones of whole 32-byte sectors.
+    """
+    if split:
+        return (16, 0) if tile_n % 16 == 0 else (8, 0)
+    return (32, tile_n % 32) if tile_n >= 32 else (tile_n, 0)
 
 
-def buffer_bytes(config: Mapping[str, Value], problem: Problem) -> int:
-    """Return the bytes of one round of store buffers, one 64-row buffer per multiplying warpgroup."""
-    if not config["use_tma_store"] or config["split_k"] != 1:
-        return 0
-    warpgroups = consumers(int(str(config["mma_warpgroups"])), bool(config["pingpong"]))
-    columns = epilogue_columns(_pair(config["tile_shape_mn"])[1], False)
-    return warpgroups * SLAB * columns * DTYPE_BYTES[problem.out_dtype]
+def store_bytes(
+    tile_n: int, mma_warpgroups: int, pingpong: bool, use_tma_store: bool, problem: Problem
+) -> tuple[int, int]:
+    """Return the bytes of one round of store buffers, and of the buffers for the narrower last piece.
+
+    A round is one 64-row buffer per multiplying warpgroup; both are whole multiples of the 1024 bytes to
+    which swizzled buffers are aligned.
+    """
+    if not use_tma_store:
+        return 0, 0
+    columns, tail = epilogue_columns(tile_n, False)
+    row_bytes = consumers(mma_warpgroups, pingpong) * SLAB * DTYPE_BYTES[problem.out_dtype]
+    return row_bytes * columns, row_bytes * tail
 
 
 def _pair(value: Value) -> tuple[int, int]:
@@ -97,8 +110,8 @@ def warpgroups_divide_tile(tile_shape_mn: tuple[int, int], mma_warpgroups: int) 
 
 def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
     """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) accumulators, which must leave room in its
-    registers: at most 200 with one or two warpgroups (208 and more spill), 128 with three."""
-    limit = 128 if mma_warpgroups == 3 else LONE_ACCUMULATORS
+    registers: at most 200 with one or two warpgroups (208 and more spill), 96 with three."""
+    limit = 96 if mma_warpgroups == 3 else LONE_ACCUMULATORS
     return accumulators(tile_shape_mn, mma_warpgroups) <= limit
 
 
@@ -118,11 +131,8 @@ def stages_fit_shared_memory(
 ) -> bool:
     """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
     fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
-    store = 0
-    if use_tma_store:
-        columns = epilogue_columns(tile_shape_mn[1], False)
-        store = 2 * consumers(mma_warpgroups, pingpong) * SLAB * columns * DTYPE_BYTES[problem.out_dtype]
-    return BARRIER_BYTES + store + 3 * stage_bytes(tile_shape_mn, tile_k) <= arch.smem_bytes
+    buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
+    return BARRIER_BYTES + 2 * buffers + tail + 3 * stage_bytes(tile_shape_mn, tile_k) <= arch.smem_bytes
 
 
 def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int) -> bool:
@@ -240,27 +250,36 @@ def _workspace_bytes(
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     """Return stages, store buffers, threads, registers and exact shared memory (bytes) of a config."""
     tile, tile_k = _pair(config["tile_shape_mn"]), int(str(config["tile_k"]))
-    warpgroups = consumers(int(str(config["mma_warpgroups"])), bool(config["pingpong"]))
+    mma_warpgroups, pingpong = int(str(config["mma_warpgroups"])), bool(config["pingpong"])
+    warpgroups = consumers(mma_warpgroups, pingpong)
     split = config["split_k"] != 1
-    per_stage, per_buffer = stage_bytes(tile, tile_k), buffer_bytes(config, problem)
-    free = arch.smem_bytes - BARRIER_BYTES
-    stages = min((free - 2 * per_buffer) // per_stage, MAX_STAGES)
-    buffers = 2
-    while per_buffer and buffers < 4 and (buffers + 1) * per_buffer + stages * per_stage <= free:
-        buffers += 1
+    columns, tail = epilogue_columns(tile[1], split)
+    per_stage = stage_bytes(tile, tile_k)
+    per_round, tail_bytes = store_bytes(
+        tile[1], mma_warpgroups, pingpong, bool(config["use_tma_store"]) and not split, problem
+    )
+    free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
+    stages = min((free - 2 * per_round) // per_stage, MAX_STAGES)
+    # The single buffer of a last piece is reused after `tile_n // columns` other stores, so no more
+    # than that may be in flight.
+    most = min(MAX_STORE_BUFFERS, tile[1] // columns + 1) if tail else MAX_STORE_BUFFERS
+    rounds = 2
+    while per_round and rounds < most and (rounds + 1) * per_round + stages * per_stage <= free:
+        rounds += 1
     registers = REGISTERS[warpgroups]
     return {
-        "groups": 2 if config["pingpong"] else 1,
+        "groups": 2 if pingpong else 1,
         "split": split,
         "stages": stages,
-        "epi_n": epilogue_columns(tile[1], split),
-        "epi_stages": buffers,
-        "epi_bytes": buffers * per_buffer,
-        "smem_bytes": BARRIER_BYTES + stages * per_stage + buffers * per_buffer,
+        "epi_n": columns,
+        "epi_tail": tail,
+        "epi_stages": rounds,
+        "epi_bytes": rounds * per_round + tail_bytes,
+        "smem_bytes": BARRIER_BYTES + stages * per_stage + rounds * per_round + tail_bytes,
         "threads": WARPGROUP * (1 + warpgroups),
         "reg_load": registers.load,
         "reg_mma": registers.mma,
-        "acc_registers": accumulators(tile, int(str(config["mma_warpgroups"]))),
+        "acc_registers": accumulators(tile, mma_warpgroups),
     }
 
 
@@ -305,6 +324,7 @@ def choose_default(space: Space, problem: Problem) -> Config:
             "pingpong": False,
             "swap_ab": swap,
             "use_tma_store": not problem.unaligned_out,
+            "use_pdl": False,
             "split_k": 1,
             "swizzle_size": 8 if tile == (128, 256) else 1,
             "raster_along_m": True,
