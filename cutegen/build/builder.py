@@ -211,9 +211,10 @@ class Builder:
             daemon.stdin.flush()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL_")}
-        # No device may be seen, and no thread pool may exist when the daemon forks.
-        environment.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+        environment = {n: v for n, v in os.environ.items() if not n.startswith(("CUTE_DSL_", "PYTHONWARN"))}
+        # The daemon forks, so it must neither look for a device nor start a pool of threads.
+        environment.update(CUDA_VISIBLE_DEVICES="", CUTE_DSL_ARCH="sm_100a")
+        environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
         path = sys.path if _PACKAGE_ROOT in sys.path else [_PACKAGE_ROOT, *sys.path]
         arguments = {
             "root": str(self.store.root),
@@ -249,19 +250,21 @@ class Builder:
         self._received += data
         *lines, rest = bytes(self._received).split(b"\n")
         self._received = bytearray(rest)
-        for line in lines:
-            self._take(json.loads(line))
+        problems = [problem for line in lines if (problem := self._take(json.loads(line)))]
+        if problems:
+            raise StoreError(problems[0])
         return True
 
-    def _take(self, message: dict[str, Json]) -> None:
+    def _take(self, message: dict[str, Json]) -> str:
+        """Note what the daemon says; return what is wrong with the store, if anything."""
         status = message["status"]
         if status == "ready":
             self._greeted = True
-            return
+            return ""
         key = str(message["key"])
         sources = self._waiting.pop(key, [])
         if status == "store":
-            raise StoreError(str(message["message"]))
+            return str(message["message"])
         for source in sources:
             result: Result | None
             if status == "failed":
@@ -271,10 +274,9 @@ class Builder:
             else:
                 result = self.find(source)
             if result is None:
-                raise StoreError(
-                    f"the entry of {key} vanished from {self.store.root} right after it was written"
-                )
+                return f"the entry of {key} vanished from {self.store.root} right after it was written"
             self._ready.append((source, result))
+        return ""
 
     def _daemon_died(self) -> None:
         daemon, log = self._daemon, self._log

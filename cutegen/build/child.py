@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import faulthandler
+import gc
 import json
 import linecache
 import os
@@ -178,7 +179,7 @@ def run_and_exit(work: Callable[[], dict[str, Json]], folder: Path, report: int,
         answer = work()
         _send(report, answer)
     except BaseException as error:
-        traceback.print_exc()
+        _print_from_source(error)
         _send(report, _explain(error))
         raise
     finally:
@@ -186,8 +187,17 @@ def run_and_exit(work: Callable[[], dict[str, Json]], folder: Path, report: int,
         os._exit(0)
 
 
+def _print_from_source(error: BaseException) -> None:
+    """Print the traceback without the frames that lead to the source."""
+    whole = frame = error.__traceback__
+    while frame is not None and not frame.tb_frame.f_code.co_filename.endswith(f"/{SOURCE}"):
+        frame = frame.tb_next
+    traceback.print_exception(type(error), error, frame or whole)
+
+
 def _isolate(folder: Path, parent: int) -> None:
     os.setpgid(0, 0)
+    gc.disable()  # a short life needs no collector
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import re
 import selectors
 import signal
 import sys
@@ -234,28 +234,37 @@ class Daemon:
 
     def _conclude(self, run: _Running, status: int) -> None:
         _kill_group(run.pid)  # anything the child started
-        answer = _outcome(run, status, self._timeout_s)
+        log = _tidy_log(run.folder / LOG)
+        answer = _outcome(run, status, self._timeout_s, log)
         try:
-            self._store_answer(run, answer)
+            self._store_answer(run, answer, log)
         except StoreError as error:
             self._store.unstage(run.lock)
             answer = {"key": run.job.key, "status": "store", "message": str(error)}
         run.lock.release()
         self.tell(answer)
 
-    def _store_answer(self, run: _Running, answer: dict[str, Json]) -> None:
+    def _store_answer(self, run: _Running, answer: dict[str, Json], log: str) -> None:
         """Publish ``answer`` and turn it into what the parent is told."""
         keep = answer.pop("keep", True)
-        log = _tidy_log(run.folder / LOG, keep=answer["outcome"] != "ok")
         if answer["outcome"] == "store":
             raise StoreError(str(answer["message"]))
         if keep:
+            self._write_log(run, log if answer["outcome"] != "ok" else "")
             self._store.publish(run.lock, {**self._about(run.job), **answer})
             answer.clear()
             answer.update(key=run.job.key, status="stored")
         else:
             self._store.unstage(run.lock)
             answer.update(key=run.job.key, status="failed", log=log)
+
+    def _write_log(self, run: _Running, log: str) -> None:
+        try:
+            (run.folder / LOG).unlink(missing_ok=True)
+            if log:
+                (run.folder / LOG).write_text(log, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"cannot write to {self._store.root}: {error.strerror}") from error
 
     def _about(self, job: Job) -> dict[str, Json]:
         return {
@@ -277,7 +286,7 @@ class Daemon:
         self._running.clear()
 
 
-def _outcome(run: _Running, status: int, timeout_s: float) -> dict[str, Json]:
+def _outcome(run: _Running, status: int, timeout_s: float, log: str) -> dict[str, Json]:
     if run.timed_out:
         return {"outcome": "timeout", "message": f"compilation took longer than {timeout_s:g} s"}
     if os.WIFSIGNALED(status):
@@ -286,7 +295,9 @@ def _outcome(run: _Running, status: int, timeout_s: float) -> dict[str, Json]:
         if number == signal.SIGKILL:  # not the compiler's doing, so a later run may fare better
             message = "compilation was killed (SIGKILL), probably for want of memory; use fewer workers"
             return {"outcome": "abort", "message": message, "keep": False}
-        return {"outcome": "abort", "message": f"the compiler died without a message ({name})"}
+        where = re.search(rf'/{SOURCE}", line (\d+) in (\S+)', log)  # the stack that the dying process left
+        place = f" at line {where[1]} of the source, in {where[2]}" if where else ""
+        return {"outcome": "abort", "message": f"the compiler died without a message ({name}){place}"}
     try:
         answer: dict[str, Json] = json.loads(run.answer)
     except ValueError:
@@ -297,18 +308,11 @@ def _outcome(run: _Running, status: int, timeout_s: float) -> dict[str, Json]:
     return answer
 
 
-def _tidy_log(path: Path, *, keep: bool) -> str:
+def _tidy_log(path: Path) -> str:
     try:
-        text = plain(path.read_text(encoding="utf-8", errors="replace"))[-LOG_LIMIT:] if keep else ""
-        if text.strip():
-            path.write_text(text, encoding="utf-8")
-        else:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return ""
-        raise StoreError(f"cannot write {path}: {error.strerror}") from error
-    return text
+        return plain(path.read_text(encoding="utf-8", errors="replace"))[-LOG_LIMIT:].strip()
+    except OSError:
+        return ""  # the child died before it wrote any
 
 
 def _kill_group(pid: int) -> None:
