@@ -13,9 +13,16 @@ from cutegen.errors import ProblemError
 __all__ = ["ACTIVATIONS", "BIASES", "DTYPE_BYTES", "LAYOUTS", "Epilogue", "Problem", "Signature"]
 
 #: Bytes of one element, by the short name used everywhere in cutegen.
-DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-AB_DTYPES = ("bf16", "fp16")
-OUT_DTYPES = ("bf16", "fp16", "fp32")
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int32": 4, "e4m3": 1, "e5m2": 1, "int8": 1}
+FP8_DTYPES = ("e4m3", "e5m2")
+#: Output types of each input type, the one taken when none is named first.
+OUT_DTYPES = {
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "e4m3": ("bf16", "fp16", "fp32"),
+    "e5m2": ("bf16", "fp16", "fp32"),
+    "int8": ("int32", "bf16", "fp16", "fp32"),
+}
 
 #: Which extent each operand (A, B) is contiguous along, by the letters of the shapes files.
 LAYOUTS = {"tn": ("k", "k"), "nn": ("k", "n"), "nt": ("m", "n"), "tt": ("m", "k")}
@@ -32,19 +39,22 @@ MAX_EXTENT = 2**31 - 1
 class Epilogue:
     """What happens to the fp32 accumulator before it is converted and stored.
 
-    ``D = activation(alpha * A @ B + beta * C + bias)``; each part is absent unless asked for.
+    ``D = activation(alpha * scale_a * scale_b * A @ B + beta * C + bias)``; each part is absent unless
+    asked for.
 
     Attributes:
         alpha: Whether a run-time factor on the product is wanted.
         beta: Whether ``beta * C`` is added; ``C`` has the shape and dtype of ``D``.
         bias: ``"n"`` adds a row vector of n elements, ``"m"`` a column of m, ``""`` nothing.
         activation: One of ``relu``, ``gelu`` (exact), ``gelu_tanh``, ``silu``, or ``""``.
+        scale: Whether one fp32 factor for each operand is read from device memory.
     """
 
     alpha: bool = False
     beta: bool = False
     bias: str = ""
     activation: str = ""
+    scale: bool = False
 
     def __post_init__(self) -> None:
         if self.bias not in BIASES:
@@ -64,6 +74,7 @@ class Signature:
     batched: bool
     unaligned_out: bool
     epilogue: Epilogue
+    promote: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,13 +86,16 @@ class Problem:
         n: Columns of B and D.
         k: Columns of A, rows of B.
         batch: Independent products; 1 means plain matrices.
-        ab_dtype: Element type of A and B: ``bf16`` or ``fp16``. Accumulation is in fp32.
-        out_dtype: Element type of D (and C): ``bf16``, ``fp16`` or ``fp32``.
+        ab_dtype: Element type of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2`` or ``int8``. Sums are in
+            fp32, in int32 for ``int8``.
+        out_dtype: Element type of D (and C): ``bf16``, ``fp16``, ``fp32``, or ``int32`` for ``int8``.
         layout: ``tn`` (A and B contiguous along k), ``nn`` (A along k, B along n),
             ``nt`` (A along m, B along n) or ``tt`` (A along m, B along k).
         unaligned_out: Rows of D do not start at multiples of 16 bytes. Set by itself when n demands it;
             pass True for an output tensor with an odd pitch or address.
         epilogue: What is fused behind the product.
+        promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
+            128 terms, to be added up in fp32.
         family: The kernel family that computes it.
 
     Raises:
@@ -97,22 +111,33 @@ class Problem:
     layout: str = "tn"
     unaligned_out: bool = False
     epilogue: Epilogue = field(default_factory=Epilogue)
+    promote: bool = False
     family: str = "gemm"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out_dtype", self.out_dtype or self.ab_dtype)
+        if self.ab_dtype not in OUT_DTYPES:
+            raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(OUT_DTYPES)}")
+        object.__setattr__(self, "out_dtype", self.out_dtype or OUT_DTYPES[self.ab_dtype][0])
         self._check_names()
         self._check_extents()
         if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
             object.__setattr__(self, "unaligned_out", True)
 
     def _check_names(self) -> None:
-        if self.ab_dtype not in AB_DTYPES:
-            raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(AB_DTYPES)}")
-        if self.out_dtype not in OUT_DTYPES:
-            raise ProblemError(f"unsupported output dtype {self.out_dtype!r}; valid: {', '.join(OUT_DTYPES)}")
+        valid = OUT_DTYPES[self.ab_dtype]
+        if self.out_dtype not in valid:
+            raise ProblemError(
+                f"unsupported output dtype {self.out_dtype!r} of {self.ab_dtype}; valid: {', '.join(valid)}"
+            )
         if self.layout not in LAYOUTS:
             raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
+        if DTYPE_BYTES[self.ab_dtype] == 1 and self.layout != "tn":
+            raise ProblemError(
+                f"layout {self.layout!r} of {self.ab_dtype} is not supported; 8-bit operands must both be contiguous "
+                "along k, which is layout 'tn' (Hopper's MMA reads no other)"
+            )
+        if self.promote and self.ab_dtype not in FP8_DTYPES:
+            raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")
 
     def _check_extents(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -139,6 +164,7 @@ class Problem:
             batched=self.batch > 1,
             unaligned_out=self.unaligned_out,
             epilogue=self.epilogue,
+            promote=self.promote,
         )
 
     @property
@@ -160,17 +186,24 @@ class Problem:
 
     def __str__(self) -> str:
         extents = f"{self.m}x{self.n}x{self.k}"
-        words = [self.family, extents if self.batch == 1 else f"{self.batch}x{extents}", self.ab_dtype, self.layout]
-        if self.out_dtype != self.ab_dtype:
+        words = [
+            self.family,
+            extents if self.batch == 1 else f"{self.batch}x{extents}",
+            self.ab_dtype,
+            self.layout,
+        ]
+        if self.out_dtype != OUT_DTYPES[self.ab_dtype][0]:
             words.append(f"out={self.out_dtype}")
         epilogue = self.epilogue
-        words += [name for name in ("alpha", "beta") if getattr(epilogue, name)]
+        words += [name for name in ("alpha", "beta", "scale") if getattr(epilogue, name)]
         if epilogue.bias:
             words.append(f"bias={epilogue.bias}")
         if epilogue.activation:
             words.append(f"act={epilogue.activation}")
         if self.unaligned_out and self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0:
             words.append("unaligned")
+        if self.promote:
+            words.append("promote")
         return " ".join(words)
 
     @classmethod
@@ -194,10 +227,24 @@ class Problem:
             beta="beta" in options,
             bias=options.get("bias", ""),
             activation=options.get("act", ""),
+            scale="scale" in options,
         )
         return cls(
-            m, n, k, batch, dtype, options.get("out", dtype), layout, "unaligned" in options, epilogue, family
+            m,
+            n,
+            k,
+            batch,
+            dtype,
+            options.get("out", ""),
+            layout,
+            "unaligned" in options,
+            epilogue,
+            "promote" in options,
+            family,
         )
+
+
+_FLAGS = {"alpha", "beta", "scale", "unaligned", "promote"}
 
 
 def _parse_options(words: list[str], line: str) -> dict[str, str]:
@@ -205,7 +252,7 @@ def _parse_options(words: list[str], line: str) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         takes_value = name in {"out", "bias", "act"}
-        if not (takes_value or name in {"alpha", "beta", "unaligned"}) or takes_value != bool(equals):
+        if not (takes_value or name in _FLAGS) or takes_value != bool(equals):
             raise ProblemError(f"unknown word {word!r} in problem {line!r}")
         options[name] = value
     return options

@@ -27,7 +27,7 @@ WORKSPACE_LIMIT_BYTES = 256 * 2**20
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(8, 257, 8)),
-    "tile_k": (64, 128),
+    "tile_k": (64, 128, 256),
     "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)),
     "mma_warpgroups": (2, 1, 3),
     "pingpong": (False, True),
@@ -65,9 +65,9 @@ def accumulators(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
     return tile_shape_mn[0] * tile_shape_mn[1] // (WARPGROUP * mma_warpgroups)
 
 
-def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int) -> int:
-    """Return the shared memory of one pipeline stage in bytes; operands have 2-byte elements."""
-    return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * 2
+def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> int:
+    """Return the shared memory of one pipeline stage in bytes."""
+    return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * DTYPE_BYTES[problem.ab_dtype]
 
 
 def epilogue_columns(tile_n: int, split: bool) -> tuple[int, int]:
@@ -108,11 +108,17 @@ def warpgroups_divide_tile(tile_shape_mn: tuple[int, int], mma_warpgroups: int) 
     return tile_shape_mn[0] % (SLAB * mma_warpgroups) == 0
 
 
-def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
+def tile_k_is_one_or_two_swizzle_rows(tile_k: int, problem: Problem) -> bool:
+    """A k tile is one or two rows of 128 bytes, the span of the shared-memory swizzle: 64 or 128 elements
+    of 16 bits, 128 or 256 of 8."""
+    return tile_k * DTYPE_BYTES[problem.ab_dtype] in (128, 256)
+
+
+def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, problem: Problem) -> bool:
     """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) accumulators, which must leave room in its
-    registers: at most 200 with one or two warpgroups (208 and more spill), 96 with three."""
+    registers: at most 200 with one or two warpgroups (208 and more spill), 96 with three; promote keeps them twice."""
     limit = 96 if mma_warpgroups == 3 else LONE_ACCUMULATORS
-    return accumulators(tile_shape_mn, mma_warpgroups) <= limit
+    return accumulators(tile_shape_mn, mma_warpgroups) * (2 if problem.promote else 1) <= limit
 
 
 def pingpong_has_one_warpgroup_per_tile(mma_warpgroups: int, pingpong: bool) -> bool:
@@ -132,13 +138,16 @@ def stages_fit_shared_memory(
     """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
     fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
     buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
-    return BARRIER_BYTES + 2 * buffers + tail + 3 * stage_bytes(tile_shape_mn, tile_k) <= arch.smem_bytes
+    return (
+        BARRIER_BYTES + 2 * buffers + tail + 3 * stage_bytes(tile_shape_mn, tile_k, problem)
+        <= arch.smem_bytes
+    )
 
 
-def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int) -> bool:
-    """tile_k=128 halves the barriers per byte, which matters only when a stage of 64 is small: allowed up
-    to tile_m + tile_n = 192."""
-    return tile_k == 64 or tile_shape_mn[0] + tile_shape_mn[1] <= 192
+def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> bool:
+    """A k tile of 256 bytes halves the barriers per byte, which matters only when a stage of 128 is small:
+    allowed up to tile_m + tile_n = 192."""
+    return tile_k * DTYPE_BYTES[problem.ab_dtype] <= 128 or tile_shape_mn[0] + tile_shape_mn[1] <= 192
 
 
 def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> bool:
@@ -169,12 +178,18 @@ def split_k_has_no_pingpong(pingpong: bool, split_k: int) -> bool:
 
 
 def split_k_workspace_is_bounded(
-    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, split_k: int, problem: Problem
+    tile_shape_mn: tuple[int, int],
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    split_k: int,
+    problem: Problem,
 ) -> bool:
     """The fp32 partial sums of all parts together may take at most 256 MiB."""
     if split_k == 1:
         return True
-    return _workspace_bytes(tile_shape_mn, cluster_shape_mn, swap_ab, split_k, problem) <= WORKSPACE_LIMIT_BYTES
+    return (
+        _workspace_bytes(tile_shape_mn, cluster_shape_mn, swap_ab, split_k, problem) <= WORKSPACE_LIMIT_BYTES
+    )
 
 
 def split_k_is_for_few_tiles(
@@ -204,6 +219,7 @@ RULES = tuple(
     Rule.of(function)
     for function in (
         warpgroups_divide_tile,
+        tile_k_is_one_or_two_swizzle_rows,
         accumulators_fit_registers,
         pingpong_has_one_warpgroup_per_tile,
         stages_fit_shared_memory,
@@ -238,7 +254,11 @@ def _blocks(
 
 
 def _workspace_bytes(
-    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, split_k: int, problem: Problem
+    tile_shape_mn: tuple[int, int],
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    split_k: int,
+    problem: Problem,
 ) -> int:
     tile_bytes = tile_shape_mn[0] * tile_shape_mn[1] * 4
     return split_k * _blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) * tile_bytes
@@ -254,7 +274,7 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     warpgroups = consumers(mma_warpgroups, pingpong)
     split = config["split_k"] != 1
     columns, tail = epilogue_columns(tile[1], split)
-    per_stage = stage_bytes(tile, tile_k)
+    per_stage = stage_bytes(tile, tile_k, problem)
     per_round, tail_bytes = store_bytes(
         tile[1], mma_warpgroups, pingpong, bool(config["use_tma_store"]) and not split, problem
     )
@@ -311,14 +331,15 @@ def choose_default(space: Space, problem: Problem) -> Config:
     narrow = next(width for width in (16, 32, SLAB) if n <= width or width == SLAB)
     tile = (SLAB, narrow)
     for wide, count in (((128, 256), 2), ((128, 128), 2), ((SLAB, 128), 1)):
-        if not swap and -(-m // wide[0]) * -(-n // wide[1]) * problem.batch * 10 >= sm_count * 8:
+        enough = -(-m // wide[0]) * -(-n // wide[1]) * problem.batch * 10 >= sm_count * 8
+        if not swap and enough and accumulators_fit_registers(wide, count, problem):
             tile, warpgroups = wide, count
             break
     cluster = (2, 1) if tile == (128, 256) and m > 2 * tile[0] else (1, 1)
     return Config(
         {
             "tile_shape_mn": tile,
-            "tile_k": 64,
+            "tile_k": 128 // DTYPE_BYTES[problem.ab_dtype],
             "cluster_shape_mn": cluster,
             "mma_warpgroups": warpgroups,
             "pingpong": False,
