@@ -1,0 +1,102 @@
+"""What the performance model believes of each GPU: rates, latencies and the clock under power."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cutegen.arch import Arch
+from cutegen.errors import ArchError
+
+__all__ = ["H200", "Machine", "find_machine"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model believes of one GPU; every number can be replaced to fit another.
+
+    ``fitted`` below means chosen so that known times of one H200 (700 W, random data) come out right.
+
+    Attributes:
+        boost_mhz: SM clock when power does not limit. Source: NVML on that H200 under short loads.
+        settled_mhz: SM clock under a load at ``settled_flops``. Source: 1440-1500 MHz seen by NVML on large
+            products; fitted within.
+        power_flops: Work per microsecond, in flop equivalents, above which the clock begins to fall.
+            Source: fitted; products of 350 TFLOP/s run near boost, those of 480 settle.
+        settled_flops: Work per microsecond, as it would be at boost, that settles at ``settled_mhz``.
+        settled_exponent: How much the clock still answers to work beyond. Source: assumed; power goes
+            with the cube of the clock when voltage follows it.
+        hbm_flops: Flop equivalents in energy of one byte of device memory. Source: assumed from
+            40-50 pJ/byte of HBM against about 0.6 pJ/flop; not calibrated.
+        l2_flops: The same for a byte from L2. Source: assumed, not calibrated.
+        smem_flops: The same for a byte of shared memory. Source: assumed, not calibrated.
+        hbm_bytes_us: Device memory bytes per microsecond. Source: fitted; 1x129280x7168 runs at 4.5 TB/s.
+        short_run: Share of it that rows of 128 bytes per load reach. Source: fitted to 1x129280x7168 with
+            a tile of 64 along k.
+        l2_bytes: Size of L2. Source: NVIDIA H200 datasheet.
+        l2_bytes_us: Bytes per microsecond that loads from L2 reach together. Source: fitted; 1024^3 and
+            4096x256x7168 with 64x128 tiles need 13 to 16 TB/s. That is more than L2 delivers alone (DeepGEMM
+            assumes 8): equal lines wanted by neighbouring SMs at one time travel once.
+        l2_bytes_us_sm: Bytes per microsecond that one SM can take in. Source: fitted; 256x256x65536 on 16
+            thread blocks reaches 190 GB/s.
+        latency_us: From issuing a load to its arrival, loaded. Source: assumed from 0.55-0.7 us measured
+            on B200 and 0.7-1 us seen here.
+        mma_efficiency: Share of the peak multiply rate in a long main loop. Source: fitted to 4096^3 at
+            settled clocks.
+        smem_overlap: Share of shared-memory reads plus writes that costs time. Source: fitted to
+            64x2112x7168 and 4096x256x7168.
+        step_clk: Fewest clocks of one k step: barriers and issue. Source: assumed.
+        store_bytes_clk: Bytes per clock that one warpgroup's epilogue stores through TMA. Source: fitted
+            to 8192x8192x512 with 128x256 tiles.
+        direct_share: Share of that rate for stores from registers. Source: assumed.
+        epilogue_clk: Clocks of an epilogue that stores nothing. Source: fitted to 512x1024x128.
+        launch_us: From one kernel's end to the next one's start in a graph. Source: fitted, as above.
+        pdl_us: What programmatic dependent launch hides of both. Source: assumed.
+        cluster_wait: Share by which each further thread block of a cluster slows a k step. Source: assumed.
+        fill_us: From the start of a kernel to its first multiply. Source: fitted, as above.
+        reduce_us: What a split-k reduction adds before it moves a byte. Source: assumed.
+        reduce_bytes_us: Bytes per microsecond of that reduction, from L2. Source: assumed.
+    """
+
+    boost_mhz: float = 1980.0
+    settled_mhz: float = 1540.0
+    power_flops: float = 650e6
+    settled_flops: float = 930e6
+    settled_exponent: float = 0.33
+    hbm_flops: float = 80.0
+    l2_flops: float = 13.0
+    smem_flops: float = 2.5
+    hbm_bytes_us: float = 4.55e6
+    short_run: float = 0.95
+    l2_bytes: int = 50 * 2**20
+    l2_bytes_us: float = 17e6
+    l2_bytes_us_sm: float = 0.2e6
+    latency_us: float = 1.0
+    mma_efficiency: float = 0.94
+    smem_overlap: float = 0.6
+    step_clk: float = 80.0
+    store_bytes_clk: float = 14.0
+    direct_share: float = 0.5
+    epilogue_clk: float = 600.0
+    launch_us: float = 1.4
+    fill_us: float = 0.9
+    pdl_us: float = 0.5
+    cluster_wait: float = 0.008
+    reduce_us: float = 1.5
+    reduce_bytes_us: float = 5e6
+
+
+H200 = Machine()
+_MACHINES: Mapping[str, Machine] = {"sm_90a": H200}
+
+
+def find_machine(arch: Arch) -> Machine:
+    """Return what is believed of the main product of ``arch``.
+
+    Raises:
+        ArchError: Nothing is known of that architecture's speed.
+    """
+    try:
+        return _MACHINES[arch.name]
+    except KeyError:
+        raise ArchError(f"no performance model of {arch}; modelled: {', '.join(_MACHINES)}") from None

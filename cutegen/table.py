@@ -1,0 +1,297 @@
+"""The dispatch table: which config won each problem and on what evidence, as JSON that people can read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from cutegen.digest import Json
+from cutegen.entry import ANY, Entry, Fingerprint
+from cutegen.errors import ConfigError, CutegenError, StoreError, TableError
+from cutegen.problem import Epilogue, Problem, Signature
+from cutegen.space import Config
+
+__all__ = ["ANY", "Entry", "Estimate", "Fingerprint", "Legal", "Lookup", "Table"]
+
+#: How far a neighbour's extents may be, as a factor on each axis. Source: judgement; waves, and with them
+#: the best tile, repeat within a few doublings but not beyond.
+REACH = 4.0
+_SCHEMA = 1
+_PLAIN = Epilogue()
+
+#: Whether a config may be used for the problem that is looked up; it may raise ConfigError for "no".
+Legal = Callable[[Config], bool]
+#: Predicted microseconds of a config on that problem.
+Estimate = Callable[[Config], float]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What a table says about a problem.
+
+    Attributes:
+        entry: The entry that answers; None means use the default config.
+        how: ``exact``; ``bucket`` (same extents rounded up to powers of two); ``nearest`` (a measured
+            neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
+        skipped: Why closer entries could not answer, for people.
+    """
+
+    entry: Entry | None
+    how: str
+    skipped: tuple[str, ...] = ()
+
+
+class Table:
+    """Winners by problem, for one fingerprint. Immutable; :meth:`with_entries` gives a changed copy.
+
+    Args:
+        fingerprint: What the entries were measured on.
+        entries: At most one per problem; a later one replaces an earlier one.
+    """
+
+    def __init__(self, fingerprint: Fingerprint, entries: Iterable[Entry] = ()) -> None:
+        self.fingerprint = fingerprint
+        by_problem = {entry.problem: entry for entry in entries}
+        self._entries = {p: by_problem[p] for p in sorted(by_problem, key=_order)}
+
+    @property
+    def entries(self) -> Mapping[Problem, Entry]:
+        """The entries by problem, in the order of the file."""
+        return self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def with_entries(self, entries: Iterable[Entry]) -> Table:
+        """Return this table with ``entries`` added, replacing those of the same problems."""
+        return Table(self.fingerprint, [*self._entries.values(), *entries])
+
+    def mismatch(self, present: Fingerprint) -> tuple[str, ...]:
+        """Return why this table does not hold for ``present``, field by field; empty means it does."""
+        return self.fingerprint.mismatch(present)
+
+    def require(self, present: Fingerprint) -> None:
+        """Do nothing if the table holds for ``present``.
+
+        Raises:
+            TableError: It does not; the message names the fields.
+        """
+        reasons = self.mismatch(present)
+        if reasons:
+            raise TableError(f"dispatch table is for another machine: {'; '.join(reasons)}")
+
+    def lookup(self, problem: Problem, legal: Legal, estimate: Estimate | None = None) -> Lookup:
+        """Return the entry to use for ``problem`` and how it was found.
+
+        Tried in turn: the problem itself; an entry of the same signature in the same power-of-two bucket;
+        the nearest entry of the same signature up to the epilogue whose extents differ by less than a
+        factor of four each. An entry whose config is not legal for ``problem`` is passed over.
+
+        Args:
+            problem: What is to be computed.
+            legal: Whether a config is legal for ``problem``, by its space's rules.
+            estimate: If given, the neighbour with the fastest predicted config answers, not the closest.
+        """
+        skipped: list[str] = []
+        exact = self._entries.get(problem)
+        if exact is not None and _usable(exact, problem, legal, skipped):
+            return Lookup(exact, "exact", tuple(skipped))
+        bucket = self._buckets.get((problem.signature, _bucket(problem)), ())
+        near = [e for e in bucket if e is not exact and _usable(e, problem, legal, skipped)]
+        if near:
+            return Lookup(_closest(near, problem, estimate), "bucket", tuple(skipped))
+        kin = self._kin.get(replace(problem.signature, epilogue=_PLAIN), ())
+        near = [e for e in kin if e not in bucket and _within_reach(e.problem, problem)]
+        near = [e for e in near if _usable(e, problem, legal, skipped)]
+        same = [e for e in near if e.problem.epilogue == problem.epilogue]
+        plain = [e for e in near if e.problem.epilogue == _PLAIN]
+        plain_here = [e for e in plain if _bucket(e.problem) == _bucket(problem)]
+        for choice in (plain_here, same, plain, near):
+            if choice:
+                return Lookup(_closest(choice, problem, estimate), "nearest", tuple(skipped))
+        return Lookup(None, "default", tuple(skipped))
+
+    @cached_property
+    def _buckets(self) -> dict[tuple[Signature, tuple[int, ...]], list[Entry]]:
+        found: dict[tuple[Signature, tuple[int, ...]], list[Entry]] = {}
+        for problem, entry in self._entries.items():
+            found.setdefault((problem.signature, _bucket(problem)), []).append(entry)
+        return found
+
+    @cached_property
+    def _kin(self) -> dict[Signature, list[Entry]]:
+        found: dict[Signature, list[Entry]] = {}
+        for problem, entry in self._entries.items():
+            found.setdefault(replace(problem.signature, epilogue=_PLAIN), []).append(entry)
+        return found
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        metadata: dict[str, Json] = {"schema": _SCHEMA, **self.fingerprint.to_json()}
+        return {"_metadata": metadata, "entries": {str(p): e.to_json() for p, e in self._entries.items()}}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Table:
+        """Return the table that :meth:`to_json` described.
+
+        Raises:
+            TableError: Something is missing or malformed; the message says what and in which entry.
+        """
+        if not isinstance(data, dict) or not isinstance(data.get("_metadata"), dict):
+            raise TableError("a dispatch table is an object with _metadata and entries")
+        metadata = data["_metadata"]
+        schema = metadata.get("schema")
+        if type(schema) is not int or schema < 1:
+            raise TableError(f"_metadata has schema {schema!r}; valid: 1 to {_SCHEMA}")
+        if schema > _SCHEMA:
+            raise TableError(f"schema {schema} is newer than {_SCHEMA}; upgrade cutegen or tune again")
+        entries = data.get("entries")
+        if not isinstance(entries, dict):
+            raise TableError("entries must be an object from problems to winners")
+        return cls(Fingerprint.from_json(metadata), [_entry(line, value) for line, value in entries.items()])
+
+    @classmethod
+    def load(cls, path: Path | str) -> Table:
+        """Return the table stored at ``path``.
+
+        Raises:
+            TableError: It is not a dispatch table; the message names the file, the place and the remedy.
+            StoreError: The file cannot be read.
+        """
+        path = Path(path)
+        try:
+            return cls.from_json(json.loads(path.read_bytes()))
+        except OSError as error:
+            raise StoreError(f"dispatch table {path} cannot be read: {error}") from error
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TableError(
+                f"dispatch table {path} is not JSON ({error}); repair it or tune again"
+            ) from error
+        except TableError as error:
+            raise TableError(f"dispatch table {path}: {error}") from error
+
+    def save(self, path: Path | str) -> None:
+        """Write the table to ``path`` in one step: readers see the old file or the new one.
+
+        Raises:
+            StoreError: The folder or the disk does not allow it; the old file is untouched.
+        """
+        path = Path(path)
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _publish(path, text)
+        except OSError as error:
+            raise StoreError(f"dispatch table {path} cannot be written: {error}") from error
+
+    @classmethod
+    def update(cls, path: Path | str, fingerprint: Fingerprint, entries: Iterable[Entry]) -> Table:
+        """Add ``entries`` to the table at ``path``, begun if missing, and return it.
+
+        Several processes may do so at once; none loses what another added.
+
+        Raises:
+            TableError: The file is malformed or for another fingerprint; it is left as it is.
+            StoreError: It cannot be read or written.
+        """
+        path = Path(path)
+        with _alone(path):
+            table = cls.load(path) if path.exists() else cls(fingerprint)
+            table.require(fingerprint)
+            table = table.with_entries(entries)
+            table.save(path)
+            return table
+
+
+def _entry(line: str, data: Json) -> Entry:
+    try:
+        return Entry.from_json(Problem.parse(line), data)
+    except CutegenError as error:
+        raise TableError(f"entry {line!r}: {error}") from error
+
+
+def _order(problem: Problem) -> tuple[Any, ...]:
+    return problem.family, problem.m, problem.n, problem.k, problem.batch, str(problem)
+
+
+def _bucket(problem: Problem) -> tuple[int, ...]:
+    """The exponents of the powers of two that the extents round up to."""
+    return tuple((extent - 1).bit_length() for extent in (problem.m, problem.n, problem.k, problem.batch))
+
+
+def _usable(entry: Entry, problem: Problem, legal: Legal, skipped: list[str]) -> bool:
+    if entry.source == "torch":
+        # Nothing of ours to check, but the library alone computes no other epilogue.
+        return entry.problem.epilogue == problem.epilogue
+    assert entry.config is not None
+    reason = "it breaks a rule of its space"
+    try:
+        if legal(entry.config):
+            return True
+    except ConfigError as error:
+        reason = str(error)
+    skipped.append(f"the config of {entry.problem} is not legal for {problem}: {reason}")
+    return False
+
+
+def _logs(a: Problem, b: Problem) -> tuple[float, ...]:
+    return tuple(abs(log2(getattr(a, axis) / getattr(b, axis))) for axis in ("m", "n", "k", "batch"))
+
+
+def _within_reach(a: Problem, b: Problem) -> bool:
+    return max(_logs(a, b)) < log2(REACH)
+
+
+def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | None) -> Entry:
+    """The entry nearest in extents or, if predictions are to be had, the one with the fastest config."""
+
+    def distance(entry: Entry) -> tuple[float, tuple[Any, ...]]:
+        return sum(d * d for d in _logs(entry.problem, problem)), _order(entry.problem)
+
+    closest = min(entries, key=distance)
+    if estimate is None or closest.source == "torch":
+        return closest
+    predicted = [
+        (estimate(entry.config), distance(entry), entry)
+        for entry in entries
+        if entry.source == "cutegen" and entry.config is not None
+    ]
+    return min(predicted, key=lambda item: item[:2])[2]
+
+
+def _publish(path: Path, text: str) -> None:
+    """Write beside ``path`` and rename; nothing is left behind when that fails."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the table's lock, a file beside it; the lock ends with the process that holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
+    except OSError as error:
+        raise StoreError(f"dispatch table {path} cannot be written: {error}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
