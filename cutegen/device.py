@@ -1,0 +1,260 @@
+"""Facts and live readings of the present GPU, from the driver and NVML: no torch, no CUDA context."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from cutegen.arch import Arch, from_compute_capability
+from cutegen.digest import Json, digest
+from cutegen.errors import DeviceError
+
+__all__ = ["ClockMeter", "ClockReading", "Device", "present_device"]
+
+# CUdevice_attribute values. Source: CUDA driver API, enumeration CUdevice_attribute.
+_SM_COUNT, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
+
+#: Bits of NVML's clock event reasons that mean "slower than it could be", by name.
+#: Source: NVML API reference, nvmlClocksEventReasons.
+_REASONS = {
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x20: "thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, as far as tuning results depend on it.
+
+    Attributes:
+        name: Product name, such as ``NVIDIA H200``.
+        compute_capability: Major and minor number.
+        sm_count: Multiprocessors that this process may use.
+        l2_bytes: Size of the L2 cache, in bytes.
+        memory_bytes: Size of the device memory, in bytes.
+        driver_version: Of the kernel driver, such as ``580.159.03``; ``unknown`` where NVML does not answer.
+        cuda_driver_version: Highest CUDA version the driver serves, such as ``13.0``.
+        uuid: ``GPU-...`` (or ``MIG-...``), as NVML prints it.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    sm_count: int
+    l2_bytes: int
+    memory_bytes: int
+    driver_version: str
+    cuda_driver_version: str
+    uuid: str
+
+    @property
+    def arch(self) -> Arch:
+        """The compile target for this GPU.
+
+        Raises:
+            ArchError: cutegen has no target for it.
+        """
+        return from_compute_capability(self.compute_capability)
+
+    @property
+    def key(self) -> str:
+        """A short name for the kind of GPU: equal for two GPUs whose timings may be compared."""
+        return digest([self.name, list(self.compute_capability), self.sm_count, self.l2_bytes], length=12)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        return {**asdict(self), "compute_capability": list(self.compute_capability)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Device:
+        """Return the device that :meth:`to_json` described."""
+        major, minor = data["compute_capability"]
+        return cls(**{**data, "compute_capability": (major, minor)})
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """One look at a GPU at work; None where it does not say.
+
+    Attributes:
+        sm_mhz: Clock of the multiprocessors.
+        energy_mj: Energy since the driver was loaded, in millijoules.
+        power_w: Power as the board averages it.
+        reasons: What holds the clock down: ``power_cap``, ``thermal``, ``hw_slowdown``, ...
+    """
+
+    sm_mhz: float | None = None
+    energy_mj: float | None = None
+    power_w: float | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def power_limited(self) -> bool:
+        """Whether power or heat, rather than the top clock, is the limit."""
+        return bool(self.reasons)
+
+
+class _Driver:
+    """The few calls of the CUDA driver API that read attributes."""
+
+    def __init__(self) -> None:
+        try:
+            self._lib = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DeviceError(f"no NVIDIA driver on this machine ({error})") from None
+        self._call("cuInit", ctypes.c_uint(0))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status: int = getattr(self._lib, name)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self._lib.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
+            reason = text.value.decode(errors="replace") if text.value else "unknown error"
+            raise DeviceError(f"{name} failed with status {status}: {reason}")
+
+    def integer(self, name: str, *arguments: Any) -> int:
+        """Return what ``name`` writes through its first parameter, an int."""
+        value = ctypes.c_int()
+        self._call(name, ctypes.byref(value), *arguments)
+        return value.value
+
+    def attribute(self, device: ctypes.c_int, attribute: int) -> int:
+        """Return one CUdevice_attribute of ``device``."""
+        return self.integer("cuDeviceGetAttribute", ctypes.c_int(attribute), device)
+
+    def device_name(self, device: ctypes.c_int) -> str:
+        """Return the product name."""
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, ctypes.c_int(len(text)), device)
+        return text.value.decode(errors="replace")
+
+    def memory(self, device: ctypes.c_int) -> int:
+        """Return the bytes of device memory."""
+        size = ctypes.c_size_t()
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), device)
+        return size.value
+
+    def uuid(self, device: ctypes.c_int) -> str:
+        """Return the 16 bytes that identify ``device``, in the usual grouping and without a prefix."""
+        raw = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
+        text = bytes(raw).hex()
+        return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def present_device(index: int = 0) -> Device:
+    """Return the facts of GPU ``index`` as CUDA counts them (``CUDA_VISIBLE_DEVICES`` applies).
+
+    Initialises the driver but creates no context. A process that called it must not fork users of CUDA.
+
+    Raises:
+        DeviceError: There is no driver, no GPU, or none of that index; the message says which.
+    """
+    driver = _Driver()
+    count = driver.integer("cuDeviceGetCount")
+    if not 0 <= index < count:
+        raise DeviceError(f"no GPU of index {index}; this process sees {count}")
+    device = ctypes.c_int(driver.integer("cuDeviceGet", ctypes.c_int(index)))
+    version = driver.integer("cuDriverGetVersion")
+    uuid, driver_version = _ask_nvml(driver.uuid(device))
+    return Device(
+        name=driver.device_name(device),
+        compute_capability=(driver.attribute(device, _MAJOR), driver.attribute(device, _MINOR)),
+        sm_count=driver.attribute(device, _SM_COUNT),
+        l2_bytes=driver.attribute(device, _L2_BYTES),
+        memory_bytes=driver.memory(device),
+        driver_version=driver_version,
+        cuda_driver_version=f"{version // 1000}.{version % 1000 // 10}",
+        uuid=uuid,
+    )
+
+
+def _ask_nvml(bare_uuid: str) -> tuple[str, str]:
+    """Return the full UUID and the kernel driver's version."""
+    with ClockMeter(bare_uuid) as meter:
+        return meter.uuid or f"GPU-{bare_uuid}", meter.driver_version
+
+
+class ClockMeter:
+    """Reads clock, power and energy of one GPU through NVML; says None where NVML cannot tell.
+
+    A machine without NVML, or with a GPU that hides some counters, still measures: the readings are only
+    recorded, and settling falls back to a fixed time.
+
+    Attributes:
+        uuid: The UUID NVML knows the GPU by, empty when it does not know it.
+        driver_version: Of the kernel driver, or ``unknown``.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = ""
+        self.driver_version = "unknown"
+        self._nvml: Any = None
+        self._handle: Any = None
+        try:
+            import pynvml
+        except ImportError:
+            return
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            self._nvml = None
+            return
+        self.driver_version = str(pynvml.nvmlSystemGetDriverVersion())
+        self._find(uuid)
+
+    def _find(self, uuid: str) -> None:
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+        for name in (f"GPU-{bare}", f"MIG-{bare}"):
+            try:
+                self._handle = self._nvml.nvmlDeviceGetHandleByUUID(name)
+            except self._nvml.NVMLError:
+                continue
+            self.uuid = name
+            return
+
+    def __enter__(self) -> ClockMeter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of NVML; calling it again does nothing."""
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+        self._nvml = self._handle = None
+
+    def sm_mhz(self) -> float | None:
+        """Return the present clock of the multiprocessors; one query instead of four."""
+        if self._handle is None:
+            return None
+        return self._ask(lambda: self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+
+    def read(self) -> ClockReading:
+        """Return the present clock, power and energy; takes some tens of microseconds."""
+        if self._handle is None:
+            return ClockReading()
+        nvml, handle = self._nvml, self._handle
+        mask = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        return ClockReading(
+            sm_mhz=self.sm_mhz(),
+            energy_mj=self._ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            power_w=None if power is None else power / 1000,
+            reasons=tuple(name for bit, name in _REASONS.items() if int(mask or 0) & bit),
+        )
+
+    def _ask(self, query: Callable[[], Any]) -> float | None:
+        try:
+            return float(query())
+        except self._nvml.NVMLError:
+            return None

@@ -1,0 +1,16 @@
+"""Check and time candidates on the GPU, in a child process that a broken kernel cannot take along."""
+
+from cutegen.measure.bench import Bench, Opened, TimingRun
+from cutegen.measure.candidate import OUTCOMES, REFERENCE, Candidate, CheckResult
+from cutegen.measure.plan import tail_problems
+
+__all__ = [
+    "OUTCOMES",
+    "REFERENCE",
+    "Bench",
+    "Candidate",
+    "CheckResult",
+    "Opened",
+    "TimingRun",
+    "tail_problems",
+]

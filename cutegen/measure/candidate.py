@@ -1,0 +1,174 @@
+"""What is handed to the measuring process and what comes back: candidates and results of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegen.check import Verdict
+from cutegen.digest import Json
+from cutegen.errors import MeasureError
+from cutegen.measure.plan import tail_problems
+from cutegen.problem import Problem
+from cutegen.space import Config, Launch, Space
+
+__all__ = ["OUTCOMES", "REFERENCE", "Candidate", "CheckResult"]
+
+#: How a trial can end. A timing exists only for ``ok``.
+OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
+#: The name of the vendor's product among the entries that are timed; no candidate may have it.
+REFERENCE = "torch"
+#: Tails are launched as if on a GPU this small, so that persistent kernels do several tiles per block.
+_TAIL_SM_COUNT = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A compiled kernel with the run-time arguments of one config on one problem.
+
+    Attributes:
+        name: Names it in results; unique within a call.
+        library: The shared library to load.
+        symbol: The function in it.
+        launch: Run-time scalars and workspace for ``problem``.
+        problem: What it is to compute.
+        tail_problem: A smaller problem with odd extents for the same artifact; None skips that check.
+        tail_launch: Run-time scalars and workspace for ``tail_problem``.
+
+    Raises:
+        MeasureError: The name is empty or that of the reference, or a tail lacks its launch.
+    """
+
+    name: str
+    library: Path
+    symbol: str
+    launch: Launch
+    problem: Problem
+    tail_problem: Problem | None = None
+    tail_launch: Launch | None = None
+
+    def __post_init__(self) -> None:
+        if self.name in ("", REFERENCE):
+            raise MeasureError(f"candidate cannot be named {self.name!r}; the reference is {REFERENCE!r}")
+        if (self.tail_problem is None) != (self.tail_launch is None):
+            raise MeasureError(f"candidate {self.name} has a tail problem or a tail launch, but not both")
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        library: Path,
+        symbol: str,
+        space: Space,
+        config: Config,
+        problem: Problem,
+        sm_count: int,
+    ) -> Candidate:
+        """Return the candidate for ``config``, with the smallest tail problem on which it is legal.
+
+        Args:
+            name: Names it in results.
+            library: The artifact's shared library.
+            symbol: The artifact's function.
+            space: The space that ``config`` comes from; it turns configs into run-time arguments.
+            config: A legal config.
+            problem: What is to be computed.
+            sm_count: Multiprocessors of the GPU.
+        """
+        tail = next((p for p in tail_problems(problem) if not space.explain(p, config)), None)
+        small = min(sm_count, _TAIL_SM_COUNT)
+        return cls(
+            name=name,
+            library=library,
+            symbol=symbol,
+            launch=space.launch(config, problem, sm_count),
+            problem=problem,
+            tail_problem=tail,
+            tail_launch=None if tail is None else space.launch(config, tail, small),
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data; the path becomes absolute."""
+        return {
+            "name": self.name,
+            "library": str(self.library.absolute()),
+            "symbol": self.symbol,
+            "launch": _launch_to_json(self.launch),
+            "problem": str(self.problem),
+            "tail_problem": None if self.tail_problem is None else str(self.tail_problem),
+            "tail_launch": None if self.tail_launch is None else _launch_to_json(self.tail_launch),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Candidate:
+        """Return the candidate that :meth:`to_json` described."""
+        tail, launch = data["tail_problem"], data["tail_launch"]
+        return cls(
+            name=data["name"],
+            library=Path(data["library"]),
+            symbol=data["symbol"],
+            launch=_launch_from_json(data["launch"]),
+            problem=Problem.parse(data["problem"]),
+            tail_problem=None if tail is None else Problem.parse(tail),
+            tail_launch=None if launch is None else _launch_from_json(launch),
+        )
+
+
+def _launch_to_json(launch: Launch) -> dict[str, Json]:
+    return {"scalars": list(launch.scalars), "workspace_bytes": launch.workspace_bytes}
+
+
+def _launch_from_json(data: Mapping[str, Any]) -> Launch:
+    return Launch(tuple(data["scalars"]), data["workspace_bytes"])
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How a candidate did when it was run against the reference.
+
+    Attributes:
+        outcome: ``ok``, ``wrong_result``, ``launch_failed`` or ``timeout``.
+        error: Why not ok, in words; empty when ok.
+        verdict: The comparison on the problem itself, if it came to that.
+        tail: The comparison on the tail problem, if it came to that.
+        seconds: Time the check took.
+    """
+
+    outcome: str
+    error: str = ""
+    verdict: Verdict | None = None
+    tail: Verdict | None = None
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate may be timed."""
+        return self.outcome == "ok"
+
+    @classmethod
+    def judged(cls, verdict: Verdict, tail: Verdict | None, seconds: float = 0.0) -> CheckResult:
+        """Return the result that follows from the comparisons."""
+        bad = next((v for v in (verdict, tail) if v is not None and not v.ok), None)
+        if bad is None:
+            return cls("ok", "", verdict, tail, seconds)
+        return cls("wrong_result", f"{bad.reason} ({bad.problem})", verdict, tail, seconds)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        return {
+            "outcome": self.outcome,
+            "error": self.error,
+            "verdict": None if self.verdict is None else self.verdict.to_json(),
+            "tail": None if self.tail is None else self.tail.to_json(),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CheckResult:
+        """Return the result that :meth:`to_json` described."""
+        verdicts = [
+            None if data[key] is None else Verdict.from_json(data[key]) for key in ("verdict", "tail")
+        ]
+        return cls(data["outcome"], data["error"], verdicts[0], verdicts[1], data["seconds"])

@@ -1,0 +1,84 @@
+"""What the measuring process needs of a GPU: the seam between its logic and torch with CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cutegen.check import Verdict
+from cutegen.device import ClockReading
+from cutegen.measure.candidate import Candidate
+from cutegen.problem import Problem
+
+__all__ = ["DEFAULT_ENGINE", "Engine", "EngineFactory", "Prepared"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Launches that are ready to be replayed.
+
+    Attributes:
+        graph: The engine's own object.
+        launches: Launches in one replay.
+        first_us: Microseconds per launch of the first replay, as an estimate.
+    """
+
+    graph: Any
+    launches: int
+    first_us: float
+
+    @property
+    def replay_us(self) -> float:
+        """Estimated microseconds of one replay."""
+        return self.launches * self.first_us
+
+
+class Engine(Protocol):
+    """Runs candidates on one device.
+
+    A launch that fails raises ``LaunchError``; ``healthy`` then says whether the device still answers. A
+    kernel that writes where it must not raises ``CheckError``. A device that cannot hold the problem raises
+    ``MeasureError``.
+    """
+
+    def describe(self) -> dict[str, Any]:
+        """Return facts about the device and the libraries, as JSON data with key ``device``."""
+        ...
+
+    def open(self, problem: Problem, seed: int) -> dict[str, Any]:
+        """Allocate operands for ``problem`` in place of the previous one; return facts for the record."""
+        ...
+
+    def check(self, candidate: Candidate, problem: Problem) -> Verdict:
+        """Run the candidate against the reference: on the open problem, or on its tail problem."""
+        ...
+
+    def prepare(self, candidate: Candidate | None) -> Prepared:
+        """Load, launch once and capture a graph of the candidate; None is the vendor's product."""
+        ...
+
+    def measure(self, prepared: Prepared, replays: int) -> float:
+        """Replay and wait; return microseconds per launch."""
+        ...
+
+    def sm_clock(self) -> float | None:
+        """Return the present SM clock in MHz; cheaper than everything."""
+        ...
+
+    def read_clocks(self) -> ClockReading:
+        """Return the present clock, power, energy and what limits them."""
+        ...
+
+    def healthy(self) -> bool:
+        """Return whether the device still works after a failed launch."""
+        ...
+
+    def now(self) -> float:
+        """Return seconds of a steady clock."""
+        ...
+
+
+#: Makes the engine for the device of an index; named as ``module:function`` on the worker's command line.
+EngineFactory = Callable[[int], Engine]
+DEFAULT_ENGINE = "cutegen.measure.torch_engine:open_cuda"
