@@ -96,6 +96,8 @@ class Problem:
         epilogue: What is fused behind the product.
         promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
             128 terms, to be added up in fp32.
+        any_order: Whether partial sums may meet in any order, so that the last bits of a result may differ
+            from run to run. Faster for some problems with deep k.
         family: The kernel family that computes it.
 
     Raises:
@@ -112,6 +114,7 @@ class Problem:
     unaligned_out: bool = False
     epilogue: Epilogue = field(default_factory=Epilogue)
     promote: bool = False
+    any_order: bool = False
     family: str = "gemm"
 
     def __post_init__(self) -> None:
@@ -202,8 +205,7 @@ class Problem:
             words.append(f"act={epilogue.activation}")
         if self.unaligned_out and self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0:
             words.append("unaligned")
-        if self.promote:
-            words.append("promote")
+        words += [name for name in ("promote", "any_order") if getattr(self, name)]
         return " ".join(words)
 
     @classmethod
@@ -240,11 +242,12 @@ class Problem:
             "unaligned" in options,
             epilogue,
             "promote" in options,
+            "any_order" in options,
             family,
         )
 
 
-_FLAGS = {"alpha", "beta", "scale", "unaligned", "promote"}
+_FLAGS = {"alpha", "beta", "scale", "unaligned", "promote", "any_order"}
 
 
 def _parse_options(words: list[str], line: str) -> dict[str, str]:

@@ -38,10 +38,12 @@ class Launch:
     Attributes:
         scalars: Run-time integers, in the order of the kernel's parameters.
         workspace_bytes: Scratch memory that the kernel needs, 0 for none.
+        zeroed: The scratch memory must hold zeros before the launch, and does again after it.
     """
 
     scalars: tuple[int, ...]
     workspace_bytes: int
+    zeroed: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ MAX_STAGES = 64
 LONE_ACCUMULATORS = 200
 """Accumulator registers that a thread may hold when it owns 240 (208 wide tiles spill; see the rule)."""
 MAX_STORE_BUFFERS = 4
+MAX_STREAM_PARTS = 32
 WORKSPACE_LIMIT_BYTES = 256 * 2**20
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
@@ -34,6 +35,8 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "swap_ab": (False, True),
     "use_tma_store": (True, False),
     "use_pdl": (False, True),
+    "stream_k": (False, True),
+    "reduction": ("fixed", "arrival"),
     "split_k": (*range(1, 34), 44, 66),
     "swizzle_size": (1, 2, 4, 8),
     "raster_along_m": (False, True),
@@ -70,13 +73,8 @@ def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -
     return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * DTYPE_BYTES[problem.ab_dtype]
 
 
-def epilogue_columns(tile_n: int, split: bool) -> tuple[int, int]:
-    """Return the width of the stores and of a narrower last one (0 if none), in columns.
-
-    A reduction over parts of k wants many small pieces, a store wide ones of whole 32-byte sectors.
-    """
-    if split:
-        return (16, 0) if tile_n % 16 == 0 else (8, 0)
+def epilogue_columns(tile_n: int) -> tuple[int, int]:
+    """Return the width of the stores and of a narrower last one (0 if none), in columns."""
     return (32, tile_n % 32) if tile_n >= 32 else (tile_n, 0)
 
 
@@ -90,7 +88,7 @@ def store_bytes(
     """
     if not use_tma_store:
         return 0, 0
-    columns, tail = epilogue_columns(tile_n, False)
+    columns, tail = epilogue_columns(tile_n)
     row_bytes = consumers(mma_warpgroups, pingpong) * SLAB * DTYPE_BYTES[problem.out_dtype]
     return row_bytes * columns, row_bytes * tail
 
@@ -177,6 +175,42 @@ def split_k_has_no_pingpong(pingpong: bool, split_k: int) -> bool:
     return split_k == 1 or not pingpong
 
 
+def arrival_order_is_asked_for(reduction: str, problem: Problem) -> bool:
+    """reduction=arrival adds partial sums in the order in which they happen to arrive, so results differ
+    in their last bits from run to run; the problem must allow that with any_order."""
+    return reduction == "fixed" or problem.any_order
+
+
+def arrival_order_is_for_split_k(reduction: str, split_k: int) -> bool:
+    """reduction=arrival says how the parts of split_k meet, so split_k must be above 1."""
+    return reduction == "fixed" or split_k > 1
+
+
+def stream_k_is_whole(pingpong: bool, stream_k: bool, split_k: int) -> bool:
+    """stream_k cuts only the tiles of the last, partial wave along k, so split_k must be 1; the two groups
+    of pingpong count on equally many k tiles, so pingpong must be false."""
+    return not stream_k or (split_k == 1 and not pingpong)
+
+
+def stream_k_has_a_partial_wave(
+    tile_shape_mn: tuple[int, int],
+    tile_k: int,
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    stream_k: bool,
+    problem: Problem,
+    arch: Arch,
+) -> bool:
+    """stream_k needs more clusters of tiles than run at once, at most half of them left for the last wave,
+    and at least 8 k tiles to cut."""
+    if not stream_k:
+        return True
+    cluster = cluster_shape_mn[0] * cluster_shape_mn[1]
+    count = _blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) // cluster
+    at_once = arch.nominal_sm_count // cluster
+    return count > at_once and 0 < count % at_once <= at_once // 2 and problem.k >= 8 * tile_k
+
+
 def split_k_workspace_is_bounded(
     tile_shape_mn: tuple[int, int],
     cluster_shape_mn: tuple[int, int],
@@ -230,6 +264,10 @@ RULES = tuple(
         split_k_stores_partial_sums,
         split_k_has_no_pingpong,
         split_k_workspace_is_bounded,
+        arrival_order_is_asked_for,
+        arrival_order_is_for_split_k,
+        stream_k_is_whole,
+        stream_k_has_a_partial_wave,
         split_k_is_for_few_tiles,
         cluster_is_no_larger_than_problem,
         tile_counts_fit_32_bits,
@@ -273,7 +311,7 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     mma_warpgroups, pingpong = int(str(config["mma_warpgroups"])), bool(config["pingpong"])
     warpgroups = consumers(mma_warpgroups, pingpong)
     split = config["split_k"] != 1
-    columns, tail = epilogue_columns(tile[1], split)
+    columns, tail = epilogue_columns(tile[1])
     per_stage = stage_bytes(tile, tile_k, problem)
     per_round, tail_bytes = store_bytes(
         tile[1], mma_warpgroups, pingpong, bool(config["use_tma_store"]) and not split, problem
@@ -292,6 +330,7 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
         "split": split,
         "stages": stages,
         "epi_n": columns,
+        "red_n": 16 if tile[1] % 16 == 0 else 8,
         "epi_tail": tail,
         "epi_stages": rounds,
         "epi_bytes": rounds * per_round + tail_bytes,
@@ -314,12 +353,18 @@ def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     cluster, split_k = _pair(config["cluster_shape_mn"]), int(str(config["split_k"]))
     clusters = max(1, sm_count // (cluster[0] * cluster[1]))
     scalars = (clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"])))
+    tile, swap = _pair(config["tile_shape_mn"]), bool(config["swap_ab"])
+    if config["stream_k"]:
+        most = max(1, min(MAX_STREAM_PARTS, problem.k // (4 * int(str(config["tile_k"])))))
+        return Launch((*scalars, most), clusters * cluster[0] * cluster[1] * tile[0] * tile[1] * 4)
     if split_k == 1:
         return Launch(scalars, 0)
-    workspace = _workspace_bytes(
-        _pair(config["tile_shape_mn"]), cluster, bool(config["swap_ab"]), split_k, problem
-    )
-    return Launch((*scalars, split_k), workspace)
+    blocks = _blocks(tile, cluster, swap, problem)
+    if config["reduction"] == "arrival":
+        # One set of sums, and a counter for each warp that multiplies.
+        counters = blocks * int(str(config["mma_warpgroups"])) * 4
+        return Launch((*scalars, split_k), (blocks * tile[0] * tile[1] + counters) * 4, zeroed=True)
+    return Launch((*scalars, split_k), _workspace_bytes(tile, cluster, swap, split_k, problem))
 
 
 def choose_default(space: Space, problem: Problem) -> Config:
@@ -346,6 +391,8 @@ def choose_default(space: Space, problem: Problem) -> Config:
             "swap_ab": swap,
             "use_tma_store": not problem.unaligned_out,
             "use_pdl": False,
+            "stream_k": False,
+            "reduction": "fixed",
             "split_k": 1,
             "swizzle_size": 8 if tile == (128, 256) else 1,
             "raster_along_m": True,
