@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, cast
 
-from cutegen.build.artifact import Failure, Result, from_entry
+from cutegen.build.artifact import LOG, Failure, Result, from_entry
 from cutegen.build.machine import default_workers
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
@@ -73,7 +74,7 @@ class Builder:
         self._ready: deque[tuple[Source, Result]] = deque()
         self._waiting: dict[str, list[Source]] = {}
         self._daemon: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        self._scratch: Path | None = None
         self._received = bytearray()
         self._greeted = False
         self._restarts = 0
@@ -163,20 +164,18 @@ class Builder:
         daemon, self._daemon = self._daemon, None
         self._waiting.clear()
         self._ready.clear()
-        if daemon is None:
-            return
-        try:
-            if daemon.stdin and daemon.stdout:
+        if daemon is not None:
+            try:
                 _close_quietly(daemon.stdin)
-                daemon.wait(GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            _kill(daemon)
-            if daemon.stdout:
-                daemon.stdout.close()
-            if self._log:
-                self._log.close()
+                with suppress(subprocess.TimeoutExpired):
+                    # Before its greeting it has nothing to put in order.
+                    daemon.wait(GOODBYE_S if self._greeted else 0.0)
+            finally:
+                _kill(daemon)
+                _close_quietly(daemon.stdout)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
     # -- the daemon
 
@@ -215,24 +214,29 @@ class Builder:
         # The daemon forks, so it must neither look for a device nor start a pool of threads.
         environment.update(CUDA_VISIBLE_DEVICES="", CUTE_DSL_ARCH="sm_100a")
         environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+        try:
+            self._scratch = Path(tempfile.mkdtemp(prefix="cutegen-build-"))
+        except OSError as error:
+            raise StoreError(f"cannot make a temporary folder: {error.strerror}") from error
         path = sys.path if _PACKAGE_ROOT in sys.path else [_PACKAGE_ROOT, *sys.path]
         arguments = {
             "root": str(self.store.root),
             "toolchain": self.toolchain.to_json(),
             "workers": self.workers,
             "timeout_s": self.timeout_s,
+            "scratch": str(self._scratch),
         }
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the daemon
         self._received.clear()
         self._greeted = False
-        self._daemon = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the daemon
-        )
+        with (self._scratch / LOG).open("wb") as log:
+            self._daemon = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the daemon
+            )
         return self._daemon
 
     def _receive(self, timeout_s: float | None) -> bool:
@@ -279,11 +283,9 @@ class Builder:
         return ""
 
     def _daemon_died(self) -> None:
-        daemon, log = self._daemon, self._log
-        assert daemon is not None and log is not None
-        status = daemon.wait()
-        log.seek(0)
-        words = log.read().decode(errors="replace").strip()
+        assert self._daemon is not None and self._scratch is not None
+        status = self._daemon.wait()
+        words = (self._scratch / LOG).read_text(encoding="utf-8", errors="replace").strip()
         waiting, greeted = dict(self._waiting), self._greeted
         ready = list(self._ready)
         self.close()
@@ -299,9 +301,10 @@ class Builder:
             self._send(key, sources[0])
 
 
-def _close_quietly(stream: IO[bytes]) -> None:
-    with suppress(BrokenPipeError):
-        stream.close()
+def _close_quietly(stream: IO[bytes] | None) -> None:
+    if stream is not None:
+        with suppress(BrokenPipeError):
+            stream.close()
 
 
 def _kill(daemon: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -46,7 +47,8 @@ def export_bundle(path: Path, store: Store, artifacts: Iterable[Artifact], manif
             _write(tar, entries, manifest)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise StoreError(f"cannot write bundle {path}: {error.strerror or error}") from error
 
 

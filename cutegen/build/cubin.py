@@ -1,4 +1,4 @@
-"""Facts about device functions read from a compiled object: names, registers, stack, threads, barriers.
+"""Facts about device functions read from a compiled object: names, registers, stack, threads.
 
 Source: the ELF specification for the container; the attribute numbers of ``.nv.info`` are those that
 ``cuobjdump -elf`` prints by name.
@@ -22,7 +22,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMTAB = 2
 _FORMAT_SIZED = 4
-_REQNTID, _FRAME_SIZE, _REGCOUNT, _NUM_BARRIERS = 0x10, 0x11, 0x2F, 0x4C
+_REQNTID, _FRAME_SIZE, _REGCOUNT = 0x10, 0x11, 0x2F
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Section:
 def kernels_in(compiled: bytes) -> tuple[KernelResources, ...]:
     """Return the device functions in an object file, a library, a fat binary or a cubin, by name.
 
-    What they are recorded to use is filled in; spills and dynamic shared memory are not recorded there.
+    What is recorded there is filled in; spills, barriers and dynamic shared memory are not.
 
     Raises:
         ValueError: The device code is not of the known form.
@@ -89,19 +89,12 @@ def _kernels(image: bytes) -> Iterator[KernelResources]:
         if not section.name.startswith(".nv.info."):
             continue
         name = section.name.removeprefix(".nv.info.")
-        own = {
-            number: value
-            for number, value in _attributes(section.data)
-            if number in {_REQNTID, _NUM_BARRIERS}
-        }
-        block = own.get(_REQNTID, b"")
+        block = dict(_attributes(section.data)).get(_REQNTID, b"")
         x, y, z = struct.unpack("<III", block) if isinstance(block, bytes) and len(block) == 12 else (0, 0, 0)
-        barriers = own.get(_NUM_BARRIERS, 0)
         yield KernelResources(
             name,
             registers=totals.get((name, _REGCOUNT), 0),
             stack_bytes=totals.get((name, _FRAME_SIZE), 0),
-            barriers=barriers if isinstance(barriers, int) else barriers[0],
             threads=x * y * z,
         )
 

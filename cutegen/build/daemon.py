@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import selectors
+import shutil
 import signal
-import sys
-import tempfile
 import time
 import warnings
 from collections import deque
@@ -323,19 +323,20 @@ def _kill_group(pid: int) -> None:
 def main(arguments: str) -> None:
     """Serve the parent that started this process; ``arguments`` is JSON as the builder writes it."""
     given = json.loads(arguments)
+    parent = os.getppid()
     outbox = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to the log
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    with tempfile.TemporaryDirectory(prefix="cutegen-build-") as folder:
-        linker = Linker(Path(folder))
+    scratch = Path(given["scratch"])
+    try:
+        linker = Linker(scratch)
         compiler = warm_up()
-        toolchain = {**given["toolchain"]}
         store = Store(Path(given["root"]))
-        daemon = Daemon(store, linker, toolchain, given["workers"], given["timeout_s"], 0, outbox)
+        daemon = Daemon(store, linker, given["toolchain"], given["workers"], given["timeout_s"], 0, outbox)
         daemon.tell({"status": "ready", "compiler": compiler})
-        import gc
-
         gc.collect()
         gc.freeze()  # children then do not touch, and so not copy, the pages of what is here already
         daemon.serve()
-    sys.exit(0)
+    finally:
+        if os.getppid() != parent:  # nobody else is left to do it
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,198 @@
+"""Bundles: what arrives is what was sent, or nothing; no file leaves the store's folders."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from samples import source
+
+from cutegen.build import (
+    Artifact,
+    Toolchain,
+    artifact_key,
+    bundle,
+    export_bundle,
+    from_entry,
+    import_bundle,
+    symbol_of,
+)
+from cutegen.build.artifact import KernelResources, Resources
+from cutegen.errors import BuildError, StoreError
+from cutegen.store import Store
+
+MANIFEST = {"problem": "gemm 64x64x64 bf16 tn", "configs": [1, 2]}
+
+
+def make(store: Store, text: str, toolchain: Toolchain | None = None) -> Artifact:
+    """Publish an artifact whose library is no library."""
+    tools = toolchain or Toolchain.current()
+    wanted = source(text)
+    key = artifact_key(wanted, tools)
+    with store.lock(wanted.arch, key) as lock:
+        staged = store.stage(lock)
+        for name in ("kernel.py", "kernel.o", "kernel.so"):
+            (staged / name).write_text(f"{name} {text}")
+        meta = {
+            "outcome": "ok",
+            "symbol": symbol_of(key),
+            "source_digest": wanted.digest,
+            "toolchain": tools.to_json(),
+            "resources": Resources.of((KernelResources("k", 8, threads=32),)).to_json(),
+            "build_s": 0.5,
+        }
+        result = from_entry(store.publish(lock, meta))
+    assert isinstance(result, Artifact)
+    return result
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> tuple[Path, list[Artifact]]:
+    store = Store(tmp_path / "here")
+    artifacts = [make(store, "a"), make(store, "b")]
+    export_bundle(tmp_path / "out" / "bundle.tar", store, artifacts, MANIFEST)
+    return tmp_path / "out" / "bundle.tar", artifacts
+
+
+def test_a_bundle_brings_manifest_artifacts_and_keys_across(
+    sent: tuple[Path, list[Artifact]], tmp_path: Path
+) -> None:
+    path, artifacts = sent
+    store = Store(tmp_path / "there")
+    for _ in range(2):  # the second time it is all there already
+        manifest, got = import_bundle(path, store)
+        assert manifest == MANIFEST
+        assert {a.key for a in got} == {a.key for a in artifacts} == set(store.keys("sm_90a"))
+        for artifact in got:
+            assert artifact.folder == store.folder("sm_90a", artifact.key)
+            [origin] = [a for a in artifacts if a.key == artifact.key]
+            assert artifact.library.read_bytes() == origin.library.read_bytes()
+            assert (artifact.resources, artifact.symbol) == (origin.resources, origin.symbol)
+            assert store.find("sm_90a", artifact.key) is not None
+
+
+def test_an_empty_bundle_carries_its_manifest(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s")
+    export_bundle(tmp_path / "b.tar", store, [], MANIFEST)
+    assert import_bundle(tmp_path / "b.tar", store) == (MANIFEST, [])
+
+
+def test_exporting_what_is_gone_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s")
+    artifact = make(store, "a")
+    store.discard("sm_90a", artifact.key)
+    with pytest.raises(StoreError, match="build it again"):
+        export_bundle(tmp_path / "b.tar", store, [artifact], MANIFEST)
+    assert not (tmp_path / "b.tar").exists()
+
+
+def repack(path: Path, change: Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]) -> None:
+    with tarfile.open(path) as tar:
+        members = [(m, (tar.extractfile(m) or io.BytesIO()).read()) for m in tar]
+    change(members)
+    with tarfile.open(path, "w") as tar:
+        for info, data in members:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def flip_byte(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    members[2] = (members[2][0], b"X" + members[2][1][1:])
+
+
+def drop_file(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    del members[-1]
+
+
+def add_outside(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    members.append((tarfile.TarInfo("../../evil"), b"x"))
+
+
+def add_twice(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    members.append(members[1])
+
+
+def make_link(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    info = tarfile.TarInfo(members[1][0].name)
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    members[1] = (info, b"")
+
+
+def change_head(**changes: object) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]:
+    def change(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        head = json.loads(members[0][1])
+        for name, value in changes.items():
+            if name in head:
+                head[name] = value
+            else:
+                head["entries"][0][name] = value
+        members[0] = (members[0][0], json.dumps(head).encode())
+
+    return change
+
+
+def no_head(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    del members[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (flip_byte, "kernel.py|kernel.so|kernel.o|meta.json.* has changed"),
+        (drop_file, "lacks .*cut short"),
+        (add_outside, r"'\.\./\.\./evil', which its manifest does not list"),
+        (add_twice, "does not list"),
+        (make_link, "not a plain file"),
+        (no_head, "does not start with manifest.json"),
+        (change_head(format=99), "format 99; this version reads 1"),
+        (change_head(key="../../../../etc"), "unknown form"),
+        (change_head(arch=".."), "unknown form"),
+        (change_head(files={"../evil": "0"}), "unknown form"),
+        (change_head(entries=3), "malformed"),
+        (change_head(entries=[3]), "malformed"),
+    ],
+)
+def test_a_tampered_bundle_is_refused_and_nothing_of_it_arrives(
+    sent: tuple[Path, list[Artifact]],
+    tmp_path: Path,
+    change: Callable[[list[tuple[tarfile.TarInfo, bytes]]], None],
+    message: str,
+) -> None:
+    repack(sent[0], change)
+    store = Store(tmp_path / "there")
+    with pytest.raises(BuildError, match=message):
+        import_bundle(sent[0], store)
+    assert store.keys("sm_90a") == () and not (tmp_path / "evil").exists()
+
+
+def test_a_bundle_that_is_cut_short_is_refused(sent: tuple[Path, list[Artifact]], tmp_path: Path) -> None:
+    data = sent[0].read_bytes()
+    with tarfile.open(sent[0]) as tar:
+        last = tar.getmembers()[-1].offset_data
+    for size in (0, 100, 3000, last - 512, last + 1):
+        sent[0].write_bytes(data[:size])
+        with pytest.raises(BuildError, match="bundle"):
+            import_bundle(sent[0], Store(tmp_path / "there"))
+
+
+def test_a_missing_bundle_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot read bundle .*No such file"):
+        import_bundle(tmp_path / "none.tar", Store(tmp_path))
+
+
+def test_a_bundle_for_a_better_cpu_is_refused(
+    sent: tuple[Path, list[Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "host_runs", lambda built_for: False)
+    with pytest.raises(BuildError, match=r"was built for linux-.* cannot run"):
+        import_bundle(sent[0], Store(tmp_path / "there"))
+
+
+def test_a_bundle_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write bundle"):
+        export_bundle(tmp_path / "file" / "b.tar", Store(tmp_path / "s"), [], None)
