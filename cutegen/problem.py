@@ -65,7 +65,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Signature:
-    """The part of a problem that is compiled in; extents stay symbolic, so one artifact serves many shapes."""
+    """The compiled-in part of a problem; extents stay symbolic, so one artifact serves many shapes."""
 
     family: str
     ab_dtype: str
@@ -136,8 +136,8 @@ class Problem:
             raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
         if DTYPE_BYTES[self.ab_dtype] == 1 and self.layout != "tn":
             raise ProblemError(
-                f"layout {self.layout!r} of {self.ab_dtype} is not supported; 8-bit operands must both be contiguous "
-                "along k, which is layout 'tn' (Hopper's MMA reads no other)"
+                f"layout {self.layout!r} of {self.ab_dtype} is not supported; 8-bit operands must both be "
+                "contiguous along k, which is layout 'tn' (Hopper's MMA reads no other)"
             )
         if self.promote and self.ab_dtype not in FP8_DTYPES:
             raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Union
-
+from typing import TypeAlias
 from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError
 
 __all__ = ["Config", "Value", "format_value", "parse_value"]
 
 #: What a knob may hold. Tuples hold integers, as in ``cluster_shape_mn = (2, 1)``.
-Value = Union[bool, int, str, tuple[int, ...]]
+Value: TypeAlias = "bool | int | str | tuple[int, ...]"
 
 
 def format_value(value: Value) -> str:

@@ -114,7 +114,8 @@ def tile_k_is_one_or_two_swizzle_rows(tile_k: int, problem: Problem) -> bool:
 
 def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, problem: Problem) -> bool:
     """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) accumulators, which must leave room in its
-    registers: at most 200 with one or two warpgroups (208 and more spill), 96 with three; promote keeps them twice."""
+    registers: at most 200 with one or two warpgroups (208 and more spill), 96 with three; promote keeps
+    them twice."""
     limit = 96 if mma_warpgroups == 3 else LONE_ACCUMULATORS
     return accumulators(tile_shape_mn, mma_warpgroups) * (2 if problem.promote else 1) <= limit
 
@@ -171,7 +172,7 @@ def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:
 
 
 def split_k_has_no_pingpong(pingpong: bool, split_k: int) -> bool:
-    """Pingpong hides an epilogue behind the next tile; split_k is for problems with too few tiles for that."""
+    """Pingpong hides an epilogue behind the next tile; split_k is for problems with too few tiles to do so."""
     return split_k == 1 or not pingpong
 
 
@@ -368,7 +369,7 @@ def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
 
 
 def choose_default(space: Space, problem: Problem) -> Config:
-    """Return a safe config that fits the problem's shape: wide tiles if there are enough, else smaller ones."""
+    """Return a safe config that fits the shape: wide tiles if there are enough of them, else smaller ones."""
     sm_count = space.arch.nominal_sm_count
     swap = problem.m <= SLAB and problem.n > problem.m
     m, n = _kernel_extents(problem, swap)
