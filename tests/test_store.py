@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -146,6 +147,25 @@ def test_release_frees_the_key_although_a_forked_child_still_has_the_descriptor(
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_a_lock_on_a_file_that_its_last_holder_removed_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = Store(tmp_path), fcntl.flock
+    files = (tmp_path / "v1").rglob
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.undo()
+        [path] = files("*.lock")
+        path.unlink()  # as the last holder does, between our open and our lock
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    lock = store.try_lock(ARCH, KEY)
+    assert lock is not None and len(list(files("*.lock"))) == 1
+    assert store.try_lock(ARCH, KEY) is None
+    lock.release()
 
 
 def _race(root: Path, keys: list[str], start: multiprocessing.synchronize.Barrier) -> None:
