@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,13 @@ def test_a_bundle_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot write bundle"):
         export_bundle(tmp_path / "file" / "b.tar", Store(tmp_path / "s"), [], None)
+
+
+def test_imported_artifacts_are_found_under_the_toolchain_that_made_them(tmp_path: Path) -> None:
+    elsewhere = replace(Toolchain.current(), flavour="cu99")
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    export_bundle(tmp_path / "b.tar", here, [make(here, "a", elsewhere)], None)
+    _, [artifact] = import_bundle(tmp_path / "b.tar", there)
+    assert artifact.toolchain == elsewhere
+    assert Builder(there).find(source("a")) is None
+    assert Builder(there, toolchain=artifact.toolchain).find(source("a")) == artifact

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from samples import source
 
-from cutegen.build import Builder, Toolchain, artifact_key, host_runs, symbol_of, toolchain
+from cutegen.build import Builder, Toolchain, artifact_key, host_runs, machine, symbol_of, toolchain
 from cutegen.errors import BuildError
 from cutegen.store import Store
 
@@ -105,3 +105,25 @@ def test_nothing_is_compiled_for_a_toolchain_that_is_not_installed(tmp_path: Pat
         assert builder.find(source("")) is None
         with pytest.raises(BuildError, match=r"cannot compile for toolchain nvidia-cutlass-dsl 4.8.1 cu13"):
             builder.submit([source("")])
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "cgroup", "workers"),
+    [(16, 64, {}, 16), (16, 2, {}, 5), (4, 0, {}, 1), (16, 64, {"cpu.max": "250000 100000\n"}, 2)]
+    + [(16, 64, {"memory.max": f"{3 * 2**30}\n", "memory.current": f"{2**30}\n"}, 5)]
+    + [(16, 64, {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "5\n"}, 16)],
+)
+def test_workers_are_as_many_as_cores_and_memory_carry(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    gigabytes: int,
+    cgroup: dict[str, str],
+    workers: int,
+) -> None:
+    for name, text in cgroup.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_available_bytes", lambda: gigabytes * 2**30)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert machine.default_workers() == workers
