@@ -14,6 +14,7 @@ from samples import source
 
 from cutegen.build import (
     Artifact,
+    Builder,
     Toolchain,
     artifact_key,
     bundle,

@@ -109,9 +109,14 @@ def test_nothing_is_compiled_for_a_toolchain_that_is_not_installed(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("cores", "gigabytes", "cgroup", "workers"),
-    [(16, 64, {}, 16), (16, 2, {}, 5), (4, 0, {}, 1), (16, 64, {"cpu.max": "250000 100000\n"}, 2)]
-    + [(16, 64, {"memory.max": f"{3 * 2**30}\n", "memory.current": f"{2**30}\n"}, 5)]
-    + [(16, 64, {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "5\n"}, 16)],
+    [
+        (16, 64, {}, 16),
+        (16, 2, {}, 5),
+        (4, 0, {}, 1),
+        (16, 64, {"cpu.max": "250000 100000\n"}, 2),
+        (16, 64, {"memory.max": f"{3 * 2**30}\n", "memory.current": f"{2**30}\n"}, 5),
+        (16, 64, {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "5\n"}, 16),
+    ],
 )
 def test_workers_are_as_many_as_cores_and_memory_carry(
     tmp_path: Path,
