@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 
 from cutegen.problem import Problem
 from cutegen.space.config import Value
@@ -57,7 +57,7 @@ def take_census(space: Space, problem: Problem, fixed: Mapping[str, Sequence[Val
 def blockers(
     space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]]
 ) -> tuple[tuple[Violation, int, int], ...]:
-    """Return the rules that reject completions of ``fixed``, with (rejected, looked at) counts, most first.
+    """Return the fewest rules that together reject the completions of ``fixed``, with how many of how many.
 
     Use it when no legal config satisfies ``fixed`` although no single rule speaks about it alone. Only knobs
     that share a rule with a fixed one are varied; the others keep the value of the default config.
@@ -65,17 +65,25 @@ def blockers(
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
     """
+    left = [set(space.explain(problem, completion)) for completion in _completions(space, problem, fixed)]
+    total = len(left)
+    found: list[tuple[Violation, int, int]] = []
+    while left := [violations for violations in left if violations]:
+        counts = Counter(violation for violations in left for violation in violations)
+        worst = max(counts, key=lambda violation: (counts[violation], violation.rule))
+        found.append((worst, counts[worst], total))
+        left = [violations for violations in left if worst not in violations]
+    return tuple(found)
+
+
+def _completions(
+    space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]]
+) -> Iterator[dict[str, Value]]:
     near = {knob for rule in space.rules if set(rule.knobs) & set(fixed) for knob in rule.knobs}
     default = space.default(problem)
     domains = [
         tuple(fixed[knob]) if knob in fixed else space.domains[knob] if knob in near else (default[knob],)
         for knob in space.domains
     ]
-    counts: Counter[Violation] = Counter()
-    looked_at = 0
-    for values in product(*domains):
-        counts.update(space.explain(problem, dict(zip(space.domains, values, strict=True))))
-        looked_at += 1
-        if looked_at == _MOST_COMPLETIONS:
-            break
-    return tuple((violation, count, looked_at) for violation, count in counts.most_common())
+    for values in islice(product(*domains), _MOST_COMPLETIONS):
+        yield dict(zip(space.domains, values, strict=True))

@@ -1,0 +1,39 @@
+"""The ``cutegen`` command: hands each subcommand to its module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from cutegen import __version__
+from cutegen.cli_run import EXIT_OK, EXIT_USAGE
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "tune": ("cutegen.tune", "find the fastest kernel for each shape"),
+    "space": ("cutegen.space.__main__", "say which configs are legal, and why others are not"),
+    "pin": ("cutegen.pin.__main__", "write winners as a folder that needs neither compiler nor cutegen"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that ``argv`` names and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _COMMANDS:
+        module = importlib.import_module(_COMMANDS[words[0]][0])
+        code: int = module.main(words[1:])
+        return code
+    if words and words[0] == "--version":
+        print(f"cutegen {__version__}")
+        return EXIT_OK
+    asked = bool(words) and words[0] in {"-h", "--help"}
+    print(_usage(), file=sys.stdout if asked else sys.stderr)
+    return EXIT_OK if asked else EXIT_USAGE
+
+
+def _usage() -> str:
+    lines = ["usage: cutegen COMMAND ...", "", "commands:"]
+    lines += [f"  {name:<6} {what}" for name, (_, what) in _COMMANDS.items()]
+    return "\n".join([*lines, "", "cutegen COMMAND --help tells more; cutegen --version prints the version"])

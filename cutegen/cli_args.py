@@ -1,0 +1,128 @@
+"""Command-line arguments that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cutegen.arch import ARCHES
+from cutegen.errors import UsageError
+from cutegen.problem import ACTIVATIONS, LAYOUTS, OUT_DTYPES, Problem
+from cutegen.shapes import NamedProblem, parse_shape, read_shapes
+from cutegen.space import Space, Value, parse_value
+
+__all__ = [
+    "EXIT_CODES",
+    "add_problem_arguments",
+    "named_problems",
+    "parse_set",
+    "positive_float",
+    "positive_int",
+]
+
+EXIT_CODES = """exit codes:
+  0    every shape has a winner (or: the question was answered)
+  1    some shape has no winner
+  2    bad usage: an argument, a shape, a shapes file, a knob
+  3    the environment: no GPU, no compiler, an unusable cache, table or database
+  130  interrupted; everything measured is kept and the same command continues
+"""
+
+
+def positive_int(text: str) -> int:
+    """Return the positive integer that ``text`` is; for ``argparse``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def positive_float(text: str) -> float:
+    """Return the positive number that ``text`` is; for ``argparse``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is to be computed."""
+    group = parser.add_argument_group("problem")
+    group.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="MxNxK",
+        help="extents, BATCHxMxNxK for batches; repeatable",
+    )
+    group.add_argument(
+        "--shapes",
+        type=Path,
+        metavar="FILE.toml",
+        help="[[shape]] tables: id m n k dtype layout [batch out ...]",
+    )
+    group.add_argument("--dtype", help=f"of A and B: {', '.join(OUT_DTYPES)} (default bf16)")
+    group.add_argument(
+        "--out-dtype", help="of D: bf16, fp16, fp32, int32 (default: as --dtype where it can be)"
+    )
+    group.add_argument("--layout", help=f"of A and B: {', '.join(LAYOUTS)} (default tn, torch's x @ w.T)")
+    group.add_argument(
+        "--options",
+        metavar="WORDS",
+        help="what else a problem may say, such as 'beta bias=n act=relu any_order'; "
+        f"activations: {', '.join(filter(None, ACTIVATIONS))}",
+    )
+    parser.add_argument(
+        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+    )
+
+
+def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
+    """Return the problems that the arguments ask for, without repeats.
+
+    Raises:
+        UsageError: There is none, or a shape or shapes file is malformed.
+        ProblemError: A shape is not one that the family computes.
+    """
+    if not args.shape and args.shapes is None:
+        raise UsageError("no shape given; use --shape MxNxK or --shapes FILE.toml")
+    options = {"--dtype": args.dtype, "--out-dtype": args.out_dtype, "--layout": args.layout}
+    options["--options"] = args.options
+    given = [name for name, value in options.items() if value is not None]
+    if given and not args.shape:
+        raise UsageError(f"{given[0]} goes with --shape; {args.shapes} states it for each shape")
+    found = [_from_word(word, args) for word in args.shape]
+    if args.shapes is not None:
+        found += read_shapes(args.shapes, args.family)
+    return tuple({item.problem: item for item in reversed(found)}.values())[::-1]
+
+
+def _from_word(word: str, args: argparse.Namespace) -> NamedProblem:
+    m, n, k, batch = parse_shape(word)
+    out = f"out={args.out_dtype}" if args.out_dtype else ""
+    line = f"{args.family} {batch}x{m}x{n}x{k} {args.dtype or 'bf16'} {args.layout or 'tn'} {out} "
+    line += args.options or ""
+    return NamedProblem(word.strip().lower(), Problem.parse(line))
+
+
+def parse_set(words: Sequence[str], space: Space, problem: Problem) -> Mapping[str, tuple[Value, ...]]:
+    """Return the knobs that ``knob=v1,v2`` words restrict, with their values.
+
+    Raises:
+        UsageError: A word is not of that form or a knob is named twice.
+        ConfigError: A knob or a value does not exist.
+    """
+    fixed: dict[str, tuple[Value, ...]] = {}
+    for word in words:
+        knob, equals, values = word.partition("=")
+        if not equals or not knob or not all(values.split(",")):
+            raise UsageError(f"--set {word!r} is not of the form knob=v1,v2")
+        if knob in fixed:
+            raise UsageError(f"--set names {knob} twice; write {knob}=v1,v2")
+        fixed[knob] = tuple(dict.fromkeys(parse_value(value) for value in values.split(",")))
+        for value in fixed[knob]:
+            space.explain(problem, {knob: value})
+    return fixed

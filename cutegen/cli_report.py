@@ -1,0 +1,187 @@
+"""Results as people and programs read them: aligned tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cutegen.arch import find_arch
+from cutegen.build import Resources
+from cutegen.catalog import find_space
+from cutegen.digest import Json
+from cutegen.policy import Timing
+from cutegen.space import Config, format_value
+from cutegen.stats import geometric_mean
+from cutegen.tuner import Failed, Row, TuneResult
+
+__all__ = ["document", "result_lines", "short_config", "summary_lines"]
+
+#: Candidates shown where nothing was measured.
+_PREDICTED_ROWS = 8
+
+
+def result_lines(name: str, result: TuneResult | Failed) -> list[str]:
+    """Return the lines that show what one problem came to."""
+    if isinstance(result, Failed):
+        return [f"{name}: {result.problem}", f"  no winner: {result.error}"]
+    how = "from records" if result.reused else f"{result.candidates} candidates"
+    where = result.device or f"{result.arch}, nothing measured: times are predicted"
+    lines = [f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"]
+    lines += _measured_table(result) if result.measured else _predicted_table(result)
+    return [*lines, f"  best: {result.config}" if result.measured else f"  predicted best: {result.config}"]
+
+
+def _counts(result: TuneResult) -> str:
+    bad = {k: v for k, v in sorted(result.outcomes.items()) if k != "ok"}
+    words = [f"{count} {outcome}" for outcome, count in bad.items()]
+    words += [f"{result.untried} untried for lack of time"] if result.untried else []
+    return "".join(f", {word}" for word in words)
+
+
+def _measured_table(result: TuneResult) -> list[str]:
+    rows = [["", "time us", "TFLOP/s", "vs torch.mm", "regs", "smem KB", "config"]]
+    for row in result.rows:
+        timing = row.timing
+        if timing is not None:
+            cells = [_mark(row, result), *_time(timing.median_us, result), _ratio(timing)]
+            rows.append([*cells, *_taken(row.resources), short_config(result, row.config)])
+    if result.torch is not None:
+        name = result.torch.reference or "torch.mm"
+        mark = "best" if result.torch_wins else ""
+        rows.append([mark, *_time(result.torch.median_us, result), "1.000", "", "", name])
+    return _align(rows)
+
+
+def _predicted_table(result: TuneResult) -> list[str]:
+    rows = [["", "predicted us", "predicted TFLOP/s", "regs", "spill B", "smem KB", "config"]]
+    shown = [row for at, row in enumerate(result.rows) if at < _PREDICTED_ROWS or row.default]
+    for row in shown:
+        taken = row.resources
+        spills = str(taken.spill_store_bytes + taken.spill_load_bytes) if taken else ""
+        registers, smem = _taken(taken)
+        time, rate = _time(row.predicted_us or 0.0, result)
+        mark = "default" if row.default else ""
+        rows.append(
+            [mark, f"{time} predicted", rate, registers, spills, smem, short_config(result, row.config)]
+        )
+    lines = _align(rows)
+    hidden = len(result.rows) - len(shown)
+    return lines + ([f"  ... and {hidden} more that compile, predicted to be slower"] if hidden else [])
+
+
+def _mark(row: Row, result: TuneResult) -> str:
+    words = []
+    if row.chosen and not result.torch_wins:
+        words.append("best")
+    elif row.equal:
+        words.append("tied")
+    if row.default:
+        words.append("default")
+    return " ".join(words)
+
+
+def _time(time_us: float, result: TuneResult) -> list[str]:
+    return [f"{time_us:.2f}", f"{result.problem.flops / time_us / 1e6:.1f}" if time_us else ""]
+
+
+def _ratio(timing: Timing) -> str:
+    if timing.ratio is None or timing.ratio_low is None or timing.ratio_high is None:
+        return ""
+    return f"{timing.ratio:.3f} [{timing.ratio_low:.3f}, {timing.ratio_high:.3f}]"
+
+
+def _taken(resources: Resources | None) -> list[str]:
+    if resources is None:
+        return ["", ""]
+    return [str(resources.registers), f"{resources.smem_bytes / 1024:.0f}"]
+
+
+def short_config(result: TuneResult, config: Config) -> str:
+    """Return the knobs in which ``config`` is not the simplest, which is how people compare configs."""
+    space = find_space(result.problem.family, find_arch(result.arch))
+    first = next(iter(space.domains))
+    shown = {knob for knob, domain in space.domains.items() if knob == first or config[knob] != domain[0]}
+    return " ".join(f"{knob}={format_value(value)}" for knob, value in config.items() if knob in shown)
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows with columns lined up: text to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    last = len(widths) - 1
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def summary_lines(results: Mapping[str, TuneResult | Failed]) -> list[str]:
+    """Return one line per problem and the geometric mean, for runs of more than one problem."""
+    measured = {name: r for name, r in results.items() if isinstance(r, TuneResult) and r.measured}
+    failed = [name for name, r in results.items() if isinstance(r, Failed)]
+    lines = []
+    if len(measured) > 1:
+        rows = [["shape", "time us", "TFLOP/s", "vs torch.mm", "vs default", "config"]]
+        for name, result in measured.items():
+            winner = result.winner.timing
+            assert winner is not None
+            gain = f"{result.ratio_to_default.mid:.3f}" if result.ratio_to_default else ""
+            cells = [name, *_time(winner.median_us, result), _ratio(winner), gain]
+            rows.append([*cells, short_config(result, result.config)])
+        lines += _align(rows)
+    ratios = [r.winner.timing.ratio for r in measured.values() if r.winner.timing and r.winner.timing.ratio]
+    if len(ratios) > 1:
+        lines.append(
+            f"geometric mean of torch.mm's time over cutegen's: {geometric_mean(ratios):.3f} "
+            f"({len(ratios)} shapes)"
+        )
+    if failed:
+        lines.append(f"without a winner: {', '.join(failed)}")
+    return lines
+
+
+def document(results: Mapping[str, TuneResult | Failed], about: Mapping[str, Json]) -> dict[str, Json]:
+    """Return everything as plain JSON data."""
+    return {"schema": 1, **about, "results": [_result_json(name, r) for name, r in results.items()]}
+
+
+def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
+    head: dict[str, Json] = {
+        "name": name,
+        "problem": str(result.problem),
+        "seconds": round(result.seconds, 3),
+    }
+    if isinstance(result, Failed):
+        return {**head, "winner": None, "error": str(result.error)}
+    ratio = result.ratio_to_default
+    return {
+        **head,
+        "measured": result.measured,
+        "reused": result.reused,
+        "run": result.run,
+        "outcomes": dict(result.outcomes),
+        "untried": result.untried,
+        "winner": "torch" if result.torch_wins else result.config.to_json(),
+        "ratio_to_default": None if ratio is None else [ratio.low, ratio.mid, ratio.high],
+        "torch": result.torch.to_json() if result.torch else None,
+        "candidates": [_row_json(row, result) for row in result.rows],
+    }
+
+
+def _row_json(row: Row, result: TuneResult) -> dict[str, Json]:
+    flops = result.problem.flops
+    timing = row.timing
+    return {
+        "config": row.config.to_json(),
+        "default": row.default,
+        "chosen": row.chosen,
+        "tied": row.equal,
+        "timing": timing.to_json() if timing else None,
+        "tflops": flops / timing.median_us / 1e6 if timing else None,
+        "predicted_us": row.predicted_us,
+        "resources": row.resources.to_json() if row.resources else None,
+        "artifact_key": row.artifact_key,
+        "trial": row.trial,
+    }

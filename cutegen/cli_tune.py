@@ -1,0 +1,250 @@
+"""``python -m cutegen.tune``: arguments, progress and output of a tuning run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cutegen import __version__
+from cutegen.arch import find_arch
+from cutegen.catalog import families, find_space
+from cutegen.cli_args import (
+    EXIT_CODES,
+    add_problem_arguments,
+    named_problems,
+    parse_set,
+    positive_float,
+    positive_int,
+)
+from cutegen.cli_progress import Display, make_display
+from cutegen.cli_report import document, result_lines, summary_lines
+from cutegen.cli_run import EXIT_NO_WINNER, EXIT_OK, run_command
+from cutegen.cli_space import refuse
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.errors import DeviceError, UsageError
+from cutegen.shapes import NamedProblem
+from cutegen.space import Space, Value
+from cutegen.store import Store
+from cutegen.tuner import AutoTuner, Effort, Failed, Request, TuneResult
+from cutegen.tuner.bundle import Imported, export_candidates, import_candidates
+
+__all__ = ["main"]
+
+_EXAMPLES = """examples:
+  python -m cutegen.tune gemm --shape 4096x4096x4096 --shape 64x7168x2048 --dtype bf16
+  python -m cutegen.tune gemm --shapes shapes.toml --budget 600 --table mine.json
+  python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
+  python -m cutegen.tune gemm --arch sm_90a --shape 4096x4096x4096 --export candidates.tar
+  python -m cutegen.tune gemm --import candidates.tar
+
+Candidates are compiled while others are checked against a fp64 reference on the GPU; those that are right are
+timed next to torch.mm. Whatever ran is kept: the same command again continues, or answers from the records.
+With --arch nothing is measured: candidates are compiled and inspected, and times are the model's predictions.
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cutegen.tune",
+        description="Find the fastest kernel for each shape: search, compile, check, measure, choose.",
+        epilog=_EXAMPLES + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    add_problem_arguments(parser)
+    _add_effort(parser)
+    _add_files(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    return parser
+
+
+def _add_effort(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("effort")
+    group.add_argument(
+        "--budget", type=positive_float, metavar="SECONDS", help="for all shapes together (default: no limit)"
+    )
+    group.add_argument(
+        "--candidates",
+        type=positive_int,
+        metavar="N",
+        help=f"kernels to compile per shape before refinement (default {Effort().classes})",
+    )
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KNOB=V1,V2", help="try only these values; repeatable"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the order within measuring rounds (default 0)")
+    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
+    group.add_argument("--allow-torch", action="store_true", help="let torch.mm win an entry of the table")
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("files")
+    group.add_argument("--table", type=Path, metavar="FILE", help="dispatch table to write winners to (JSON)")
+    group.add_argument("--db", type=Path, metavar="FILE", help="database of all trials (SQLite)")
+    group.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="compiled kernels, and table and database unless named (default: CUTEGEN_CACHE_DIR, else the "
+        "user's cache folder)",
+    )
+    group.add_argument("--export", type=Path, metavar="FILE.tar", help="carry the compiled candidates away")
+    group.add_argument(
+        "--import",
+        type=Path,
+        metavar="FILE.tar",
+        dest="bundle",
+        help="measure candidates that were compiled elsewhere; needs no compiler; import only what you trust",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    device = None if args.arch else _device()
+    imported = _import(args, device)
+    if imported is not None and not args.shape and args.shapes is None:
+        problems: tuple[NamedProblem, ...] = tuple(NamedProblem(str(p), p) for p in imported.candidates)
+    else:
+        problems = named_problems(args)
+    display = make_display(args.quiet)
+    with _tuner(args, device, imported, display) as tuner:
+        requests = [_request(tuner, item, args, imported) for item in problems]
+        results = _collect(tuner, problems, requests, args, display)
+        return _finish(tuner, results, args)
+
+
+def _device() -> Device:
+    try:
+        return present_device()
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}; to compile and predict without a GPU give --arch, such as sm_90a"
+        ) from error
+
+
+def _import(args: argparse.Namespace, device: Device | None) -> Imported | None:
+    if args.bundle is None:
+        return None
+    imported = import_candidates(args.bundle, Store(args.cache_dir) if args.cache_dir else Store.default())
+    target = device.arch if device else find_arch(args.arch)
+    if imported.arch != target:
+        raise UsageError(f"bundle {args.bundle} is for {imported.arch}, not for {target}")
+    return imported
+
+
+def _tuner(
+    args: argparse.Namespace, device: Device | None, imported: Imported | None, display: Display
+) -> AutoTuner:
+    return AutoTuner(
+        args.arch,
+        device=device,
+        cache_dir=args.cache_dir,
+        db=args.db,
+        table=args.table,
+        workers=args.workers,
+        seed=args.seed,
+        allow_torch=args.allow_torch,
+        again=args.again,
+        observe=display.show,
+        toolchain=imported.toolchain if imported else None,
+    )
+
+
+def _request(
+    tuner: AutoTuner, item: NamedProblem, args: argparse.Namespace, imported: Imported | None
+) -> Request:
+    space = find_space(item.problem.family, tuner.setting.arch)
+    fixed = parse_set(args.set, space, item.problem)
+    if imported is None:
+        _require_legal(space, item, fixed)
+        return tuner.request(item.problem, args.candidates, fixed, args.budget)
+    if item.problem not in imported.candidates:
+        known = "; ".join(map(str, imported.candidates))
+        raise UsageError(f"bundle {args.bundle} has no candidates for {item.problem}; it has {known}")
+    wanted = imported.candidates[item.problem]
+    if fixed:
+        wanted = tuple(c for c in wanted if all(c[knob] in values for knob, values in fixed.items()))
+    return tuner.request(item.problem, wanted, None, args.budget)
+
+
+def _require_legal(space: Space, item: NamedProblem, fixed: Mapping[str, tuple[Value, ...]]) -> None:
+    """Refuse a ``--set`` that leaves nothing, naming the rules, before anything is compiled."""
+    if next(space.configs(item.problem, fixed), None) is None:
+        refuse(space, item.problem, fixed)
+
+
+def _collect(
+    tuner: AutoTuner,
+    problems: Sequence[NamedProblem],
+    requests: Sequence[Request],
+    args: argparse.Namespace,
+    display: Display,
+) -> dict[str, TuneResult | Failed]:
+    results: dict[str, TuneResult | Failed] = {}
+    stream = tuner.run(requests, args.budget)
+    try:
+        with display:
+            for at, item in enumerate(problems, 1):
+                display.begin(item.name, at, len(problems))
+                result = next(stream)
+                display.hide()
+                results[_unused(item, results)] = result
+                if not args.json:
+                    print("\n".join(result_lines(item.name, result)), flush=True)
+    except KeyboardInterrupt:
+        if args.json and results:
+            _print_json(tuner, results, interrupted=True)
+        raise
+    return results
+
+
+def _unused(item: NamedProblem, results: Mapping[str, object]) -> str:
+    return item.name if item.name not in results else f"{item.name} ({item.problem})"
+
+
+def _finish(tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], args: argparse.Namespace) -> int:
+    if args.json:
+        _print_json(tuner, results)
+    else:
+        for line in summary_lines(results):
+            print(line)
+    if args.export is not None:
+        found = [r for r in results.values() if isinstance(r, TuneResult)]
+        count = export_candidates(args.export, tuner.setting, found)
+        _say(f"exported {count} compiled kernels to {args.export}")
+    setting = tuner.setting
+    places = [f"winners in {setting.table}"] if setting.table else []
+    _say(", ".join([*places, f"trials in {setting.db}"]))
+    return EXIT_NO_WINNER if any(isinstance(r, Failed) for r in results.values()) else EXIT_OK
+
+
+def _print_json(
+    tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], *, interrupted: bool = False
+) -> None:
+    setting = tuner.setting
+    about: dict[str, Json] = {
+        "cutegen": __version__,
+        "arch": setting.arch.name,
+        "device": setting.device.to_json() if setting.device else None,
+        "toolchain": setting.toolchain.to_json(),
+        "table": str(setting.table) if setting.table else None,
+        "db": str(setting.db),
+        "interrupted": interrupted,
+    }
+    print(json.dumps(document(results, about), indent=1))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

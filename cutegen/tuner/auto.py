@@ -1,0 +1,354 @@
+"""Tuning from Python: :class:`AutoTuner` tunes problems, remembers the answers and says what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build import Toolchain
+from cutegen.catalog import find_space
+from cutegen.device import Device, present_device
+from cutegen.dispatch import autotune_disabled
+from cutegen.errors import UsageError
+from cutegen.problem import Epilogue, Problem
+from cutegen.space import Config, Value
+from cutegen.trials import TrialStore
+from cutegen.tuner.progress import Observer, ignore_progress
+from cutegen.tuner.request import Effort, Request
+from cutegen.tuner.result import Row, TuneResult
+from cutegen.tuner.setting import Setting
+from cutegen.tuner.tuning import Failed, Tuning
+from cutegen.tuner.workshop import Bench, Compiler, Workshop
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AutoTuner", "HistoryEntry"]
+
+#: How many kernels to compile, or the very configs to try.
+Candidates = int | Sequence[Config | Mapping[str, Value]]
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One tuning that an :class:`AutoTuner` did.
+
+    Attributes:
+        problem: What was tuned.
+        candidates: How many candidates got an outcome.
+        best: The winning config.
+        time_us: Its time in microseconds: measured, or predicted where there is no GPU.
+        seconds: Wall-clock time of the tuning.
+    """
+
+    problem: Problem
+    candidates: int
+    best: Config
+    time_us: float | None
+    seconds: float
+
+
+class AutoTuner:
+    """Finds the fastest config for problems, on the GPU at hand or, for a named target, by compiling only.
+
+    Every trial goes to the database and every winner to the dispatch table, as with
+    ``python -m cutegen.tune``; what either knows already is not measured again. Used as a context manager it
+    keeps the compiler and the measuring process between calls.
+
+    Args:
+        arch: A target such as ``sm_90a``: compile, inspect and predict for it instead of measuring.
+        cache_dir: Folder for artifacts, database and table; default ``CUTEGEN_CACHE_DIR``, else the user's.
+        db: The trial database.
+        table: The dispatch table.
+        effort: How much to try.
+        budget_s: Seconds per call, None for no limit.
+        workers: Most compilations at a time.
+        seed: Of the order within measuring rounds.
+        allow_torch: Whether ``torch.mm`` may win an entry of the table.
+        again: Whether to measure anew what earlier runs did.
+        observe: Told about progress.
+        toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
+        device: The GPU to measure on, instead of asking the driver.
+        make_compiler: Replaces the builder, for tests.
+        make_bench: Replaces the measuring child, for tests.
+
+    Raises:
+        ArchError: The architecture is unknown, or cutegen has no target for the GPU.
+        DeviceError: No architecture is given and there is no GPU.
+    """
+
+    def __init__(
+        self,
+        arch: str | Arch | None = None,
+        *,
+        cache_dir: Path | str | None = None,
+        db: Path | str | None = None,
+        table: Path | str | None = None,
+        effort: Effort | None = None,
+        budget_s: float | None = None,
+        workers: int | None = None,
+        seed: int = 0,
+        allow_torch: bool = False,
+        again: bool = False,
+        observe: Observer = ignore_progress,
+        toolchain: Toolchain | None = None,
+        device: Device | None = None,
+        make_compiler: Callable[[], Compiler] | None = None,
+        make_bench: Callable[[], Bench] | None = None,
+    ) -> None:
+        if arch is None:
+            device = device or present_device()
+        target = device.arch if device else find_arch(str(arch))
+        self.setting = Setting.of(
+            target,
+            device,
+            cache_dir=_path(cache_dir),
+            db=_path(db),
+            table=_path(table),
+            workers=workers,
+            toolchain=toolchain,
+            make_compiler=make_compiler,
+            make_bench=make_bench,
+        )
+        self._effort = effort or Effort()
+        self._budget_s = budget_s
+        self._seed = seed
+        self._allow_torch = allow_torch
+        self._again = again
+        self._observe = observe
+        self._workshop: Workshop | None = None
+        self._cache: dict[Problem, TuneResult] = {}
+        self._history: list[HistoryEntry] = []
+        self._hits = 0
+        self._lookups = 0
+
+    def __enter__(self) -> Self:
+        self._workshop = self.setting.workshop()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        workshop, self._workshop = self._workshop, None
+        if workshop is not None:
+            workshop.close()
+
+    # -- tuning
+
+    def tune(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        out_dtype: str = "",
+        layout: str = "tn",
+        epilogue: Epilogue | None = None,
+        candidates: Candidates | None = None,
+    ) -> TuneResult:
+        """Return the best config for ``D[m, n] = A[m, k] @ B[k, n]``, tuning it unless that is known.
+
+        With ``CUTEGEN_DISABLE_AUTOTUNE=1`` the answer is the default config, with a predicted time.
+
+        Args:
+            m: Rows of A and D.
+            n: Columns of B and D.
+            k: Columns of A, rows of B.
+            batch: Independent products.
+            dtype: Of A and B: ``bf16`` or ``fp16``.
+            out_dtype: Of D; as ``dtype`` by default.
+            layout: Which extents A and B are contiguous along: ``tn``, ``nn``, ``nt`` or ``tt``.
+            epilogue: What is fused behind the product.
+            candidates: How many kernels to compile, or the very configs to try. When given, an answer that
+                this object remembers does not count.
+
+        Raises:
+            NoWinnerError: No candidate works.
+            ConfigError: A given candidate breaks rules.
+            ProblemError: The problem is ill-formed.
+            BuildError: There is no compiler.
+            MeasureError: The GPU cannot hold the problem, or a timing cannot be trusted.
+            StoreError: Cache, database or table cannot be used.
+        """
+        problem = Problem(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
+        return self.tune_problem(problem, candidates=candidates)
+
+    def tune_problem(
+        self,
+        problem: Problem,
+        *,
+        candidates: Candidates | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+    ) -> TuneResult:
+        """Return the best config for ``problem``; as :meth:`tune`.
+
+        Args:
+            problem: What is to be computed.
+            candidates: How many kernels to compile, or the very configs to try.
+            fixed: Knobs restricted to some values.
+        """
+        if candidates is None and not fixed:
+            known = self._lookup(problem)
+            if known is not None:
+                return known
+        if autotune_disabled():
+            return self._default(problem)
+        [result] = self.tune_all([problem], candidates=candidates, fixed=fixed, budget_s=self._budget_s)
+        if isinstance(result, Failed):
+            raise result.error
+        return result
+
+    def tune_all(
+        self,
+        problems: Iterable[Problem],
+        *,
+        candidates: Candidates | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        budget_s: float | None = None,
+    ) -> Iterator[TuneResult | Failed]:
+        """Yield what each problem came to; a problem without a winner does not stop the others.
+
+        While one problem is measured the next one's candidates are being compiled.
+
+        Args:
+            problems: What to tune.
+            candidates: How many kernels to compile per problem, or the very configs to try.
+            fixed: Knobs restricted to some values.
+            budget_s: Seconds for all problems together.
+        """
+        requests = [self.request(problem, candidates, fixed, budget_s) for problem in problems]
+        return self.run(requests, budget_s)
+
+    def run(
+        self, requests: Sequence[Request], budget_s: float | None = None
+    ) -> Iterator[TuneResult | Failed]:
+        """Yield what each of ``requests`` (see :meth:`request`) came to, in order."""
+        workshop = self._workshop or self.setting.workshop()
+        try:
+            with TrialStore(self.setting.db) as trials:
+                tuning = Tuning(self.setting, workshop, trials, observe=self._observe, again=self._again)
+                for result in tuning.run(requests, budget_s):
+                    if isinstance(result, TuneResult):
+                        self._remember(result)
+                    yield result
+        finally:
+            if workshop is not self._workshop:
+                workshop.close()
+
+    def request(
+        self,
+        problem: Problem,
+        candidates: Candidates | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        budget_s: float | None = None,
+    ) -> Request:
+        """Return what :meth:`run` needs to know of one problem.
+
+        Raises:
+            ConfigError: A given candidate breaks rules.
+            UsageError: There are no candidates.
+        """
+        effort = self._effort
+        explicit: tuple[Config, ...] = ()
+        if isinstance(candidates, int):
+            if candidates < 1:
+                raise UsageError(f"candidates={candidates} must be at least 1")
+            effort = replace(effort, classes=candidates)
+        elif candidates is not None:
+            explicit = self._explicit(problem, candidates)
+        return Request(
+            problem=problem,
+            arch=self.setting.arch,
+            sm_count=self.setting.sm_count,
+            effort=effort,
+            fixed=dict(fixed or {}),
+            explicit=explicit,
+            budget_s=budget_s,
+            seed=self._seed,
+            allow_torch=self._allow_torch,
+        )
+
+    def _explicit(
+        self, problem: Problem, candidates: Sequence[Config | Mapping[str, Value]]
+    ) -> tuple[Config, ...]:
+        space = find_space(problem.family, self.setting.arch)
+        configs = tuple(Config({knob: given[knob] for knob in given}) for given in candidates)
+        if not configs:
+            raise UsageError("candidates is empty; give at least one config, or how many to try")
+        for config in configs:
+            space.require(problem, config)
+        return tuple(Config({knob: config[knob] for knob in space.domains}) for config in configs)
+
+    def _default(self, problem: Problem) -> TuneResult:
+        row = Row(find_space(problem.family, self.setting.arch).default(problem), default=True, chosen=True)
+        return TuneResult(problem, self.setting.arch.name, "", (row,))
+
+    # -- memory
+
+    def _remember(self, result: TuneResult) -> None:
+        self._cache[result.problem] = result
+        self._history.append(
+            HistoryEntry(result.problem, result.candidates, result.config, result.time_us, result.seconds)
+        )
+
+    def _lookup(self, problem: Problem) -> TuneResult | None:
+        self._lookups += 1
+        known = self._cache.get(problem)
+        self._hits += known is not None
+        return known
+
+    def get_cached(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        out_dtype: str = "",
+        layout: str = "tn",
+        epilogue: Epilogue | None = None,
+    ) -> TuneResult | None:
+        """Return what this object found out about a problem, None if it did not tune it; never tunes."""
+        return self._lookup(
+            Problem(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
+        )
+
+    @property
+    def cache(self) -> Mapping[Problem, TuneResult]:
+        """The results that this object remembers, by problem."""
+        return MappingProxyType(self._cache)
+
+    @property
+    def cache_size(self) -> int:
+        """How many results it remembers."""
+        return len(self._cache)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of lookups, by :meth:`tune` and :meth:`get_cached`, that were remembered; else 0."""
+        return self._hits / self._lookups if self._lookups else 0.0
+
+    @property
+    def total_tunes(self) -> int:
+        """How many tunings it did."""
+        return len(self._history)
+
+    def clear_cache(self) -> None:
+        """Forget all results and counts of lookups; the database, the table and the history stay."""
+        self._cache.clear()
+        self._hits = self._lookups = 0
+
+    def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
+        """Return every tuning of this object, oldest first."""
+        return tuple(self._history)
+
+
+def _path(path: Path | str | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -1,0 +1,97 @@
+"""Which config wins: the fastest, ties going to the default, then the incumbent, then the simpler one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cutegen.policy import Timing
+from cutegen.space import Config, Space
+from cutegen.stats import Interval, choose, tied
+
+__all__ = ["TORCH", "Choice", "choose_winner", "pick_finalists", "ratio_between"]
+
+#: The name under which the vendor library competes.
+TORCH = "torch.mm"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided and why.
+
+    Attributes:
+        config: The config to use.
+        torch_wins: Whether ``torch.mm`` is faster than it, outside the margin.
+        equals: Every config that cannot be told apart from the fastest, in order of preference.
+    """
+
+    config: Config
+    torch_wins: bool
+    equals: tuple[Config, ...]
+
+
+def choose_winner(
+    space: Space,
+    timings: Mapping[Config, Timing],
+    *,
+    default: Config,
+    incumbent: Config | None = None,
+) -> Choice:
+    """Return the choice among ``timings``, which were measured together.
+
+    The fastest wins unless others are tied with it. Among those the default comes first, since an entry must
+    beat it to be worth having; then the config that the table already names, so that tuning again does not
+    flip between equals; then the simpler one.
+
+    Args:
+        space: Says which of two configs is simpler.
+        timings: Settled timings, at least one.
+        default: What is used without a table.
+        incumbent: What the table names now.
+
+    Raises:
+        MeasureError: ``timings`` is empty.
+    """
+
+    def preference(config: Config) -> tuple[bool, bool, tuple[int, ...]]:
+        return config != default, config != incumbent, space.simplicity(config)
+
+    ordered = sorted(timings, key=preference)
+    by_name = {config.digest: config for config in ordered}
+    times = {name: timings[config].paired for name, config in by_name.items()}
+    name, names = choose(times, list(by_name))
+    winner = by_name[name]
+    return Choice(winner, _torch_wins(timings[winner]), tuple(by_name[n] for n in names))
+
+
+def _torch_wins(timing: Timing) -> bool:
+    if timing.ratio is None or timing.ratio_low is None or timing.ratio_high is None:
+        return False
+    ratio = Interval(timing.ratio_low, timing.ratio, timing.ratio_high)
+    return ratio.mid < 1 and not tied(ratio, Interval(1.0, 1.0, 1.0))
+
+
+def pick_finalists(
+    times_us: Mapping[Config, float], limit: int, band: float, always: Sequence[Config]
+) -> tuple[Config, ...]:
+    """Return the configs to measure with care: ``always``, then the fastest within ``band`` of the best.
+
+    Args:
+        times_us: Screened microseconds, drift removed.
+        limit: Most configs beside ``always``.
+        band: Fraction above the best that may still turn out to win.
+        always: Configs that compete whatever their time, if they have one.
+    """
+    if not times_us:
+        return ()
+    worst = min(times_us.values()) * (1 + band)
+    fast = sorted((time, config.digest, config) for config, time in times_us.items() if time <= worst)
+    chosen = [config for config in always if config in times_us]
+    chosen += [config for _, _, config in fast if config not in chosen][:limit]
+    return tuple(dict.fromkeys(chosen))
+
+
+def ratio_between(slower: Timing, faster: Timing) -> Interval:
+    """Return ``slower`` / ``faster`` with a cautious interval: above 1 means that the second is faster."""
+    a, b = slower.paired, faster.paired
+    return Interval(a.low / b.high, a.mid / b.mid, a.high / b.low)

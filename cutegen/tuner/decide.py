@@ -1,0 +1,151 @@
+"""From finalists to a result and a table entry, with the evidence in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cutegen.device import Device
+from cutegen.entry import Entry
+from cutegen.errors import StoreError
+from cutegen.policy import Timing
+from cutegen.space import Config, Space
+from cutegen.stats import Interval
+from cutegen.trial import Trial
+from cutegen.tuner.attempt import Attempt
+from cutegen.tuner.choose import choose_winner, ratio_between
+from cutegen.tuner.ledger import resources_of
+from cutegen.tuner.request import Request
+from cutegen.tuner.result import Row, TuneResult
+
+__all__ = ["decide", "predicted_result", "recorded_result"]
+
+Predict = Callable[[Config], float]
+
+
+def decide(
+    request: Request,
+    space: Space,
+    device: Device,
+    finalists: Sequence[Attempt],
+    torch: Timing | None,
+    *,
+    default: Config,
+    incumbent: Config | None,
+) -> TuneResult:
+    """Return the result that the settled timings of ``finalists`` amount to."""
+    timings = {a.config: a.final for a in finalists if a.final is not None}
+    choice = choose_winner(space, timings, default=default, incumbent=incumbent)
+    rows = [_row(a, default, choice.config, choice.equals) for a in finalists]
+    return TuneResult(
+        problem=request.problem,
+        arch=request.arch.name,
+        device=device.name,
+        rows=_winner_first(rows),
+        torch=torch,
+        torch_wins=choice.torch_wins and request.allow_torch,
+        ratio_to_default=_ratio(timings.get(default), timings[choice.config]),
+    )
+
+
+def _row(attempt: Attempt, default: Config, chosen: Config, equals: Sequence[Config]) -> Row:
+    return Row(
+        config=attempt.config,
+        default=attempt.config == default,
+        chosen=attempt.config == chosen,
+        equal=attempt.config in equals,
+        timing=attempt.final,
+        resources=attempt.resources,
+        artifact_key=attempt.artifact_key,
+        trial=attempt.final_trial,
+    )
+
+
+def _winner_first(rows: Sequence[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: (not row.chosen, row.time_us or 0.0)))
+
+
+def _ratio(default: Timing | None, winner: Timing) -> Interval | None:
+    if default is None:
+        return None
+    return Interval(1.0, 1.0, 1.0) if default is winner else ratio_between(default, winner)
+
+
+def entry_of(result: TuneResult, torch_trial: str) -> Entry:
+    """Return what the table should say about the problem of a measured ``result``."""
+    winner = result.winner
+    timing = result.torch if result.torch_wins else winner.timing
+    if timing is None:
+        raise StoreError(f"nothing was measured for {result.problem}, so the table cannot name a winner")
+    default = next((row.trial for row in result.rows if row.default), "")
+    trials = dict.fromkeys(name for name in (winner.trial, default, torch_trial) if name)
+    return Entry(
+        problem=result.problem,
+        config=winner.config,
+        source="torch" if result.torch_wins else "cutegen",
+        artifact_key=winner.artifact_key,
+        time_us=timing.median_us,
+        interval=(timing.low_us, timing.high_us),
+        ratio_to_torch=timing.ratio,
+        ratio_to_default=result.ratio_to_default.mid if result.ratio_to_default else None,
+        trial_ids=tuple(trials),
+    )
+
+
+def recorded_result(
+    request: Request, space: Space, device: Device, entry: Entry, finals: Sequence[Trial]
+) -> TuneResult | None:
+    """Return the result of a finished run from its records, None if they do not hold all of it."""
+    ids = {trial.id for trial in finals}
+    if not entry.trial_ids or not set(entry.trial_ids) <= ids:
+        return None
+    default = space.default(request.problem)
+    latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
+    torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
+    timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
+    if entry.config not in timings:
+        return None
+    choice = choose_winner(space, timings, default=default, incumbent=entry.config)
+    rows = [
+        Row(
+            config=config,
+            default=config == default,
+            chosen=config == entry.config,
+            equal=config in choice.equals,
+            timing=trial.timing,
+            resources=resources_of(trial),
+            artifact_key=trial.artifact_key,
+            trial=trial.id,
+        )
+        for config, trial in latest.items()
+    ]
+    return TuneResult(
+        problem=request.problem,
+        arch=request.arch.name,
+        device=device.name,
+        rows=_winner_first(rows),
+        torch=torch,
+        torch_wins=entry.source == "torch",
+        ratio_to_default=_ratio(timings.get(default), timings[entry.config]),
+        reused=True,
+        run=finals[-1].run,
+    )
+
+
+def predicted_result(
+    request: Request, attempts: Sequence[Attempt], default: Config, predict: Predict
+) -> TuneResult:
+    """Return the ranking by the model of candidates that were only compiled."""
+    best_first = sorted(attempts, key=lambda a: (predict(a.config), a.config.digest))
+    rows = [
+        Row(
+            config=attempt.config,
+            default=attempt.config == default,
+            chosen=at == 0,
+            predicted_us=predict(attempt.config),
+            resources=attempt.resources,
+            artifact_key=attempt.artifact_key,
+            trial=attempt.trial,
+        )
+        for at, attempt in enumerate(best_first)
+    ]
+    return TuneResult(problem=request.problem, arch=request.arch.name, device="", rows=tuple(rows))

@@ -1,0 +1,130 @@
+"""One run's view of the trial store: what is known already, and writing down what happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cutegen.build import Artifact, Resources
+from cutegen.device import Device
+from cutegen.policy import Policy, Timing
+from cutegen.problem import Problem
+from cutegen.trial import Trial
+from cutegen.trials import TrialStore
+from cutegen.tuner.attempt import Attempt
+
+__all__ = ["Ledger"]
+
+#: What a candidate may be remembered for; what failed once is not tried again.
+_FAILED = ("invalid", "build_failed", "launch_failed", "wrong_result", "timeout")
+
+
+class Ledger:
+    """Reads and writes the trials of one problem on one kind of GPU.
+
+    Args:
+        trials: The database.
+        problem: What is tuned.
+        arch: The target's name.
+        device: The GPU, None where candidates are only compiled.
+        run: Name of the run, written into every trial.
+        forget: Whether earlier trials count for nothing.
+    """
+
+    def __init__(
+        self,
+        trials: TrialStore,
+        problem: Problem,
+        arch: str,
+        device: Device | None,
+        run: str,
+        *,
+        forget: bool = False,
+    ) -> None:
+        self.run = run
+        self._trials = trials
+        self._problem = problem
+        self._arch = arch
+        self._device = device
+        self._known = [] if forget else trials.find(problem, device.key if device else "")
+
+    def recall(self, attempts: Sequence[Attempt], policy: Policy) -> None:
+        """Fill in what earlier runs found out about ``attempts``: failures, and timings under ``policy``."""
+        failures = {t.key: t for t in self._known if t.outcome in _FAILED}
+        timings = {t.key: t for t in self._known if t.timing and t.policy == policy}
+        for attempt in attempts:
+            failure, timed = failures.get(attempt.key), timings.get(attempt.key)
+            if failure is not None and (timed is None or timed.created_at < failure.created_at):
+                attempt.fail(failure.outcome, failure.error, failure.id)
+            elif timed is not None:
+                assert timed.timing is not None
+                attempt.screened(timed.timing, timed.id)
+                attempt.resources = resources_of(timed)
+
+    def finals(self) -> list[Trial]:
+        """Return the settled trials of earlier runs of this name, the vendor's included, newest last."""
+        return [t for t in self._known if t.run == self.run and t.policy and t.policy.clock == "settled"]
+
+    def outcomes(self) -> Counter[str]:
+        """Return how the candidates of earlier runs of this name ended, each by its newest trial."""
+        latest = {t.key: t.outcome for t in self._known if t.run == self.run and t.origin == "cutegen"}
+        return Counter(latest.values())
+
+    def write(
+        self,
+        attempt: Attempt,
+        outcome: str,
+        *,
+        error: str = "",
+        timing: Timing | None = None,
+        policy: Policy | None = None,
+    ) -> str:
+        """Write down how ``attempt`` ended and return the trial's id.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        artifact = attempt.artifact
+        resources = artifact.resources if artifact else attempt.resources
+        trial = Trial(
+            problem=self._problem,
+            outcome=outcome,
+            config=attempt.config,
+            arch=self._arch,
+            source_digest=attempt.source.digest,
+            artifact_key=attempt.artifact_key,
+            launch=attempt.launch.scalars,
+            error=error,
+            resources=resources.to_json() if resources else None,
+            timing=timing,
+            policy=policy,
+            device=self._device,
+            build_s=artifact.build_s if isinstance(artifact, Artifact) else None,
+            run=self.run,
+        )
+        self._trials.add(trial)
+        return trial.id
+
+    def write_torch(self, timing: Timing, policy: Policy) -> str:
+        """Write down the vendor library's time and return the trial's id.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        trial = Trial(
+            problem=self._problem,
+            outcome="ok",
+            origin="torch",
+            arch=self._arch,
+            timing=timing,
+            policy=policy,
+            device=self._device,
+            run=self.run,
+        )
+        self._trials.add(trial)
+        return trial.id
+
+
+def resources_of(trial: Trial) -> Resources | None:
+    """Return the resources that a trial recorded, if it did."""
+    return Resources.from_json(trial.resources) if trial.resources else None

@@ -1,0 +1,113 @@
+"""What one tuning run is asked to do, and the name under which it is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cutegen.model
+import cutegen.search
+from cutegen import __version__
+from cutegen.arch import Arch
+from cutegen.catalog import find_template
+from cutegen.digest import digest
+from cutegen.policy import Policy
+from cutegen.problem import Problem
+from cutegen.resources import resource_root
+from cutegen.space import Config, Value
+
+__all__ = ["Effort", "Request"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to try.
+
+    Attributes:
+        classes: Kernels to compile per problem, at most, before refinement.
+        refine: Further candidates around the best ones, at most.
+        finalists: Candidates that are measured with settled clocks, at most, beside the default.
+        final_band: Screened candidates within this fraction of the fastest may become finalists.
+        final_s: Seconds of a budget that are kept for the finalists.
+        chunk: Candidates that are screened together.
+    """
+
+    classes: int = 32
+    refine: int = 12
+    finalists: int = 5
+    final_band: float = 0.06
+    final_s: float = 5.0
+    chunk: int = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """One problem to tune and everything that decides what is tried and how it is measured.
+
+    Attributes:
+        problem: What is to be computed.
+        arch: The target.
+        sm_count: Multiprocessors of the GPU that will run it.
+        effort: How much to try.
+        fixed: Knobs restricted to some values.
+        explicit: Candidates given by the caller instead of the search's; the default still competes.
+        budget_s: Seconds that the user gave, None for no limit; it names the run, others keep to it.
+        seed: Of the order within measuring rounds.
+        allow_torch: Whether ``torch.mm`` may win the table's entry.
+    """
+
+    problem: Problem
+    arch: Arch
+    sm_count: int
+    effort: Effort = field(default_factory=Effort)
+    fixed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    explicit: tuple[Config, ...] = ()
+    budget_s: float | None = None
+    seed: int = 0
+    allow_torch: bool = False
+
+    @property
+    def screen_policy(self) -> Policy:
+        """How the many are timed."""
+        return Policy.screen(self.seed)
+
+    @property
+    def final_policy(self) -> Policy:
+        """How the finalists are timed."""
+        return Policy.final(self.seed)
+
+    def run_name(self, device_key: str, toolchain: str) -> str:
+        """Return the name of this run: equal names mean that the same question was asked."""
+        effort = self.effort
+        return digest(
+            {
+                "problem": str(self.problem),
+                "arch": self.arch.name,
+                "sm_count": self.sm_count,
+                "effort": [
+                    effort.classes,
+                    effort.refine,
+                    effort.finalists,
+                    effort.final_band,
+                    effort.final_s,
+                ],
+                "fixed": {k: list(map(str, values)) for k, values in self.fixed.items()},
+                "explicit": [config.to_json() for config in self.explicit],
+                "budget_s": self.budget_s,
+                "allow_torch": self.allow_torch,
+                "policies": [self.screen_policy.digest, self.final_policy.digest],
+                "device": device_key,
+                "toolchain": toolchain,
+                "text": _text_digest(self.problem.family, self.arch),
+            },
+            length=16,
+        )
+
+
+def _text_digest(family: str, arch: Arch) -> str:
+    """Digest of what proposes and renders candidates: template, space, search and model."""
+    paths = [find_template(family, arch), resource_root("spaces") / family / f"{arch.family}.py"]
+    paths += [Path(module.__file__) for module in (cutegen.search, cutegen.model) if module.__file__]
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+    return digest([__version__, *texts])

@@ -1,0 +1,182 @@
+"""Problem after problem through one workshop: skip what is finished, run the rest, write winners down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cutegen.catalog import find_space
+from cutegen.digest import digest
+from cutegen.entry import Entry
+from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError
+from cutegen.model import Estimator
+from cutegen.problem import Problem
+from cutegen.space import Config
+from cutegen.trials import TrialStore
+from cutegen.tuner.attempt import Attempt
+from cutegen.tuner.campaign import Campaign
+from cutegen.tuner.decide import decide, entry_of, predicted_result, recorded_result
+from cutegen.tuner.ledger import Ledger
+from cutegen.tuner.progress import Observer
+from cutegen.tuner.request import Request
+from cutegen.tuner.result import TuneResult
+from cutegen.tuner.setting import Setting
+from cutegen.tuner.workshop import Workshop
+
+__all__ = ["Failed", "Tuning"]
+
+#: What may go wrong with one problem without touching the others.
+_OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A problem that has no winner, and why."""
+
+    problem: Problem
+    error: NoWinnerError | MeasureError | CheckError | LaunchError
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A request that is under way: finished long ago, or a campaign whose artifacts are being compiled."""
+
+    request: Request
+    finished: TuneResult | None
+    campaign: Campaign | None
+
+
+class Tuning:
+    """Tunes problems one after another.
+
+    Args:
+        setting: Where and with what.
+        workshop: Compiler and measuring child, shared by all problems.
+        trials: The open database.
+        observe: Told about progress.
+        again: Whether to measure anew what earlier runs did.
+        clock: Seconds of a steady clock.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        workshop: Workshop,
+        trials: TrialStore,
+        *,
+        observe: Observer,
+        again: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._setting = setting
+        self._workshop = workshop
+        self._trials = trials
+        self._observe = observe
+        self._again = again
+        self._clock = clock
+
+    def run(
+        self, requests: Iterable[Request], budget_s: float | None = None
+    ) -> Iterator[TuneResult | Failed]:
+        """Yield what each request came to, in order; while one is measured the next is being compiled.
+
+        Args:
+            requests: What to do.
+            budget_s: Seconds for all of them together; each gets an equal share of what is left.
+
+        Raises:
+            BuildError: There is no compiler, or it cannot run.
+            DeviceError: The GPU cannot be used.
+            StoreError: Cache, database or table cannot be read or written.
+            TableError: The table is malformed or holds elsewhere.
+        """
+        started, queue = self._clock(), list(requests)
+        prepared = self._prepare(queue[0]) if queue else None
+        for left in range(len(queue), 0, -1):
+            assert prepared is not None
+            current, begun = prepared, self._clock()
+            if left > 1:
+                prepared = self._prepare(queue[len(queue) - left + 1])
+            share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
+            first = left == len(queue)
+            yield self._conclude(current, share, started if first else begun)
+
+    def _prepare(self, request: Request) -> _Prepared:
+        setting = self._setting
+        entry = setting.entry(request.problem)
+        device_key = setting.device.key if setting.device else ""
+        run = request.run_name(device_key, setting.toolchain.digest)
+        if self._again:
+            run = digest([run, time.time_ns()], length=16)
+        ledger = Ledger(
+            self._trials, request.problem, setting.arch.name, setting.device, run, forget=self._again
+        )
+        finished = self._finished(request, entry, ledger)
+        if finished is not None:
+            return _Prepared(request, finished, None)
+        campaign = Campaign(
+            request,
+            self._workshop,
+            ledger,
+            setting.toolchain,
+            incumbent=entry.config if entry else None,
+            observe=self._observe,
+            clock=self._clock,
+        )
+        campaign.prepare()
+        return _Prepared(request, None, campaign)
+
+    def _finished(self, request: Request, entry: Entry | None, ledger: Ledger) -> TuneResult | None:
+        """Return the recorded result if this very run was finished before and its kernel is still there."""
+        setting = self._setting
+        if entry is None or setting.device is None:
+            return None
+        finals = ledger.finals()
+        if not finals or setting.store.find(setting.arch.name, entry.artifact_key) is None:
+            return None
+        space = find_space(request.problem.family, setting.arch)
+        result = recorded_result(request, space, setting.device, entry, finals)
+        return None if result is None else replace(result, outcomes=ledger.outcomes())
+
+    def _conclude(self, prepared: _Prepared, budget_s: float | None, begun: float) -> TuneResult | Failed:
+        if prepared.finished is not None:
+            return replace(prepared.finished, seconds=self._clock() - begun)
+        campaign = prepared.campaign
+        assert campaign is not None
+        try:
+            result = self._result(campaign, campaign.run(budget_s))
+        except _OF_ONE_PROBLEM as error:
+            return Failed(prepared.request.problem, error, self._clock() - begun)
+        return replace(
+            result,
+            outcomes=campaign.outcomes(),
+            untried=campaign.untried,
+            seconds=self._clock() - begun,
+            reused=not campaign.ran,
+            run=campaign.ledger.run,
+        )
+
+    def _result(self, campaign: Campaign, finalists: Sequence[Attempt]) -> TuneResult:
+        request, setting = campaign.request, self._setting
+        space = find_space(request.problem.family, request.arch)
+        if setting.device is None:
+            estimator = Estimator(request.problem, request.arch, request.sm_count)
+
+            def predict(config: Config) -> float:
+                derived = space.derive(config, request.problem, request.arch)
+                return estimator.estimate(config, derived).time_us
+
+            return predicted_result(request, finalists, campaign.default, predict)
+        result = decide(
+            request,
+            space,
+            setting.device,
+            finalists,
+            campaign.torch,
+            default=campaign.default,
+            incumbent=campaign.incumbent,
+        )
+        setting.save(entry_of(result, campaign.torch_trial))
+        return result

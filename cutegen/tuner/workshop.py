@@ -1,0 +1,143 @@
+"""The two helpers of a run, compiler and measuring child: started when first needed, ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from cutegen.build import Result
+from cutegen.errors import DeviceError
+from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
+from cutegen.policy import Policy
+from cutegen.problem import Problem
+from cutegen.render import Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Bench", "Compiler", "Workshop"]
+
+
+class Compiler(Protocol):
+    """What a run needs of a builder."""
+
+    def find(self, source: Source) -> Result | None:
+        """Return what is known of ``source`` without compiling."""
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        """Ask for the artifacts of ``sources``."""
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
+        """Return what is finished, waiting a while for something."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+class Bench(Protocol):
+    """What a run needs of the measuring child."""
+
+    def start(self) -> None:
+        """Start the child without waiting for it."""
+
+    def open(self, problem: Problem, seed: int = 0) -> Opened:
+        """Make operands and reference of ``problem``."""
+
+    def check(self, candidate: Candidate) -> CheckResult:
+        """Say whether ``candidate`` computes the right thing."""
+
+    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
+        """Time ``candidates`` and the reference in interleaved rounds."""
+
+    def close(self) -> None:
+        """End the child."""
+
+
+class Workshop:
+    """Holds compiler and bench over several problems; a context manager that ends both.
+
+    Args:
+        make_compiler: Starts nothing by itself; the builder starts its daemon when something is missing.
+        make_bench: Likewise for the measuring child; None where there is no GPU.
+    """
+
+    def __init__(
+        self, make_compiler: Callable[[], Compiler], make_bench: Callable[[], Bench] | None = None
+    ) -> None:
+        self._make_compiler = make_compiler
+        self._make_bench = make_bench
+        self._compiler: Compiler | None = None
+        self._bench: Bench | None = None
+        self._results: dict[str, Result] = {}
+        self._asked: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def measures(self) -> bool:
+        """Whether candidates are run, not only compiled."""
+        return self._make_bench is not None
+
+    @property
+    def compiler(self) -> Compiler:
+        """The builder."""
+        if self._compiler is None:
+            self._compiler = self._make_compiler()
+        return self._compiler
+
+    @property
+    def bench(self) -> Bench:
+        """The measuring child; its first answer takes seconds.
+
+        Raises:
+            DeviceError: There is no GPU to measure on.
+        """
+        if self._make_bench is None:
+            raise DeviceError("nothing can be measured without a GPU")
+        if self._bench is None:
+            self._bench = self._make_bench()
+        return self._bench
+
+    def start_bench(self) -> None:
+        """Start the measuring child without waiting for it, so that it imports torch meanwhile."""
+        if self._make_bench is not None:
+            self.bench.start()
+
+    def result(self, source: Source) -> Result | None:
+        """Return what became of ``source``, None while it is not finished or was not asked for."""
+        return self._results.get(source.digest)
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        """Ask for artifacts, each once."""
+        new = {source.digest: source for source in sources if source.digest not in self._asked}
+        self._asked.update(new)
+        if new:
+            self.compiler.submit(new.values())
+
+    def poll(self, timeout_s: float) -> bool:
+        """Take in finished artifacts, waiting up to ``timeout_s`` seconds; whether there were any."""
+        if len(self._results) == len(self._asked):
+            return False
+        finished = self.compiler.poll(timeout_s)
+        self._results.update((source.digest, result) for source, result in finished)
+        return bool(finished)
+
+    def close(self) -> None:
+        """End the bench and the compiler; what is being compiled is lost."""
+        bench, self._bench = self._bench, None
+        compiler, self._compiler = self._compiler, None
+        try:
+            if bench is not None:
+                bench.close()
+        finally:
+            if compiler is not None:
+                compiler.close()
+            self._asked.clear()
+            self._results.clear()
