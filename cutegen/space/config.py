@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
+
 from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError
 

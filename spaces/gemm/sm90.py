@@ -172,7 +172,7 @@ def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:
 
 
 def split_k_has_no_pingpong(pingpong: bool, split_k: int) -> bool:
-    """Pingpong hides an epilogue behind the next tile; split_k is for problems with too few tiles to do so."""
+    """Pingpong hides an epilogue behind the next tile; split_k is for problems without one."""
     return split_k == 1 or not pingpong
 
 
