@@ -1,0 +1,170 @@
+"""Operands to a plan: everything about a call that its shapes decide, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cutegen.operands import TORCH_DTYPES, Operands, Request, describe
+from cutegen.problem import Epilogue
+from cutegen.space import Config, Launch
+from cutegen.strides import View, span_bytes
+from cutegen.workspace import Workspaces
+
+if TYPE_CHECKING:
+    import torch
+
+    from cutegen.dispatch import Dispatcher
+
+__all__ = ["Launcher", "Plan", "make_plan"]
+
+#: ``launch(a, b, out, extras, alpha, beta)``; extras are the c, bias and scales that there are.
+Launcher = Callable[[Any, Any, Any, tuple[Any, ...], float, float], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to answer every call with the same shapes, strides, dtypes, device and options.
+
+    Attributes:
+        launch: Starts the work on the current stream.
+        shape: Shape of the result.
+        dtype: Its torch dtype.
+        device: Its torch device.
+        a_bytes: Bytes from the first element of a to behind its last; likewise the next two.
+        b_bytes: Of b.
+        out_bytes: Of out.
+    """
+
+    launch: Launcher
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    a_bytes: int
+    b_bytes: int
+    out_bytes: int
+
+
+def make_plan(
+    request: Request,
+    config: Config | None,
+    dispatcher: Dispatcher,
+    workspaces: Workspaces,
+    *,
+    capturing: bool,
+) -> Plan:
+    """Check a request, choose and load its kernel, and return the plan.
+
+    Raises:
+        OperandError: An operand cannot be one.
+        LaunchError: The kernel cannot be had now; see :meth:`Dispatcher.kernel`.
+        CutegenError: As :meth:`Dispatcher.kernel` says.
+    """
+    import torch
+
+    operands = describe(request, device_type=dispatcher.device_type, grad_enabled=torch.is_grad_enabled())
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
+    a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
+    out_bytes = 0 if request.out is None else span_bytes(request.out)
+    launch = _launcher(request, operands, config, dispatcher, workspaces, capturing)
+    return Plan(launch, operands.shape, dtype, request.a.device, a_bytes, b_bytes, out_bytes)
+
+
+def _launcher(
+    request: Request,
+    operands: Operands,
+    config: Config | None,
+    dispatcher: Dispatcher,
+    workspaces: Workspaces,
+    capturing: bool,
+) -> Launcher:
+    if 0 in operands.shape:
+        return _nothing
+    if operands.problem is None:
+        return _without_product(operands.epilogue, operands.views[3:])
+    index = max(0, request.a.get_device())
+    choice = dispatcher.kernel(operands.problem, index, config=config, capturing=capturing)
+    if choice is None:
+        return _vendor(batched=request.a.dim() == 3)
+    launcher = bind(choice.function, choice.launch, operands.epilogue, workspaces, index)
+    return _bind_views(launcher, operands.views) if any(operands.views) else launcher
+
+
+def bind(
+    function: Callable[..., Any], launch: Launch, epilogue: Epilogue, workspaces: Workspaces, device: int
+) -> Launcher:
+    """Return a launcher that passes ``function`` its tensors and scalars in the order of the convention."""
+    scalars, elements, zeroed = launch.scalars, -(-launch.workspace_bytes // 4), launch.zeroed
+
+    def plain(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        function(a, b, out, *scalars)
+
+    def with_workspace(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        function(a, b, out, workspaces.get(device, elements, zeroed), *scalars)
+
+    def fused(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        scratch = (workspaces.get(device, elements, zeroed),) if elements else ()
+        numbers = ((alpha,) if epilogue.alpha else ()) + ((beta,) if epilogue.beta else ())
+        function(a, b, out, *extras, *scratch, *scalars, *numbers)
+
+    if epilogue != Epilogue():
+        return fused
+    return with_workspace if elements else plain
+
+
+def _bind_views(launch: Launcher, views: Sequence[View | None]) -> Launcher:
+    """Return a launcher that shows ``launch`` some tensors under other shapes and strides."""
+
+    def launcher(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        a, b, out, *extras = _seen((a, b, out, *extras), views)
+        launch(a, b, out, extras, alpha, beta)
+
+    return launcher
+
+
+def _seen(tensors: Sequence[Any], views: Sequence[View | None]) -> list[Any]:
+    return [
+        tensor if view is None else tensor.as_strided(view.shape, view.stride)
+        for tensor, view in zip(tensors, views, strict=True)
+    ]
+
+
+def _nothing(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+    """The result has no elements."""
+
+
+def _vendor(*, batched: bool) -> Launcher:
+    """A plan for a problem that the table gives to torch."""
+    import torch
+
+    product: Callable[..., Any] = torch.bmm if batched else torch.mm
+
+    def vendor(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        product(a, b, out=out)
+
+    return vendor
+
+
+def _without_product(epilogue: Epilogue, views: Sequence[View | None]) -> Launcher:
+    """A plan for k = 0: the product is zero, and what is fused behind it still happens, in fp32."""
+    import torch
+
+    functions: dict[str, Callable[[Any], Any]] = {
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }
+
+    def fill(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        value = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+        rest = _seen(extras, views)
+        if epilogue.beta:
+            value += beta * rest.pop(0).float()
+        if epilogue.bias:
+            vector = rest.pop(0).float()
+            value += vector[:, None] if epilogue.bias == "m" else vector
+        out.copy_(functions[epilogue.activation](value) if epilogue.activation else value)
+
+    return fill

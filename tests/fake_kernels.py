@@ -1,0 +1,104 @@
+"""Stand-ins for a GPU and a compiler: kernels of the real calling convention that compute on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cutegen.build import Artifact, Resources, Toolchain, artifact_key, symbol_of
+from cutegen.device import Device
+from cutegen.dispatch import Dispatcher
+from cutegen.kernels import Kernels
+from cutegen.render import Source
+from cutegen.store import Store
+
+H200 = Device("NVIDIA H200", (9, 0), 132, 52428800, 150754820096, "580.1", "13.0", "GPU-0")
+
+
+class FakeGpu:
+    """Compiles and loads kernels that compute with torch on the CPU, and counts what happens.
+
+    Attributes:
+        compiled: The sources compiled so far.
+        loaded: The symbols loaded so far.
+        calls: The positional arguments of each launch, most recent last.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.store = Store(root)
+        self.compiled: list[Source] = []
+        self.loaded: list[str] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self._signatures: dict[str, Source] = {}
+
+    def compile(self, source: Source, store: Store) -> Artifact:
+        key = artifact_key(source, Toolchain.current())
+        self.compiled.append(source)
+        self._signatures[symbol_of(key)] = source
+        folder = store.folder(source.arch, key)
+        return Artifact(
+            key, symbol_of(key), source.arch, folder, Resources(), 0.1, source.digest, Toolchain.current()
+        )
+
+    def load(self, library: Path, symbol: str) -> Callable[..., Any]:
+        self.loaded.append(symbol)
+        source = self._signatures[symbol]
+
+        def function(*arguments: Any) -> None:
+            self.calls.append(arguments)
+            compute(source, arguments)
+
+        return function
+
+    def kernels(self, **options: Any) -> Kernels:
+        return Kernels(self.store, load=self.load, compile=self.compile, **options)
+
+    def dispatcher(self, table: Any = None, **options: Any) -> Dispatcher:
+        return Dispatcher(
+            table, kernels=self.kernels(**options), device=lambda index: H200, device_type="cpu"
+        )
+
+
+def compute(source: Source, arguments: tuple[Any, ...]) -> None:
+    """Do what the kernel of ``source`` does, after the checks that its compiled interface makes."""
+    import torch
+
+    signature, config = source.signature, source.config
+    epilogue = signature.epilogue
+    parts = config["split_k"] != 1 or config["stream_k"]
+    rest = list(arguments)
+    a, b, d = (rest.pop(0) for _ in range(3))
+    c = rest.pop(0) if epilogue.beta else None
+    bias = rest.pop(0) if epilogue.bias else None
+    scales = [rest.pop(0), rest.pop(0)] if epilogue.scale else []
+    workspace = rest.pop(0) if parts else None
+    beta = rest.pop() if epilogue.beta else 0.0
+    alpha = rest.pop() if epilogue.alpha else 1.0
+    assert all(type(scalar) is int for scalar in rest), rest
+    assert len(rest) == (4 if parts else 3)
+    assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
+    for at, tensor in enumerate((a, b, *(() if signature.unaligned_out else (d,)))):
+        if tensor.data_ptr() % 16:
+            raise ValueError(f"Misaligned Tensor data on argument #{at}")
+    if b.dtype != a.dtype or b.device != a.device:
+        raise ValueError("Mismatched Tensor on argument #1: expected dtype")
+    assert a.dim() == (3 if signature.batched else 2) and d.stride(-1) == 1
+    assert workspace is None or (workspace.dim() == 1 and workspace.dtype == torch.float32)
+    value = alpha * (a.float() @ b.float())
+    for scale in scales:
+        assert scale.shape == (1,) and scale.dtype == torch.float32
+        value = value * scale
+    if c is not None:
+        value += beta * c.float()
+    if bias is not None:
+        assert bias.dim() == 1
+        value += bias.float()[:, None] if epilogue.bias == "m" else bias.float()
+    functions: dict[str, Callable[[Any], Any]] = {
+        "": lambda x: x,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }
+    d.copy_(functions[epilogue.activation](value))

@@ -1,0 +1,189 @@
+"""Laws of dispatch: which config answers, how that is said, and when nothing may be compiled."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kernels import H200, FakeGpu
+
+from cutegen.arch import find_arch
+from cutegen.build import Toolchain
+from cutegen.catalog import find_space
+from cutegen.dispatch import Dispatcher, default_table_path, fingerprint_of
+from cutegen.entry import ANY, Entry, Fingerprint
+from cutegen.errors import ArchError, ConfigError, DeviceError, LaunchError, StoreError, TableError
+from cutegen.problem import Epilogue, Problem
+from cutegen.space import Config
+from cutegen.table import Table
+
+SPACE = find_space("gemm", find_arch("sm_90a"))
+PROBLEM = Problem(1024, 1024, 1024)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> FakeGpu:
+    return FakeGpu(tmp_path)
+
+
+def other_than_default(problem: Problem = PROBLEM) -> Config:
+    default = SPACE.default(problem)
+    return next(c for c in SPACE.configs(problem, {"swizzle_size": [4]}) if c != default)
+
+
+def here(**changes: Any) -> Fingerprint:
+    return replace(fingerprint_of(H200, Toolchain.current()), **changes)
+
+
+def table(*entries: Entry, **changes: Any) -> Table:
+    return Table(here(**changes), entries)
+
+
+def test_answer_says_which_rule_found_it(gpu: FakeGpu) -> None:
+    """Exact, bucket, nearest or default; the line names the measured problem unless it is the one asked."""
+    config = other_than_default()
+    dispatcher = gpu.dispatcher(table(Entry(PROBLEM, config)))
+    for problem, how in (
+        (PROBLEM, "exact"),
+        (Problem(1000, 1000, 1000), "bucket"),
+        (Problem(2048, 1024, 1024), "nearest"),
+        (replace(PROBLEM, epilogue=Epilogue(activation="relu")), "nearest"),
+        (Problem(16384, 16384, 1024), "default"),
+        (replace(PROBLEM, ab_dtype="fp16", out_dtype="fp16"), "default"),
+    ):
+        answer = dispatcher.explain(problem)
+        assert answer.how == how, problem
+        assert (answer.config == config) == (how != "default")
+        assert SPACE.explain(problem, answer.config or {}) == ()
+    assert str(dispatcher.explain(Problem(1000, 1000, 1000))) == (
+        f"gemm 1000x1000x1000 bf16 tn: bucket (measured for {PROBLEM}): {config}"
+    )
+    assert not gpu.compiled
+
+
+def test_no_table_means_default(gpu: FakeGpu) -> None:
+    """Without a table every answer is the space's default."""
+    answer = gpu.dispatcher().explain(PROBLEM)
+    assert (answer.how, answer.config, answer.entry) == ("default", SPACE.default(PROBLEM), None)
+
+
+@pytest.mark.parametrize(("value", "disabled"), [("1", True), ("0", False), ("", False)])
+def test_autotune_can_be_disabled(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, value: str, disabled: bool
+) -> None:
+    """CUTEGEN_DISABLE_AUTOTUNE=1 makes every lookup answer the default."""
+    monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", value)
+    answer = gpu.dispatcher(table(Entry(PROBLEM, other_than_default()))).explain(PROBLEM)
+    assert answer.how == ("default" if disabled else "exact")
+
+
+FOREIGN = {
+    "gpu_name": "NVIDIA B200",
+    "compute_capability": "10.0a",
+    "sm_count": 148,
+    "cuda_driver": "12.4",
+    "cuda_runtime": "11",
+    "cutlass_dsl": "4.7.0",
+    "cutegen": "9.9.9",
+}
+
+
+@pytest.mark.parametrize("field", FOREIGN)
+def test_foreign_tables_are_ignored_by_name(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, field: str
+) -> None:
+    """Any field that differs ignores the table with one warning that names it; "*" accepts any value."""
+    entry = Entry(PROBLEM, other_than_default())
+    dispatcher = gpu.dispatcher(table(entry, **{field: FOREIGN[field]}))
+    for _ in range(2):
+        assert dispatcher.explain(PROBLEM).how == "default"
+    assert [field in record.message for record in caplog.records] == [True]
+    assert caplog.records[0].levelno == logging.WARNING
+    assert gpu.dispatcher(table(entry, **{field: ANY})).explain(PROBLEM).how == "exact"
+
+
+def test_machine_without_compiler_accepts_any_compiler_version() -> None:
+    """Kernels that came in a bundle do not care which compiler is not installed."""
+    bare = replace(Toolchain.current(), packages=(), flavour="")
+    assert not here().mismatch(fingerprint_of(H200, bare))
+    assert fingerprint_of(H200, bare).compute_capability == "9.0a"
+
+
+def test_torch_may_win_plain_products_only(gpu: FakeGpu) -> None:
+    """An entry that torch won answers None for plain products; a fused one stays ours."""
+    config = other_than_default()
+    fused = replace(PROBLEM, epilogue=Epilogue(activation="relu"))
+    wide = replace(PROBLEM, out_dtype="fp32")
+    entries = [Entry(problem, config, source="torch") for problem in (PROBLEM, fused, wide)]
+    dispatcher = gpu.dispatcher(table(*entries))
+    assert dispatcher.explain(PROBLEM).config is None
+    assert str(dispatcher.explain(PROBLEM)) == f"{PROBLEM}: exact: torch"
+    assert dispatcher.kernel(PROBLEM) is None
+    assert dispatcher.explain(fused).config == dispatcher.explain(wide).config == config
+    lone = gpu.dispatcher(table(Entry(fused, None, source="torch")))
+    assert lone.explain(fused).how == "default"
+
+
+def test_default_table_is_found_in_the_cache_folder(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+    """What tuning left for this GPU is used without asking; a broken file is a warning, not an end."""
+    path = default_table_path(gpu.store.root, H200)
+    assert path.name == "nvidia_h200.json"
+    table(Entry(PROBLEM, other_than_default())).save(path)
+    assert gpu.dispatcher().explain(PROBLEM).how == "exact"
+    path.write_text("{")
+    assert gpu.dispatcher().explain(PROBLEM).how == "default"
+    assert "ignoring the dispatch table in the cache folder" in caplog.text
+
+
+def test_explicit_table_must_be_one(gpu: FakeGpu, tmp_path: Path) -> None:
+    """A table that the caller names is an error if it is missing or malformed."""
+    dispatcher = gpu.dispatcher()
+    with pytest.raises(StoreError, match=r"nowhere\.json cannot be read"):
+        dispatcher.with_table(tmp_path / "nowhere.json")
+    (tmp_path / "bad.json").write_text("[]")
+    with pytest.raises(TableError, match=r"bad\.json"):
+        dispatcher.with_table(tmp_path / "bad.json")
+    table(Entry(PROBLEM, other_than_default())).save(tmp_path / "good.json")
+    assert dispatcher.with_table(tmp_path / "good.json").explain(PROBLEM).how == "exact"
+
+
+def test_kernel_carries_function_scalars_and_reason(gpu: FakeGpu) -> None:
+    """What a launch needs, from the config that answered, for the multiprocessors of this GPU."""
+    config = other_than_default()
+    choice = gpu.dispatcher(table(Entry(PROBLEM, config))).kernel(PROBLEM)
+    assert choice is not None
+    assert choice.answer.how == "exact"
+    assert choice.launch == SPACE.launch(config, PROBLEM, H200.sm_count)
+    given = gpu.dispatcher().kernel(PROBLEM, config=config)
+    assert given is not None and given.answer.how == "given"
+    with pytest.raises(ConfigError, match="split_k_stores_partial_sums"):
+        gpu.dispatcher().kernel(PROBLEM, config=config.replace(split_k=2, use_tma_store=True))
+
+
+def test_nothing_new_during_capture(gpu: FakeGpu) -> None:
+    """While a graph is captured only kernels that already ran on that GPU are had."""
+    dispatcher = gpu.dispatcher()
+    with pytest.raises(LaunchError, match=r"a CUDA graph is being captured, .* once before the capture"):
+        dispatcher.kernel(PROBLEM, capturing=True)
+    assert not gpu.compiled and not gpu.loaded
+    dispatcher.kernel(PROBLEM)
+    assert dispatcher.kernel(PROBLEM, capturing=True) is not None
+    assert dispatcher.kernel(Problem(1024, 1024, 2048), capturing=True) is not None  # the same artifact
+    with pytest.raises(LaunchError, match="has not run yet"):
+        dispatcher.kernel(PROBLEM, 1, capturing=True)
+
+
+def test_missing_or_unknown_gpu_is_said(gpu: FakeGpu) -> None:
+    """No GPU and a GPU without a target are errors of their own kind."""
+
+    def nothing(index: int) -> Any:
+        raise DeviceError("no GPU of index 0; this process sees 0")
+
+    with pytest.raises(DeviceError, match="this process sees 0"):
+        Dispatcher(kernels=gpu.kernels(), device=nothing).explain(PROBLEM)
+    old = replace(H200, name="NVIDIA A100", compute_capability=(8, 0))
+    with pytest.raises(ArchError, match=r"no target for compute capability 8\.0"):
+        Dispatcher(kernels=gpu.kernels(), device=lambda _: old).explain(PROBLEM)
