@@ -33,6 +33,10 @@ class Machine:
         hbm_bytes_us: Device memory bytes per microsecond. Source: fitted; 1x129280x7168 runs at 4.5 TB/s.
         short_run: Share of it that rows of 128 bytes per load reach. Source: fitted to 1x129280x7168 with
             a tile of 64 along k.
+        same_channel: Share of it that is left when rows, and parts of k, start at the same memory channel.
+            Source: fitted to 16x8192x8192 and 64x4096x14336, which stay below 3.4 TB/s; coarse.
+        channel_period: Bytes after which addresses come back to a channel. Source: fitted; rows of 14336
+            bytes are not slow, those of 28672 are.
         l2_bytes: Size of L2. Source: NVIDIA H200 datasheet.
         l2_bytes_us: Bytes per microsecond that loads from L2 reach together. Source: fitted; 1024^3 and
             4096x256x7168 with 64x128 tiles need 13 to 16 TB/s. That is more than L2 delivers alone (DeepGEMM
@@ -68,6 +72,8 @@ class Machine:
     smem_flops: float = 2.5
     hbm_bytes_us: float = 4.55e6
     short_run: float = 0.95
+    same_channel: float = 0.85
+    channel_period: int = 4096
     l2_bytes: int = 50 * 2**20
     l2_bytes_us: float = 17e6
     l2_bytes_us_sm: float = 0.2e6

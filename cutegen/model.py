@@ -23,13 +23,17 @@ from typing import Any, NamedTuple
 from cutegen.arch import Arch
 from cutegen.machine import Machine, find_machine
 from cutegen.problem import DTYPE_BYTES, Epilogue, Problem
+from cutegen.tiling import Geometry, Tiling
 
-__all__ = ["Estimate", "Estimator", "Prediction", "predict", "resident_clusters"]
+__all__ = ["Estimate", "Estimator", "Prediction", "predict"]
 
 
 #: fp32 operations per output element. Source: instruction counts of the usual expansions, assumed.
 _ACTIVATION_OPS = {"": 0, "relu": 1, "silu": 10, "gelu_tanh": 14, "gelu": 28}
 _LANES = 128  # fp32 lanes of one SM
+_FEW_ROWS = 16384  # with more rows in flight their addresses spread over the channels by themselves
+_STREAM_PARTS = 32  # more are not worth adding up
+_PROMOTE_TERMS = 128  # products that fp8 sums stay in the tensor cores for
 
 
 @dataclass(frozen=True)
@@ -49,20 +53,10 @@ class Prediction:
     terms: Mapping[str, float]
 
 
-class _Geometry(NamedTuple):
-    """How tiles of one shape cover the output."""
-
-    clusters_m: int
-    clusters_n: int
-    clusters: int
-    resident: int
-    blocks: int
-
-
 class _Kernel(NamedTuple):
     """What one compiled kernel costs, in clocks unless named otherwise, whatever its run-time arguments."""
 
-    shape: _Geometry
+    shape: Geometry
     steps: int
     mma: float
     smem: float
@@ -75,6 +69,8 @@ class _Kernel(NamedTuple):
     split_epilogue: float
     split_bytes: float
     pingpong: bool
+    stream: bool
+    arrival: bool
     hbm_rate: float
     work: float
 
@@ -115,13 +111,13 @@ class Estimator:
         machine = machine or find_machine(arch)
         self.problem = problem
         self._arch = arch
-        self._sm_count = sm_count
+        self._tiling = Tiling(problem, sm_count, machine)
         self._machine = machine
         self._in_bytes = DTYPE_BYTES[problem.ab_dtype]
         self._out_bytes = DTYPE_BYTES[problem.out_dtype]
+        few_rows = problem.m + problem.n <= _FEW_ROWS and problem.layout == "tn"
+        self._row_bytes = problem.k * self._in_bytes if few_rows else 0
         self._epilogue_ops = _epilogue_ops(problem.epilogue)
-        self._shapes: dict[Any, _Geometry] = {}
-        self._traffic: dict[Any, float] = {}
 
     def predict(self, config: Mapping[str, Any], derived: Mapping[str, Any]) -> Prediction:
         """Return the estimate for ``config`` with its parts by name."""
@@ -132,77 +128,24 @@ class Estimator:
         traffic = self.traffic(config, config.get("swizzle_size", 1), config.get("raster_along_m", False))
         return self._launch(self._kernel(config, derived), config.get("split_k", 1), traffic)
 
-    def estimates(
-        self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int]
-    ) -> list[tuple[Estimate, int]]:
-        """Return the estimates of one kernel for several values of ``split_k``, each with its value."""
+    def traffic(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
+        """Return the bytes that cross device memory when tiles are walked in this order."""
+        return self._tiling.traffic(config, swizzle, along_m)
+
+    def fastest_split(
+        self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int], traffic: float
+    ) -> tuple[float, int]:
+        """Return the best of several values of ``split_k`` for one kernel: microseconds and the value.
+
+        ``traffic`` is what :meth:`traffic` says of the walk over the tiles; its own is not looked at.
+        """
         kernel = self._kernel(config, derived)
-        traffic = self.traffic(config, config.get("swizzle_size", 1), config.get("raster_along_m", False))
-        return [(self._launch(kernel, split, traffic), split) for split in splits]
+        return min((self._launch(kernel, split, traffic).time_us, split) for split in splits)
 
     def parts_per_round(self, config: Mapping[str, Any]) -> float:
         """Return the ``split_k`` at which all work units run at once, just filling the GPU."""
-        shape = self._geometry(config)
+        shape = self._tiling.geometry(config)
         return shape.resident / shape.clusters
-
-    def traffic(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
-        """Return the bytes that cross device memory when tiles are walked in this order."""
-        key = (
-            config["tile_shape_mn"],
-            config["cluster_shape_mn"],
-            config.get("swap_ab", False),
-            swizzle,
-            along_m,
-        )
-        known = self._traffic.get(key)
-        if known is None:
-            known = self._traffic[key] = self._walk(config, swizzle, along_m)
-        return known
-
-    def _extents(self, swap: bool) -> tuple[int, int]:
-        p = self.problem
-        return (p.n, p.m) if swap else (p.m, p.n)
-
-    def _geometry(self, config: Mapping[str, Any]) -> _Geometry:
-        key = (config["tile_shape_mn"], config["cluster_shape_mn"], config.get("swap_ab", False))
-        known = self._shapes.get(key)
-        if known is None:
-            (tile_m, tile_n), (cm, cn), swap = key
-            rows, cols = self._extents(swap)
-            clusters_m, clusters_n = ceil(rows / (tile_m * cm)), ceil(cols / (tile_n * cn))
-            clusters = clusters_m * clusters_n * self.problem.batch
-            known = _Geometry(
-                clusters_m, clusters_n, clusters, resident_clusters(self._sm_count, cm * cn), cm * cn
-            )
-            self._shapes[key] = known
-        return known
-
-    def _walk(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
-        """Device memory traffic: each round of resident clusters covers a patch and loads its two sides."""
-        p, shape = self.problem, self._geometry(config)
-        (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
-        rows, cols = self._extents(config.get("swap_ab", False))
-        major, minor = shape.clusters_n, shape.clusters_m
-        if along_m:
-            major, minor = minor, major
-        band = min(swizzle, minor)
-        resident = min(shape.resident, shape.clusters_m * shape.clusters_n)
-        deep = min(major, resident / band)
-        wide = min(minor, max(band, resident / major))
-        patch_m, patch_n = (deep, wide) if along_m else (wide, deep)
-        rounds = max(1.0, shape.clusters_m * shape.clusters_n / resident)
-        line = p.k * self._in_bytes
-        loads = 0.0
-        for extent, loaded in ((rows, patch_m * tile_m * cm), (cols, patch_n * tile_n * cn)):
-            once = extent * line * p.batch
-            again = max(0.0, rounds * min(loaded, extent) * line * p.batch - once)
-            loads += once + again * self._miss(once / p.batch)
-        out = p.m * p.n * self._out_bytes * p.batch * (2 if p.epilogue.beta else 1)
-        return loads + out
-
-    def _miss(self, operand_bytes: float) -> float:
-        """Share of an operand's re-reads that L2 no longer holds: none when small, all when large."""
-        return min(1.0, max(0.0, (operand_bytes / self._machine.l2_bytes - 0.3) / 0.5))
 
     def _kernel(self, config: Mapping[str, Any], derived: Mapping[str, Any]) -> _Kernel:
         machine, p = self._machine, self.problem
@@ -210,12 +153,12 @@ class Estimator:
         cm, cn = config["cluster_shape_mn"]
         tile_k = config.get("tile_k", 64)
         pingpong = config.get("pingpong", False)
-        rows, cols = self._extents(config.get("swap_ab", False))
+        rows, cols = self._tiling.extents(config.get("swap_ab", False))
         line = tile_k * self._in_bytes
         # Each 64-row slab reads its rows of A and the whole of B; loads write every row, outside ones too.
         smem_bytes = (tile_m + tile_m // 64 * tile_n + tile_m + tile_n) * line
         step_bytes = (min(tile_m, rows) / cn + min(tile_n, cols) / cm) * line
-        shape = self._geometry(config)
+        shape = self._tiling.geometry(config)
         groups = 1 if pingpong else config.get("mma_warpgroups", 1)
         inside = p.m * p.n * p.batch / (shape.clusters * shape.blocks * tile_m * tile_n)
         area = tile_m * tile_n
@@ -227,7 +170,7 @@ class Estimator:
         return _Kernel(
             shape=shape,
             steps=ceil(p.k / tile_k),
-            mma=2 * area * tile_k / self._arch.mma_flops_per_clk / machine.mma_efficiency,
+            mma=self._multiply(area, tile_k),
             smem=smem_bytes / self._arch.smem_bytes_per_clk * machine.smem_overlap,
             step_bytes=step_bytes,
             step_heat=shape.blocks * (step_bytes * machine.l2_flops + smem_bytes * machine.smem_flops),
@@ -238,33 +181,47 @@ class Estimator:
             split_epilogue=machine.epilogue_clk + area * 4 / store,
             split_bytes=shape.clusters * shape.blocks * area * 4.0,
             pingpong=pingpong,
+            stream=config.get("stream_k", False),
+            arrival=config.get("reduction", "fixed") == "arrival",
             hbm_rate=machine.hbm_bytes_us * (1.0 if line >= 256 else machine.short_run),
-            work=p.flops * (0.7 + 0.3 / inside),  # products with the zeros outside burn less
+            work=p.flops
+            * self._in_bytes
+            / 2
+            * (0.7 + 0.3 / inside),  # products with the zeros outside burn less
         )
+
+    def _multiply(self, area: int, tile_k: int) -> float:
+        """Clocks of the tensor cores for one k step; 8-bit operands go twice as fast."""
+        flops_clk = self._arch.mma_flops_per_clk * 2 / self._in_bytes
+        clocks = 2 * area * tile_k / flops_clk / self._machine.mma_efficiency
+        if self.problem.promote:
+            # Half of the additions outside the tensor cores hide behind another warpgroup's products.
+            clocks += 0.5 * area / _LANES * tile_k / _PROMOTE_TERMS
+        return clocks
 
     def _launch(self, kernel: _Kernel, split: int, traffic: float) -> Estimate:
         machine, shape = self._machine, kernel.shape
         units = shape.clusters * split
-        waves = -(-units // shape.resident)
         steps = -(-kernel.steps // split)
+        waves, parts = self._schedule(kernel, units, steps)
         active = min(units, shape.resident) * shape.blocks
         l2_us = kernel.step_bytes / min(machine.l2_bytes_us_sm, machine.l2_bytes_us / active)
-        spill, reduce_us = self._reduction(kernel, split)
-        hbm_us = (traffic + spill) / kernel.hbm_rate
+        spill, reduce_us = self._reduction(kernel, split, parts)
+        hbm_us = (traffic + spill) / (kernel.hbm_rate * self._channel_share(split))
         fixed = kernel.launch_us + reduce_us
         heat = kernel.work + traffic * machine.hbm_flops + units * steps * kernel.step_heat
         mhz = machine.boost_mhz
-        sm_us, epilogue_us = self._block(kernel, waves, steps, split, l2_us, mhz)
+        sm_us, epilogue_us = self._block(kernel, waves, steps, split, parts, l2_us, mhz)
         busy = _longer(sm_us, hbm_us)
         settled = self._clock(heat / (busy + fixed))
         if settled < mhz:
             mhz = settled
-            sm_us, epilogue_us = self._block(kernel, waves, steps, split, l2_us, mhz)
+            sm_us, epilogue_us = self._block(kernel, waves, steps, split, parts, l2_us, mhz)
             busy = _longer(sm_us, hbm_us)
         return Estimate(
             fixed + busy,
             waves,
-            waves * steps,
+            waves * steps if parts == 1 else (waves - 1) * steps - (-steps // parts),
             sm_us,
             hbm_us,
             fixed,
@@ -278,13 +235,24 @@ class Estimator:
             epilogue_us,
         )
 
+    def _schedule(self, kernel: _Kernel, units: int, steps: int) -> tuple[int, int]:
+        """Rounds of work, and into how many parts along k stream-k cuts each tile of the last one."""
+        whole, rest = divmod(units, kernel.shape.resident)
+        if not kernel.stream or not rest:
+            return whole + (rest > 0), 1
+        return whole + 1, max(1, min(kernel.shape.resident // rest, steps // 4, _STREAM_PARTS))
+
     def _block(
-        self, kernel: _Kernel, waves: int, steps: int, split: int, l2_us: float, mhz: float
+        self, kernel: _Kernel, waves: int, steps: int, split: int, parts: int, l2_us: float, mhz: float
     ) -> tuple[float, float]:
         """Microseconds of the busiest thread block, and what of it no main loop hides."""
         step = _soft_max(kernel.mma / mhz, kernel.smem / mhz, l2_us, kernel.latency_us)
-        main = steps * max(step * kernel.sync, self._machine.step_clk / mhz)
+        step = max(step * kernel.sync, self._machine.step_clk / mhz)
+        main = steps * step
         epilogue = (kernel.split_epilogue if split > 1 else kernel.epilogue) / mhz
+        if parts > 1:
+            exposed = (waves - 1) * epilogue + kernel.split_epilogue / mhz
+            return (waves - 1) * main - (-steps // parts) * step + exposed, exposed
         if not kernel.pingpong or waves == 1:
             return waves * (main + epilogue), waves * epilogue
         # Two groups take turns: one's epilogue hides behind the other's main loop.
@@ -302,12 +270,22 @@ class Estimator:
             return machine.boost_mhz - (machine.boost_mhz - machine.settled_mhz) * above / span
         return float(machine.settled_mhz * (machine.settled_flops / flops_us) ** machine.settled_exponent)
 
-    def _reduction(self, kernel: _Kernel, split: int) -> tuple[float, float]:
-        """Bytes of partial sums that leave L2, and microseconds of the kernel that adds them up."""
+    def _channel_share(self, split: int) -> float:
+        """Share of memory bandwidth left when all rows and parts start at the same memory channel."""
+        aligned = self._row_bytes and self._row_bytes % (self._machine.channel_period * split) == 0
+        return self._machine.same_channel if aligned else 1.0
+
+    def _reduction(self, kernel: _Kernel, split: int, parts: int) -> tuple[float, float]:
+        """Bytes of partial sums that leave L2, and microseconds that adding them up takes."""
+        machine, shape = self._machine, kernel.shape
+        if parts > 1:
+            partial = kernel.split_bytes * min(1.0, shape.resident / shape.clusters)
+            return 0.0, machine.reduce_us + partial / machine.reduce_bytes_us
         if split == 1:
             return 0.0, 0.0
-        machine = self._machine
         partial = kernel.split_bytes * split
+        if kernel.arrival:  # no second kernel, but every sum is a read and a write in L2
+            return 0.0, 0.3 * machine.reduce_us + 2 * partial / machine.reduce_bytes_us
         spill = max(0.0, 2 * (partial - 0.5 * machine.l2_bytes))
         return spill, machine.reduce_us + 0.02 * split + partial / machine.reduce_bytes_us
 
@@ -328,17 +306,6 @@ def predict(
         ArchError: Nothing is known of that architecture's speed.
     """
     return Estimator(problem, arch, sm_count).predict(config, derived)
-
-
-def resident_clusters(sm_count: int, blocks: int) -> int:
-    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
-
-    Clusters do not cross GPCs of 16 or 18 multiprocessors, so those of four leave two of each 18 idle.
-    Source: derived from 132 = 6 x 16 + 2 x 18; ask the driver for the truth.
-    """
-    if blocks <= 2:
-        return max(1, sm_count // blocks)
-    return max(1, (sm_count - sm_count % 16) // blocks)
 
 
 def _epilogue_ops(epilogue: Epilogue) -> int:

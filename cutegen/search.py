@@ -7,7 +7,8 @@ values of them cost one measurement and no compilation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from math import log, log2
@@ -16,7 +17,7 @@ from typing import Any
 from cutegen.errors import UsageError
 from cutegen.model import Estimator
 from cutegen.problem import Problem
-from cutegen.space import Config, Rule, Space, Value
+from cutegen.space import Config, Space, Value
 
 __all__ = ["rank", "refine"]
 
@@ -30,7 +31,9 @@ _FAMILY_SLACK = 1.15
 _VARIANT_SLACK = 1.15
 _POOL = 500
 _TELLING = ("pingpong", "mma_warpgroups", "tile_k")
+#: Refinement starts from so many of the fastest, none slower than the best by more than this factor.
 _PARENTS = 3
+_PARENT_SLACK = 1.25
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,38 @@ class _Ranker:
         self._estimator = Estimator(problem, space.arch, sm_count)
         self._orders: dict[Any, list[tuple[float, Value, Value]]] = {}
         self._split_rules = tuple(rule for rule in space.rules if "split_k" in rule.knobs)
+        shape = {"tile_shape_mn", "cluster_shape_mn", "swap_ab"}  # what the number of tiles follows from
+        looked_at = shape.union(*(rule.knobs for rule in self._split_rules)) - {"split_k"}
+        self._split_knobs = tuple(knob for knob in space.domains if knob in looked_at)
+        self._splits: dict[Any, list[int]] = {}
 
-    def candidates(self) -> Iterator[_Candidate]:
-        """Yield every kernel of the space once, each with its best run-time arguments."""
-        for fixed, splits in self._kinds():
-            for config in self._space.configs(self._problem, {**self._fixed, **fixed}):
-                yield self._best(config, splits)
+    def best(self, count: int) -> list[_Candidate]:
+        """Return the fastest kernels, each with its best run-time arguments, and the best of each family.
+
+        Predictions within a step of :func:`_grade` keep the order of the space: simpler first.
+        """
+        found = [
+            (*self._fastest(config, splits), config)
+            for fixed, splits in self._kinds()
+            for config in self._space.configs(self._problem, {**self._fixed, **fixed})
+        ]
+        found.sort(key=lambda item: _grade(item[0]))
+        kept: dict[Config, _Candidate] = {}
+        families: set[Any] = set()
+        for time_us, split, config in found:
+            family = _family(config)
+            if len(kept) >= count and (family in families or time_us > found[0][0] * _FAMILY_SLACK):
+                continue
+            families.add(family)
+            candidate = self._complete(config, split, time_us)
+            kept.setdefault(candidate.view, candidate)
+        return list(kept.values())
+
+    def _complete(self, config: Config, split: int, time_us: float) -> _Candidate:
+        _, swizzle, along_m = self.orders(config)[0]
+        chosen = {"swizzle_size": swizzle, "raster_along_m": along_m, "split_k": split}
+        full = config.replace(**{knob: value for knob, value in chosen.items() if knob in config})
+        return _Candidate(full, self._space.compile_view(full), time_us)
 
     def _kinds(self) -> Iterator[tuple[dict[str, tuple[Value, ...]], tuple[int, ...]]]:
         """Yield run-time values that stand for all, once for each kind of kernel ``split_k`` compiles."""
@@ -71,36 +100,37 @@ class _Ranker:
             probe = sample.replace(split_k=split) if "split_k" in self._domains else sample
             kinds.setdefault(self._space.compile_view(probe), []).append(int(str(split)))
         for splits in kinds.values():
-            yield {**first, **({"split_k": (splits[0],)} if "split_k" in first else {})}, tuple(splits)
+            ordered = tuple(sorted(splits))
+            yield {**first, **({"split_k": ordered[:1]} if "split_k" in first else {})}, ordered
 
-    def _best(self, config: Config, splits: tuple[int, ...]) -> _Candidate:
-        _, swizzle, along_m = self.orders(config)[0]
-        walk = {"swizzle_size": swizzle, "raster_along_m": along_m}
+    def _fastest(self, config: Config, splits: tuple[int, ...]) -> tuple[float, int]:
+        """Microseconds and ``split_k`` of a kernel with its best run-time arguments."""
         derived = self._space.derive(config, self._problem, self._space.arch)
         likely = self._likely_splits(config, splits)
-        estimate, split = min(self._estimator.estimates({**config, **walk}, derived, likely))
-        chosen = {k: v for k, v in {**walk, "split_k": split}.items() if k in config}
-        full = config.replace(**chosen)
-        return _Candidate(full, self._space.compile_view(full), estimate.time_us)
+        return self._estimator.fastest_split(config, derived, likely, self.orders(config)[0][0])
 
-    def _likely_splits(self, config: Mapping[str, Value], splits: tuple[int, ...]) -> list[int]:
+    def _likely_splits(self, config: Config, splits: tuple[int, ...]) -> Sequence[int]:
         """The legal splits that leave few multiprocessors idle in up to three rounds of work."""
         if len(splits) == 1:
-            return list(splits)
-        once = self._estimator.parts_per_round(config)
-        found: list[int] = []
-        for rounds in (1, 2, 3):
-            fitting = sorted((s for s in splits if s <= rounds * once and s not in found), reverse=True)
-            found += islice(
-                (s for s in fitting if self._allows({**config, "split_k": s}, self._split_rules)), 1
-            )
-        return found or [splits[0]]
+            return splits
+        key = tuple(config[knob] for knob in self._split_knobs)
+        known = self._splits.get(key)
+        if known is None:
+            once = self._estimator.parts_per_round(config)
+            known = []
+            for rounds in (1, 2, 3):
+                downward = reversed(splits[: bisect_right(splits, rounds * once)])
+                legal = (s for s in downward if self._allows({**config, "split_k": s}))
+                known += [s for s in islice(legal, 2) if s not in known]
+            known = self._splits[key] = known or [splits[0]]
+        return known
 
-    def _allows(self, values: Mapping[str, Value], rules: Iterable[Rule]) -> bool:
+    def _allows(self, values: Mapping[str, Value]) -> bool:
+        """Whether the rules that look at ``split_k`` hold; the others were asked already."""
         context: dict[str, Any] = {"problem": self._problem, "arch": self._space.arch}
         return all(
             rule.holds(**{k: values[k] for k in rule.knobs}, **{k: context[k] for k in rule.context})
-            for rule in rules
+            for rule in self._split_rules
         )
 
     def orders(self, config: Config) -> list[tuple[float, Value, Value]]:
@@ -182,12 +212,8 @@ def rank(
     if limit < 1:
         raise UsageError(f"limit={limit} kernels must be at least 1")
     ranker = _Ranker(space, problem, sm_count, fixed)
-    best: dict[Config, _Candidate] = {}
-    for candidate in ranker.candidates():
-        rival = best.get(candidate.view)
-        if rival is None or candidate.time_us < rival.time_us:
-            best[candidate.view] = candidate
-    pool = sorted(best.values(), key=lambda c: (_grade(c.time_us), space.simplicity(c.config)))
+    pool = ranker.best(_POOL)
+    best = {candidate.view: candidate for candidate in pool}
     default = space.default(problem)
     chosen: list[_Candidate] = []
     if ranker.legal(default):
@@ -214,7 +240,7 @@ def _spread(start: Sequence[_Candidate], pool: Sequence[_Candidate], limit: int)
         within = rest[0].time_us * _FAMILY_SLACK
         chosen += [c for c in families.values() if c.time_us <= within]
     picked = {c.view for c in chosen}
-    rest = [c for c in rest if c.view not in picked][:_POOL]
+    rest = [c for c in rest if c.view not in picked]
     penalty = [1.0 + _LIKENESS * sum(_likeness(c.config, d.config) for d in chosen) for c in rest]
     while rest and len(chosen) < limit:
         at = min(range(len(rest)), key=lambda i: (rest[i].time_us * penalty[i], i))
@@ -233,8 +259,10 @@ def _grade(time_us: float) -> int:
     return round(log(time_us) * 500)
 
 
-def _family(config: Config) -> tuple[bool, bool, bool]:
-    return bool(config.get("swap_ab")), config.get("split_k", 1) != 1, bool(config.get("pingpong"))
+def _family(config: Config) -> tuple[Value, ...]:
+    """Kinds of kernel between which the model is least sure: how k is divided, swapped, pingpong."""
+    divided = config.get("split_k", 1) != 1
+    return divided, *(config.get(knob, False) for knob in ("stream_k", "reduction", "swap_ab", "pingpong"))
 
 
 def _likeness(a: Config, b: Config) -> float:
@@ -247,7 +275,7 @@ def _likeness(a: Config, b: Config) -> float:
     like = max(0.0, 1.0 - distance)
     if like == 1.0:
         like += 0.3 * sum(a.get(knob) == b.get(knob) for knob in _TELLING)
-    return like if _family(a)[1] == _family(b)[1] else 0.3 * like
+    return like if _family(a)[:3] == _family(b)[:3] else 0.3 * like
 
 
 def _footprint(config: Config) -> tuple[int, int]:
@@ -289,7 +317,7 @@ def refine(
     """
     ranker = _Ranker(space, problem, sm_count or space.arch.nominal_sm_count, fixed)
     timed = sorted((t, space.simplicity(c), c) for c, t in results.items() if t is not None)
-    parents = [(time, config) for time, _, config in timed[:_PARENTS]]
+    parents = [(time, config) for time, _, config in timed[:_PARENTS] if time <= timed[0][0] * _PARENT_SLACK]
     failed = {space.compile_view(c) for c, t in results.items() if t is None}
     built = {space.compile_view(c) for c, t in results.items() if t is not None}
     scored: dict[Config, float] = {}
@@ -307,16 +335,17 @@ def refine(
 
 
 def _within_limit(space: Space, configs: Sequence[Config], built: set[Config], limit: int) -> list[Config]:
-    """Keep the first ``limit`` unbuilt kernels and as many configs of kernels that are built already."""
-    views: set[Config] = set()
-    free, kept = limit, []
+    """Keep the first ``limit`` unbuilt kernels and at most as many configs that need no further one."""
+    views = set(built)
+    new = free = limit
+    kept = []
     for config in configs:
         view = space.compile_view(config)
-        if view in built:
-            if free > 0:
-                free -= 1
-                kept.append(config)
-        elif view in views or len(views) < limit:
+        if view in views and free > 0:
+            free -= 1
+            kept.append(config)
+        elif view not in views and new > 0:
+            new -= 1
             views.add(view)
             kept.append(config)
     return kept

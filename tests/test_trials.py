@@ -69,7 +69,7 @@ def test_a_trial_comes_back_as_it_was(store: TrialStore) -> None:
         assert again.get("nobody") is None
 
 
-_words = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+_words = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,7 +128,7 @@ def test_find_filters_by_everything_given(store: TrialStore) -> None:
         store.add(trial)
 
     def ids(**filters: str) -> str:
-        return "".join(t.id for t in store.find(PROBLEM, **filters))  # type: ignore[arg-type]
+        return "".join(t.id for t in store.find(PROBLEM, **filters))
 
     assert ids() == "13456"
     assert ids(device_key="") == "3"
@@ -207,7 +207,7 @@ for number in range(10**6):
 
 
 def test_a_killed_writer_loses_at_most_the_trial_in_flight(tmp_path: Path) -> None:
-    """After SIGKILL in the middle of writing, every trial whose add returned is there, and writing goes on."""
+    """After SIGKILL in the middle of writing, all trials whose add returned are there; writing goes on."""
     path = tmp_path / "trials.sqlite"
     writer = subprocess.Popen([sys.executable, "-c", _ENDLESS, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -281,7 +281,7 @@ def test_an_unreadable_trial_is_named(store: TrialStore) -> None:
     db = sqlite3.connect(store.path)
     db.executescript("DROP TRIGGER trials_stay; UPDATE trials SET timing = '{\"speed\": 1}';")
     db.close()
-    with TrialStore(store.path) as again, pytest.raises(StoreError, match="trial bad in .*speed"):
+    with TrialStore(store.path) as again, pytest.raises(StoreError, match=r"trial bad in .*speed"):
         again.find()
 
 
