@@ -11,10 +11,12 @@ from cutegen.problem import DTYPE_BYTES, TMA_ALIGN_BYTES, Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Canvas"]
+__all__ = ["NEVER", "Canvas"]
 
 #: Elements looked at in one go, so that temporaries stay near 64 MB.
 _CHUNK = 2**26
+#: Poison for integers, which have no NaN: larger than any sum of 8-bit products.
+NEVER = -(2**31) + 12345
 
 
 class Canvas:
@@ -46,14 +48,14 @@ class Canvas:
         self.d = whole if problem.batch > 1 else whole[0]
 
     def poison(self) -> None:
-        """Fill everything with NaN."""
-        self.buffer.fill_(math.nan)
+        """Fill everything with NaN, or with a number that no sum reaches."""
+        self.buffer.fill_(math.nan if self.buffer.is_floating_point() else NEVER)
 
     def stray(self) -> int:
         """Return how many elements outside of the output were written."""
         import torch
 
-        return _numbers(torch.split(self.buffer, _CHUNK)) - _numbers(_row_blocks(self.d))
+        return _written(torch.split(self.buffer, _CHUNK)) - _written(_row_blocks(self.d))
 
     def same_bits(self, other: Canvas) -> bool:
         """Return whether both outputs hold the same bits."""
@@ -68,7 +70,7 @@ class Canvas:
         count, row = 0, 0
         first: tuple[int, ...] = ()
         for part in _row_blocks(self.d):
-            bad = ~part.isfinite()
+            bad = ~part.isfinite() if part.is_floating_point() else part == NEVER
             here = int(bad.sum())
             if here and not count:
                 first = _first_true(bad, row)
@@ -77,9 +79,12 @@ class Canvas:
         return count, first
 
 
-def _numbers(parts: Sequence[torch.Tensor]) -> int:
-    """Return how many elements are anything but NaN."""
-    return sum(part.numel() - int(part.isnan().sum()) for part in parts)
+def _written(parts: Sequence[torch.Tensor]) -> int:
+    """Return how many elements are not poison."""
+    return sum(
+        part.numel() - int((part.isnan() if part.is_floating_point() else part == NEVER).sum())
+        for part in parts
+    )
 
 
 def _first_true(flags: torch.Tensor, rows_before: int) -> tuple[int, ...]:

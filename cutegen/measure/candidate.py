@@ -117,11 +117,15 @@ class Candidate:
 
 
 def _launch_to_json(launch: Launch) -> dict[str, Json]:
-    return {"scalars": list(launch.scalars), "workspace_bytes": launch.workspace_bytes}
+    return {
+        "scalars": list(launch.scalars),
+        "workspace_bytes": launch.workspace_bytes,
+        "zeroed": launch.zeroed,
+    }
 
 
 def _launch_from_json(data: Mapping[str, Any]) -> Launch:
-    return Launch(tuple(data["scalars"]), data["workspace_bytes"])
+    return Launch(tuple(data["scalars"]), data["workspace_bytes"], data["zeroed"])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from cutegen.errors import ProblemError
-from cutegen.problem import LAYOUTS, Problem
+from cutegen.problem import DTYPE_BYTES, LAYOUTS, TMA_ALIGN_BYTES, Problem
 
 __all__ = ["Rotation", "plan_launches", "plan_replays", "plan_rotation", "tail_problems"]
 
@@ -65,11 +65,12 @@ def plan_replays(round_us: float, graph_us: float) -> int:
 def tail_problems(problem: Problem) -> tuple[Problem, ...]:
     """Return small problems of the same signature whose extents fit no tile, smallest first.
 
-    m and n leave remainders for every tile, k ends in a block of 8. Later ones are larger, for configs that
-    need more rows, columns or k (clusters, split k); take the first that is legal.
+    m and n leave remainders for every tile, k ends in 16 bytes. Later ones are larger, for configs that need
+    more rows, columns or k (clusters, split k); take the first that is legal.
     """
     rows, columns = _tail_rows(problem), _tail_columns(problem)
-    depths = (200, 1096, 4168)
+    step = TMA_ALIGN_BYTES // DTYPE_BYTES[problem.ab_dtype]
+    depths = (192 + step, 1088 + step, 4160 + step)
     sizes = [(m, n, k) for k in depths for m, n in zip(rows, columns, strict=True)]
     batch = 2 if problem.batch > 1 else 1
     found = []

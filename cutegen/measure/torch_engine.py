@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutegen.canvas import Canvas
+from cutegen.canvas import NEVER, Canvas
 from cutegen.check import Oracle, Verdict, verify
 from cutegen.device import ClockMeter, ClockReading, Device, present_device
-from cutegen.errors import CheckError, LaunchError, MeasureError
+from cutegen.errors import LaunchError, MeasureError
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.engine import Prepared
 from cutegen.measure.lane import CudaLane, Lane
 from cutegen.measure.plan import Rotation, plan_launches, plan_rotation
+from cutegen.measure.scratch import Scratch
 from cutegen.measure.vendor import vendor_call
-from cutegen.measure.workload import ALPHA, BETA, Workload, torch_dtype
+from cutegen.measure.workload import Workload, torch_dtype
 from cutegen.problem import Problem
 from cutegen.space import Launch
 
@@ -39,8 +40,6 @@ _LAUNCH_ERRORS = (
     AssertionError,
     OSError,
 )
-#: Floats behind the workspace that must stay untouched.
-_WORKSPACE_GUARD = 4096
 #: Further runs for equal bits: more where runs are short, because races show rarely.
 _REPEATS, _REPEATS_LARGE, _LARGE_FLOPS = 3, 1, 2e11
 _MOST_GRAPHS = 128
@@ -119,7 +118,7 @@ class TorchEngine:
         self._meter = meter
         self._kernels: dict[tuple[Path, str], Kernel] = {}
         self._bays: dict[Problem, _Bay] = {}
-        self._workspace: torch.Tensor | None = None
+        self._scratch = Scratch(device)
         self._session: _Session | None = None
         self._seed = 0
         self._capture_failed = False
@@ -138,7 +137,7 @@ class TorchEngine:
         """Allocate operands in rotation and time the vendor's product roughly."""
         self._session = None
         self._bays.clear()
-        self._workspace = None
+        self._scratch.clear()
         self._lane.release()
         self._seed = seed
         rotation = plan_rotation(problem, self._facts.l2_bytes, self._facts.memory_bytes)
@@ -175,14 +174,14 @@ class TorchEngine:
 
         Raises:
             LaunchError: It did not run.
-            CheckError: It wrote behind its workspace.
+            CheckError: It wrote behind its workspace, or left it in a state that the next launch cannot use.
         """
         launch = candidate.launch if problem == candidate.problem else candidate.tail_launch
         if launch is None:
             raise MeasureError(f"candidate {candidate.name} has no launch for {problem}")
         kernel = self._kernel(candidate)
         bay = self._bay(problem)
-        workspace, guard = self._poisoned_workspace(launch)
+        workspace = self._scratch.take(launch, poison=True)
 
         def run(d: torch.Tensor) -> None:
             arguments = bay.workload.arguments(d, launch, workspace)
@@ -190,8 +189,7 @@ class TorchEngine:
 
         repeats = _REPEATS if problem.flops < _LARGE_FLOPS else _REPEATS_LARGE
         verdict = verify(run, bay.canvases, bay.oracle, repeats)
-        if guard is not None and not bool(guard.isnan().all()):
-            raise CheckError(f"wrote behind its workspace of {launch.workspace_bytes} bytes ({problem})")
+        self._scratch.inspect(launch)
         return verdict
 
     def _launch(self, call: Callable[[], None], what: str) -> None:
@@ -220,8 +218,7 @@ class TorchEngine:
         session = self._opened()
         tail = problem != session.problem
         load = self._tail_workload(problem) if tail else session.workloads[0]
-        alpha = ALPHA if problem.epilogue.alpha else 1.0
-        beta = BETA if problem.epilogue.beta else 0.0
+        alpha, beta = load.factors
         oracle = Oracle(problem, load.a, load.b, load.c, load.bias, alpha=alpha, beta=beta)
         dtype = torch_dtype(problem.out_dtype)
         first, again = (Canvas(problem, dtype, self._device, padded=tail) for _ in range(2))
@@ -232,25 +229,6 @@ class TorchEngine:
 
         generator = torch.Generator(device=self._device).manual_seed(self._seed)
         return Workload.fill(problem, generator, padded=True)
-
-    def _poisoned_workspace(self, launch: Launch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        whole = self._whole_workspace(launch)
-        if whole is None:
-            return None, None
-        whole.fill_(math.nan)
-        count = launch.workspace_bytes // 4
-        return whole[:count], whole[count : count + _WORKSPACE_GUARD]
-
-    def _whole_workspace(self, launch: Launch) -> torch.Tensor | None:
-        """Return scratch memory for ``launch`` and the guard behind it; one allocation serves all."""
-        import torch
-
-        if not launch.workspace_bytes:
-            return None
-        size = launch.workspace_bytes // 4 + _WORKSPACE_GUARD
-        if self._workspace is None or self._workspace.numel() < size:
-            self._workspace = torch.empty(size, dtype=torch.float32, device=self._device)
-        return self._workspace
 
     def prepare(self, candidate: Candidate | None) -> Prepared:
         """Launch once, capture, replay once and see that the replay wrote the outputs.
@@ -271,19 +249,18 @@ class TorchEngine:
         if candidate is None:
             calls = session.vendor_calls(count)
         else:
-            whole = self._whole_workspace(candidate.launch)
-            workspace = None if whole is None else whole[: candidate.launch.workspace_bytes // 4]
+            workspace = self._scratch.take(candidate.launch)
             calls = session.kernel_calls(self._kernel(candidate), candidate.launch, workspace, count)
         self._launch(calls[0], "first launch")
         last = session.outputs[(count - 1) % session.rotation.sets]
-        last.fill_(math.nan)
+        last.fill_(math.nan if last.is_floating_point() else NEVER)
         try:
             graph = self._capture(calls)
             took = self._lane.replay_us(graph, 1)
-            blank = bool(last.isnan().any())
+            unwritten = bool((last.isnan() if last.is_floating_point() else last == NEVER).any())
         except RuntimeError as error:
             raise LaunchError(f"first replay failed: {_brief(error)}") from error
-        if blank:
+        if unwritten:
             raise LaunchError(
                 "replay of the captured graph left its output unwritten; is it on another stream?"
             )
@@ -340,8 +317,12 @@ def _brief(error: BaseException) -> str:
     return " ".join(lines[:2]) or type(error).__name__
 
 
-def open_cuda(index: int) -> TorchEngine:
+def open_cuda(index: int, load: Callable[[Path, str], Kernel] | None = None) -> TorchEngine:
     """Return the engine for GPU ``index``, warmed up: context, cuBLAS for both precisions, graphs, loader.
+
+    Args:
+        index: As CUDA counts.
+        load: Returns the function of a library by its symbol; the loader of compiled kernels if not given.
 
     Raises:
         DeviceError: There is no such GPU.
@@ -349,9 +330,6 @@ def open_cuda(index: int) -> TorchEngine:
     """
     facts = present_device(index)
     import torch
-    import tvm_ffi  # noqa: F401 - loading it here keeps its 0.3 s out of the first check
-
-    from cutegen.loader import load_kernel
 
     if not torch.cuda.is_available():
         raise MeasureError(f"torch {torch.__version__} cannot use {facts.name}; is it built for CUDA?")
@@ -361,4 +339,12 @@ def open_cuda(index: int) -> TorchEngine:
         square = torch.ones((64, 64), dtype=dtype, device=device)
         torch.mm(square, square)
     lane.synchronize()
-    return TorchEngine(device, facts, lane, load_kernel, ClockMeter(facts.uuid))
+    return TorchEngine(device, facts, lane, load or _compiled_loader(), ClockMeter(facts.uuid))
+
+
+def _compiled_loader() -> Callable[[Path, str], Kernel]:
+    import tvm_ffi  # noqa: F401 - loading it here keeps its 0.3 s out of the first check
+
+    from cutegen.loader import load_kernel
+
+    return load_kernel

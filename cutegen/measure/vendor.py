@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import MeasureError
-from cutegen.measure.workload import ALPHA, BETA, Workload
+from cutegen.measure.workload import ALPHA, BETA, SCALE_A, SCALE_B, Workload
+from cutegen.problem import DTYPE_BYTES, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -16,42 +18,53 @@ __all__ = ["vendor_call"]
 Call = Callable[[Workload, "torch.Tensor"], None]
 
 
+@dataclass(frozen=True)
+class _Product:
+    """One way to multiply, and the parts of the epilogue that it covers."""
+
+    name: str
+    call: Call
+    covers: frozenset[str] = frozenset()
+
+
 def vendor_call(workload: Workload, d: torch.Tensor) -> tuple[str, Call]:
     """Return what torch offers for the problem, and how it is called in the record.
 
-    The product is one library call wherever there is one (``mm``, ``addmm``, ``bmm``, ``baddbmm``), with its
-    own output dtype where torch can do that; what is left of the epilogue follows as elementwise calls.
+    The product is one library call wherever there is one that this torch and device know, with its own output
+    dtype if possible; what is left of the epilogue follows as elementwise calls.
 
     Args:
         workload: Operands to try it on.
         d: An output to try it on.
     """
-    name, product = _product(workload, d)
-    steps, calls = [name], [product]
-    for step, call in _rest_of_epilogue(workload):
-        steps.append(step)
-        calls.append(call)
+    options = [option for option in _options(workload.problem) if option is not None]
+    product = next((option for option in options if _works(option.call, workload, d)), options[-1])
+    rest = _rest_of_epilogue(workload.problem, product.covers)
+    if not rest:
+        return product.name, product.call
 
     def run(load: Workload, out: torch.Tensor) -> None:
-        for call in calls:
+        product.call(load, out)
+        for _, call in rest:
             call(load, out)
 
-    return " + ".join(steps), product if len(calls) == 1 else run
+    return " + ".join([product.name, *(name for name, _ in rest)]), run
 
 
-def _product(workload: Workload, d: torch.Tensor) -> tuple[str, Call]:
-    problem = workload.problem
+def _options(problem: Problem) -> list[_Product | None]:
+    """Return ways to multiply, best first; the last one always works."""
+    batched = problem.batch > 1
     if problem.out_dtype == problem.ab_dtype:
-        return _same_dtype(workload)
-    if problem.out_dtype == "fp32":
-        wide = _mixed_dtype(batched=problem.batch > 1)
-        if wide is not None and _works(wide[1], workload, d):
-            return wide
-    return _converted(batched=problem.batch > 1)
+        return [_same_dtype(problem)]
+    if DTYPE_BYTES[problem.ab_dtype] == 1:
+        special = _integer(problem.out_dtype) if problem.ab_dtype == "int8" else _scaled(problem)
+        return [None if batched else special, _converted(batched=batched, cast=True)]
+    wide = _mixed_dtype(batched=batched) if problem.out_dtype == "fp32" else None
+    return [wide, _converted(batched=batched, cast=False)]
 
 
 def _works(call: Call, workload: Workload, d: torch.Tensor) -> bool:
-    """Return whether this torch, on this device, knows the overload."""
+    """Return whether this torch, on this device, can do it."""
     try:
         call(workload, d)
     except (RuntimeError, TypeError):
@@ -59,65 +72,88 @@ def _works(call: Call, workload: Workload, d: torch.Tensor) -> bool:
     return True
 
 
-def _same_dtype(workload: Workload) -> tuple[str, Call]:
+def _same_dtype(problem: Problem) -> _Product:
     """Let one call do alpha, beta * C and a bias along n."""
     import torch
 
-    batched, epilogue = workload.problem.batch > 1, workload.problem.epilogue
-    if epilogue.beta or (epilogue.bias == "n" and not batched) or epilogue.alpha:
-        fused = torch.baddbmm if batched else torch.addmm
-        alpha = ALPHA if epilogue.alpha else 1.0
-        beta = BETA if epilogue.beta else float(epilogue.bias == "n" and not batched)
+    batched, epilogue = problem.batch > 1, problem.epilogue
+    adds_bias = epilogue.bias == "n" and not batched and not epilogue.beta
+    if not (epilogue.alpha or epilogue.beta or adds_bias):
+        plain = torch.bmm if batched else torch.mm
+        return _Product(f"torch.{plain.__name__}", lambda load, out: _discard(plain(load.a, load.b, out=out)))
+    fused: Any = torch.baddbmm if batched else torch.addmm
+    alpha = ALPHA if epilogue.alpha else 1.0
+    beta = BETA if epilogue.beta else float(adds_bias)
 
-        def add(load: Workload, out: torch.Tensor) -> None:
-            extra = load.c if load.c is not None else load.bias if beta else out
-            fused(_given(extra), load.a, load.b, beta=beta, alpha=alpha, out=out)
+    def add(load: Workload, out: torch.Tensor) -> None:
+        extra = load.c if epilogue.beta else load.bias if adds_bias else out
+        fused(_given(extra), load.a, load.b, beta=beta, alpha=alpha, out=out)
 
-        return f"torch.{fused.__name__}", add
-    plain = torch.bmm if batched else torch.mm
-
-    def multiply(load: Workload, out: torch.Tensor) -> None:
-        plain(load.a, load.b, out=out)
-
-    return f"torch.{plain.__name__}", multiply
+    covers = {"alpha", "beta", *(["bias"] if adds_bias else [])}
+    return _Product(f"torch.{fused.__name__}", add, frozenset(covers))
 
 
-def _mixed_dtype(*, batched: bool) -> tuple[str, Call] | None:
+def _mixed_dtype(*, batched: bool) -> _Product | None:
     """Return the product with fp32 output, None for torch before 2.8."""
     import torch
 
     plain = getattr(torch.ops.aten.bmm if batched else torch.ops.aten.mm, "dtype_out", None)
     if plain is None:
         return None
+    name = f"torch.{'bmm' if batched else 'mm'}(out_dtype)"
+    return _Product(name, lambda load, out: _discard(plain(load.a, load.b, torch.float32, out=out)))
+
+
+def _scaled(problem: Problem) -> _Product:
+    """Return the fp8 product; it always takes scales, so a problem without them gets ones."""
+    import torch
+
+    plain: Any = torch.ops.aten._scaled_mm.out
+    fast = not problem.promote
+    one: list[torch.Tensor] = []
 
     def multiply(load: Workload, out: torch.Tensor) -> None:
-        plain(load.a, load.b, torch.float32, out=out)
+        if not one:
+            one.append(torch.ones(1, device=out.device))
+        scale_a, scale_b = load.scales or (one[0], one[0])
+        plain(load.a, load.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
-    return f"torch.{'bmm' if batched else 'mm'}(out_dtype)", multiply
+    return _Product("torch._scaled_mm", multiply, frozenset({"scale"}))
 
 
-def _converted(*, batched: bool) -> tuple[str, Call]:
+def _integer(out_dtype: str) -> _Product:
+    import torch
+
+    plain: Any = torch.ops.aten._int_mm
+    if out_dtype == "int32":
+        return _Product("torch._int_mm", lambda load, out: _discard(plain.out(load.a, load.b, out=out)))
+    return _Product("torch._int_mm + copy", lambda load, out: _discard(out.copy_(plain(load.a, load.b))))
+
+
+def _converted(*, batched: bool, cast: bool) -> _Product:
+    """Return the product in the inputs' dtype (bf16 for inputs that torch cannot multiply), converted."""
     import torch
 
     plain = torch.bmm if batched else torch.mm
 
     def multiply(load: Workload, out: torch.Tensor) -> None:
-        out.copy_(plain(load.a, load.b))
+        a, b = (load.a.bfloat16(), load.b.bfloat16()) if cast else (load.a, load.b)
+        out.copy_(plain(a, b))
 
-    return f"torch.{plain.__name__} + copy", multiply
+    return _Product(f"torch.{plain.__name__}{' of bf16 casts' if cast else ''} + copy", multiply)
 
 
-def _rest_of_epilogue(workload: Workload) -> list[tuple[str, Call]]:
+def _rest_of_epilogue(problem: Problem, covered: frozenset[str]) -> list[tuple[str, Call]]:
     """Return the steps that the product has not done, in order."""
-    problem, epilogue = workload.problem, workload.problem.epilogue
-    fused = problem.out_dtype == problem.ab_dtype
-    batched = problem.batch > 1
+    epilogue = problem.epilogue
     steps: list[tuple[str, Call]] = []
-    if epilogue.alpha and not fused:
-        steps.append(("mul", lambda load, out: _discard(out.mul_(ALPHA))))
-    if epilogue.beta and not fused:
-        steps.append(("add", lambda load, out: _discard(out.add_(_given(load.c), alpha=BETA))))
-    if epilogue.bias == "n" and not (fused and not batched and not epilogue.beta):
+    if epilogue.scale and "scale" not in covered:
+        steps.append(("scale", lambda load, out: _discard(out.mul_(SCALE_A * SCALE_B))))
+    if epilogue.alpha and "alpha" not in covered:
+        steps.append(("alpha", lambda load, out: _discard(out.mul_(ALPHA))))
+    if epilogue.beta and "beta" not in covered:
+        steps.append(("beta", lambda load, out: _discard(out.add_(_given(load.c), alpha=BETA))))
+    if epilogue.bias == "n" and "bias" not in covered:
         steps.append(("bias", lambda load, out: _discard(out.add_(_given(load.bias)))))
     if epilogue.bias == "m":
         steps.append(("bias", lambda load, out: _discard(out.add_(_given(load.bias)[:, None]))))

@@ -12,17 +12,27 @@ from cutegen.space import Launch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALPHA", "BETA", "Workload", "torch_dtype"]
+__all__ = ["ALPHA", "BETA", "SCALE_A", "SCALE_B", "Workload", "torch_dtype"]
 
 #: Factors for problems with alpha and beta: exact in every dtype, and neither 0 nor 1.
 ALPHA, BETA = 1.25, -0.5
+#: Factors of the operands, for problems with scales: far from 1, so that a missing one shows.
+SCALE_A, SCALE_B = 0.75, 1.5
 
 
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of cutegen's short name."""
     import torch
 
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+    return {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "int32": torch.int32,
+        "e4m3": torch.float8_e4m3fn,
+        "e5m2": torch.float8_e5m2,
+        "int8": torch.int8,
+    }[name]
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class Workload:
         b: ``(k, n)`` or ``(batch, k, n)``.
         c: Like the output, for problems with beta.
         bias: One value per column or per row, for problems with a bias.
+        scales: Of A and of B, one fp32 value each, for problems with scales.
     """
 
     problem: Problem
@@ -42,6 +53,7 @@ class Workload:
     b: torch.Tensor
     c: torch.Tensor | None
     bias: torch.Tensor | None
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def fill(cls, problem: Problem, generator: torch.Generator, *, padded: bool = False) -> Workload:
@@ -61,10 +73,18 @@ class Workload:
         b = _matrix(p, (p.k, p.n), axis_b == "k", ab, generator, pad)
         c = bias = None
         if p.epilogue.beta:
-            c = cls.new_output(p, generator.device).uniform_(-1, 1, generator=generator)
+            c = cls.new_output(p, generator.device)
+            c.copy_(_values(tuple(c.shape), out, generator))
         if p.epilogue.bias:
             bias = _values((p.n if p.epilogue.bias == "n" else p.m,), out, generator)
-        return cls(p, a, b, c, bias)
+        return cls(p, a, b, c, bias, _scales(generator.device) if p.epilogue.scale else None)
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What the product and C are multiplied by."""
+        epilogue = self.problem.epilogue
+        scale = SCALE_A * SCALE_B if epilogue.scale else 1.0
+        return scale * (ALPHA if epilogue.alpha else 1.0), BETA if epilogue.beta else 0.0
 
     @staticmethod
     def new_output(problem: Problem, device: torch.device) -> torch.Tensor:
@@ -81,7 +101,8 @@ class Workload:
     def arguments(self, d: torch.Tensor, launch: Launch, workspace: torch.Tensor | None) -> tuple[Any, ...]:
         """Return the arguments of a kernel, in the order of its calling convention."""
         epilogue = self.problem.epilogue
-        tensors = [x for x in (self.c, self.bias, workspace) if x is not None]
+        scales = self.scales or (None, None)
+        tensors = [x for x in (self.c, self.bias, *scales, workspace) if x is not None]
         factors = [*([ALPHA] if epilogue.alpha else []), *([BETA] if epilogue.beta else [])]
         return (self.a, self.b, d, *tensors, *launch.scalars, *factors)
 
@@ -98,18 +119,32 @@ def _matrix(
     import torch
 
     outer, inner = reversed(shape) if along_rows else shape
-    size = (problem.batch, outer + (1 if pad else 0), inner + pad)
-    whole = torch.full(size, math.nan, dtype=dtype, device=generator.device) if pad else None
-    if whole is None:
-        values = _values((problem.batch, outer, inner), dtype, generator)
-    else:
+    values = _values((problem.batch, outer, inner), dtype, generator, small=problem.out_dtype == "fp16")
+    if pad:
+        poison = math.nan if dtype.is_floating_point else 127
+        size = (problem.batch, outer + 1, inner + pad)
+        whole = torch.full(size, poison, dtype=dtype, device=generator.device)
+        whole[:, :outer, :inner].copy_(values)
         values = whole[:, :outer, :inner]
-        values.copy_(_values((problem.batch, outer, inner), dtype, generator))
     values = values.transpose(1, 2) if along_rows else values
     return values if problem.batch > 1 else values[0]
 
 
-def _values(size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _values(
+    size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, small: bool = False
+) -> torch.Tensor:
+    """Return uniform values; ``small`` keeps sums of 8-bit integers within the range of fp16."""
     import torch
 
-    return torch.empty(size, dtype=dtype, device=generator.device).uniform_(-1, 1, generator=generator)
+    device = generator.device
+    if not dtype.is_floating_point:
+        top = 1000 if dtype == torch.int32 else 4 if small else 127
+        return torch.randint(-top, top + 1, size, dtype=dtype, device=device, generator=generator)
+    wide = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    return torch.empty(size, dtype=wide, device=device).uniform_(-1, 1, generator=generator).to(dtype)
+
+
+def _scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    return torch.tensor([SCALE_A], device=device), torch.tensor([SCALE_B], device=device)

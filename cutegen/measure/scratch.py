@@ -1,0 +1,72 @@
+"""Workspaces of kernels under test: poisoned or zeroed before a run, and looked at after it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from cutegen.errors import CheckError
+from cutegen.space import Launch
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Scratch"]
+
+#: Floats behind a workspace that must stay untouched.
+_GUARD = 4096
+
+
+class Scratch:
+    """One allocation for all kernels that take a workspace as it is, another for those that want zeros."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[bool, torch.Tensor] = {}
+
+    def take(self, launch: Launch, *, poison: bool = False) -> torch.Tensor | None:
+        """Return the workspace for ``launch``, None if it needs none.
+
+        Args:
+            launch: What it is for.
+            poison: Fill it (unless it must be zero), and what lies behind it, with NaN.
+        """
+        if not launch.workspace_bytes:
+            return None
+        count = launch.workspace_bytes // 4
+        buffer = self._buffer(launch.zeroed, count)
+        if poison:
+            buffer.fill_(math.nan)
+        if launch.zeroed:
+            buffer[:count].zero_()
+        return buffer[:count]
+
+    def _buffer(self, zeroed: bool, count: int) -> torch.Tensor:
+        import torch
+
+        buffer = self._buffers.get(zeroed)
+        if buffer is None or buffer.numel() < count + _GUARD:
+            buffer = torch.zeros(count + _GUARD, dtype=torch.float32, device=self._device)
+            self._buffers[zeroed] = buffer
+        return buffer
+
+    def inspect(self, launch: Launch) -> None:
+        """See that runs of ``launch`` since ``take(..., poison=True)`` kept to the workspace.
+
+        Raises:
+            CheckError: They wrote behind it, or did not leave the zeros that the next launch needs.
+        """
+        if not launch.workspace_bytes:
+            return
+        count = launch.workspace_bytes // 4
+        buffer = self._buffers[launch.zeroed]
+        if not bool(buffer[count : count + _GUARD].isnan().all()):
+            raise CheckError(f"wrote behind its workspace of {launch.workspace_bytes} bytes")
+        if launch.zeroed and bool(buffer[:count].any()):
+            raise CheckError(
+                f"left numbers in its workspace of {launch.workspace_bytes} bytes, which must be zero"
+            )
+
+    def clear(self) -> None:
+        """Let go of the memory."""
+        self._buffers.clear()

@@ -1,0 +1,154 @@
+"""The torch engine on the CPU, with Python functions as kernels: for tests of checks and operands.
+
+A kernel's symbol names a mistake (see ``KERNELS``); it is called as a compiled one would be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutegen.device import ClockMeter, Device
+from cutegen.errors import LaunchError
+from cutegen.measure.candidate import Candidate
+from cutegen.measure.torch_engine import TorchEngine
+from cutegen.measure.workload import ALPHA, BETA
+from cutegen.problem import Problem
+from cutegen.space import Launch
+
+FACTS = Device("CPU", (9, 0), 4, 2**14, 2**30, "0", "0", "none")
+
+
+class HostLane:
+    """Runs things at once; a graph is a list of calls."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def capture(self, calls: Sequence[Callable[[], None]]) -> Any:
+        return list(calls)
+
+    def replay_us(self, graph: Any, replays: int) -> float:
+        start = time.perf_counter()
+        for _ in range(replays):
+            for call in graph:
+                call()
+        return (time.perf_counter() - start) * 1e6
+
+    def synchronize(self) -> None:
+        return None
+
+    def healthy(self) -> bool:
+        return not self.broken
+
+    def release(self) -> None:
+        return None
+
+
+class Kernel:
+    """A product in fp32 with the calling convention of compiled kernels, and one mistake.
+
+    Scalars: the first is the number of parts k is cut into if there is a workspace.
+    """
+
+    calls = 0
+
+    def __init__(self, problem: Problem, mistake: str) -> None:
+        self.problem = problem
+        self.mistake = mistake
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *rest: Any) -> None:
+        Kernel.calls += 1
+        epilogue, more = self.problem.epilogue, list(rest)
+        c = more.pop(0) if epilogue.beta else None
+        bias = more.pop(0) if epilogue.bias else None
+        scales = (more.pop(0), more.pop(0)) if epilogue.scale else None
+        workspace = more.pop(0) if more and isinstance(more[0], torch.Tensor) else None
+        factors = [x for x in more if isinstance(x, float)]
+        assert all(type(x) in (int, float) for x in more)
+        value = self.multiply(a, b, workspace)
+        if scales is not None:
+            value = value * scales[0] * scales[1]
+        if epilogue.alpha:
+            value = value * factors.pop(0)
+        if c is not None:
+            value = value + factors.pop(0) * c.to(value.dtype)
+        if bias is not None:
+            value = value + (bias if epilogue.bias == "n" else bias[:, None]).to(value.dtype)
+        self.store(activate(value, epilogue.activation), d)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, workspace: torch.Tensor | None) -> torch.Tensor:
+        wide = torch.float64 if a.dtype == torch.int8 else torch.float32
+        a, b = a.to(wide), b.to(wide)
+        if self.mistake == "drops a k":
+            a = a.clone()
+            a[..., -1] = 0
+        value = a @ b
+        if workspace is not None:
+            if self.mistake == "trusts its workspace":
+                value = value + workspace[0]
+            workspace.zero_()
+            if self.mistake == "overruns its workspace":
+                whole = workspace.as_strided((workspace.numel() + 1,), (1,))
+                whole[-1] = 1.0
+            if self.mistake == "leaves its workspace dirty":
+                workspace[0] = 1.0
+        return value
+
+    def store(self, value: torch.Tensor, d: torch.Tensor) -> None:
+        if self.mistake == "fails":
+            raise RuntimeError("CUDA error: invalid argument\nCompile with TORCH_USE_CUDA_DSA")
+        if self.mistake == "one wrong":
+            value[..., -1, -1] += 0.02 * value.abs().mean()
+        if self.mistake == "racy" and Kernel.calls % 2:
+            value = value * (1 + 2.0**-20)  # within the tolerance of fp32 outputs
+        if self.mistake == "skips last row":
+            d[..., :-1, :].copy_(value[..., :-1, :])
+        elif self.mistake != "writes nothing":
+            d.copy_(value)
+        if self.mistake == "writes behind a row":
+            d.as_strided((d.shape[-2], d.shape[-1] + 1), (d.stride(-2), 1), d.storage_offset())[:, -1] = 0
+        if self.mistake == "writes before":
+            d.as_strided((1,), (1,), d.storage_offset() - 1).fill_(0)
+
+
+def activate(x: torch.Tensor, name: str) -> torch.Tensor:
+    functions = torch.nn.functional
+    if name.startswith("gelu"):
+        return functions.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+    return {"": lambda y: y, "relu": functions.relu, "silu": functions.silu}[name](x)
+
+
+def new_engine(lane: HostLane | None = None, facts: Device = FACTS) -> TorchEngine:
+    """Return an engine whose library names are problem lines and whose symbols are mistakes."""
+
+    def load(library: Path, symbol: str) -> Kernel:
+        if symbol == "absent":
+            raise LaunchError(f"{library} has no function {symbol}")
+        return Kernel(Problem.parse(str(library)), symbol)
+
+    return TorchEngine(torch.device("cpu"), facts, lane or HostLane(), load, ClockMeter("none"))
+
+
+def candidate(
+    problem: Problem, mistake: str = "right", tail: Problem | None = None, **launch: Any
+) -> Candidate:
+    """Return a candidate for the engine above."""
+    base = Launch(**{"scalars": (3, 1), "workspace_bytes": 0, **launch})
+    return Candidate(
+        name=mistake,
+        library=Path(str(problem)),
+        symbol=mistake,
+        launch=base,
+        problem=problem,
+        tail_problem=tail,
+        tail_launch=None if tail is None else replace(base),
+    )
+
+
+__all__ = ["ALPHA", "BETA", "FACTS", "HostLane", "Kernel", "candidate", "new_engine"]

@@ -1,0 +1,193 @@
+"""Laws of interleaved rounds, settling and planning, with an engine whose time is virtual."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutegen.measure.candidate import Candidate
+from cutegen.measure.engine import Prepared
+from cutegen.measure.plan import plan_launches, plan_replays, plan_rotation, tail_problems
+from cutegen.measure.rounds import BrokenDeviceError, RoundsResult, time_in_rounds
+from cutegen.policy import Policy
+from cutegen.problem import LAYOUTS, Epilogue, Problem
+from cutegen.space import Launch
+
+PROBLEM = Problem(256, 256, 256)
+L2, MEMORY = 60 * 2**20, 140 * 2**30
+
+
+def candidate(name: str, symbol: str = "ok") -> Candidate:
+    return Candidate(name, Path("k.so"), symbol, Launch((), 0), PROBLEM)
+
+
+class Recorder(FakeEngine):
+    """Remembers what ran, in order."""
+
+    def __init__(self, **settings: float) -> None:
+        super().__init__(**settings)
+        self.ran: list[tuple[str, float]] = []
+        self.announced: list[str] = []
+
+    def measure(self, prepared: Prepared, replays: int) -> float:
+        self.ran.append((self.announced[-1], prepared.replay_us * replays))
+        return super().measure(prepared, replays)
+
+
+def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> RoundsResult:
+    return time_in_rounds(engine, candidates, policy, "torch.mm", engine.announced.append)
+
+
+def test_every_round_runs_everyone_and_the_reference_once() -> None:
+    """Rounds interleave: each holds the same names, in an order that changes."""
+    engine = Recorder()
+    policy = Policy(clock="burst", rounds=6, min_rounds=6)
+    result = run(engine, [candidate("a"), candidate("b"), candidate("c")], policy)
+    names = [name for name, _ in engine.ran]
+    rounds = [tuple(names[i : i + 4]) for i in range(0, len(names), 4)]
+    assert result.rounds == len(rounds) == 6
+    assert all(sorted(order) == ["a", "b", "c", "torch"] for order in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_order_follows_the_seed() -> None:
+    """The same seed gives the same order, another seed another one."""
+    orders = []
+    for seed in (1, 1, 2):
+        engine = Recorder()
+        run(engine, [candidate("a"), candidate("b"), candidate("c")], Policy(clock="burst", seed=seed))
+        orders.append([name for name, _ in engine.ran])
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_ratios_survive_a_drifting_clock() -> None:
+    """With times that grow by half during the run, paired ratios stay within 2 % of the truth."""
+    engine = Recorder(drift=0.8, noise=0.001)
+    policy = Policy(clock="burst", rounds=15, min_rounds=15)
+    result = run(engine, [candidate("a", "ok:8"), candidate("b", "ok:12")], policy)
+    assert engine.clock_s * 0.8 > 0.2
+    for name, truth in (("a", 10 / 8), ("b", 10 / 12)):
+        assert result.timings[name].ratio == pytest.approx(truth, rel=0.02)
+    assert result.timings["a"].interval.half_width > 0.05
+
+
+def test_round_time_is_respected() -> None:
+    """Each sample takes about the GPU time that the policy asks for, at least one graph."""
+    engine = Recorder()
+    run(engine, [candidate("a", "ok:20")], Policy(clock="burst", round_us=6000))
+    assert dict(engine.ran) == {"torch": 6000.0, "a": 6000.0}
+
+
+def test_settled_burns_in_until_the_clock_holds_and_burst_does_not() -> None:
+    """Burn-in loads everyone in turn and is reported; a burst starts at once."""
+    engine = Recorder()
+    result = run(engine, [candidate("a")], Policy(rounds=3, min_rounds=3))
+    assert result.settled is True and 0.4 <= result.settle_s <= 1.0
+    assert Counter(name for name, _ in engine.ran)["a"] > 10
+    assert result.timings["a"].sm_clock_mhz == 1500
+    burst = run(Recorder(), [candidate("a")], Policy(clock="burst", rounds=3, min_rounds=3))
+    assert burst.settled is None and burst.settle_s == 0
+
+
+def test_everyone_is_announced_before_it_runs() -> None:
+    """Whatever hangs was announced last."""
+    engine = Recorder()
+    run(engine, [candidate("a")], Policy(clock="burst", rounds=2, min_rounds=2))
+    assert engine.announced[:2] == ["torch", "a"]
+    assert len(engine.announced) == 2 + len(engine.ran)
+
+
+def test_failing_candidate_leaves_the_race_with_its_reason() -> None:
+    """On a healthy device a failed launch costs one candidate; it has no timing."""
+    result = run(Recorder(), [candidate("a"), candidate("bad", "time-refuses")], Policy.screen())
+    assert set(result.timings) == {"torch", "a"} and "mismatched" in result.failures["bad"]
+    early = run(Recorder(), [candidate("bad", "refuses"), candidate("a")], Policy.final())
+    assert set(early.timings) == {"torch", "a"} and set(early.failures) == {"bad"}
+
+
+def test_broken_device_ends_the_run() -> None:
+    """A sticky error is not survived in this process."""
+    engine = Recorder()
+    with pytest.raises(BrokenDeviceError, match="illegal memory access"):
+        run(engine, [candidate("a"), candidate("bad", "time-breaks")], Policy.screen())
+    assert engine.announced[-1] == "bad"
+
+
+def test_screen_drops_the_hopeless_after_one_round() -> None:
+    """Thrice slower is measured once; it still has a timing."""
+    engine = Recorder()
+    result = run(engine, [candidate("a", "ok:10"), candidate("slow", "ok:30")], Policy.screen())
+    assert result.timings["slow"].samples == 1 and result.timings["a"].samples == 3
+
+
+def test_power_is_the_mean_over_the_rounds() -> None:
+    """500 J per second of virtual time are 500 W."""
+    result = run(Recorder(), [candidate("a")], Policy(clock="burst", rounds=15, min_rounds=15))
+    assert result.timings["a"].power_w == pytest.approx(500)
+
+
+# --- planning ---
+
+extents = st.integers(1, 4000).map(lambda x: x * 8)
+
+
+@given(extents, extents, extents)
+def test_rotation_is_cold_and_affordable(m: int, n: int, k: int) -> None:
+    """Operands span three L2 caches unless one set is huge, memory is short, or 512 sets are not enough."""
+    problem = Problem(m, n, k)
+    rotation = plan_rotation(problem, L2, MEMORY)
+    assert 1 <= rotation.sets <= 512
+    cold = rotation.footprint_bytes >= 3 * L2 or rotation.sets == 512
+    assert cold or rotation.footprint_bytes + problem.min_bytes > MEMORY // 4
+    assert rotation.sets == 1 or rotation.footprint_bytes <= MEMORY // 4
+
+
+@given(st.floats(0.1, 1e5), st.integers(1, 512))
+def test_graph_uses_every_set_equally(time_us: float, sets: int) -> None:
+    """The launches of a graph are a multiple of the sets, about a millisecond and never very many."""
+    launches = plan_launches(time_us, sets)
+    assert launches % sets == 0 and launches >= sets
+    assert launches <= max(200, 1000 / time_us) + sets
+
+
+def test_replays_fill_a_round() -> None:
+    """A round takes whole replays, at least one."""
+    assert [plan_replays(6000, us) for us in (1000, 5000, 20000)] == [6, 1, 1]
+
+
+signatures = st.builds(
+    Problem,
+    m=st.sampled_from([8, 16, 56, 64, 4096]),
+    n=st.sampled_from([8, 128, 4096]),
+    k=st.sampled_from([8, 128, 4096]),
+    batch=st.sampled_from([1, 5]),
+    ab_dtype=st.sampled_from(["bf16", "fp16"]),
+    out_dtype=st.sampled_from(["bf16", "fp32"]),
+    layout=st.sampled_from(list(LAYOUTS)),
+    unaligned_out=st.booleans(),
+    epilogue=st.builds(Epilogue, beta=st.booleans(), bias=st.sampled_from(["", "m", "n"])),
+)
+
+
+@given(signatures)
+def test_tails_share_the_signature_and_fit_no_tile(problem: Problem) -> None:
+    """There always is a tail; the same artifact runs it; it has remainders in n, k and in a large m."""
+    tails = tail_problems(problem)
+    assert tails and len(set(tails)) == len(tails)
+    for tail in tails:
+        assert tail.signature == problem.signature
+        assert tail.k % 64 == 8 and tail.n % 16 in (7, 8)
+        assert problem.m < 64 or tail.m % 64
+    assert [t.flops for t in tails] == sorted(t.flops for t in tails)
+
+
+def test_tail_of_an_odd_width_stays_odd() -> None:
+    """Unaligned outputs by extent keep an extent that is unaligned."""
+    tails = tail_problems(Problem(4096, 4095, 4096))
+    assert tails and all(tail.unaligned_out and tail.n % 8 for tail in tails)
+    assert tail_problems(Problem(4096, 4100, 4096))[0].n == 391
