@@ -234,9 +234,8 @@ class Bench:
         Raises:
             MeasureError: The candidate's problem is not open, or measuring itself failed.
         """
-        self._require_open([candidate])
         try:
-            result = self._exchange({"op": "check", "candidate": candidate.to_json()}, self._timeout_s)
+            result = self._run({"op": "check", "candidate": candidate.to_json()}, [candidate])
         except _LostError as lost:
             return CheckResult(lost.outcome, lost.reason)
         return CheckResult.from_json(result)
@@ -258,14 +257,28 @@ class Bench:
         failures: dict[str, CheckResult] = {}
         while True:
             left = [candidate for candidate in candidates if candidate.name not in failures]
-            self._require_open(left)
             request = {"op": "time", "candidates": [c.to_json() for c in left], "policy": policy.to_json()}
             try:
-                return _timing_run(self._exchange(request, self._timeout_s), failures)
+                return _timing_run(self._run(request, left), failures)
             except _LostError as lost:
                 if lost.culprit not in {candidate.name for candidate in left}:
                     raise MeasureError(f"timing the reference failed: {lost.reason}") from lost
                 failures[lost.culprit] = CheckResult(lost.outcome, lost.reason)
+
+    def _run(self, request: dict[str, Any], candidates: Sequence[Candidate]) -> dict[str, Any]:
+        """Send a request about candidates; a child that died before any of them ran is no one's fault.
+
+        Raises:
+            _LostError: The child is gone; the culprit is named, or two children died without one.
+        """
+        self._require_open(candidates)
+        try:
+            return self._exchange(request, self._timeout_s)
+        except _LostError as lost:
+            if lost.culprit:
+                raise
+        self._require_open(candidates)
+        return self._exchange(request, self._timeout_s)
 
     def _exchange(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Send one request and return its result; ``limit_s`` starts anew with every entry announced.
