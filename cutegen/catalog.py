@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from cutegen.arch import Arch
@@ -31,7 +31,7 @@ def find_template(family: str, arch: Arch) -> Path:
     return path
 
 
-@lru_cache(maxsize=None)
+@cache
 def find_space(family: str, arch: Arch) -> Space:
     """Return the space of ``family`` bound to ``arch``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -71,7 +71,7 @@ def _tidy(text: str) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _template(path: Path) -> jinja2.Template:
     root = resource_root("templates")
     environment = jinja2.Environment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +27,7 @@ def resource_root(kind: str) -> Path:
     raise ResourceError(f"{kind} not found in {_PACKAGE} or {_PACKAGE.parent}; reinstall cutegen")
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_space_module(family: str, arch_family: str) -> ModuleType:
     """Import ``spaces/<family>/<arch_family>.py`` and return it.
 
