@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import product
+from math import prod
 
 from cutegen.problem import Problem
 from cutegen.space.config import Value
@@ -14,7 +16,7 @@ from cutegen.space.space import Space, Violation
 __all__ = ["Census", "blockers", "take_census"]
 
 #: Enough completions to show which rules stand in the way; more would only repeat them.
-_MOST_COMPLETIONS = 20_000
+_MOST_COMPLETIONS = 5_000
 
 
 @dataclass(frozen=True)
@@ -65,25 +67,39 @@ def blockers(
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
     """
-    left = [set(space.explain(problem, completion)) for completion in _completions(space, problem, fixed)]
-    total = len(left)
+    direct = [set(space.explain(problem, values)) for values in _points(fixed, {})]
+    if all(direct):
+        return _fewest(direct)
+    near = {knob for rule in space.rules if set(rule.knobs) & set(fixed) for knob in rule.knobs}
+    default = space.default(problem)
+    around = {
+        knob: space.domains[knob] if knob in near else (default[knob],)
+        for knob in space.domains
+        if knob not in fixed
+    }
+    return _fewest([set(space.explain(problem, values)) for values in _points(fixed, around)])
+
+
+def _fewest(broken: Sequence[set[Violation]]) -> tuple[tuple[Violation, int, int], ...]:
+    """Cover all points with few rules: the one that rejects most, then of the rest, and so on."""
+    left = list(broken)
     found: list[tuple[Violation, int, int]] = []
     while left := [violations for violations in left if violations]:
         counts = Counter(violation for violations in left for violation in violations)
         worst = max(counts, key=lambda violation: (counts[violation], violation.rule))
-        found.append((worst, counts[worst], total))
+        found.append((worst, counts[worst], len(broken)))
         left = [violations for violations in left if worst not in violations]
     return tuple(found)
 
 
-def _completions(
-    space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]]
+def _points(
+    fixed: Mapping[str, Sequence[Value]], around: Mapping[str, Sequence[Value]]
 ) -> Iterator[dict[str, Value]]:
-    near = {knob for rule in space.rules if set(rule.knobs) & set(fixed) for knob in rule.knobs}
-    default = space.default(problem)
-    domains = [
-        tuple(fixed[knob]) if knob in fixed else space.domains[knob] if knob in near else (default[knob],)
-        for knob in space.domains
-    ]
-    for values in islice(product(*domains), _MOST_COMPLETIONS):
-        yield dict(zip(space.domains, values, strict=True))
+    """Yield every combination of both, or a fair sample where there are too many."""
+    domains = {**fixed, **around}
+    if prod(map(len, domains.values())) <= _MOST_COMPLETIONS:
+        yield from (dict(zip(domains, values, strict=True)) for values in product(*domains.values()))
+        return
+    rng = random.Random(0)
+    for _ in range(_MOST_COMPLETIONS):
+        yield {knob: rng.choice(domain) for knob, domain in domains.items()}

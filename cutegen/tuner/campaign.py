@@ -65,6 +65,7 @@ class Campaign:
         self._clock = clock
         self._start = clock()
         self._opened = False
+        self._broken: dict[str, Attempt] = {}
         self._stage = "compile"
         self._space = find_space(request.problem.family, request.arch)
         self.default = self._space.default(request.problem)
@@ -202,7 +203,14 @@ class Campaign:
 
     def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
         if not self._workshop.measures:
-            attempt.screened(None, self.ledger.write(attempt, "ok"))
+            known = self.ledger.compiled(attempt)
+            attempt.screened(None, known or self.ledger.write(attempt, "ok"))
+            return
+        broken = self._broken.get(attempt.artifact_key)
+        if broken is not None:
+            # Each hang costs seconds, and a fault a new process.
+            why = f"not run, since the same kernel with other run-time arguments failed: {broken.error}"
+            self._fail(attempt, broken.outcome, why)
             return
         self._open()
         result = self._workshop.bench.check(self._candidate(attempt))
@@ -253,6 +261,8 @@ class Campaign:
 
     def _fail(self, attempt: Attempt, outcome: str, error: str) -> None:
         attempt.fail(outcome, error, self.ledger.write(attempt, outcome, error=error))
+        if outcome in ("timeout", "launch_failed"):
+            self._broken.setdefault(attempt.artifact_key, attempt)
 
     # -- refine and decide
 

@@ -102,12 +102,13 @@ def recorded_result(
     latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
-    if entry.config not in timings:
+    if entry.config not in timings or any(config.keys() != default.keys() for config in latest):
         return None
     choice = choose_winner(space, timings, default=default, incumbent=entry.config)
     rows = [
         Row(
-            config=config,
+            # The database sorts knobs by name; people know them in the order of the space.
+            config=Config({knob: config[knob] for knob in space.domains}),
             default=config == default,
             chosen=config == entry.config,
             equal=config in choice.equals,

@@ -61,6 +61,10 @@ class Ledger:
                 attempt.screened(timed.timing, timed.id)
                 attempt.resources = resources_of(timed)
 
+    def compiled(self, attempt: Attempt) -> str:
+        """Return the trial that says that ``attempt`` compiles, empty if there is none."""
+        return next((t.id for t in self._known if t.key == attempt.key and t.outcome == "ok"), "")
+
     def finals(self) -> list[Trial]:
         """Return the settled trials of earlier runs of this name, the vendor's included, newest last."""
         return [t for t in self._known if t.run == self.run and t.policy and t.policy.clock == "settled"]

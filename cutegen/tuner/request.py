@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cutegen.machine
 import cutegen.model
 import cutegen.search
 from cutegen import __version__
@@ -18,6 +19,8 @@ from cutegen.resources import resource_root
 from cutegen.space import Config, Value
 
 __all__ = ["Effort", "Request"]
+
+_PROPOSERS = (cutegen.search, cutegen.model, cutegen.machine)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,6 @@ class Request:
 def _text_digest(family: str, arch: Arch) -> str:
     """Digest of what proposes and renders candidates: template, space, search and model."""
     paths = [find_template(family, arch), resource_root("spaces") / family / f"{arch.family}.py"]
-    paths += [Path(module.__file__) for module in (cutegen.search, cutegen.model) if module.__file__]
+    paths += [Path(module.__file__) for module in _PROPOSERS if module.__file__]
     texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
     return digest([__version__, *texts])

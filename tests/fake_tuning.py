@@ -1,0 +1,158 @@
+"""A pretended compiler and bench: what becomes of a candidate is a function of its config."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fake_engine import DEVICE
+
+from cutegen.build import Artifact, Failure, KernelResources, Resources, Result, Toolchain, artifact_key
+from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
+from cutegen.policy import Policy, Timing
+from cutegen.problem import Problem
+from cutegen.render import Source
+from cutegen.space import Config
+from cutegen.store import Store
+from cutegen.tuner import AutoTuner, Effort
+
+TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")
+REFERENCE_US = 100.0
+SMALL = Effort(classes=6, refine=3, finalists=20)
+
+#: ``ok``, a time such as ``12.5``, a build outcome, an outcome of the check, or ``breaks`` when it is timed.
+Behaviour = Callable[[Config], str]
+
+
+def steady(config: Config) -> str:
+    """Every candidate works; wider tiles are faster."""
+    tile = config["tile_shape_mn"]
+    assert isinstance(tile, tuple)
+    return f"{300 - tile[1] / 2 + tile[0] / 100:g}"
+
+
+class FakeCompiler:
+    """Hands out artifacts whose symbol is their behaviour, ``batch`` at a time, and keeps them in a store."""
+
+    def __init__(self, store: Store, behaviour: Behaviour = steady, batch: int = 2) -> None:
+        self.store = store
+        self.behaviour = behaviour
+        self.batch = batch
+        self.compiled: list[Source] = []
+        self.closed = False
+        self._queue: list[Source] = []
+
+    def find(self, source: Source) -> Result | None:
+        return None
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        self._queue += sources
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
+        now, self._queue = self._queue[: self.batch], self._queue[self.batch :]
+        self.compiled += now
+        return [(source, self._result(source)) for source in now]
+
+    def _result(self, source: Source) -> Result:
+        key, what = artifact_key(source, TOOLCHAIN), self.behaviour(source.config)
+        if what in ("error", "abort", "build-timeout", "rejected"):
+            return Failure(key, what.removeprefix("build-"), f"it went wrong: {what}", "log")
+        with self.store.lock(source.arch, key) as lock:
+            self.store.stage(lock)
+            self.store.publish(lock, {})
+        return Artifact(
+            key=key,
+            symbol=what,
+            arch=source.arch,
+            folder=self.store.folder(source.arch, key),
+            resources=Resources.of((KernelResources("k", registers=168, smem_bytes=200_000, threads=384),)),
+            build_s=1.5,
+            source_digest=source.digest,
+            toolchain=TOOLCHAIN,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeBench:
+    """Judges and times candidates by their symbols; ``stop_after`` interrupts like Ctrl-C."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.checked: list[str] = []
+        self.timed: list[tuple[str, tuple[str, ...]]] = []
+        self.opened: list[Problem] = []
+        self.steps = 0
+        self.stop_after = stop_after
+        self.closed = False
+        self.behaviour: Behaviour = steady  # what the compiler beside it should make
+
+    def start(self) -> None:
+        """Start nothing."""
+
+    def open(self, problem: Problem, seed: int = 0) -> Opened:
+        self.opened.append(problem)
+        return Opened(problem, "torch.mm", REFERENCE_US, 2, 1, 1)
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.stop_after is not None and self.steps > self.stop_after:
+            raise KeyboardInterrupt
+
+    def check(self, candidate: Candidate) -> CheckResult:
+        self._step()
+        assert candidate.problem == self.opened[-1]
+        self.checked.append(candidate.name)
+        if candidate.symbol in ("wrong_result", "launch_failed", "timeout"):
+            return CheckResult(candidate.symbol, f"it is {candidate.symbol}")
+        return CheckResult("ok")
+
+    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
+        self._step()
+        self.timed.append((policy.clock, tuple(c.name for c in candidates)))
+        late = CheckResult("timeout", "took too long")
+        broken = {c.name: late for c in candidates if c.symbol.startswith("breaks")}
+        timings = {c.name: timing(float(c.symbol)) for c in candidates if c.name not in broken}
+        return TimingRun(timings, timing(REFERENCE_US), broken)
+
+    @property
+    def finals(self) -> tuple[str, ...]:
+        """Names in the last settled measurement."""
+        return next(names for clock, names in reversed(self.timed) if clock == "settled")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def timing(time_us: float) -> Timing:
+    """A timing with an interval of 0.2 % around ``time_us``."""
+    reference = [REFERENCE_US] * 9
+    own = [time_us * (1 + 0.0005 * (i - 4) / 2) for i in range(9)]
+    return Timing.of(own, reference, reference="torch.mm")
+
+
+class Rig:
+    """An AutoTuner in a folder, with its fakes at hand; a new one in the same folder is a new process."""
+
+    def __init__(
+        self, folder: Path, behaviour: Behaviour = steady, *, stop_after: int | None = None, **options: object
+    ) -> None:
+        self.compiler = FakeCompiler(Store(folder), behaviour)
+        self.bench = FakeBench(stop_after)
+        self.started: Counter[str] = Counter()
+        given = {"effort": SMALL, "device": DEVICE, "make_bench": self._bench, **options}
+        self.tuner = AutoTuner(
+            cache_dir=folder,
+            toolchain=TOOLCHAIN,
+            make_compiler=self._compiler,
+            **given,  # type: ignore[arg-type]
+        )
+
+    def _compiler(self) -> FakeCompiler:
+        self.started["compiler"] += 1
+        return self.compiler
+
+    def _bench(self) -> FakeBench:
+        self.started["bench"] += 1
+        return self.bench

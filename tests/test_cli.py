@@ -1,0 +1,282 @@
+"""The commands: exit codes, messages without tracebacks, tables, JSON and progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fake_engine import DEVICE
+from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler
+
+import cutegen.cli_tune
+from cutegen import cli, cli_space
+from cutegen.errors import DeviceError
+from cutegen.store import Store
+from cutegen.trials import TrialStore
+from cutegen.tuner import AutoTuner
+
+SHAPE = "4096x4096x4096"
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBench:
+    """A pretended GPU whose bench is returned, for ``python -m cutegen.tune``."""
+    bench = FakeBench()
+    tuner = partial(
+        AutoTuner,
+        effort=SMALL,
+        make_compiler=lambda: FakeCompiler(Store(tmp_path), bench.behaviour),
+        make_bench=lambda: bench,
+    )
+
+    def make(*args: object, **options: object) -> AutoTuner:
+        return tuner(*args, **{**options, "toolchain": TOOLCHAIN})
+
+    monkeypatch.setattr(cutegen.cli_tune, "AutoTuner", make)
+    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: DEVICE)
+    monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path))
+    return bench
+
+
+def tune(*words: str) -> int:
+    return cutegen.cli_tune.main(["gemm", *words])
+
+
+def space(*words: str) -> int:
+    return cli_space.main(["gemm", "--arch", "sm_90a", *words])
+
+
+def test_a_measured_run_prints_a_table(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """One row per finalist with time, rate, ratio to torch.mm with its interval, registers, shared memory."""
+    assert tune("--shape", SHAPE) == 0
+    out, err = capsys.readouterr()
+    head = next(line for line in out.splitlines() if "TFLOP/s" in line)
+    assert head.split("  ")[1:] and "vs torch.mm" in head and "regs" in head and "smem KB" in head
+    best = next(line for line in out.splitlines() if line.startswith("  best "))
+    assert "[" in best and "tile_shape_mn=" in best
+    assert "torch.mm" in out.splitlines()[-2] and "best: tile_shape_mn=" in out
+    assert "predicted" not in out
+    assert "] 4096x4096x4096: screen " in err and "done " in err, "without a terminal progress is plain lines"
+
+
+def test_json_holds_everything_and_nothing_else(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints one document on standard output."""
+    assert tune("--shape", SHAPE, "--shape", "64x7168x2048", "--json", "--quiet") == 0
+    out, _ = capsys.readouterr()
+    document = json.loads(out)
+    assert [r["problem"] for r in document["results"]] == [
+        f"gemm {SHAPE} bf16 tn",
+        "gemm 64x7168x2048 bf16 tn",
+    ]
+    result = document["results"][0]
+    assert result["measured"] and result["winner"] == result["candidates"][0]["config"]
+    assert result["candidates"][0]["timing"]["ratio"] and result["torch"]["median_us"]
+    assert document["device"]["name"] == DEVICE.name and document["interrupted"] is False
+
+
+def test_the_second_run_answers_from_records(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command again measures nothing and says so."""
+    assert tune("--shape", SHAPE) == 0
+    first = capsys.readouterr().out
+    gpu.checked.clear()
+    assert tune("--shape", SHAPE) == 0
+    second = capsys.readouterr().out
+    assert not gpu.checked and "from records" in second
+    assert first.splitlines()[1:] == second.splitlines()[1:]
+
+
+def test_a_shapes_file_gives_a_summary(
+    gpu: FakeBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several shapes end in one line each, by their id, and a geometric mean."""
+    path = tmp_path / "shapes.toml"
+    path.write_text(
+        "".join(f'[[shape]]\nid = "S{i}"\nm = {m}\nn = 2048\nk = 512\n' for i, m in enumerate((64, 2048)))
+    )
+    assert tune("--shapes", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "S0: gemm 64x2048x512 bf16 tn" in out and "  S1 " in out
+    assert "geometric mean" in out.splitlines()[-1]
+
+
+def test_a_shape_without_winner_gives_exit_code_1(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """The other shapes are tuned all the same."""
+    gpu.behaviour = lambda config: "wrong_result"
+    assert tune("--shape", SHAPE) == 1
+    out = capsys.readouterr().out
+    assert "no winner" in out and "wrong_result" in out
+
+
+def test_an_interrupted_run_exits_with_130(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends with one line and keeps what was measured; a rerun continues."""
+    gpu.stop_after = 12
+    assert tune("--shape", SHAPE) == 130
+    assert "interrupted" in capsys.readouterr().err
+    seen = set(gpu.checked)
+    gpu.stop_after = None
+    gpu.checked.clear()
+    assert tune("--shape", SHAPE) == 0
+    with TrialStore(Store.default().root / "trials.db") as trials:
+        assert len({t.config for t in trials.find() if t.config}) > len(seen)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--shape", "4096x4096"], 2, "not MxNxK"),
+        (["--shape", "64x64x65"], 2, "must be a multiple of 8"),
+        (["--shape", SHAPE, "--dtype", "fp64"], 2, "unsupported input dtype"),
+        (["--shape", SHAPE, "--layout", "xy"], 2, "unknown layout"),
+        (["--shape", SHAPE, "--options", "act=tanh"], 2, "unknown activation"),
+        (["--shape", SHAPE, "--arch", "sm_90"], 2, "did you mean sm_90a"),
+        (["--shapes", "/nowhere.toml"], 2, "does not exist"),
+        (["--shapes", "/nowhere.toml", "--dtype", "fp16"], 2, "--dtype goes with --shape"),
+        ([], 2, "no shape given"),
+        (["--shape", SHAPE, "--set", "tile=1"], 2, "unknown knob 'tile'"),
+        (["--shape", SHAPE, "--set", "pingpong=maybe"], 2, "valid: false, true"),
+        (["--shape", SHAPE, "--set", "pingpong"], 2, "knob=v1,v2"),
+        (["--shape", SHAPE, "--set", "pingpong=true", "--set", "mma_warpgroups=2"], 2, "pingpong_has_one"),
+        (["--shape", SHAPE, "--import", "/nowhere.tar"], 3, "/nowhere.tar"),
+        (["--shape", SHAPE, "--cache-dir", "/proc/nowhere"], 3, "/proc/nowhere"),
+    ],
+)
+def test_mistakes_are_named_in_one_message(
+    gpu: FakeBench, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    """Bad usage exits with 2, a bad environment with 3; the message says what, never a traceback."""
+    assert tune(*words) == code
+    err = capsys.readouterr().err
+    assert "cutegen: error: " in err and message in err and "Traceback" not in err
+
+
+def test_without_a_gpu_the_way_out_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU and no --arch exits with 3 and mentions --arch."""
+
+    def none() -> None:
+        raise DeviceError("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(cutegen.cli_tune, "present_device", none)
+    assert tune("--shape", SHAPE) == 3
+    assert "give --arch" in capsys.readouterr().err
+
+
+def test_a_damaged_database_names_the_remedy(
+    gpu: FakeBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is no database stops the run before anything is measured."""
+    (tmp_path / "trials.db").write_text("not a database, but long enough to look at" * 50)
+    assert tune("--shape", SHAPE) == 3
+    assert "trials.db" in capsys.readouterr().err and not gpu.checked
+
+
+def test_predictions_are_called_predicted(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --arch every line with a time says predicted, and nothing claims to be measured."""
+    assert tune("--arch", "sm_90a", "--shape", SHAPE) == 0
+    out = capsys.readouterr().out
+    timed = [line for line in out.splitlines() if "tile_shape_mn=" in line]
+    assert timed and all("predicted" in line for line in timed)
+    assert "nothing measured" in out and not gpu.checked
+
+
+def test_space_explains_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    """A config that cannot be is refused by rule and reason, also if only its completions break rules."""
+    assert space("--shape", SHAPE, "--explain", "tile_shape_mn=256x256") == 0
+    out = capsys.readouterr().out
+    assert "is not legal" in out and "accumulators_fit_registers" in out and "registers" in out
+    assert space("--shape", SHAPE, "--explain", "tile_shape_mn=128x128", "--json") == 0
+    [answer] = json.loads(capsys.readouterr().out)
+    assert answer["legal"] and answer["example"]["tile_shape_mn"] == [128, 128]
+
+
+def test_space_counts_lists_and_lints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary shows counts and rules, --list configs, --lint unused values."""
+    assert space("--shape", SHAPE, "--set", "tile_shape_mn=128x256") == 0
+    out = capsys.readouterr().out
+    assert "legal configs" in out and "default: " in out and "rules:" in out
+    assert space("--shape", SHAPE, "--list", "3") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert space("--lint", "--shape", SHAPE, "--json") == 0
+    assert "unused" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shape", SHAPE, "--explain", "tile=1"], "unknown knob"),
+        (["--shape", SHAPE, "--explain", "tile_shape_mn"], "knob=value"),
+        (["--shape", SHAPE, "--set", "pingpong=true", "--set", "mma_warpgroups=3"], "pingpong_has_one"),
+        ([], "no shape given"),
+    ],
+)
+def test_space_names_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    """Bad usage of the space command exits with 2 and one message."""
+    assert space(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_umbrella_command_lists_and_hands_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """``cutegen`` without a command is bad usage; with one it is that module."""
+    assert cli.main([]) == 2
+    assert cli.main(["--help"]) == 0
+    assert "tune" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0
+    assert cli.main(["space", "gemm", "--arch", "sm_90a", "--shape", SHAPE, "--list", "1"]) == 0
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["tune", "--help"])
+    assert caught.value.code == 0
+    assert "exit codes" in capsys.readouterr().out
+
+
+@pytest.mark.dsl
+def test_ctrl_c_in_a_real_compilation_keeps_what_was_compiled(tmp_path: Path) -> None:
+    """SIGINT ends the command with 130 and no orphan; the rerun finds the finished kernels."""
+    command = [sys.executable, "-m", "cutegen.tune", "gemm", "--arch", "sm_90a", "--shape", SHAPE]
+    command += ["--candidates", "8", "--workers", "1", "--cache-dir", str(tmp_path)]
+    root = Path(__file__).parent.parent
+    process = subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("v1/sm_90a/*/*/kernel.so")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err and "Traceback" not in err
+    with TrialStore(tmp_path / "trials.db") as trials:
+        kept = {t.artifact_key for t in trials.find(outcome="ok")}
+    assert kept <= {path.parent.name for path in tmp_path.glob("v1/sm_90a/*/*/kernel.so")}
+
+
+@pytest.mark.dsl
+def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What --export wrote here, --import can use there without compiling; a changed file is refused."""
+    bundle = tmp_path / "candidates.tar"
+    shape = ["--arch", "sm_90a", "--candidates", "1", "--quiet"]
+    assert tune("--shape", SHAPE, *shape, "--cache-dir", str(tmp_path / "a"), "--export", str(bundle)) == 0
+    monkeypatch.setattr(
+        "cutegen.build.builder.Builder._require_compiler", lambda self: pytest.fail("compiled")
+    )
+    capsys.readouterr()
+    assert (
+        tune("--arch", "sm_90a", "--import", str(bundle), "--cache-dir", str(tmp_path / "b"), "--json") == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["results"][0]["problem"] == f"gemm {SHAPE} bf16 tn"
+    assert tune(*there, "--cache-dir", str(tmp_path / "b"), "--shape", "64x64x64") == 2
+    assert "has no candidates for" in capsys.readouterr().err
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bundle.write_bytes(data)
+    assert tune(*there, "--cache-dir", str(tmp_path / "c")) == 3
