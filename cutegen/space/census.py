@@ -16,7 +16,7 @@ from cutegen.space.space import Space, Violation
 __all__ = ["Census", "blockers", "take_census"]
 
 #: Enough completions to show which rules stand in the way; more would only repeat them.
-_MOST_COMPLETIONS = 5_000
+_MOST_COMPLETIONS = 20_000
 
 
 @dataclass(frozen=True)
