@@ -27,12 +27,12 @@ class Policy:
     Attributes:
         launch: ``graph``: launches are replayed from a CUDA graph, so the host does not limit them.
         l2: ``cold``: operands rotate through more than three times the L2 cache.
-        clock: ``settled`` (the GPU is loaded until its clock holds) or ``burst`` (no burn-in).
+        clock: ``settled`` (the GPU is loaded until its clock holds) or ``burst`` (it only leaves idle).
         distribution: ``uniform``: operands are uniform in [-1, 1); data changes power and so clocks.
         rounds: Most rounds; each runs everyone and the reference once, in random order.
         min_rounds: Fewest rounds before ``precision`` may stop it.
         round_us: GPU time that one entry takes in one round, in microseconds (at least one graph).
-        settle_s: Longest burn-in, in seconds.
+        settle_s: Longest burn-in, in seconds; a burst takes 0.05 of them at most.
         precision: Stop when every interval's half width is under this fraction of its median; 0 never stops.
         prune: Drop whoever is slower than the best by more than this fraction, already after one round;
             0 drops nobody.
@@ -74,7 +74,7 @@ class Policy:
             rounds=3,
             min_rounds=3,
             round_us=1500.0,
-            settle_s=0.0,
+            settle_s=0.05,
             precision=0.0,
             prune=0.3,
             seed=seed,

@@ -46,7 +46,7 @@ def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> Rounds
 def test_every_round_runs_everyone_and_the_reference_once() -> None:
     """Rounds interleave: each holds the same names, in an order that changes."""
     engine = Recorder()
-    policy = Policy(clock="burst", rounds=6, min_rounds=6)
+    policy = Policy(clock="burst", settle_s=0, rounds=6, min_rounds=6)
     result = run(engine, [candidate("a"), candidate("b"), candidate("c")], policy)
     names = [name for name, _ in engine.ran]
     rounds = [tuple(names[i : i + 4]) for i in range(0, len(names), 4)]
@@ -79,25 +79,25 @@ def test_ratios_survive_a_drifting_clock() -> None:
 def test_round_time_is_respected() -> None:
     """Each sample takes about the GPU time that the policy asks for, at least one graph."""
     engine = Recorder()
-    run(engine, [candidate("a", "ok:20")], Policy(clock="burst", round_us=6000))
+    run(engine, [candidate("a", "ok:20")], Policy(clock="burst", settle_s=0, round_us=6000))
     assert dict(engine.ran) == {"torch": 6000.0, "a": 6000.0}
 
 
 def test_settled_burns_in_until_the_clock_holds_and_burst_does_not() -> None:
-    """Burn-in loads everyone in turn and is reported; a burst starts at once."""
+    """Burn-in loads everyone in turn and is reported; a burst only leaves the idle clock."""
     engine = Recorder()
     result = run(engine, [candidate("a")], Policy(rounds=3, min_rounds=3))
     assert result.settled is True and 0.4 <= result.settle_s <= 1.0
     assert Counter(name for name, _ in engine.ran)["a"] > 10
     assert result.timings["a"].sm_clock_mhz == 1500
     burst = run(Recorder(), [candidate("a")], Policy(clock="burst", rounds=3, min_rounds=3))
-    assert burst.settled is None and burst.settle_s == 0
+    assert burst.settled is None and burst.settle_s == pytest.approx(0.05, abs=0.011)
 
 
 def test_everyone_is_announced_before_it_runs() -> None:
     """Whatever hangs was announced last."""
     engine = Recorder()
-    run(engine, [candidate("a")], Policy(clock="burst", rounds=2, min_rounds=2))
+    run(engine, [candidate("a")], Policy(clock="burst", settle_s=0, rounds=2, min_rounds=2))
     assert engine.announced[:2] == ["torch", "a"]
     assert len(engine.announced) == 2 + len(engine.ran)
 
@@ -181,7 +181,7 @@ def test_tails_share_the_signature_and_fit_no_tile(problem: Problem) -> None:
     assert tails and len(set(tails)) == len(tails)
     for tail in tails:
         assert tail.signature == problem.signature
-        assert tail.k % 64 == 8 and tail.n % 16 in (7, 8)
+        assert tail.k % 64 in (8, 16) and tail.n % 16 in (7, 8)
         assert problem.m < 64 or tail.m % 64
     assert [t.flops for t in tails] == sorted(t.flops for t in tails)
 

@@ -20,8 +20,10 @@ __all__ = ["OUTCOMES", "REFERENCE", "Candidate", "CheckResult"]
 OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
 #: The name of the vendor's product among the entries that are timed; no candidate may have it.
 REFERENCE = "torch"
-#: Tails are launched as if on a GPU this small, so that persistent kernels do several tiles per block.
+#: Tails are launched as if on a GPU this small, so that persistent kernels do several tiles per block;
+#: larger tails are for configs that care about the last wave of the real one.
 _TAIL_SM_COUNT = 8
+_LARGE_TAIL = 2**22
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Candidate:
             sm_count: Multiprocessors of the GPU.
         """
         tail = next((p for p in tail_problems(problem) if not space.explain(p, config)), None)
-        small = min(sm_count, _TAIL_SM_COUNT)
+        large = tail is not None and tail.m * tail.n > _LARGE_TAIL
+        tail_sm_count = sm_count if large else min(sm_count, _TAIL_SM_COUNT)
         return cls(
             name=name,
             library=library,
@@ -86,7 +89,7 @@ class Candidate:
             launch=space.launch(config, problem, sm_count),
             problem=problem,
             tail_problem=tail,
-            tail_launch=None if tail is None else space.launch(config, tail, small),
+            tail_launch=None if tail is None else space.launch(config, tail, tail_sm_count),
         )
 
     def to_json(self) -> dict[str, Json]:
