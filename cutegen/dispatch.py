@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutegen import __version__
-from cutegen.build import Toolchain
 from cutegen.catalog import find_space
 from cutegen.device import Device, present_device
 from cutegen.entry import ANY, Entry, Fingerprint
@@ -28,7 +26,7 @@ __all__ = [
     "Dispatcher",
     "autotune_disabled",
     "default_table_path",
-    "fingerprint_of",
+    "look_up",
 ]
 
 _log = logging.getLogger("cutegen")
@@ -43,24 +41,6 @@ def default_table_path(root: Path, device: Device) -> Path:
     """Return where the dispatch table of a kind of GPU is in the cache folder ``root``."""
     name = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
     return root / "tables" / f"{name}.json"
-
-
-def fingerprint_of(device: Device, toolchain: Toolchain) -> Fingerprint:
-    """Return what a table tuned on ``device`` with ``toolchain`` is for, and what it is compared with later.
-
-    A machine without the compiler runs kernels that were compiled elsewhere, so it accepts any version of it.
-    """
-    suffix = device.arch.name.removeprefix("sm_").lstrip("0123456789")
-    major, minor = device.compute_capability
-    return Fingerprint(
-        gpu_name=device.name,
-        compute_capability=f"{major}.{minor}{suffix}",
-        sm_count=device.sm_count,
-        cuda_driver=device.cuda_driver_version,
-        cuda_runtime=toolchain.flavour.removeprefix("cu") or ANY,
-        cutlass_dsl=toolchain.compiler_version or ANY,
-        cutegen=re.match(r"[0-9.]*[0-9]", __version__)[0],  # type: ignore[index]
-    )
 
 
 @dataclass(frozen=True)
@@ -78,6 +58,13 @@ class Answer:
     how: str
     config: Config | None
     entry: Entry | None = None
+
+    @property
+    def known_key(self) -> str:
+        """Where the artifact was when the entry was written; empty if it was made for another signature."""
+        entry = self.entry
+        same = entry is not None and entry.problem.signature == self.problem.signature
+        return entry.artifact_key if entry is not None and same else ""
 
     def __str__(self) -> str:
         what = "torch" if self.config is None else str(self.config)
@@ -158,13 +145,7 @@ class Dispatcher:
         device = self.device(index)
         space = find_space(problem.family, device.arch)
         table = None if autotune_disabled() else self._table(index)
-        if table is not None:
-            estimate = _estimate(space, problem, device.sm_count)
-            found = table.lookup(problem, lambda config: not space.explain(problem, config), estimate)
-            answer = _of_entry(problem, found, space)
-            if answer is not None:
-                return answer
-        return Answer(problem, "default", space.default(problem))
+        return look_up(table, problem, space, device.sm_count)
 
     def kernel(
         self, problem: Problem, index: int = 0, *, config: Config | None = None, capturing: bool = False
@@ -191,7 +172,7 @@ class Dispatcher:
             answer = Answer(problem, "given", config)
         if answer.config is None:
             return None
-        known_key = answer.entry.artifact_key if answer.entry and _same_kernel(answer) else ""
+        known_key = answer.known_key
         kernel = self.kernels.get(
             problem, answer.config, device.arch, known_key=known_key, capturing=capturing
         )
@@ -220,12 +201,23 @@ class Dispatcher:
             return None
 
     def _foreign(self, table: Table, device: Device) -> bool:
-        reasons = table.mismatch(fingerprint_of(device, self.kernels.toolchain))
+        reasons = table.mismatch(Fingerprint.of(device, self.kernels.toolchain))
         if reasons:
             _log.warning(
                 "ignoring the dispatch table: %s; set the field to %r to accept any", "; ".join(reasons), ANY
             )
         return bool(reasons)
+
+
+def look_up(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
+    """Return what ``table`` answers to ``problem`` on so many multiprocessors, or else the default config."""
+    if table is not None:
+        estimate = _estimate(space, problem, sm_count)
+        found = table.lookup(problem, lambda config: not space.explain(problem, config), estimate)
+        answer = _of_entry(problem, found, space)
+        if answer is not None:
+            return answer
+    return Answer(problem, "default", space.default(problem))
 
 
 def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:
@@ -249,9 +241,3 @@ def _estimate(space: Space, problem: Problem, sm_count: int) -> Callable[[Config
     except ArchError:
         return None
     return lambda config: estimator.predict(config, space.derive(config, problem, space.arch)).time_us
-
-
-def _same_kernel(answer: Answer) -> bool:
-    """Whether the artifact of the entry is the one this problem needs: it was compiled for one signature."""
-    assert answer.entry is not None
-    return answer.entry.problem.signature == answer.problem.signature

@@ -20,12 +20,20 @@ from cutegen.problem import (
     Epilogue,
     Problem,
 )
-from cutegen.strides import View, is_aligned, may_repeat, normal_view
+from cutegen.strides import View, is_aligned, may_repeat, normal_view, overlap
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TORCH_DTYPES", "Operands", "Request", "describe", "out_dtype_name"]
+__all__ = [
+    "TORCH_DTYPES",
+    "Operands",
+    "Request",
+    "describe",
+    "out_dtype_name",
+    "refuse_part_of_c",
+    "refuse_shared",
+]
 
 #: torch's name of each dtype.
 TORCH_DTYPES = {
@@ -318,3 +326,27 @@ def _check_repeats(name: str, shape: tuple[int, ...], stride: tuple[int, ...]) -
             f"{name} has shape {shape} and strides {stride}, under which elements overlap; "
             f"pass {name}.contiguous()"
         )
+
+
+# --- what two operands may share ---
+
+
+def refuse_shared(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    """Do nothing if an input and ``out`` are apart.
+
+    Raises:
+        OperandError: They share memory.
+    """
+    if overlap(tensor, out):
+        raise OperandError(f"out shares memory with {name}, which is read while out is written; pass another")
+
+
+def refuse_part_of_c(c: torch.Tensor, out: torch.Tensor) -> None:
+    """Do nothing if ``out`` is ``c`` or apart from it.
+
+    Raises:
+        OperandError: They share some of their memory.
+    """
+    same = c.data_ptr() == out.data_ptr() and c.stride() == out.stride()
+    if not same and overlap(c, out):
+        raise OperandError("out shares some of its memory with c; pass out=c itself, or apart from it")

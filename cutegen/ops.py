@@ -7,26 +7,20 @@ custom op costs more than all of it together, so those are used only where torch
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from cutegen.dispatch import Dispatcher
-from cutegen.errors import CutegenError, LaunchError, OperandError
-from cutegen.operands import Request, describe
-from cutegen.plan import Plan, make_plan
-from cutegen.space import Config, Value
-from cutegen.strides import overlap
+from cutegen.errors import CutegenError, OperandError
+from cutegen.operands import Request, refuse_part_of_c, refuse_shared
+from cutegen.plan import AnyConfig, More, Plan, as_config, explain_failure, fused_options, make_plan
 from cutegen.workspace import Workspaces, torch_workspaces
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["default_dispatcher", "gemm", "linear", "load_table", "prepare", "scaled_gemm", "use"]
-
-AnyConfig: TypeAlias = "Config | Mapping[str, Value] | str | None"
-#: scale_a, scale_b, fast_accum, any_order: what few calls have.
-More: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None, bool, bool]"
 
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
@@ -200,8 +194,18 @@ def _eager(
             grad = a.requires_grad or b.requires_grad or out.requires_grad
             at = out.data_ptr()
             key = (
-                *(a.shape, b.shape, out.shape, a.stride(), b.stride(), out.stride()),
-                *(a.dtype, b.dtype, out.dtype, a.get_device(), at & 15, out_dtype),
+                a.shape,
+                b.shape,
+                out.shape,
+                a.stride(),
+                b.stride(),
+                out.stride(),
+                a.dtype,
+                b.dtype,
+                out.dtype,
+                a.get_device(),
+                at & 15,
+                out_dtype,
             )
         extras: tuple[torch.Tensor, ...] = ()
         if (
@@ -213,8 +217,8 @@ def _eager(
             or config is not None
             or more is not None
         ):
-            config = None if config is None else _as_config(config)
-            extras, options = _fused(c, alpha, beta, bias, activation, more)
+            config = None if config is None else as_config(config)
+            extras, options = fused_options(c, alpha, beta, bias, activation, more)
             key = (key, options, config)
             for tensor in extras:
                 grad = grad or tensor.requires_grad
@@ -227,48 +231,22 @@ def _eager(
         else:
             start = a.data_ptr()
             if at < start + plan.a_bytes and start < at + plan.out_bytes:
-                _refuse_alias("a", a, out)
+                refuse_shared("a", a, out)
             start = b.data_ptr()
             if at < start + plan.b_bytes and start < at + plan.out_bytes:
-                _refuse_alias("b", b, out)
+                refuse_shared("b", b, out)
             if c is not None and c is not out:
-                _check_c_alias(c, out)
+                refuse_part_of_c(c, out)
         plan.launch(a, b, out, extras, alpha, beta)
         return out
+    except CutegenError:
+        raise
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        _translate(error, _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more))
-
-
-def _fused(
-    c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    bias: torch.Tensor | None,
-    activation: str,
-    more: More | None,
-) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
-    """Return the tensors that the kernel takes besides a, b and out, and the options that shape a plan."""
-    extras: tuple[torch.Tensor, ...] = ()
-    kinds: tuple[Any, ...] = (alpha == 1, beta == 1, activation)
-    if c is not None:
-        kinds += (c.shape, c.stride(), c.dtype, c.data_ptr() & 15, beta == 0)
-        extras = () if beta == 0 else (c,)
-    if bias is not None:
-        kinds += ("bias", bias.shape, bias.stride(), bias.dtype)
-        extras += (bias,)
-    if more is not None:
-        kinds += more[2:]
-        for scale in more[:2]:
-            if scale is not None:
-                kinds += ("scale", scale.shape, scale.dtype)
-                extras += (scale,)
-    return extras, kinds
-
-
-def _as_config(config: Config | Mapping[str, Value] | str) -> Config:
-    if isinstance(config, Config):
-        return config
-    return Config.parse(config) if isinstance(config, str) else Config(config)
+        request = _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more)
+        failure = explain_failure(error, request, default_dispatcher().device_type)
+        if failure is error:
+            raise
+        raise failure from error
 
 
 def _request(
@@ -292,7 +270,7 @@ def _plan(request: Request, config: AnyConfig, key: Any) -> Plan:
 
     assert _workspaces is not None
     dispatcher, plans = default_dispatcher(), _plans
-    chosen = None if config is None else _as_config(config)
+    chosen = None if config is None else as_config(config)
     capturing = request.a.is_cuda and torch.cuda.is_current_stream_capturing()
     plan = make_plan(request, chosen, dispatcher, _workspaces, capturing=capturing)
     if not any(tensor.requires_grad for tensor in request.tensors.values()):
@@ -300,32 +278,6 @@ def _plan(request: Request, config: AnyConfig, key: Any) -> Plan:
             plans.clear()
         plans[key] = plan
     return plan
-
-
-def _refuse_alias(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
-    if overlap(tensor, out):
-        raise OperandError(f"out shares memory with {name}, which is read while out is written; pass another")
-
-
-def _check_c_alias(c: torch.Tensor, out: torch.Tensor) -> None:
-    same = c.data_ptr() == out.data_ptr() and c.stride() == out.stride()
-    if not same and overlap(c, out):
-        raise OperandError("out shares some of its memory with c; pass out=c itself, or apart from it")
-
-
-def _translate(error: Exception, request: Request) -> NoReturn:
-    """Raise the clear form of an error that a launch, or reading an operand, ended with."""
-    import torch
-
-    if isinstance(error, CutegenError):
-        raise error
-    dispatcher = default_dispatcher()
-    # The kernel's own checks are the ones that noticed; ours say it in the caller's words.
-    operands = describe(request, device_type=dispatcher.device_type, grad_enabled=torch.is_grad_enabled())
-    if isinstance(error, torch.OutOfMemoryError):
-        raise error
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    raise LaunchError(f"the kernel for {operands.problem} failed to launch: {reason}") from error
 
 
 def _through_torch(
@@ -350,7 +302,7 @@ def _through_torch(
         for name, tensor in (("a", a), ("b", b), ("out", out), ("c", c), ("bias", bias)):
             if tensor is not None and tensor.requires_grad:
                 raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
-    text = None if config is None else str(_as_config(config))
+    text = None if config is None else str(as_config(config))
     rest = more or (None, None, False, False)
     options = (c, float(alpha), float(beta), bias, activation, out_dtype, text, *rest)
     if out is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from cutegen.errors import LaunchError
 from cutegen.operands import TORCH_DTYPES, Operands, Request, describe
 from cutegen.problem import Epilogue
-from cutegen.space import Config, Launch
+from cutegen.space import Config, Launch, Value
 from cutegen.strides import View, span_bytes
 from cutegen.workspace import Workspaces
 
@@ -17,7 +18,20 @@ if TYPE_CHECKING:
 
     from cutegen.dispatch import Dispatcher
 
-__all__ = ["Launcher", "Plan", "make_plan"]
+__all__ = [
+    "AnyConfig",
+    "Launcher",
+    "More",
+    "Plan",
+    "as_config",
+    "explain_failure",
+    "fused_options",
+    "make_plan",
+]
+
+AnyConfig: TypeAlias = "Config | Mapping[str, Value] | str | None"
+#: scale_a, scale_b, fast_accum, any_order: what few calls have.
+More: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None, bool, bool]"
 
 #: ``launch(a, b, out, extras, alpha, beta)``; extras are the c, bias and scales that there are.
 Launcher = Callable[[Any, Any, Any, tuple[Any, ...], float, float], None]
@@ -87,11 +101,11 @@ def _launcher(
     choice = dispatcher.kernel(operands.problem, index, config=config, capturing=capturing)
     if choice is None:
         return _vendor(batched=request.a.dim() == 3)
-    launcher = bind(choice.function, choice.launch, operands.epilogue, workspaces, index)
+    launcher = _bind(choice.function, choice.launch, operands.epilogue, workspaces, index)
     return _bind_views(launcher, operands.views) if any(operands.views) else launcher
 
 
-def bind(
+def _bind(
     function: Callable[..., Any], launch: Launch, epilogue: Epilogue, workspaces: Workspaces, device: int
 ) -> Launcher:
     """Return a launcher that passes ``function`` its tensors and scalars in the order of the convention."""
@@ -168,3 +182,58 @@ def _without_product(epilogue: Epilogue, views: Sequence[View | None]) -> Launch
         out.copy_(functions[epilogue.activation](value) if epilogue.activation else value)
 
     return fill
+
+
+# --- the options of a call, and its end ---
+
+
+def fused_options(
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    activation: str,
+    more: More | None,
+) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+    """Return the tensors that the kernel takes besides a, b and out, and the options that shape a plan."""
+    extras: tuple[torch.Tensor, ...] = ()
+    kinds: tuple[Any, ...] = (alpha == 1, beta == 1, activation)
+    if c is not None:
+        kinds += (c.shape, c.stride(), c.dtype, c.data_ptr() & 15, beta == 0)
+        extras = () if beta == 0 else (c,)
+    if bias is not None:
+        kinds += ("bias", bias.shape, bias.stride(), bias.dtype)
+        extras += (bias,)
+    if more is not None:
+        kinds += more[2:]
+        for scale in more[:2]:
+            if scale is not None:
+                kinds += ("scale", scale.shape, scale.dtype)
+                extras += (scale,)
+    return extras, kinds
+
+
+def as_config(config: Config | Mapping[str, Value] | str) -> Config:
+    """Return the config that an object, a mapping or its text stands for.
+
+    Raises:
+        ConfigError: The text is not of the form ``knob=value ...``.
+    """
+    if isinstance(config, Config):
+        return config
+    return Config.parse(config) if isinstance(config, str) else Config(config)
+
+
+def explain_failure(error: Exception, request: Request, device_type: str) -> Exception:
+    """Return the clear form of an error that a launch, or reading an operand, ended with.
+
+    Raises:
+        OperandError: An operand is to blame: the kernel noticed, our own checks say it in the caller's words.
+    """
+    import torch
+
+    operands = describe(request, device_type=device_type, grad_enabled=torch.is_grad_enabled())
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return LaunchError(f"the kernel for {operands.problem} failed to launch: {reason}")

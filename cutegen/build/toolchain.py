@@ -18,7 +18,7 @@ from cutegen.digest import Json, digest
 if TYPE_CHECKING:
     from cutegen.render import Source
 
-__all__ = ["Toolchain", "artifact_key", "host_runs", "symbol_of"]
+__all__ = ["Toolchain", "artifact_key", "host_flags", "host_name", "host_runs", "symbol_of"]
 
 #: Raised when the meaning of a stored artifact changes.
 SCHEMA = 1
@@ -137,6 +137,14 @@ def host_runs(built_for: str, here: str | None = None) -> bool:
     if wanted is None or own is None:
         return built_for == here
     return wanted[1] == own[1] and int(wanted[2] or 1) <= int(own[2] or 1)
+
+
+def host_flags(built_for: str) -> frozenset[str]:
+    """Return the CPU flags that code built on ``built_for`` may need, by the names of ``/proc/cpuinfo``."""
+    level = next(
+        (at for at, (name, _) in enumerate(_X86_LEVELS) if built_for.endswith(name)), len(_X86_LEVELS)
+    )
+    return frozenset().union(*(flags for _, flags in _X86_LEVELS[level:]))
 
 
 def _cpu_flags() -> set[str]:

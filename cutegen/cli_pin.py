@@ -1,0 +1,71 @@
+"""``python -m cutegen.pin``: write the winners of a table into a folder that ships."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from cutegen.cli_args import EXIT_CODES
+from cutegen.cli_run import EXIT_OK, run_command
+from cutegen.kernels import Kernels
+from cutegen.pin import Pinned, pin_table
+from cutegen.problem import Problem
+from cutegen.store import Store
+
+__all__ = ["main"]
+
+_EXAMPLES = """examples:
+  python -m cutegen.pin --table TABLE.json --out deploy/
+  python -m cutegen.pin --table TABLE.json --out deploy/ --problem 'gemm 17x7168x2048 bf16 tn'
+
+then, with deploy/ on sys.path and only torch and tvm-ffi installed:
+  import pinned; c = pinned.gemm(a, b)
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cutegen.pin",
+        description="Write a dispatch table's winners into a folder that needs no cutegen and no compiler.",
+        epilog=_EXAMPLES + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--table", type=Path, required=True, metavar="FILE.json", help="the dispatch table")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="new, empty or pinned before"
+    )
+    parser.add_argument(
+        "--problem",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="a further problem, answered as a library call would be; repeatable",
+    )
+    parser.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="where compiled kernels are")
+    parser.add_argument("--no-build", action="store_true", help="refuse kernels that are not compiled yet")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    kernels = Kernels(store, build="never" if args.no_build else "allow")
+    problems = [Problem.parse(line) for line in args.problem]
+    pinned = pin_table(args.table, args.out, kernels=kernels, problems=problems)
+    for item in pinned:
+        print(item.answer)
+    print(_summary(pinned, args.out))
+    return EXIT_OK
+
+
+def _summary(pinned: Sequence[Pinned], out: Path) -> str:
+    libraries = {item.artifact.symbol for item in pinned if item.artifact is not None}
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    return f"{len(pinned)} problems, {len(libraries)} kernels, {size / 1e6:.1f} MB in {out}"
