@@ -161,7 +161,7 @@ class Campaign:
     def _late(self) -> bool:
         """Whether what is left of the budget should go to the finalists."""
         left = self._left_s()
-        if left is None or not self._working():
+        if left is None or not self._working() or not self.attempts[self.default].done:
             return False
         kept = self.request.effort.final_s if self._workshop.measures else 0.0
         return left <= kept
@@ -180,7 +180,6 @@ class Campaign:
             self._workshop.poll(_PATIENCE_S if idle else 0.0)
             waiting = self._sort_out(waiting, built)
             if built:
-                self._stage = "check" if self._stage == "compile" else self._stage
                 self._check(built.popleft(), checked)
             elif checked and (not waiting or len(checked) >= chunk):
                 self._screen(checked[:chunk])
@@ -212,6 +211,7 @@ class Campaign:
             why = f"not run, since the same kernel with other run-time arguments failed: {broken.error}"
             self._fail(attempt, broken.outcome, why)
             return
+        self._stage = "check" if self._stage == "compile" else self._stage
         self._open()
         result = self._workshop.bench.check(self._candidate(attempt))
         if result.ok:
