@@ -73,8 +73,14 @@ def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -
     return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * DTYPE_BYTES[problem.ab_dtype]
 
 
-def epilogue_columns(tile_n: int) -> tuple[int, int]:
-    """Return the width of the stores and of a narrower last one (0 if none), in columns."""
+def epilogue_columns(tile_n: int, use_tma_store: bool, singles: bool) -> tuple[int, int]:
+    """Return the width of the stores and of a narrower last one (0 if none), in columns.
+
+    Stores of single elements come in pieces of 16 or 8 columns: a thread's 12 elements of 24 columns would
+    be converted one by one, which makes ptxas serialise the MMAs (its note C7514).
+    """
+    if singles or (tile_n == 24 and not use_tma_store):
+        return (16, 0) if tile_n % 16 == 0 else (8, 0)
     return (32, tile_n % 32) if tile_n >= 32 else (tile_n, 0)
 
 
@@ -88,7 +94,7 @@ def store_bytes(
     """
     if not use_tma_store:
         return 0, 0
-    columns, tail = epilogue_columns(tile_n)
+    columns, tail = epilogue_columns(tile_n, True, False)
     row_bytes = consumers(mma_warpgroups, pingpong) * SLAB * DTYPE_BYTES[problem.out_dtype]
     return row_bytes * columns, row_bytes * tail
 
@@ -110,6 +116,12 @@ def tile_k_is_one_or_two_swizzle_rows(tile_k: int, problem: Problem) -> bool:
     """A k tile is one or two rows of 128 bytes, the span of the shared-memory swizzle: 64 or 128 elements
     of 16 bits, 128 or 256 of 8."""
     return tile_k * DTYPE_BYTES[problem.ab_dtype] in (128, 256)
+
+
+def int8_tiles_have_widths_of_the_mma(tile_shape_mn: tuple[int, int], problem: Problem) -> bool:
+    """The int8 MMA is 8, 16, 24, 32 or a multiple of 16 columns wide (PTX ISA, wgmma shapes), so tile_n
+    must be too."""
+    return problem.ab_dtype != "int8" or tile_shape_mn[1] <= 32 or tile_shape_mn[1] % 16 == 0
 
 
 def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, problem: Problem) -> bool:
@@ -255,6 +267,7 @@ RULES = tuple(
     for function in (
         warpgroups_divide_tile,
         tile_k_is_one_or_two_swizzle_rows,
+        int8_tiles_have_widths_of_the_mma,
         accumulators_fit_registers,
         pingpong_has_one_warpgroup_per_tile,
         stages_fit_shared_memory,
@@ -312,11 +325,11 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     mma_warpgroups, pingpong = int(str(config["mma_warpgroups"])), bool(config["pingpong"])
     warpgroups = consumers(mma_warpgroups, pingpong)
     split = config["split_k"] != 1
-    columns, tail = epilogue_columns(tile[1])
+    staged = bool(config["use_tma_store"]) and not split
+    singles = not staged and (bool(config["swap_ab"]) or problem.unaligned_out)
+    columns, tail = epilogue_columns(tile[1], staged, singles)
     per_stage = stage_bytes(tile, tile_k, problem)
-    per_round, tail_bytes = store_bytes(
-        tile[1], mma_warpgroups, pingpong, bool(config["use_tma_store"]) and not split, problem
-    )
+    per_round, tail_bytes = store_bytes(tile[1], mma_warpgroups, pingpong, staged, problem)
     free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
     stages = min((free - 2 * per_round) // per_stage, MAX_STAGES)
     # The single buffer of a last piece is reused after `tile_n // columns` other stores, so no more
