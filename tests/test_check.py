@@ -212,6 +212,21 @@ def filled(problem: Problem) -> tuple[Workload, torch.Tensor]:
     return load, load.a.double() @ load.b.double()
 
 
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p.ab_dtype != "int8"], ids=str)
+def test_tail_operands_are_strided_and_surrounded_by_nan(problem: Problem) -> None:
+    """Between rows of tail operands lie 16 bytes of NaN; the layout decides which axis is contiguous."""
+    load = Workload.fill(problem, torch.Generator().manual_seed(1), padded=True)
+    axes = LAYOUTS[problem.layout]
+    for matrix, names, contiguous in zip((load.a, load.b), ("mk", "kn"), axes, strict=True):
+        inner = names.index(contiguous)
+        strides, extent = matrix.stride()[-2:], matrix.shape[-2:][inner]
+        assert strides[inner] == 1 and (strides[1 - inner] - extent) * matrix.element_size() == 16
+        values = torch.as_strided(matrix, (extent + 1,), (1,)).float()
+        assert values[:extent].isfinite().all() and values[extent].isnan()
+    plain = Workload.fill(problem, torch.Generator().manual_seed(1))
+    assert all(x.is_contiguous() or x.transpose(-1, -2).is_contiguous() for x in (plain.a, plain.b))
+
+
 def test_sampled_comparison_finds_errors_on_tile_edges() -> None:
     """A large output is compared on some rows and columns; NaN is found anywhere, errors on edges surely."""
     problem = Problem(1000, 1000, 16)
