@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from cutegen.errors import CheckError
+from cutegen.errors import CheckError, LaunchError
 from cutegen.space import Launch
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ class Scratch:
         Args:
             launch: What it is for.
             poison: Fill it (unless it must be zero), and what lies behind it, with NaN.
+
+        Raises:
+            LaunchError: There is not that much memory.
         """
         if not launch.workspace_bytes:
             return None
@@ -46,7 +49,10 @@ class Scratch:
 
         buffer = self._buffers.get(zeroed)
         if buffer is None or buffer.numel() < count + _GUARD:
-            buffer = torch.zeros(count + _GUARD, dtype=torch.float32, device=self._device)
+            try:
+                buffer = torch.zeros(count + _GUARD, dtype=torch.float32, device=self._device)
+            except RuntimeError as error:
+                raise LaunchError(f"workspace of {count * 4} bytes does not fit: {error}") from error
             self._buffers[zeroed] = buffer
         return buffer
 
