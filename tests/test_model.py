@@ -129,6 +129,30 @@ def test_split_k_is_predicted_to_rescue_a_deep_product() -> None:
     assert 0.7 < split / 24.57 < 1.3
 
 
+def test_stream_k_shares_out_a_partial_wave() -> None:
+    """Where the last of two waves holds one tile in eight, cutting its tiles along k saves most of it."""
+    problem = Problem(128 * 74, 256 * 2, 8192)
+    whole, streamed = (
+        predict(
+            problem,
+            _config(cluster_shape_mn=(1, 1), stream_k=stream),
+            {"stages": 4},
+            SM90,
+            132,
+        )
+        for stream in (False, True)
+    )
+    assert streamed.waves == whole.waves == 2
+    assert 0.5 < streamed.time_us / whole.time_us < 0.85
+
+
+def test_adding_in_arrival_order_saves_the_second_kernel() -> None:
+    """With few parts the sums that meet as they arrive cost less than a second kernel."""
+    config = {"tile_shape_mn": (64, 64), "mma_warpgroups": 1, "use_tma_store": False, "split_k": 2}
+    problem = Problem(64, 4096, 8192)
+    assert _time(problem, **config, reduction="arrival") < _time(problem, **config)
+
+
 def test_swap_ab_wastes_less_on_a_single_row() -> None:
     """One row of output on the fine n axis of the tile costs less than on the 64-row axis."""
     problem = Problem(1, 8192, 8192)

@@ -233,7 +233,7 @@ def test_refinement_starts_from_the_fastest() -> None:
 def test_refinement_does_not_retry_failures() -> None:
     """A kernel that failed is not proposed again with other run-time arguments."""
     good = SPACE.default(T1)
-    bad = good.replace(cluster_shape_mn=(1, 2))
+    bad = good.replace(cluster_shape_mn=(1, 2), swizzle_size=1)
     proposed = refine(SPACE, T1, {good: 200.0, bad: None}, 400)
     assert SPACE.compile_view(bad) not in _views(proposed)
     assert refine(SPACE, T1, {bad: None}, 8) == []

@@ -317,6 +317,18 @@ def test_a_fused_epilogue_may_use_the_plain_product() -> None:
     assert both.lookup(plain, _legal).how == "exact"
 
 
+def test_kin_are_asked_in_order() -> None:
+    """The plain product of the same bucket goes before the same epilogue further away, before others."""
+    gelu, relu = Epilogue(activation="gelu"), Epilogue(activation="relu")
+    asked = replace(SQUARE, epilogue=gelu)
+    plain_here, same = _entry(Problem(3000, 4096, 4096)), _entry(replace(asked, m=2048))
+    plain, other = _entry(Problem(2000, 4096, 4096)), _entry(replace(SQUARE, epilogue=relu))
+    order = [plain_here, same, plain, other]
+    for at, expected in enumerate(order):
+        found = Table(HERE, order[at:]).lookup(asked, _legal)
+        assert (found.how, found.entry) == ("nearest", expected)
+
+
 def test_an_illegal_config_is_passed_over_with_a_reason() -> None:
     """A config that the rules refuse for this problem does not answer; the reason names the entry."""
     table = Table(HERE, [_entry(SQUARE, OTHER), _entry(Problem(4000, 4096, 4096), CONFIG)])
