@@ -67,14 +67,19 @@ class Policy:
                 raise UsageError(f"policy {name} is {getattr(self, name)!r}; it must not be negative")
 
     @classmethod
-    def screen(cls, seed: int = 0) -> Policy:
-        """Return the policy that finds the promising few of many: three short rounds without burn-in."""
+    def screen(cls, seed: int = 0, *, loaded: bool = False) -> Policy:
+        """Return the policy that finds the promising few of many: three short rounds.
+
+        Args:
+            seed: Of the order within rounds.
+            loaded: Whether to load the GPU first, up to a second, as work that meets its power limit would.
+        """
         return cls(
-            clock="burst",
+            clock="settled" if loaded else "burst",
             rounds=3,
             min_rounds=3,
-            round_us=1500.0,
-            settle_s=0.05,
+            round_us=4000.0 if loaded else 1500.0,
+            settle_s=1.0 if loaded else 0.05,
             precision=0.0,
             prune=0.3,
             seed=seed,

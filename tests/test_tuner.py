@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cutegen.arch import find_arch
 from cutegen.catalog import find_space
 from cutegen.errors import ConfigError, NoWinnerError, TableError, UsageError
 from cutegen.measure import Bench
+from cutegen.policy import Policy
 from cutegen.problem import Problem
 from cutegen.space import Config
 from cutegen.table import Table
@@ -163,7 +165,7 @@ def test_if_all_finalists_break_others_take_their_place(tmp_path: Path) -> None:
 
     def time(candidates: list[object], policy: object) -> object:
         run = real(candidates, policy)
-        if policy.clock == "settled" and not broken:
+        if policy == Policy.final() and not broken:
             from cutegen.measure import CheckResult, TimingRun
 
             broken.update(c.name for c in candidates)
@@ -245,6 +247,14 @@ def test_asking_for_more_continues_where_the_last_run_ended(tmp_path: Path) -> N
     rig = Rig(tmp_path, lambda c: "timeout" if c == bad else steady(c))
     rig.tuner.tune(*SHAPE, candidates=10)
     assert rig.bench.checked and not known & set(rig.bench.checked)
+
+
+def test_a_new_driver_voids_what_was_measured(tmp_path: Path) -> None:
+    """Timings under another CUDA driver answer nothing, as the table's fingerprint says."""
+    Rig(tmp_path).tuner.tune(*SHAPE)
+    rig = Rig(tmp_path, device=replace(DEVICE, cuda_driver_version="99.0"))
+    assert not rig.tuner.tune(*SHAPE).reused
+    assert DEFAULT.digest in rig.bench.checked
 
 
 def test_again_measures_everything_anew(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ class Campaign:
             BuildError: Something must be compiled and there is no compiler.
             ConfigError: A candidate given by the caller breaks rules.
         """
-        self._admit(self._plan())
+        # The default needs no search: compiler and measuring child start while the search runs.
+        self._admit([self.default])
+        self._admit(config for config in self._plan() if config != self.default)
 
     def _plan(self) -> list[Config]:
         request = self.request
@@ -90,7 +92,7 @@ class Campaign:
             configs = rank(self._space, request.problem, request.sm_count, limit, request.fixed or None)
         extra = [] if self.incumbent is None else [self.incumbent]
         legal = [config for config in extra if not self._space.explain(request.problem, config)]
-        return list(dict.fromkeys([self.default, *legal, *configs]))
+        return list(dict.fromkeys([*legal, *configs]))
 
     def _admit(self, configs: Iterable[Config]) -> list[Attempt]:
         """Turn configs into attempts; those without an outcome are asked for at the compiler."""
@@ -299,7 +301,15 @@ class Campaign:
         times = {a.config: relative_us(a.timing) for a in self._working() if a.timing is not None}
         always = [self.default] + ([self.incumbent] if self.incumbent else [])
         effort = self.request.effort
-        return [self.attempts[c] for c in pick_finalists(times, effort.finalists, effort.final_band, always)]
+        chosen = pick_finalists(
+            times,
+            effort.finalists,
+            effort.final_band,
+            always,
+            kernel_of=lambda config: self.attempts[config].artifact_key,
+            alike=effort.alike,
+        )
+        return [self.attempts[config] for config in chosen]
 
     def _recorded_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
         """Return the finalists with the timings of a finished run of the same name, if it has all of them."""

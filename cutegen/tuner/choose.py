@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cutegen.policy import Timing
@@ -72,7 +73,13 @@ def _torch_wins(timing: Timing) -> bool:
 
 
 def pick_finalists(
-    times_us: Mapping[Config, float], limit: int, band: float, always: Sequence[Config]
+    times_us: Mapping[Config, float],
+    limit: int,
+    band: float,
+    always: Sequence[Config],
+    *,
+    kernel_of: Callable[[Config], Hashable] = lambda config: config,
+    alike: int = 1,
 ) -> tuple[Config, ...]:
     """Return the configs to measure with care: ``always``, then the fastest within ``band`` of the best.
 
@@ -81,13 +88,20 @@ def pick_finalists(
         limit: Most configs beside ``always``.
         band: Fraction above the best that may still turn out to win.
         always: Configs that compete whatever their time, if they have one.
+        kernel_of: Names the compiled kernel of a config.
+        alike: Most configs of one kernel, so that its variants do not crowd out other kernels.
     """
     if not times_us:
         return ()
     worst = min(times_us.values()) * (1 + band)
     fast = sorted((time, config.digest, config) for config, time in times_us.items() if time <= worst)
     chosen = [config for config in always if config in times_us]
-    chosen += [config for _, _, config in fast if config not in chosen][:limit]
+    seen = Counter(kernel_of(config) for config in chosen)
+    for _, _, config in fast:
+        kernel = kernel_of(config)
+        if len(chosen) < limit + len(always) and config not in chosen and seen[kernel] < alike:
+            seen[kernel] += 1
+            chosen.append(config)
     return tuple(dict.fromkeys(chosen))
 
 

@@ -61,7 +61,7 @@ def _row(attempt: Attempt, default: Config, chosen: Config, equals: Sequence[Con
 
 
 def _winner_first(rows: Sequence[Row]) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=lambda row: (not row.chosen, row.time_us or 0.0)))
+    return tuple(sorted(rows, key=lambda row: (not row.chosen, row.time_us or 0.0, row.config.digest)))
 
 
 def _ratio(default: Timing | None, winner: Timing) -> Interval | None:

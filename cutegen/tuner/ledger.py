@@ -28,6 +28,7 @@ class Ledger:
         arch: The target's name.
         device: The GPU, None where candidates are only compiled.
         run: Name of the run, written into every trial.
+        final: The policy of the finals.
         forget: Whether earlier trials count for nothing.
     """
 
@@ -38,15 +39,18 @@ class Ledger:
         arch: str,
         device: Device | None,
         run: str,
+        final: Policy,
         *,
         forget: bool = False,
     ) -> None:
         self.run = run
+        self._final = final
         self._trials = trials
         self._problem = problem
         self._arch = arch
         self._device = device
-        self._known = [] if forget else trials.find(problem, device.key if device else "")
+        known = [] if forget else trials.find(problem, device.key if device else "")
+        self._known = [trial for trial in known if _same_driver(trial.device, device)]
 
     def recall(self, attempts: Sequence[Attempt], policy: Policy) -> None:
         """Fill in what earlier runs found out about ``attempts``: failures, and timings under ``policy``."""
@@ -66,8 +70,8 @@ class Ledger:
         return next((t.id for t in self._known if t.key == attempt.key and t.outcome == "ok"), "")
 
     def finals(self) -> list[Trial]:
-        """Return the settled trials of earlier runs of this name, the vendor's included, newest last."""
-        return [t for t in self._known if t.run == self.run and t.policy and t.policy.clock == "settled"]
+        """Return the finals of earlier runs of this name, the vendor's included, newest last."""
+        return [t for t in self._known if t.run == self.run and t.policy == self._final]
 
     def outcomes(self) -> Counter[str]:
         """Return how the candidates of earlier runs of this name ended, each by its newest trial."""
@@ -127,6 +131,13 @@ class Ledger:
         )
         self._trials.add(trial)
         return trial.id
+
+
+def _same_driver(then: Device | None, now: Device | None) -> bool:
+    """Whether two readings of one kind of GPU were made under drivers that a table treats alike."""
+    if then is None or now is None:
+        return then is now
+    return then.cuda_driver_version == now.cuda_driver_version
 
 
 def resources_of(trial: Trial) -> Resources | None:

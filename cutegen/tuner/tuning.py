@@ -106,12 +106,17 @@ class Tuning:
     def _prepare(self, request: Request) -> _Prepared:
         setting = self._setting
         entry = setting.entry(request.problem)
-        device_key = setting.device.key if setting.device else ""
-        run = request.run_name(device_key, setting.toolchain.digest)
+        run = request.run_name(setting.device, setting.toolchain.digest)
         if self._again:
             run = digest([run, time.time_ns()], length=16)
         ledger = Ledger(
-            self._trials, request.problem, setting.arch.name, setting.device, run, forget=self._again
+            self._trials,
+            request.problem,
+            setting.arch.name,
+            setting.device,
+            run,
+            request.final_policy,
+            forget=self._again,
         )
         finished = self._finished(request, entry, ledger)
         if finished is not None:
