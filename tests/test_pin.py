@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gpu import DATA
+from fake_gpu import DATA, build_driver, run_with_driver
 from fake_kernels import H200, FakeGpu
 from fake_torch import Place, Torch
 
@@ -21,6 +21,7 @@ from cutegen.build import Artifact, Toolchain
 from cutegen.cli_pin import main
 from cutegen.entry import Entry, Fingerprint
 from cutegen.errors import PinError
+from cutegen.kernels import Kernels
 from cutegen.pin import pin_table
 from cutegen.pin import pinned as loader
 from cutegen.problem import Problem
@@ -396,3 +397,38 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     words = ["--table", str(table), "--out", str(out), "--no-build", "--cache-dir", str(tmp_path / "none")]
     assert main(words) == 3
     assert "cutegen: error: no kernel to pin" in capsys.readouterr().err
+
+
+REAL_CALL = """
+import sys, time
+import fake_torch
+torch = fake_torch.Torch()
+sys.modules["torch"] = torch
+sys.path.insert(0, {folder!r})
+import pinned
+a, b = torch.tensor(256, 512), torch.tensor(128, 512).t()
+c = pinned.gemm(a, b)
+print(c.shape, "tvm_ffi" in sys.modules)
+try:
+    pinned.gemm(a, b, out=torch.tensor(256, 128, address=0x7002))
+except pinned.PinnedError as error:
+    print(error)
+"""
+
+
+@pytest.mark.dsl
+def test_a_compiled_kernel_launches_from_its_folder(tmp_path: Path) -> None:
+    """The real compiler and loader and a driver that records: grid, cluster and stream as they should be."""
+    table = write_table(tmp_path / "t.json", ("gemm 256x128x512 bf16 tn",))
+    pin_table(table, tmp_path / "deploy", kernels=Kernels(Store(tmp_path / "cache")))
+    driver = build_driver(tmp_path)
+    code = REAL_CALL.format(folder=str(tmp_path / "deploy"))
+    out, log = run_with_driver(driver, code, tmp_path / "log")
+    first, second = out.splitlines()
+    assert first == "(256, 128) False"
+    assert second.startswith("no kernel is pinned for m=256 n=128 k=512") and "unaligned_out=True" in second
+    [launch] = [line for line in log if line.startswith("cuLaunchKernelEx")]
+    config = next(iter(Table.load(table).entries.values())).config
+    assert config is not None
+    cluster_m, cluster_n = config["cluster_shape_mn"]  # type: ignore[misc]
+    assert f" grid {cluster_m} {cluster_n} " in launch and " stream 0x5eed " in launch

@@ -1,0 +1,112 @@
+"""Laws of getting a kernel: the cache first, loaded once, failures told, nothing rendered twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kernels import FakeGpu
+
+from cutegen import kernels as module
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Resources, Toolchain, artifact_key, symbol_of
+from cutegen.catalog import find_space
+from cutegen.errors import BuildError, ConfigError, LaunchError
+from cutegen.kernels import Kernels, build_one
+from cutegen.problem import Problem
+from cutegen.render import Source, render
+from cutegen.store import Store
+
+ARCH = find_arch("sm_90a")
+PROBLEM = Problem(1024, 1024, 1024)
+CONFIG = find_space("gemm", ARCH).default(PROBLEM)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> FakeGpu:
+    return FakeGpu(tmp_path)
+
+
+def publish(store: Store, source: Source, **meta: Any) -> str:
+    """Put what a builder would have put, and return its key."""
+    toolchain = Toolchain.current()
+    key = artifact_key(source, toolchain)
+    with store.lock(source.arch, key) as lock:
+        folder = store.stage(lock)
+        (folder / "kernel.so").write_text("library")
+        full = {
+            "outcome": "ok",
+            "symbol": symbol_of(key),
+            "resources": Resources().to_json(),
+            "build_s": 1.0,
+            "source_digest": source.digest,
+            "toolchain": toolchain.to_json(),
+        }
+        store.publish(lock, {**full, **meta})
+    return key
+
+
+def test_stored_artifacts_are_not_compiled(gpu: FakeGpu) -> None:
+    """What the store has under the key of the rendered text is loaded from there, once."""
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    loaded: list[tuple[Path, str]] = []
+    kernels = Kernels(
+        gpu.store, build="never", load=lambda library, symbol: loaded.append((library, symbol)) or print
+    )
+    first = kernels.get(PROBLEM, CONFIG, ARCH)
+    assert first is kernels.get(Problem(1024, 1024, 1032), CONFIG, ARCH)
+    assert loaded == [(gpu.store.folder("sm_90a", key) / "kernel.so", symbol_of(key))]
+    assert kernels.artifact(PROBLEM, CONFIG, ARCH) is first.artifact
+
+
+def test_a_known_key_renders_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's key leads straight to the artifact; one that is gone falls back to the text."""
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    kernels = Kernels(gpu.store, load=lambda library, symbol: print)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "render", lambda *_: pytest.fail("rendered"))
+        assert kernels.get(PROBLEM, CONFIG, ARCH, known_key=key).artifact.key == key
+        assert kernels.get(PROBLEM, CONFIG, ARCH, known_key=key).artifact.key == key
+    fresh = Kernels(gpu.store, load=lambda library, symbol: print)
+    assert fresh.get(PROBLEM, CONFIG, ARCH, known_key="0" * 32).artifact.key == key
+
+
+def test_recorded_failures_are_told_and_not_repeated(gpu: FakeGpu) -> None:
+    """What did not compile once is not compiled again; the reason is that of the first time."""
+    publish(gpu.store, render(PROBLEM, CONFIG, ARCH), outcome="abort", message="the compiler died")
+    with pytest.raises(BuildError, match="the compiler died") as caught:
+        gpu.kernels().get(PROBLEM, CONFIG, ARCH)
+    assert caught.value.outcome == "abort" and not gpu.compiled
+
+
+def test_a_changed_library_is_set_aside_and_compiled_again(gpu: FakeGpu) -> None:
+    """A file that is not what was published is never loaded."""
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    (gpu.store.folder("sm_90a", key) / "kernel.so").write_text("something else")
+    gpu.kernels().get(PROBLEM, CONFIG, ARCH)
+    assert len(gpu.compiled) == 1
+    assert list((gpu.store.root / "v1" / "quarantine").iterdir())
+
+
+def test_refusals_name_the_reason(gpu: FakeGpu) -> None:
+    """Broken rules, no permission to compile, and a library that does not load."""
+    with pytest.raises(ConfigError, match="pingpong_has_one_warpgroup_per_tile"):
+        gpu.kernels().get(PROBLEM, CONFIG.replace(pingpong=True, mma_warpgroups=2), ARCH)
+    with pytest.raises(LaunchError, match="build='never'; tune it first, or import a bundle"):
+        gpu.kernels(build="never").get(PROBLEM, CONFIG, ARCH)
+    publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    with pytest.raises(LaunchError, match=r"cannot load .*kernel\.so"):
+        Kernels(gpu.store).get(PROBLEM, CONFIG, ARCH)
+
+
+@pytest.mark.dsl
+def test_build_one_compiles_for_real(tmp_path: Path) -> None:
+    """One source through the real compiler ends in the store, or in its error."""
+    source = render(PROBLEM, CONFIG, ARCH)
+    artifact = build_one(source, Store(tmp_path))
+    assert isinstance(artifact, Artifact) and artifact.library.exists()
+    assert Kernels(Store(tmp_path), build="never").get(PROBLEM, CONFIG, ARCH).artifact.key == artifact.key
+    broken = Source("raise ValueError('no')", source.arch, source.signature, source.config)
+    with pytest.raises(BuildError, match="no"):
+        build_one(broken, Store(tmp_path))

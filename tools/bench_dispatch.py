@@ -1,0 +1,256 @@
+"""Measure what a call costs on the host: cutegen.gemm, torch.mm, the dispatch lookup alone, a pinned folder.
+
+Statements take turns, a few hundred calls each before the GPU is waited for, so that the launch queue never
+fills and drifting CPU clocks hit all alike. The shape is small, so the GPU keeps up; what is timed is Python,
+torch and the driver. The first call of a deployment folder is timed in processes of their own, after torch
+was imported and the GPU is in use.
+
+    python tools/bench_dispatch.py --out results/dispatch.json
+
+exit codes: 0 measured; 2 bad usage; 3 no GPU, or an unusable file; 130 interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.cli_args import positive_int
+from cutegen.cli_run import EXIT_OK, run_command
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.dispatch import Dispatcher
+from cutegen.entry import Entry, Fingerprint
+from cutegen.errors import CheckError, StoreError, UsageError
+from cutegen.kernels import Kernels
+from cutegen.pin import pin_table
+from cutegen.problem import Problem
+from cutegen.shapes import parse_shape
+from cutegen.stats import median_interval, ratio_interval
+from cutegen.store import Store
+from cutegen.table import Table
+from tools.benchmark.environment import git_commit, session_facts, software
+
+__all__ = ["STATEMENTS", "host_times", "main"]
+
+#: What is timed, in the words of a user; names are set by :func:`names`.
+STATEMENTS = {
+    "gemm": "gemm(a, b, out=c)",
+    "torch": "mm(a, b, out=c)",
+    "kernel": "kernel(a, b, c, *scratch, *scalars)",
+    "gemm_new": "gemm(a, b)",
+    "torch_new": "mm(a, b)",
+    "linear": "linear(a, w)",
+    "torch_linear": "torch_linear(a, w)",
+    "fused": "gemm(a, b, out=c, bias=bias, activation='relu')",
+    "lookup": "plans.get(key)",
+}
+FIRST_CALL = """
+import sys, time
+import torch
+a = torch.randn({m}, {k}, device="cuda").to(torch.bfloat16)
+b = torch.randn({n}, {k}, device="cuda").to(torch.bfloat16).t()
+c = torch.empty({m}, {n}, device="cuda", dtype=torch.bfloat16)
+sys.path.insert(0, {folder!r})
+torch.cuda.synchronize()
+start = time.perf_counter()
+import pinned
+pinned.gemm(a, b, out=c)
+print(1e3 * (time.perf_counter() - start))
+torch.testing.assert_close(c, a @ b, rtol=2e-2, atol=2e-2 * {k} ** 0.5)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shape", default="256x256x256", metavar="MxNxK", help="default 256x256x256, bf16 tn"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=100)
+    parser.add_argument("--calls", type=positive_int, default=200, help="per statement and round")
+    parser.add_argument("--processes", type=positive_int, default=7, help="for a deployment's first call")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="results file, replaced")
+    args = parser.parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write."""
+    device = present_device()
+    m, n, k, _ = parse_shape(args.shape)
+    problem = Problem(m, n, k)
+    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
+    namespace, wait = names(problem, Dispatcher(kernels=kernels))
+    times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
+    first = first_calls(problem, device, kernels, args.processes)
+    results = report(problem, device, times, first, args)
+    for line in summary(results):
+        print(line)
+    if args.out is not None:
+        write(args.out, results)
+    return EXIT_OK
+
+
+def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Return what the statements refer to, checked once, and a function that waits for the GPU.
+
+    Raises:
+        CheckError: cutegen and torch disagree about the product.
+        UsageError: cutegen does not compute it.
+    """
+    import torch
+
+    import cutegen
+    import cutegen.ops
+
+    gemm, linear = cutegen.gemm, cutegen.linear
+    cutegen.use(dispatcher)
+    torch.manual_seed(0)
+    a = torch.rand(problem.m, problem.k, device="cuda").sub(0.5).to(torch.bfloat16)
+    w = torch.rand(problem.n, problem.k, device="cuda").sub(0.5).to(torch.bfloat16)
+    bias = torch.rand(problem.n, device="cuda").to(torch.bfloat16)
+    b, c = w.t(), torch.empty(problem.m, problem.n, device="cuda", dtype=torch.bfloat16)
+    gemm(a, b, out=c)
+    error = (c.float() - a.float() @ b.float()).abs().max().item()
+    if not error <= 0.02 * problem.k**0.5:
+        raise CheckError(f"cutegen and torch differ by {error} on {problem}")
+    plans = cutegen.ops._plans
+    choice = dispatcher.kernel(problem)
+    if choice is None:
+        raise UsageError(f"the dispatch table gives {problem} to torch; measure another shape")
+    elements = choice.launch.workspace_bytes // 4
+    found: dict[str, Any] = {
+        "plans": plans,
+        "key": next(iter(plans)),
+        "kernel": choice.function,
+        "scratch": (torch.zeros(elements, device="cuda"),) if elements else (),
+        "scalars": choice.launch.scalars,
+        "mm": torch.mm,
+        "torch_linear": torch.nn.functional.linear,
+    }
+    found.update(gemm=gemm, linear=linear, a=a, b=b, c=c, w=w, bias=bias)
+    return found, torch.cuda.synchronize
+
+
+def host_times(
+    statements: Mapping[str, str],
+    namespace: Mapping[str, Any],
+    wait: Callable[[], None],
+    rounds: int,
+    calls: int,
+) -> dict[str, list[float]]:
+    """Return microseconds per call of every statement, one sample per round, all in turn.
+
+    Args:
+        statements: Python text by name.
+        namespace: What it refers to.
+        wait: Empties the launch queue.
+        rounds: Samples; one further round warms up.
+        calls: Calls per sample, fewer than the launch queue holds (1024 on present drivers).
+    """
+    timers = {name: timeit.Timer(text, globals=dict(namespace)) for name, text in statements.items()}
+    times: dict[str, list[float]] = {name: [] for name in statements}
+    for number in range(rounds + 1):
+        for name, timer in timers.items():
+            wait()
+            sample = timer.timeit(calls) / calls * 1e6
+            if number:
+                times[name].append(sample)
+    wait()
+    return times
+
+
+def first_calls(problem: Problem, device: Device, kernels: Kernels, processes: int) -> list[float]:
+    """Return the milliseconds that a new process needs to import a deployment's loader and launch once."""
+    with tempfile.TemporaryDirectory() as scratch:
+        config = Dispatcher(kernels=kernels).explain(problem).config
+        table, folder = Path(scratch, "table.json"), Path(scratch, "deploy")
+        Table(Fingerprint.of(device, kernels.toolchain), [Entry(problem, config)]).save(table)
+        pin_table(table, folder, kernels=kernels)
+        code = FIRST_CALL.format(m=problem.m, n=problem.n, k=problem.k, folder=str(folder))
+        command = [sys.executable, "-c", code]
+        return [
+            float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            for _ in range(processes)
+        ]
+
+
+def report(
+    problem: Problem,
+    device: Device,
+    times: Mapping[str, list[float]],
+    first: list[float],
+    args: argparse.Namespace,
+) -> dict[str, Json]:
+    """Return everything worth keeping as JSON data."""
+    own = ratio_interval(times["torch"], times["gemm"])
+    medians: dict[str, Json] = {}
+    for name, samples in times.items():
+        interval = median_interval(samples)
+        medians[name] = {
+            "statement": STATEMENTS[name],
+            "median": round(interval.mid, 3),
+            "interval": [round(interval.low, 3), round(interval.high, 3)],
+        }
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": git_commit(),
+        "device": device.to_json(),
+        "software": software(),
+        "session": session_facts(device),
+        "problem": str(problem),
+        "rounds": args.rounds,
+        "calls": args.calls,
+        "host_us": medians,
+        "torch_over_gemm": {"median": round(own.mid, 3), "interval": [round(own.low, 3), round(own.high, 3)]},
+        "pinned_first_call_ms": {
+            "median": round(statistics.median(first), 2),
+            "samples": [round(sample, 2) for sample in first],
+        },
+    }
+
+
+def summary(results: Mapping[str, Any]) -> list[str]:
+    """Return the results as lines for people."""
+    lines = [f"host time per call on {results['device']['name']}, {results['problem']}:"]
+    for found in results["host_us"].values():
+        low, high = found["interval"]
+        lines.append(f"  {found['median']:7.2f} us  [{low:.2f}, {high:.2f}]  {found['statement']}")
+    ratio, first = results["torch_over_gemm"], results["pinned_first_call_ms"]
+    lines.append(f"torch.mm / cutegen.gemm, both with out=: {ratio['median']:.3f}")
+    lines.append(f"first call of a pinned folder after import of torch: {first['median']:.1f} ms")
+    return lines
+
+
+def write(path: Path, results: Mapping[str, Json]) -> None:
+    """Replace the results file in one step.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
