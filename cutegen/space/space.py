@@ -63,13 +63,13 @@ class Rule:
         Raises:
             SpaceError: The function has no docstring.
         """
-        reason = inspect.cleandoc(function.__doc__ or "")
+        reason = " ".join((function.__doc__ or "").split())
         if not reason:
             raise SpaceError(f"rule {function.__name__} has no docstring, so no reason to show")
         names = tuple(inspect.signature(function).parameters)
         knobs = tuple(name for name in names if name not in _CONTEXT)
         context = tuple(name for name in names if name in _CONTEXT)
-        return cls(function.__name__, " ".join(reason.split()), knobs, context, function)
+        return cls(function.__name__, reason, knobs, context, function)
 
 
 @dataclass(frozen=True)

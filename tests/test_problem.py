@@ -1,0 +1,171 @@
+"""Problems: what is accepted, what is refused and why, and the line form that parses back."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from walk import FAR, random_problem
+
+from cutegen.errors import ProblemError
+from cutegen.problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPES, TMA_ALIGN_BYTES, Epilogue, Problem
+
+PROBLEMS = st.randoms(use_true_random=False).map(lambda generator: random_problem(generator, FAR))
+
+
+@given(PROBLEMS)
+def test_the_line_of_a_problem_parses_back_to_it(problem: Problem) -> None:
+    """One line without line breaks names the problem completely."""
+    line = str(problem)
+    assert "\n" not in line
+    assert Problem.parse(line) == problem
+    assert hash(Problem.parse(f"  {line}  ")) == hash(problem)
+
+
+def test_lines_read_as_users_write_them() -> None:
+    """The plain case is four words; every option is one more."""
+    assert str(Problem(4096, 2048, 512)) == "gemm 4096x2048x512 bf16 tn"
+    epilogue = Epilogue(True, True, "n", "gelu", True)
+    problem = Problem(5, 7, 16, 3, "e4m3", "fp32", promote=True, any_order=True, epilogue=epilogue)
+    words = "gemm 3x5x7x16 e4m3 tn out=fp32 alpha beta scale bias=n act=gelu promote any_order"
+    assert str(problem) == words
+    assert str(Problem(8, 8, 8, unaligned_out=True)) == "gemm 8x8x8 bf16 tn unaligned"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("", "''"),
+        ("gemm 4096x4096x4096 bf16", "is not a problem"),
+        ("gemm 4096x4096 bf16 tn", "'4096x4096'"),
+        ("gemm 1x2x3x4x8 bf16 tn", "'1x2x3x4x8'"),
+        ("gemm -8x8x8 bf16 tn", "'-8x8x8'"),
+        ("gemm 8x8x8 bf16 tn fast", "'fast'"),
+        ("gemm 8x8x8 bf16 tn alpha=2", "'alpha=2'"),
+        ("gemm 8x8x8 bf16 tn act", "'act'"),
+        ("gemm 8x8x8 bf16 tn act=tanh", "'tanh'"),
+        ("gemm 8x8x8 bf16 tn bias=k", "'k'"),
+        ("gemm 8x8x8 bf16 xx", "'xx'"),
+        ("gemm 8x8x8 fp64 tn", "'fp64'"),
+        ("gemm 8x8x8 bf16 tn out=int32", "'int32'"),
+        ("gemm 0x8x8 bf16 tn", "m=0"),
+        ("gemm 8x8x9 bf16 tn", "k=9"),
+    ],
+)
+def test_a_malformed_line_is_refused_and_the_wrong_word_named(line: str, wrong: str) -> None:
+    """The message quotes what is wrong."""
+    with pytest.raises(ProblemError) as caught:
+        Problem.parse(line)
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["m", "n", "k", "batch"])
+@pytest.mark.parametrize("value", [0, -8, 2**31, 8.0, True, "8", None])
+def test_extents_are_integers_from_one_to_the_32_bit_limit(name: str, value: object) -> None:
+    """Anything else is refused by name and value."""
+    extents = {"m": 8, "n": 8, "k": 8, name: value}
+    with pytest.raises(ProblemError, match=name):
+        Problem(**extents)  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(sorted(LAYOUTS)), st.sampled_from("mnk"), st.integers(1, 10**6))
+def test_the_padding_that_a_refusal_proposes_is_accepted(layout: str, axis: str, extent: int) -> None:
+    """A contiguous extent that is no multiple of 16 bytes is refused with the extent that would do."""
+    extents = {"m": 64, "n": 64, "k": 64, axis: extent}
+    must = axis in LAYOUTS[layout] and extent * DTYPE_BYTES["bf16"] % TMA_ALIGN_BYTES
+    if not must:
+        assert Problem(**extents, layout=layout).layout == layout
+        return
+    with pytest.raises(ProblemError, match=f"{axis}={extent}") as caught:
+        Problem(**extents, layout=layout)
+    padded = int(str(caught.value).rsplit(maxsplit=1)[1])
+    assert 0 < padded - extent < TMA_ALIGN_BYTES // DTYPE_BYTES["bf16"]
+    Problem(**{**extents, axis: padded}, layout=layout)
+
+
+@pytest.mark.parametrize("dtype", sorted(OUT_DTYPES))
+def test_every_input_type_has_a_default_output_and_refuses_foreign_ones(dtype: str) -> None:
+    """A missing output type is the first of the valid ones; a refusal lists them all."""
+    assert Problem(64, 64, 64, ab_dtype=dtype).out_dtype == OUT_DTYPES[dtype][0]
+    for out in DTYPE_BYTES:
+        if out in OUT_DTYPES[dtype]:
+            assert Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out).out_dtype == out
+        else:
+            with pytest.raises(ProblemError, match=", ".join(OUT_DTYPES[dtype])):
+                Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out)
+
+
+def test_eight_bit_operands_are_contiguous_along_k() -> None:
+    """Hopper's MMA reads no other order of 8-bit operands, so other layouts are refused."""
+    for dtype in ("e4m3", "e5m2", "int8"):
+        for layout in ("nn", "nt", "tt"):
+            with pytest.raises(ProblemError, match="'tn'"):
+                Problem(64, 64, 64, ab_dtype=dtype, layout=layout)
+
+
+def test_only_fp8_sums_can_be_promoted() -> None:
+    """Other types are summed exactly enough already."""
+    assert Problem(64, 64, 64, ab_dtype="e5m2", promote=True).promote
+    for dtype in ("bf16", "fp16", "int8"):
+        with pytest.raises(ProblemError, match="fp8"):
+            Problem(64, 64, 64, ab_dtype=dtype, promote=True)
+
+
+@given(PROBLEMS)
+def test_rows_that_cannot_be_aligned_are_never_called_aligned(problem: Problem) -> None:
+    """n that is no multiple of 16 bytes sets unaligned_out by itself."""
+    if problem.n * DTYPE_BYTES[problem.out_dtype] % TMA_ALIGN_BYTES:
+        assert problem.unaligned_out
+        assert replace(problem, unaligned_out=False).unaligned_out
+
+
+def test_another_size_keeps_what_was_asked_for_and_drops_what_the_old_size_caused() -> None:
+    """unaligned_out stays if the user set it, not if n alone caused it."""
+    odd = Problem(64, 1001, 64)
+    assert odd.unaligned_out and not odd.with_extents(64, 1000, 64).unaligned_out
+    asked = Problem(64, 1000, 64, unaligned_out=True)
+    assert asked.with_extents(32, 2000, 64, 2).unaligned_out
+    assert asked.with_extents(32, 2000, 64, 2).batch == 2
+
+
+@given(PROBLEMS, st.integers(0, 2**32))
+def test_extents_are_not_compiled_in(problem: Problem, seed: int) -> None:
+    """Another size of the same kind has the same signature, so one artifact serves it."""
+    step = Random(seed).randint(1, 50) * 16
+    batch = problem.batch + 1 if problem.batch > 1 else 1
+    other = problem.with_extents(step, step if problem.n % 16 == 0 else problem.n, step, batch)
+    assert other.signature == problem.signature
+    assert replace(problem, any_order=not problem.any_order).signature == problem.signature
+
+
+def test_the_signature_holds_everything_else() -> None:
+    """Whatever changes the kernel's text changes the signature."""
+    base = Problem(64, 64, 64, ab_dtype="e4m3")
+    others = [
+        replace(base, batch=2),
+        replace(base, ab_dtype="e5m2"),
+        replace(base, out_dtype="fp32"),
+        replace(base, unaligned_out=True),
+        replace(base, promote=True),
+        replace(base, epilogue=Epilogue(scale=True)),
+        Problem(64, 64, 64, layout="nn"),
+    ]
+    signatures = [base.signature, *(other.signature for other in others)]
+    assert len(set(signatures)) == len(signatures)
+
+
+def test_work_is_counted_by_hand() -> None:
+    """Two operations per multiply-add; each operand crosses memory once, C only with beta."""
+    problem = Problem(2, 8, 16, batch=3)
+    assert problem.flops == 2 * 3 * 2 * 8 * 16
+    assert problem.min_bytes == 3 * 2 * (2 * 16 + 16 * 8 + 2 * 8)
+    assert replace(problem, epilogue=Epilogue(beta=True)).min_bytes == problem.min_bytes + 3 * 2 * 2 * 8
+
+
+def test_a_problem_cannot_change() -> None:
+    """Problems are keys, so they are frozen."""
+    with pytest.raises(FrozenInstanceError):
+        Problem(8, 8, 8).m = 9  # type: ignore[misc]

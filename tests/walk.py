@@ -1,0 +1,89 @@
+"""Random problems and random legal configs, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+
+from cutegen.problem import (
+    ACTIVATIONS,
+    BIASES,
+    DTYPE_BYTES,
+    FP8_DTYPES,
+    LAYOUTS,
+    OUT_DTYPES,
+    Epilogue,
+    Problem,
+)
+from cutegen.space import Config, Space, Value
+
+__all__ = ["FAR", "NEAR", "Reach", "random_config", "random_pairs", "random_problem"]
+
+#: Largest extents along m, n, k and of the batch.
+Reach = tuple[int, int, int, int]
+NEAR: Reach = (3000, 4000, 4500, 4)
+FAR: Reach = (200_000, 300_000, 200_000, 300)
+
+
+def _extent(generator: Random, most: int) -> int:
+    """Small, large and round extents all come up."""
+    value = int(2 ** generator.uniform(0, most.bit_length()))
+    if generator.random() < 0.5:
+        value = -(-value // 64) * 64
+    return min(max(value, 1), most)
+
+
+def _epilogue(generator: Random) -> Epilogue:
+    if generator.random() < 0.3:
+        return Epilogue()
+    return Epilogue(
+        alpha=generator.random() < 0.4,
+        beta=generator.random() < 0.4,
+        bias=generator.choice(BIASES),
+        activation=generator.choice(ACTIVATIONS),
+        scale=generator.random() < 0.3,
+    )
+
+
+def random_problem(generator: Random, reach: Reach = NEAR) -> Problem:
+    """Return a problem of any dtype, layout, epilogue, batch and alignment."""
+    ab_dtype = generator.choice(("bf16", "bf16", "fp16", "fp16", "e4m3", "e5m2", "int8"))
+    layout = generator.choice(tuple(LAYOUTS)) if DTYPE_BYTES[ab_dtype] == 2 else "tn"
+    out_dtype = generator.choice(OUT_DTYPES[ab_dtype])
+    extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
+    step = 16 // DTYPE_BYTES[ab_dtype]
+    for axis in LAYOUTS[layout]:
+        extents[axis] = -(-extents[axis] // step) * step
+    return Problem(
+        **extents,
+        batch=generator.randint(2, reach[3]) if generator.random() < 0.3 else 1,
+        ab_dtype=ab_dtype,
+        out_dtype=out_dtype,
+        layout=layout,
+        unaligned_out=generator.random() < 0.2,
+        epilogue=_epilogue(generator),
+        promote=ab_dtype in FP8_DTYPES and generator.random() < 0.4,
+        any_order=generator.random() < 0.3,
+    )
+
+
+def random_config(
+    space: Space, problem: Problem, generator: Random, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> Config | None:
+    """Return some legal config, or None if ``fixed`` leaves none; a knob's rare values are not rare here."""
+    domains = {**space.domains, **(fixed or {})}
+    shuffled = {knob: generator.sample(list(domain), len(domain)) for knob, domain in domains.items()}
+    return next(space.configs(problem, shuffled), None)
+
+
+def random_pairs(
+    space: Space, seed: int, count: int, reach: Reach = NEAR, per_problem: int = 1
+) -> Iterator[tuple[Problem, Config]]:
+    """Yield ``count`` problems, each with ``per_problem`` legal configs."""
+    generator = Random(seed)
+    for _ in range(count):
+        problem = random_problem(generator, reach)
+        for _ in range(per_problem):
+            config = random_config(space, problem, generator)
+            assert config is not None
+            yield problem, config

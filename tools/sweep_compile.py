@@ -1,0 +1,246 @@
+"""Compile every kernel that a space can make, and list those that fail, spill or take what was not predicted.
+
+Needs the compiler but no GPU. Results are appended to a JSON-lines file and never compiled again, so an
+interrupted sweep continues; a new template or compiler starts new ones.
+
+    python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout tn,nn --sample 600
+    python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder, Failure, Toolchain
+from cutegen.catalog import find_space
+from cutegen.digest import Json, digest
+from cutegen.errors import CutegenError, ProblemError, UsageError
+from cutegen.problem import Epilogue, Problem
+from cutegen.render import Source, render
+from cutegen.space import Config, Space, Value, parse_value
+from cutegen.store import Store
+
+#: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
+EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "8x512x4096")
+CHUNK = 128
+"""Kernels compiled into one temporary store before it is deleted."""
+BAD = ("failed", "spilled", "smem")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel to compile and what the space says about it."""
+
+    id: str
+    problem: Problem
+    config: Config
+    source: Source
+    smem_bytes: int
+    plain: bool
+
+
+def run_time_values(space: Space, problem: Problem) -> dict[str, list[Value]]:
+    """Return, for every run-time knob, one value for each kind of kernel it makes."""
+    default = space.default(problem)
+    found: dict[str, list[Value]] = {}
+    for knob in space.run_time_knobs:
+        kinds = {space.compile_view(default.replace(**{knob: v})): v for v in reversed(space.domains[knob])}
+        found[knob] = sorted(kinds.values(), key=space.domains[knob].index)
+    return found
+
+
+def problems_of(dtypes: Sequence[str], layouts: Sequence[str], words: str, batch: int) -> Iterator[Problem]:
+    """Yield the problems whose kernels are wanted, leaving out extents that a layout does not allow."""
+    for dtype in dtypes:
+        for layout in layouts:
+            for extents in EXTENTS:
+                try:
+                    yield Problem.parse(
+                        f"gemm {f'{batch}x' if batch > 1 else ''}{extents} {dtype} {layout} {words}"
+                    )
+                except ProblemError as error:
+                    if "multiple of" not in str(error):
+                        raise
+
+
+def classes(
+    space: Space, problems: Iterable[Problem], fixed: Mapping[str, Sequence[Value]]
+) -> list[tuple[Problem, Config]]:
+    """Return one (problem, config) for every kernel: those that differ in run-time knobs only are one."""
+    found: dict[tuple[object, Config], tuple[Problem, Config]] = {}
+    for problem in problems:
+        for config in space.configs(problem, {**run_time_values(space, problem), **fixed}):
+            found.setdefault((problem.signature, space.compile_view(config)), (problem, config))
+    return list(found.values())
+
+
+def stratified(
+    pairs: Sequence[tuple[Problem, Config]], by: Sequence[str], count: int, seed: int
+) -> list[tuple[Problem, Config]]:
+    """Return ``count`` pairs, taken in turn from groups that agree in signature and in the knobs ``by``."""
+    generator = random.Random(seed)
+    groups: dict[object, list[tuple[Problem, Config]]] = {}
+    for problem, config in pairs:
+        group = problem.signature, tuple(config[knob] for knob in by)
+        groups.setdefault(group, []).append((problem, config))
+    piles = list(groups.values())
+    for pile in piles:
+        generator.shuffle(pile)
+    generator.shuffle(piles)
+    rounds = (pile[i] for i in range(max(map(len, piles), default=0)) for pile in piles if i < len(pile))
+    return list(islice(rounds, count))
+
+
+def make_case(space: Space, problem: Problem, config: Config, toolchain: Toolchain) -> Case:
+    """Render one kernel."""
+    derived = space.derive(config, problem, space.arch)
+    epilogue = problem.epilogue
+    smem_bytes = derived["smem_bytes"]
+    assert isinstance(smem_bytes, int)
+    source = render(problem, config, space.arch)
+    name = digest([source.digest, source.arch, toolchain.digest])
+    return Case(name, problem, config, source, smem_bytes, epilogue == Epilogue())
+
+
+def describe(case: Case, result: Artifact | Failure) -> dict[str, Json]:
+    """Return the line of the results file."""
+    line: dict[str, Json] = {
+        "id": case.id,
+        "problem": str(case.problem),
+        "config": str(case.config),
+        "plain": case.plain,
+        "predicted_smem_bytes": case.smem_bytes,
+    }
+    if isinstance(result, Failure):
+        return {**line, "outcome": result.outcome, "message": result.message, "log": result.log[-4000:]}
+    return {**line, "outcome": "ok", "build_s": result.build_s, **result.resources.to_json()}
+
+
+def verdict(line: Mapping[str, Json]) -> str:
+    """Return what is wrong with a result: ``failed``, ``spilled``, ``smem``, ``noted`` or ``""``."""
+    if line["outcome"] != "ok":
+        return "failed"
+    if line["spill_store_bytes"] or line["spill_load_bytes"]:
+        return "spilled" if line["plain"] else "spilled (fused)"
+    if line["smem_bytes"] != line["predicted_smem_bytes"]:
+        return "smem"
+    return "noted" if line["notes"] else ""
+
+
+def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: float) -> None:
+    """Compile ``cases`` and append their results to ``out``."""
+    started = time.monotonic()
+    done = 0
+    for first in range(0, len(cases), CHUNK):
+        chunk = {case.source: case for case in cases[first : first + CHUNK]}
+        with (
+            tempfile.TemporaryDirectory(prefix="cutegen-sweep-") as root,
+            Builder(Store(Path(root)), workers=workers, timeout_s=timeout_s) as builder,
+            out.open("a", encoding="utf-8") as lines,
+        ):
+            for source, result in builder.build(chunk):
+                line = describe(chunk[source], result)
+                lines.write(json.dumps(line) + "\n")
+                lines.flush()
+                done += 1
+                wrong = verdict(line)
+                if wrong:
+                    print(f"\n{wrong}: {line['problem']} | {line['config']} | {detail(line)}")
+                rate = done / (time.monotonic() - started)
+                print(f"\r{done}/{len(cases)}  {rate:.1f}/s ", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+
+
+def detail(line: Mapping[str, Json]) -> str:
+    """Return the numbers or words behind a verdict."""
+    if line["outcome"] != "ok":
+        return f"{line['outcome']}: {line['message']}"
+    notes = line["notes"]
+    assert isinstance(notes, list)
+    codes = ",".join(sorted({str(note).split()[0] for note in notes}))
+    return (
+        f"registers {line['registers']}, spills {line['spill_store_bytes']}+{line['spill_load_bytes']} B, "
+        f"smem {line['smem_bytes']} (predicted {line['predicted_smem_bytes']}) {codes}"
+    )
+
+
+def parse_fixed(items: Iterable[str]) -> dict[str, list[Value]]:
+    """Return the restriction that ``--set knob=v1,v2`` words express."""
+    fixed: dict[str, list[Value]] = {}
+    for item in items:
+        knob, equals, values = item.partition("=")
+        if not equals or not values:
+            raise UsageError(f"--set {item!r} is not of the form knob=value,value")
+        fixed[knob] = [parse_value(value) for value in values.split(",")]
+    return fixed
+
+
+def read_results(out: Path) -> dict[str, Mapping[str, Json]]:
+    """Return the results that are there already, by id; the half-written last line of a killed run is not."""
+    found: dict[str, Mapping[str, Json]] = {}
+    for text in out.read_text(encoding="utf-8").splitlines() if out.exists() else []:
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        found[line["id"]] = line
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="results, one JSON object per line")
+    parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--dtype", default="bf16", help="of A and B; several with commas")
+    parser.add_argument("--layout", default="tn", help="several with commas")
+    parser.add_argument("--words", default="", help="rest of the problem line: out=, beta, bias=, act=...")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=V1,V2", help="restrict a knob")
+    parser.add_argument("--sample", type=int, default=0, help="compile only so many, spread over --by")
+    parser.add_argument("--by", default="tile_shape_mn,mma_warpgroups,pingpong", help="knobs to spread over")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds per kernel")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Sweep; return 1 if a kernel failed, spilled without a fused epilogue, or missed its prediction."""
+    args = arguments()
+    try:
+        space = find_space("gemm", find_arch(args.arch))
+        problems = problems_of(args.dtype.split(","), args.layout.split(","), args.words, args.batch)
+        pairs = classes(space, problems, parse_fixed(args.set))
+    except CutegenError as error:
+        print(error, file=sys.stderr)
+        return 2
+    total = len(pairs)
+    pairs = stratified(pairs, args.by.split(","), args.sample or total, args.seed)
+    toolchain = Toolchain.current()
+    by_id = {case.id: case for case in (make_case(space, *pair, toolchain) for pair in pairs)}
+    known = read_results(args.out)
+    missing = [case for name, case in by_id.items() if name not in known]
+    print(f"{total} kernels, {len(by_id)} chosen, {len(by_id) - len(missing)} known", file=sys.stderr)
+    sweep(missing, args.out, args.workers, args.timeout)
+    results = read_results(args.out)
+    counts = Counter(verdict(results[name]) or "good" for name in by_id)
+    print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
+    return 1 if any(counts[name] for name in BAD) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
