@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -220,21 +221,24 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
 
 
-def _add_many(path: Path, start: int) -> None:
-    for i in range(10):
-        Table.update(path, HERE, [_entry(Problem(start + i, 8, 8))])
+_ADD_MANY = """
+import json, sys
+from cutegen.problem import Problem
+from cutegen.table import Entry, Fingerprint, Table
+here = Fingerprint(*json.loads(sys.argv[2]))
+for i in range(10):
+    Table.update(sys.argv[1], here, [Entry(Problem(int(sys.argv[3]) + i, 8, 8), None, "torch")])
+"""
 
 
 def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     """Processes that update one table at the same time all find their entries in it afterwards."""
     path = tmp_path / "table.json"
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_add_many, args=(path, 100 * i)) for i in (1, 2, 3, 4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
+    here = json.dumps(list(HERE.to_json().values()))
+    starts = ("100", "200", "300", "400")
+    command = [sys.executable, "-c", _ADD_MANY, str(path), here]
+    writers = [subprocess.Popen([*command, start]) for start in starts]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
     assert len(Table.load(path)) == 40
 
 

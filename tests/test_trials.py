@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +52,9 @@ def _trial(**changes: object) -> Trial:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> TrialStore:
-    return TrialStore(tmp_path / "trials.sqlite")
+def store(tmp_path: Path) -> Iterator[TrialStore]:
+    with TrialStore(tmp_path / "trials.sqlite") as store:
+        yield store
 
 
 def test_a_trial_comes_back_as_it_was(store: TrialStore) -> None:
@@ -173,22 +174,21 @@ def test_nothing_written_is_edited(store: TrialStore) -> None:
     db.close()
 
 
-def _write_many(path: Path, run: str, count: int) -> None:
-    with TrialStore(path) as store:
-        for _ in range(count):
-            store.add(Trial(PROBLEM, "invalid", run=run))
+_MANY = """
+import sys
+from cutegen.problem import Problem
+from cutegen.trials import Trial, TrialStore
+with TrialStore(sys.argv[1]) as store:
+    for _ in range(25):
+        store.add(Trial(Problem(8, 8, 8), "invalid", run=sys.argv[2]))
+"""
 
 
 def test_many_processes_may_begin_and_write_one_database(tmp_path: Path) -> None:
     """Writers that start at once on a missing file all succeed, and no trial is lost."""
     path = tmp_path / "deep" / "trials.sqlite"
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write_many, args=(path, f"w{i}", 25)) for i in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
+    writers = [subprocess.Popen([sys.executable, "-c", _MANY, str(path), f"w{i}"]) for i in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
     with TrialStore(path) as store:
         assert store.counts() == {"invalid": 100}
         assert {t.run for t in store.find()} == {"w0", "w1", "w2", "w3"}
