@@ -1,0 +1,1 @@
+"""Benchmarks and maintenance, each run as ``python tools/NAME.py``; not part of the package."""

@@ -1,0 +1,1 @@
+"""What the benchmark scripts share: contestants, the contest itself, the results file, the environment."""

@@ -1,0 +1,84 @@
+"""Where a benchmark ran: versions of everything that decides its numbers, and the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import cutegen
+from cutegen.device import Device
+from cutegen.digest import Json
+
+__all__ = ["ROOT", "UNKNOWN_COMMIT", "git_commit", "package_versions", "session_facts", "software"]
+
+#: The checkout.
+ROOT = Path(__file__).resolve().parents[2]
+UNKNOWN_COMMIT = "unknown"
+
+#: Distributions whose version changes what is measured.
+_PACKAGES = (
+    "torch",
+    "triton",
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-cu12",
+    "nvidia-cutlass-dsl-libs-cu13",
+    "apache-tvm-ffi",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
+    "quack-kernels",
+    "nvidia-cutlass-operators",
+    "nvidia-matmul-heuristics",
+)
+
+
+def package_versions() -> dict[str, Json]:
+    """Return the versions of the packages that matter, by distribution; absent ones are left out."""
+    found: dict[str, Json] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit(root: Path = ROOT) -> str:
+    """Return the commit of the checkout, with ``-dirty`` if tracked files differ; ``unknown`` without git."""
+    head = _git(root, "rev-parse", "HEAD")
+    if head is None:
+        return UNKNOWN_COMMIT
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return f"{head}-dirty" if changes else head
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def software() -> dict[str, Json]:
+    """Return what software ran: two results compare only where this agrees."""
+    return {
+        "cutegen": cutegen.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "packages": package_versions(),
+    }
+
+
+def session_facts(device: Device | None) -> dict[str, Json]:
+    """Return what else is worth knowing about this machine, but may differ between sessions."""
+    return {
+        "gpu_uuid": device.uuid if device else "",
+        "driver": device.driver_version if device else "",
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": len(os.sched_getaffinity(0)),
+    }

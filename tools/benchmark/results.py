@@ -1,0 +1,232 @@
+"""The results file of a contest: conditions, sessions and one record per shape; resumed, never rewritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cutegen.digest import Json
+from cutegen.errors import CutegenError, StoreError, UsageError
+from cutegen.policy import Timing
+from cutegen.problem import Problem
+
+__all__ = ["OWN", "Entry", "Results", "ShapeResult", "differences"]
+
+SCHEMA = 1
+KIND = "gemm contest"
+#: The contestant that the results are about.
+OWN = "cutegen"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one implementation did on one shape.
+
+    Attributes:
+        outcome: ``ok``; or how it failed, as for trials, or ``unsupported``.
+        error: Why not ok, in words.
+        timing: Settled timing from the rounds that all implementations shared; None unless ok.
+        config: What it ran, for people.
+        choice: The same for programs: enough to run it again without tuning.
+        tuning_s: Seconds that finding it took; None where that is not known.
+        details: Everything else worth keeping.
+    """
+
+    outcome: str
+    error: str = ""
+    timing: Timing | None = None
+    config: str = ""
+    choice: Mapping[str, Json] = field(default_factory=dict)
+    tuning_s: float | None = None
+    details: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it computed the right thing and was timed."""
+        return self.outcome == "ok" and self.timing is not None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        return {
+            "outcome": self.outcome,
+            "error": self.error,
+            "timing": None if self.timing is None else self.timing.to_json(),
+            "config": self.config,
+            "choice": dict(self.choice),
+            "tuning_s": self.tuning_s,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Entry:
+        """Return the entry that :meth:`to_json` described."""
+        timing = data["timing"]
+        return cls(**{**data, "timing": None if timing is None else Timing.from_json(timing)})
+
+
+@dataclass(frozen=True)
+class ShapeResult:
+    """Everything measured on one shape, in one set of interleaved rounds.
+
+    Attributes:
+        name: What the shapes file calls it.
+        problem: What was computed.
+        reference: The vendor's call, such as ``torch.mm``, timed in the same rounds.
+        entries: The implementations, by name.
+        rounds: Rounds that all of them ran in.
+        settle_s: Seconds of burn-in before the rounds.
+        settled: Whether the clock was seen to hold.
+        seconds: Wall-clock time of everything on this shape, tuning of the peers included.
+        finished_at: UTC, ISO 8601.
+        session: Index into the file's sessions.
+    """
+
+    name: str
+    problem: Problem
+    reference: Timing
+    entries: Mapping[str, Entry]
+    rounds: int
+    settle_s: float
+    settled: bool | None
+    seconds: float
+    finished_at: str
+    session: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data; the extents are there for readers and not read back."""
+        p = self.problem
+        return {
+            "name": self.name,
+            "problem": str(p),
+            "extents": {"m": p.m, "n": p.n, "k": p.k, "batch": p.batch},
+            "reference": self.reference.to_json(),
+            "entries": {name: entry.to_json() for name, entry in self.entries.items()},
+            "rounds": self.rounds,
+            "settle_s": self.settle_s,
+            "settled": self.settled,
+            "seconds": self.seconds,
+            "finished_at": self.finished_at,
+            "session": self.session,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ShapeResult:
+        """Return the result that :meth:`to_json` described."""
+        fields = {key: value for key, value in data.items() if key != "extents"}
+        fields["problem"] = Problem.parse(data["problem"])
+        fields["reference"] = Timing.from_json(data["reference"])
+        fields["entries"] = {name: Entry.from_json(entry) for name, entry in data["entries"].items()}
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results file in memory. Immutable: :meth:`begin` and :meth:`with_shape` give changed copies.
+
+    Attributes:
+        conditions: What must agree for two rows to belong in one table.
+        sessions: The runs that the rows come from: when, how started, on which machine.
+        shapes: The rows, in the order in which they were first measured.
+    """
+
+    conditions: Mapping[str, Json]
+    sessions: tuple[Mapping[str, Json], ...] = ()
+    shapes: tuple[ShapeResult, ...] = ()
+
+    def begin(self, session: Mapping[str, Json]) -> Results:
+        """Return the results with one more session, the one that later rows belong to."""
+        return replace(self, sessions=(*self.sessions, session))
+
+    def with_shape(self, shape: ShapeResult) -> Results:
+        """Return the results with ``shape`` added to the latest session, replacing a row of its name."""
+        new = replace(shape, session=len(self.sessions) - 1)
+        if any(old.name == new.name for old in self.shapes):
+            return replace(self, shapes=tuple(new if s.name == new.name else s for s in self.shapes))
+        return replace(self, shapes=(*self.shapes, new))
+
+    def find(self, problem: Problem) -> ShapeResult | None:
+        """Return the row of ``problem``, None if it was not measured."""
+        return next((shape for shape in self.shapes if shape.problem == problem), None)
+
+    def covers(self, name: str, problem: Problem, contestants: Sequence[str], *, retry: bool) -> bool:
+        """Whether the row of a shape holds every one of ``contestants``.
+
+        Args:
+            name: The shape's name.
+            problem: What it poses; a row of that name for another problem does not count.
+            contestants: Who must be in it.
+            retry: A contestant that failed does not count as there.
+        """
+        row = next((s for s in self.shapes if s.name == name and s.problem == problem), None)
+        if row is None:
+            return False
+        return all(who in row.entries and (row.entries[who].ok or not retry) for who in contestants)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        return {
+            "kind": KIND,
+            "schema": SCHEMA,
+            "conditions": dict(self.conditions),
+            "sessions": [dict(session) for session in self.sessions],
+            "shapes": [shape.to_json() for shape in self.shapes],
+        }
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Return the results stored at ``path``.
+
+        Raises:
+            StoreError: The file cannot be read.
+            UsageError: It is no results file of a contest, or of a newer schema.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise UsageError(f"results file {path} is not JSON: {error}") from error
+        if not isinstance(data, dict) or data.get("kind") != KIND:
+            raise UsageError(f"{path} is not a results file of tools/bench_gemm.py")
+        if data.get("schema") != SCHEMA:
+            raise UsageError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+        try:
+            rows = tuple(ShapeResult.from_json(shape) for shape in data["shapes"])
+            return cls(data["conditions"], tuple(data["sessions"]), rows)
+        except (KeyError, TypeError, CutegenError) as error:
+            raise UsageError(f"results file {path} is damaged: {error!r}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the file in one step: readers see the old one or the new one.
+
+        Raises:
+            StoreError: The folder or the disk does not allow it; the old file is untouched.
+        """
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def differences(there: Json, here: Json, where: str = "") -> Iterator[str]:
+    """Yield a sentence for every value in which the conditions of a file differ from the present ones."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in sorted({*there, *here}):
+            yield from differences(there.get(key), here.get(key), f"{where}.{key}" if where else key)
+    elif there != here:
+        yield f"{where} is {there!r} in the file but {here!r} here"
