@@ -1,0 +1,307 @@
+"""Render results files into the Markdown documents that quote them, and print what they come to.
+
+A document holds the place between two comments, which name the results file without its folder and suffix::
+
+    <!-- results: gemm_dev -->
+    <!-- end results: gemm_dev -->
+
+Everything in between is replaced. Nothing is rounded in cutegen's favour: its times go up and its ratios
+down, the others' times down and their ratios up.
+
+    python tools/results_table.py docs/results/gemm_dev.json                     # print
+    python tools/results_table.py docs/results/gemm_dev.json --into README.md    # write
+    python tools/results_table.py docs/results/*.json --into README.md --check   # exit 1 if it would change
+    python tools/results_table.py run1.json run2.json run3.json --spread         # how far runs disagree
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.cli_run import run_command
+from cutegen.errors import UsageError
+from cutegen.policy import Timing
+from cutegen.stats import geometric_mean
+from tools.benchmark.results import OWN, Results, ShapeResult
+
+#: Shapes with M and N of at least this are summed up on their own.
+LARGE = 2048
+LABELS = {"quack": "QuACK", "operators": "Operator API"}
+
+
+def up(value: float, digits: int) -> str:
+    """Return ``value`` with ``digits`` decimals, never smaller than it is."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def down(value: float, digits: int) -> str:
+    """Return ``value`` with ``digits`` decimals, never larger than it is."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=rounding):f}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some rows and what they are called, to be summed up together."""
+
+    title: str
+    rows: tuple[ShapeResult, ...]
+
+    def ratios(self, peer: str = "") -> list[float]:
+        """Return time of ``peer`` (torch.mm if empty) over cutegen's, for the rows where both ran."""
+        found = (ratio(row, peer) for row in self.rows)
+        return [value for value in found if value is not None]
+
+
+def groups(rows: Sequence[ShapeResult]) -> tuple[Group, ...]:
+    """Return all rows, and the large ones."""
+    large = tuple(row for row in rows if row.problem.m >= LARGE and row.problem.n >= LARGE)
+    found = [Group(f"all {len(rows)} shapes", tuple(rows))]
+    if large:
+        found.append(Group(f"the {len(large)} with M and N of at least {LARGE}", large))
+    return tuple(found)
+
+
+def timing_of(row: ShapeResult, name: str) -> Timing | None:
+    """Return the timing of an implementation, None if it failed or was not there."""
+    entry = row.entries.get(name)
+    return entry.timing if entry is not None and entry.ok else None
+
+
+def ratio(row: ShapeResult, peer: str = "") -> float | None:
+    """Return time of ``peer`` (torch.mm if empty) over cutegen's, paired; None if one of them is missing."""
+    own = timing_of(row, OWN)
+    if own is None or own.ratio is None:
+        return None
+    if not peer:
+        return own.ratio
+    other = timing_of(row, peer)
+    return None if other is None else other.paired.mid / own.paired.mid
+
+
+def peers_of(rows: Iterable[ShapeResult]) -> list[str]:
+    """Return the implementations beside cutegen, in the order of the file."""
+    return list(dict.fromkeys(name for row in rows for name in row.entries if name != OWN))
+
+
+def table(results: Results) -> list[str]:
+    """Return the lines of the table, one row per shape."""
+    peers = peers_of(results.shapes)
+    head = ["shape", "M x N x K", "type", "torch.mm us", "cutegen us", "TFLOP/s", "torch.mm / cutegen (95 %)"]
+    head += [f"{LABELS.get(peer, peer)} / cutegen" for peer in peers]
+    head += ["MHz", "tuning s: cutegen" + "".join(f", {LABELS.get(peer, peer)}" for peer in peers), "kernel"]
+    rows = [_cells(row, peers) for row in results.shapes]
+    align = ["---", "---", "---", *["---:"] * (len(head) - 5), "---:", "---"]
+    return [_line(head), _line(align), *map(_line, rows)]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
+    p = row.problem
+    extents = f"{p.m} x {p.n} x {p.k}"
+    kind = " ".join(str(p).split()[2:])
+    cells = [row.name, extents if p.batch == 1 else f"{p.batch} x {extents}", kind]
+    own = timing_of(row, OWN)
+    cells.append(down(row.reference.median_us, 2))
+    if own is None or own.ratio is None or own.ratio_low is None or own.ratio_high is None:
+        entry = row.entries[OWN]
+        cells += [f"**{entry.outcome}**", "", ""]
+    else:
+        spread = f"{down(own.ratio, 3)} ({down(own.ratio_low, 3)} to {down(own.ratio_high, 3)})"
+        cells += [up(own.median_us, 2), down(p.flops / own.median_us / 1e6, 1), spread]
+    for peer in peers:
+        value = ratio(row, peer)
+        entry_of_peer = row.entries.get(peer)
+        cells.append(down(value, 3) if value else entry_of_peer.outcome if entry_of_peer else "")
+    clock = own.sm_clock_mhz if own else None
+    cells.append("" if clock is None else f"{clock:.0f}")
+    cells.append(", ".join(_seconds(row, name) for name in (OWN, *peers)))
+    return [*cells, row.entries[OWN].config]
+
+
+def _seconds(row: ShapeResult, name: str) -> str:
+    entry = row.entries.get(name)
+    if entry is None or entry.tuning_s is None:
+        return "-"
+    return (up if name == OWN else down)(entry.tuning_s, 1)
+
+
+def summary(results: Results) -> list[str]:
+    """Return the lines that sum the table up: geometric means over all shapes and over the large ones."""
+    lines = []
+    for group in groups(results.shapes):
+        lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
+    failed = [row.name for row in results.shapes if timing_of(row, OWN) is None]
+    if failed:
+        lines.append(f"- **cutegen failed on {', '.join(failed)}; no mean includes these**")
+    conditions: Any = results.conditions
+    absent = sorted(set(conditions["shapes"]["names"]) - {row.name for row in results.shapes})
+    if absent:
+        lines.append(f"- **not measured: {', '.join(absent)}**")
+    uncalled = [row.name for row in results.shapes if _called(row) not in ("ok", "")]
+    if uncalled:
+        lines.append(f"- **cutegen.gemm did not give the right answer on {', '.join(uncalled)}**")
+    return lines
+
+
+def _called(row: ShapeResult) -> str:
+    return str(row.entries[OWN].details.get("called_through_gemm", ""))
+
+
+def _sentences(group: Group, peers: Sequence[str]) -> Iterator[str]:
+    own = group.ratios()
+    if not own:
+        return
+    at_least = sum(value >= 1.0 for value in own)
+    yield (
+        f"{group.title}: geometric mean of torch.mm / cutegen **{down(geometric_mean(own), 3)}**"
+        f"{_over(own, group)}, smallest {down(min(own), 3)}, at least 1 on {at_least} of {len(own)}"
+    )
+    for peer in peers:
+        values = group.ratios(peer)
+        theirs = [t.ratio for row in group.rows if (t := timing_of(row, peer)) and t.ratio]
+        if values and theirs:
+            label = LABELS.get(peer, peer)
+            level = sum(value >= 0.99 for value in values)
+            yield (
+                f"{group.title}: {label} / cutegen **{down(geometric_mean(values), 3)}**"
+                f"{_over(values, group)}, ahead or level (0.99) on {level} of {len(values)}; "
+                f"torch.mm / {label} {up(geometric_mean(theirs), 3)}"
+            )
+
+
+def _over(values: Sequence[float], group: Group) -> str:
+    missing = len(group.rows) - len(values)
+    return f" over {len(values)} (missing: {missing})" if missing else ""
+
+
+def footing(results: Results) -> list[str]:
+    """Return the lines that say where and how the numbers were measured."""
+    conditions: Any = results.conditions
+    gpu, software, policy = conditions["gpu"], conditions["software"], conditions["policy"]
+    first: Any = results.sessions[0] if results.sessions else {}
+    dates = sorted({row.finished_at[:10] for row in results.shapes})
+    commits = sorted({str(session.get("commit", ""))[:12] for session in results.sessions})
+    wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels", "nvidia-cutlass-operators")
+    packages = [f"{name} {software['packages'][name]}" for name in wanted if name in software["packages"]]
+    watts = [row.reference.power_w for row in results.shapes if row.reference.power_w]
+    power = f", up to {max(watts):.0f} W" if watts else ""
+    return [
+        f"{gpu['name']} ({gpu['sm_count']} SMs{power}), driver {first.get('driver', 'unknown')}, "
+        f"CUDA {gpu['cuda_driver']}; {', '.join(packages)}; cutegen {software['cutegen']}, commit "
+        f"{', '.join(commits)}; {' to '.join(dates[:1] + dates[-1:] if len(dates) > 1 else dates)}.",
+        f"{policy['min_rounds']} to {policy['rounds']} interleaved rounds in CUDA graphs, operands rotated "
+        f"past L2 (uniform in [-1, 1)), clocks {policy['clock']}; medians with 95 % intervals of paired "
+        "ratios; MHz is the SM clock right after cutegen's launches. Above 1 cutegen is faster; rounding is "
+        "never in its favour.",
+    ]
+
+
+def render(results: Results) -> str:
+    """Return the Markdown of a results file."""
+    blocks = [summary(results), table(results), *[[text] for text in footing(results)]]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def insert(document: str, name: str, text: str) -> str:
+    """Return ``document`` with ``text`` in the place called ``name``.
+
+    Raises:
+        UsageError: There is no such place, or more than one.
+    """
+    begin, end = f"<!-- results: {name} -->", f"<!-- end results: {name} -->"
+    place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    count = len(place.findall(document))
+    if count != 1:
+        raise UsageError(f"found {count} places for {name!r}; wanted is one: {begin} ... {end}")
+    return place.sub(lambda match: f"{begin}\n\n{text}\n\n{end}", document)
+
+
+def has_place(document: str, name: str) -> bool:
+    """Whether ``document`` quotes the results called ``name``."""
+    return f"<!-- results: {name} -->" in document
+
+
+def spread(runs: Mapping[str, Results]) -> list[str]:
+    """Return how far runs disagree: in the geometric mean, and for each shape in torch.mm / cutegen."""
+    lines = []
+    means = {name: geometric_mean(Group(name, run.shapes).ratios()) for name, run in runs.items()}
+    lines.append(f"geometric means: {', '.join(f'{n} {down(v, 4)}' for n, v in means.items())}")
+    found: dict[str, list[float]] = {}
+    for run in runs.values():
+        for row in run.shapes:
+            if (value := ratio(row)) is not None:
+                found.setdefault(f"{row.name} {row.problem}", []).append(value)
+    widths = {name: max(values) / min(values) - 1 for name, values in found.items()}
+    for name, width in sorted(widths.items(), key=lambda item: -item[1]):
+        lines.append(f"{up(100 * width, 2)} %  {name}: {', '.join(down(v, 4) for v in found[name])}")
+    return lines
+
+
+def write(paths: Sequence[Path], texts: Mapping[str, str], *, check: bool) -> int:
+    """Put ``texts`` into the documents that have a place for them; return the exit code.
+
+    Raises:
+        UsageError: No document has a place for one of them.
+    """
+    placed: set[str] = set()
+    stale = []
+    for path in paths:
+        old = new = path.read_text(encoding="utf-8")
+        for name in filter(lambda name: has_place(old, name), texts):
+            new = insert(new, name, texts[name])
+            placed.add(name)
+        if new != old:
+            stale.append(path.name)
+            if not check:
+                path.write_text(new, encoding="utf-8")
+    if missing := sorted(set(texts) - placed):
+        raise UsageError(f"no document has a place for {', '.join(missing)}: <!-- results: {missing[0]} -->")
+    if stale:
+        print(f"{'out of date' if check else 'written'}: {', '.join(stale)}")
+    return 1 if check and stale else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--into", nargs="+", type=Path, metavar="DOCUMENT.md", help="write instead of print")
+    parser.add_argument(
+        "--check", action="store_true", help="with --into: change nothing, exit 1 if it would"
+    )
+    parser.add_argument("--spread", action="store_true", help="print how far several runs disagree")
+    args = parser.parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    runs = {path.stem: Results.load(path) for path in args.results}
+    if args.spread:
+        print("\n".join(spread(runs)))
+        return 0
+    texts = {name: render(results) for name, results in runs.items()}
+    for name, results in runs.items():
+        print("\n".join([f"{name}:", *summary(results)]) if args.into else texts[name])
+    return write(args.into, texts, check=args.check) if args.into else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
