@@ -1,0 +1,130 @@
+"""The cold-start benchmark: what it runs, what it keeps, and how a command that fails shows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.problem import Problem
+from tools import bench_cold
+from tools.bench_cold import Timed
+
+ARCH = find_arch("sm_90a")
+RESULT = {
+    "problem": "gemm 512x512x512 bf16 tn",
+    "winner": {},
+    "candidates": [{"chosen": False, "trial": "a"}, {"chosen": True, "trial": "b"}],
+}
+PRINTED = json.dumps({"schema": 1, "results": [RESULT]})
+
+
+def arguments(tmp_path: Path, *more: str) -> list[str]:
+    return ["--shape", "512x512x512", "--arch", "sm_90a", "--out", str(tmp_path / "cold.json"), *more]
+
+
+def test_the_command_tunes_one_shape_in_the_folder_it_is_given(tmp_path: Path) -> None:
+    """Dtype, layout, target and workers are passed on; the present GPU needs no target."""
+    args = bench_cold.parse(arguments(tmp_path, "--dtype", "fp16", "--layout", "nt", "--workers", "3"))
+    words = " ".join(bench_cold.tune_command(args, ARCH, Path("fresh")))
+    assert "-m cutegen.tune gemm --shape 512x512x512 --dtype fp16 --layout nt --cache-dir fresh" in words
+    assert words.endswith("--arch sm_90a --workers 3")
+    args.arch = args.workers = None
+    assert bench_cold.tune_command(args, ARCH, Path("fresh"))[-1] == "--quiet"
+
+
+def test_the_command_is_one_that_the_tuner_understands(tmp_path: Path) -> None:
+    """An argument that the tuner does not know would end in bad usage."""
+    from cutegen import cli_tune
+
+    args = bench_cold.parse(arguments(tmp_path, "--workers", "3"))
+    words = bench_cold.tune_command(args, ARCH, tmp_path)
+    assert words[:3] == [sys.executable, "-m", "cutegen.tune"]
+    parsed = cli_tune._parser().parse_args(words[3:])
+    assert (parsed.family, parsed.shape, parsed.cache_dir) == ("gemm", ["512x512x512"], tmp_path)
+
+
+def test_a_command_that_fails_keeps_what_it_said() -> None:
+    """One that works does not."""
+    bad = bench_cold.timed([sys.executable, "-c", "import sys; print('out'); sys.exit('reason')"], {})
+    assert bad.code == 1 and "reason" in str(bad.to_json()["output"]) and "out" in bad.output
+    good = bench_cold.timed([sys.executable, "-c", "print('fine')"], {})
+    assert good.code == 0 and good.output == "fine\n" and "output" not in good.to_json()
+
+
+def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as failed."""
+    monkeypatch.setattr(bench_cold, "_COMMAND_LIMIT_S", 0.2)
+    found = bench_cold.timed([sys.executable, "-c", "import time; time.sleep(60)"], {})
+    assert found.code == -1 and "took longer than 0.2 s" in found.output
+
+
+@pytest.mark.parametrize("output", ["", "not JSON", "{}", '{"results": []}', "[]"])
+def test_output_of_another_form_names_no_winner(output: str) -> None:
+    """A failed run has none, and is no reason to fail."""
+    assert bench_cold.what_won(output) is None
+
+
+def test_the_winner_is_kept_and_the_list_of_candidates_is_not() -> None:
+    """Their number is."""
+    won: Any = bench_cold.what_won(PRINTED)
+    assert won["best"]["trial"] == "b" and won["candidates"] == 2
+    assert won["problem"] == "gemm 512x512x512 bf16 tn"
+
+
+def test_kernels_for_the_rate_are_different_ones() -> None:
+    """Compiling one twice would take nothing."""
+    sources = bench_cold.some_sources(Problem(512, 512, 512), ARCH, None, 6)
+    assert 1 < len({source.text for source in sources}) == len(sources) <= 6
+
+
+def test_importing_is_measured_in_new_processes() -> None:
+    """No GPU library comes along."""
+    found = bench_cold.time_imports()
+    assert found["gpu_libraries"] == []
+    assert 0 < found["median_s"] <= found["worst_s"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 1)])
+def test_the_file_holds_everything_and_failures_show(
+    code: int,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Seconds, exit codes, versions, commit and rates; the exit code tells of a failed command."""
+    rate = {"kernels": 8, "failed": 0, "workers": 2, "seconds": 4.0, "per_s": 2.0, "per_s_once_started": 3.0}
+    runs = (Timed(19.5, code, "the reason"), Timed(2.5, code, "the reason"), bench_cold.what_won(PRINTED))
+    monkeypatch.setattr(bench_cold, "time_tuning", lambda args, arch: runs)
+    monkeypatch.setattr(bench_cold, "time_compiling", lambda *rest: rate)
+    monkeypatch.setattr(bench_cold, "_IMPORTS", 1)
+    assert bench_cold.main(arguments(tmp_path, "--commit", "abc")) == status
+    document = json.loads((tmp_path / "cold.json").read_text())
+    assert (document["commit"], document["target"], document["gpu"]) == ("abc", "sm_90a", "")
+    assert document["cold"]["seconds"] == 19.5 and document["again"]["exit_code"] == code
+    assert document["compile"] == rate and document["software"]["cutegen"]
+    assert list(document["within"]) == ["import_s"]
+    out = capsys.readouterr().out
+    assert "cold cache: 19.5 s" in out and ("the reason" in out) == (code != 0)
+
+
+def test_bad_usage_and_unwritable_files_are_errors_with_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit codes 2 and 3."""
+    assert bench_cold.main(["--shape", "big", "--arch", "sm_90a", "--out", "x.json"]) == 2
+    assert "is not MxNxK" in capsys.readouterr().err
+    monkeypatch.setattr(
+        bench_cold, "time_tuning", lambda args, arch: (Timed(1, 0, ""), Timed(1, 0, ""), None)
+    )
+    monkeypatch.setattr(bench_cold, "time_compiling", lambda *rest: {})
+    monkeypatch.setattr(bench_cold, "_IMPORTS", 1)
+    (tmp_path / "file").write_text("")
+    args = ["--shape", "512x512x512", "--arch", "sm_90a", "--out", str(tmp_path / "file" / "x.json")]
+    assert bench_cold.main(args) == 3
+    assert "cannot be written" in capsys.readouterr().err

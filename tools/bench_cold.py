@@ -1,0 +1,269 @@
+"""Measure what a user waits for: tuning a new shape from an empty cache, again, compiling, importing.
+
+The shape is tuned by ``python -m cutegen.tune`` as a process of its own, in a cache folder that did not
+exist; then the same command runs again. Wall-clock seconds include starting Python. Without a GPU,
+``--arch`` measures the same command compiling and predicting.
+
+    python tools/bench_cold.py --shape 4096x2112x7168 --out docs/results/cold.json
+    python tools/bench_cold.py --shape 4096x2112x7168 --arch sm_90a --workers 2 --out RESULTS.json
+
+exit codes: 0 measured (limits kept or not, the file says); 1 a command failed; 2 bad usage; 3 environment
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.machine import default_workers
+from cutegen.catalog import find_space
+from cutegen.cli_args import positive_int
+from cutegen.cli_run import run_command
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.errors import BuildError, StoreError
+from cutegen.problem import Problem
+from cutegen.render import Source, render
+from cutegen.search import rank
+from cutegen.shapes import parse_shape
+from cutegen.store import Store
+from tools.benchmark.environment import ROOT, git_commit, session_facts, software
+
+KIND = "cold start"
+#: What is promised, in seconds: the first two for 16 cores and a GPU, the import on any machine.
+LIMITS: Mapping[str, float] = {"cold_s": 20.0, "again_s": 3.0, "import_s": 0.1}
+LEAST_COMPILED_PER_S = 2.0
+_COMMAND_LIMIT_S = 580.0
+_IMPORTS = 7
+_IMPORT = """
+import sys, time
+start = time.perf_counter()
+import cutegen
+took = time.perf_counter() - start
+print(took, *sorted({"torch", "cutlass", "cuda"} & sys.modules.keys()))
+"""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run of a command: wall-clock seconds, exit code, and what it printed last."""
+
+    seconds: float
+    code: int
+    output: str
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data; the output only where the command failed."""
+        shown: dict[str, Json] = {} if self.code == 0 else {"output": self.output[-4000:]}
+        return {"seconds": round(self.seconds, 3), "exit_code": self.code, **shown}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = parse(argv)
+    return run_command(lambda: run(args))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", required=True, metavar="MxNxK", help="a shape that was never tuned here")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--layout", default="tn")
+    parser.add_argument("--arch", metavar="NAME", help="do not measure on a GPU: compile for this target")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument(
+        "--compile", type=positive_int, default=48, metavar="N", help="kernels for the rate (48)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    return parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure everything, write the file, say what it holds."""
+    device = None if args.arch else present_device()
+    arch = device.arch if device else find_arch(args.arch)
+    m, n, k, batch = parse_shape(args.shape)
+    problem = Problem(m, n, k, batch, args.dtype, layout=args.layout)
+    imported = time_imports()
+    cold, again, tuned = time_tuning(args, arch)
+    compiled = time_compiling(args, problem, arch, device)
+    import_s = imported["median_s"]
+    assert isinstance(import_s, float)
+    values = {"cold_s": cold.seconds, "again_s": again.seconds, "import_s": import_s}
+    document: dict[str, Json] = {
+        "kind": KIND,
+        "schema": 1,
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": args.commit or git_commit(),
+        "problem": str(problem),
+        "target": arch.name,
+        "gpu": device.name if device else "",
+        "software": software(),
+        "machine": {**session_facts(device), "workers": args.workers or default_workers()},
+        "cold": cold.to_json(),
+        "again": again.to_json(),
+        "tuned": tuned,
+        "compile": compiled,
+        "import": imported,
+        "within": {
+            name: values[name] <= limit for name, limit in LIMITS.items() if device or name == "import_s"
+        },
+        "limits": {**LIMITS, "compiled_per_s": LEAST_COMPILED_PER_S},
+    }
+    write(args.out, document)
+    for sentence in sentences(document):
+        print(sentence)
+    return 0 if cold.code == 0 and again.code == 0 else 1
+
+
+def time_imports() -> dict[str, Json]:
+    """Return the seconds that ``import cutegen`` takes in a new process, and the GPU libraries it brings."""
+    times: list[float] = []
+    brought: set[str] = set()
+    for _ in range(_IMPORTS):
+        done = subprocess.run(
+            [sys.executable, "-c", _IMPORT], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        took, *names = done.stdout.split()
+        times.append(float(took))
+        brought.update(names)
+    return {"median_s": median(times), "worst_s": max(times), "gpu_libraries": sorted(brought)}
+
+
+def time_tuning(args: argparse.Namespace, arch: Arch) -> tuple[Timed, Timed, Json]:
+    """Tune in an empty cache folder, twice; return both runs and what the first one found."""
+    with tempfile.TemporaryDirectory(prefix="cutegen-cold-") as folder:
+        command = tune_command(args, arch, Path(folder) / "cache")
+        environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(Path(folder) / "cache")}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        )
+        cold, again = (timed(command, environment) for _ in range(2))
+    return cold, again, what_won(cold.output)
+
+
+def tune_command(args: argparse.Namespace, arch: Arch, cache: Path) -> list[str]:
+    """Return the command that tunes the shape."""
+    command = [sys.executable, "-m", "cutegen.tune", "gemm", "--shape", args.shape, "--dtype", args.dtype]
+    command += ["--layout", args.layout, "--cache-dir", str(cache), "--json", "--quiet"]
+    command += ["--arch", arch.name] if args.arch else []
+    return command + (["--workers", str(args.workers)] if args.workers else [])
+
+
+def timed(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
+    """Run a command and time it."""
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Timed(time.perf_counter() - started, -1, f"took longer than {_COMMAND_LIMIT_S:g} s")
+    seconds = time.perf_counter() - started
+    return Timed(seconds, done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr)
+
+
+def what_won(output: str) -> Json:
+    """Return the result in what ``cutegen.tune --json`` printed, without its list of candidates."""
+    try:
+        result = json.loads(output)["results"][0]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+    candidates = result.pop("candidates", [])
+    best: Json = next((row for row in candidates if row.get("chosen")), None)
+    return {**result, "best": best, "candidates": len(candidates)}
+
+
+def time_compiling(
+    args: argparse.Namespace, problem: Problem, arch: Arch, device: Device | None
+) -> dict[str, Json]:
+    """Return how many kernels per second are compiled into an empty store, and how that came about."""
+    sources = some_sources(problem, arch, device, args.compile)
+    with (
+        tempfile.TemporaryDirectory(prefix="cutegen-cold-") as folder,
+        Builder(Store(Path(folder)), workers=args.workers) as builder,
+    ):
+        started = time.perf_counter()
+        first, failed = 0.0, 0
+        for _, result in builder.build(sources):
+            first = first or time.perf_counter() - started
+            failed += not isinstance(result, Artifact)
+        seconds = time.perf_counter() - started
+        workers = builder.workers
+    return {
+        "kernels": len(sources),
+        "failed": failed,
+        "workers": workers,
+        "seconds": round(seconds, 3),
+        "first_s": round(first, 3),
+        "per_s": round(len(sources) / seconds, 3),
+        "per_s_once_started": round((len(sources) - 1) / (seconds - first), 3) if len(sources) > 1 else None,
+    }
+
+
+def some_sources(problem: Problem, arch: Arch, device: Device | None, count: int) -> list[Source]:
+    """Return the first ``count`` different kernels that a search would try."""
+    space = find_space(problem.family, arch)
+    sm_count = device.sm_count if device else arch.nominal_sm_count
+    configs = rank(space, problem, sm_count, count, variants=1)
+    found = {source.digest: source for source in (render(problem, config, arch) for config in configs)}
+    if not found:
+        raise BuildError(f"the search proposes nothing for {problem}")
+    return list(found.values())[:count]
+
+
+def write(path: Path, document: Mapping[str, Json]) -> None:
+    """Write the file in one step.
+
+    Raises:
+        StoreError: The folder or the disk does not allow it.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
+
+
+def sentences(document: Mapping[str, Json]) -> list[str]:
+    """Return what was measured, for people."""
+    cold, again, compiled, imported = (document[key] for key in ("cold", "again", "compile", "import"))
+    assert isinstance(cold, Mapping) and isinstance(again, Mapping)
+    assert isinstance(compiled, Mapping) and isinstance(imported, Mapping)
+    brought = imported["gpu_libraries"]
+    lines = [
+        f"{document['problem']} on {document['gpu'] or document['target']}",
+        f"cold cache: {cold['seconds']} s (exit code {cold['exit_code']}; limit {LIMITS['cold_s']:g} s)",
+        f"again:      {again['seconds']} s (exit code {again['exit_code']}; limit {LIMITS['again_s']:g} s)",
+        f"compiled:   {compiled['kernels']} kernels in {compiled['seconds']} s with {compiled['workers']} "
+        f"workers: {compiled['per_s']}/s, {compiled['per_s_once_started']}/s once started; "
+        f"{compiled['failed']} failed",
+        f"import:     {imported['median_s']:.3f} s, bringing {brought or 'no GPU library'}",
+    ]
+    for run in (cold, again):
+        lines += [str(run["output"])] if "output" in run else []
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
