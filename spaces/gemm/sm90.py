@@ -156,9 +156,9 @@ def stages_fit_shared_memory(
 
 
 def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> bool:
-    """A k tile of 256 bytes halves the barriers per byte, which matters only when a stage of 128 is small:
-    allowed up to tile_m + tile_n = 192."""
-    return tile_k * DTYPE_BYTES[problem.ab_dtype] <= 128 or tile_shape_mn[0] + tile_shape_mn[1] <= 192
+    """A k tile of 256 bytes halves the barriers per byte and reads memory in longer runs, but larger tiles
+    keep too few stages of it: allowed up to tile_m + tile_n = 256."""
+    return tile_k * DTYPE_BYTES[problem.ab_dtype] <= 128 or tile_shape_mn[0] + tile_shape_mn[1] <= 256
 
 
 def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> bool:
@@ -220,7 +220,7 @@ def stream_k_has_a_partial_wave(
         return True
     cluster = cluster_shape_mn[0] * cluster_shape_mn[1]
     count = _blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) // cluster
-    at_once = arch.nominal_sm_count // cluster
+    at_once = resident_clusters(arch.nominal_sm_count, cluster)
     return count > at_once and 0 < count % at_once <= at_once // 2 and problem.k >= 8 * tile_k
 
 
@@ -319,6 +319,16 @@ def _workspace_bytes(
 # --- what follows from a config ---
 
 
+def resident_clusters(sm_count: int, blocks: int) -> int:
+    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
+
+    Clusters stay inside a GPC of 16 or 18 multiprocessors, so those of four leave two of each 18 idle.
+    Source: 132 = 6 x 16 + 2 x 18 multiprocessors; a persistent kernel with one cluster too many would run
+    it alone, after all others.
+    """
+    return max(1, (sm_count if blocks <= 2 else sm_count - sm_count % 16) // blocks)
+
+
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     """Return stages, store buffers, threads, registers and exact shared memory (bytes) of a config."""
     tile, tile_k = _pair(config["tile_shape_mn"]), int(str(config["tile_k"]))
@@ -365,7 +375,7 @@ def compile_view(config: Config) -> Config:
 def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     """Return clusters, swizzle_size, raster_along_m (and split_k if it is not 1), and the workspace."""
     cluster, split_k = _pair(config["cluster_shape_mn"]), int(str(config["split_k"]))
-    clusters = max(1, sm_count // (cluster[0] * cluster[1]))
+    clusters = resident_clusters(sm_count, cluster[0] * cluster[1])
     scalars = (clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"])))
     tile, swap = _pair(config["tile_shape_mn"]), bool(config["swap_ab"])
     if config["stream_k"]:
