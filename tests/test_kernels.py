@@ -63,11 +63,13 @@ def test_stored_artifacts_are_not_compiled(gpu: FakeGpu) -> None:
 def test_a_known_key_renders_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's key leads straight to the artifact; one that is gone falls back to the text."""
     key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
-    kernels = Kernels(gpu.store, load=lambda library, symbol: print)
+    loaded: list[str] = []
+    kernels = Kernels(gpu.store, load=lambda library, symbol: loaded.append(symbol) or print)
     with monkeypatch.context() as patch:
         patch.setattr(module, "render", lambda *_: pytest.fail("rendered"))
         assert kernels.get(PROBLEM, CONFIG, ARCH, known_key=key).artifact.key == key
         assert kernels.get(PROBLEM, CONFIG, ARCH, known_key=key).artifact.key == key
+    assert loaded == [symbol_of(key)]
     fresh = Kernels(gpu.store, load=lambda library, symbol: print)
     assert fresh.get(PROBLEM, CONFIG, ARCH, known_key="0" * 32).artifact.key == key
 

@@ -218,6 +218,10 @@ def test_split_k_gets_a_workspace(gpu: FakeGpu) -> None:
     cutegen.gemm(a, b, config=config)
     first, second = gpu.calls[-2][3], gpu.calls[-1][3]
     assert first is second and first.numel() * 4 >= 2 * 64 * 64 * 4
+    bias = rand(64)
+    fused = cutegen.gemm(a, b, bias=bias, alpha=2.0, config=config)
+    torch.testing.assert_close(fused.float(), 2 * (a.float() @ b.float()) + bias.float(), rtol=1e-2, atol=0.2)
+    assert gpu.calls[-1][3] is bias and gpu.calls[-1][4] is first and gpu.calls[-1][-1] == 2.0
     thread = threading.Thread(target=lambda: cutegen.gemm(a, b, config=config))
     thread.start()
     thread.join()

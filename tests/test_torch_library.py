@@ -120,6 +120,11 @@ def test_fake_tensors_launch_nothing(gpu: FakeGpu) -> None:
         assert found.shape == (16, 24) and found.dtype == torch.float32
         with pytest.raises(RuntimeError, match="a has 32 columns but b has 16 rows"):
             cutegen.gemm(a, torch.empty(16, 24, dtype=BF16))
+    real = rand(16, 32), rand(32, 24)
+    for at in (0, 1):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            mixed = [torch.empty(t.shape, dtype=BF16) if at == i else t for i, t in enumerate(real)]
+            assert type(cutegen.gemm(*mixed)) is not torch.Tensor
     assert len(gpu.calls) == launched
 
 

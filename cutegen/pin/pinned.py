@@ -263,7 +263,8 @@ class Deployment:
         record = self._records.get(key)
         if record is None:
             asked = " ".join(f"{name}={value}" for name, value in zip(FIELDS, key, strict=True) if value)
-            raise PinnedError(f"no kernel is pinned for {asked}; pinned: {'; '.join(self.problems)}")
+            some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
+            raise PinnedError(f"no kernel is pinned for {asked}; pinned: {some}")
         if not record["symbol"]:
             product = self.torch.bmm if a.dim() == 3 else self.torch.mm
             return lambda tensors, numbers: product(tensors[0], tensors[1], out=tensors[2])
