@@ -38,16 +38,16 @@ def _counts(result: TuneResult) -> str:
 
 
 def _measured_table(result: TuneResult) -> list[str]:
-    rows = [["", "time us", "TFLOP/s", "vs torch.mm", "regs", "smem KB", "config"]]
+    reference = result.torch.reference if result.torch and result.torch.reference else "torch.mm"
+    rows = [["", "time us", "TFLOP/s", f"vs {reference}", "regs", "smem KB", "config"]]
     for row in result.rows:
         timing = row.timing
         if timing is not None:
             cells = [_mark(row, result), *_time(timing.median_us, result), _ratio(timing)]
             rows.append([*cells, *_taken(row.resources), short_config(result, row.config)])
     if result.torch is not None:
-        name = result.torch.reference or "torch.mm"
         mark = "best" if result.torch_wins else ""
-        rows.append([mark, *_time(result.torch.median_us, result), "1.000", "", "", name])
+        rows.append([mark, *_time(result.torch.median_us, result), "1.000", "", "", reference])
     return _align(rows)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import DEVICE
-from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler
+from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler, quick_search  # noqa: F401
 
 import cutegen.cli_tune
 from cutegen import cli, cli_space

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import DEVICE
-from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, steady
+from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, quick_search, remembered_rank, steady  # noqa: F401
 
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
@@ -41,10 +41,8 @@ def only(fast: dict[Config, float], rest: float = 200.0) -> object:
 
 def rivals(count: int = 2) -> list[Config]:
     """Other kernels that the search proposes, simplest first."""
-    from cutegen.search import rank
-
     seen: dict[Config, Config] = {}
-    for config in rank(SPACE, PROBLEM, 132, SMALL.classes):
+    for config in remembered_rank(SPACE, PROBLEM, 132, SMALL.classes):
         seen.setdefault(view(config), config)
     seen.pop(view(DEFAULT))
     return sorted(seen.values(), key=SPACE.simplicity)[:count]
