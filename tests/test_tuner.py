@@ -12,14 +12,14 @@ from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, quick_search, remem
 
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
-from cutegen.errors import ConfigError, NoWinnerError, TableError, UsageError
+from cutegen.errors import NoWinnerError, TableError
 from cutegen.measure import Bench
 from cutegen.policy import Policy
 from cutegen.problem import Problem
 from cutegen.space import Config
 from cutegen.table import Table
 from cutegen.trials import TrialStore
-from cutegen.tuner import Failed, Request, Setting, TuneResult, Tuning
+from cutegen.tuner import Failed, Request, TuneResult, Tuning
 from cutegen.tuner.progress import Progress, ignore_progress
 
 ARCH = find_arch("sm_90a")
@@ -317,62 +317,6 @@ def test_without_a_gpu_no_compiling_candidate_is_no_winner(tmp_path: Path) -> No
         Rig(tmp_path, lambda c: "error", device=None, arch="sm_90a").tuner.tune(*SHAPE)
 
 
-def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
-    """Explicit configs replace the search; the default still competes; illegal ones are refused by name."""
-    mine = rivals(1)[0]
-    rig = Rig(tmp_path, only({mine: 50.0}))
-    assert rig.tuner.tune(*SHAPE, candidates=[mine]).config == mine
-    assert set(rig.bench.checked) == {mine.digest, DEFAULT.digest}
-    with pytest.raises(ConfigError, match="accumulators"):
-        rig.tuner.tune(*SHAPE, candidates=[{**DEFAULT, "tile_shape_mn": (256, 256)}])
-    with pytest.raises(UsageError, match="empty"):
-        rig.tuner.tune(*SHAPE, candidates=[])
-    with pytest.raises(UsageError, match="at least 1"):
-        rig.tuner.tune(*SHAPE, candidates=0)
-
-
-def test_fixed_knobs_bound_the_search(tmp_path: Path) -> None:
-    """Only the default may differ from ``fixed``."""
-    rig = Rig(tmp_path)
-    result = rig.tuner.tune_problem(PROBLEM, fixed={"tile_shape_mn": ((128, 128),)})
-    tiles = {row.config["tile_shape_mn"] for row in result.rows if not row.default}
-    assert tiles <= {(128, 128)} and len(rig.bench.checked) > 3
-
-
-def test_the_tuner_remembers_and_counts(tmp_path: Path) -> None:
-    """cache, hit rate, totals and history say what happened."""
-    tuner = Rig(tmp_path).tuner
-    assert tuner.get_cached(*SHAPE) is None
-    first = tuner.tune(*SHAPE)
-    assert tuner.tune(*SHAPE) is first and tuner.get_cached(*SHAPE) is first
-    assert (tuner.cache_size, tuner.total_tunes, tuner.cache_hit_rate) == (1, 1, 0.5)
-    assert tuner.cache[PROBLEM] is first
-    [entry] = tuner.get_tuning_history()
-    assert (entry.problem, entry.best, entry.candidates) == (PROBLEM, first.config, first.candidates)
-    assert entry.seconds == first.seconds
-    tuner.clear_cache()
-    assert (tuner.cache_size, tuner.cache_hit_rate, tuner.total_tunes) == (0, 0.0, 1)
-
-
-def test_disabled_autotuning_answers_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With CUTEGEN_DISABLE_AUTOTUNE=1 nothing is compiled, measured or written."""
-    monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", "1")
-    rig = Rig(tmp_path)
-    result = rig.tuner.tune(*SHAPE)
-    assert result.config == DEFAULT and not result.measured
-    assert not rig.started and not (tmp_path / "trials.db").exists()
-
-
-def test_helpers_live_as_long_as_the_context(tmp_path: Path) -> None:
-    """Inside ``with`` compiler and bench are shared by calls; outside each call ends its own."""
-    rig = Rig(tmp_path)
-    with rig.tuner as tuner:
-        tuner.tune(*SHAPE)
-        tuner.tune(2048, 2048, 2048)
-        assert rig.started == {"compiler": 1, "bench": 1} and not rig.bench.closed
-    assert rig.bench.closed and rig.compiler.closed
-
-
 def test_a_table_from_elsewhere_is_never_overwritten(tmp_path: Path) -> None:
     """A named table of another GPU is refused before anything runs; the cache's own is set aside."""
     rig = Rig(tmp_path)
@@ -386,16 +330,6 @@ def test_a_table_from_elsewhere_is_never_overwritten(tmp_path: Path) -> None:
     Rig(tmp_path).tuner.tune(*SHAPE)
     assert Table.load(path).fingerprint.gpu_name == "Fake GPU"
     assert len(list(path.parent.glob("*until*"))) == 1
-
-
-def test_the_setting_follows_the_cache_folder(tmp_path: Path) -> None:
-    """Database and table are in the cache folder unless named."""
-    setting = Setting.of(ARCH, DEVICE, cache_dir=tmp_path, toolchain=TOOLCHAIN)
-    assert setting.db == tmp_path / "trials.db"
-    assert setting.table == tmp_path / "tables" / "fake_gpu.json"
-    assert (
-        Setting.of(ARCH, DEVICE, cache_dir=tmp_path, table=tmp_path / "t.json").table == tmp_path / "t.json"
-    )
 
 
 def test_a_real_measuring_process_survives_what_candidates_do(tmp_path: Path) -> None:

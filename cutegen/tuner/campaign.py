@@ -15,7 +15,7 @@ from cutegen.render import render
 from cutegen.search import rank, refine
 from cutegen.space import Config
 from cutegen.tuner.attempt import Attempt
-from cutegen.tuner.choose import pick_finalists
+from cutegen.tuner.choose import pick_finalists, relative_us
 from cutegen.tuner.ledger import Ledger
 from cutegen.tuner.progress import Observer, Progress
 from cutegen.tuner.request import Request
@@ -361,12 +361,3 @@ class Campaign:
                 elapsed_s=self._clock() - self._start,
             )
         )
-
-
-def relative_us(timing: Timing | None) -> float:
-    """Return a time in which rounds at different clocks compare: parts per million of the vendor library's.
-
-    Candidates are screened in several groups; only the library's time next to them is common to all.
-    """
-    assert timing is not None
-    return 1e6 / timing.ratio if timing.ratio else timing.median_us

@@ -10,10 +10,7 @@ from cutegen.policy import Timing
 from cutegen.space import Config, Space
 from cutegen.stats import Interval, choose, tied
 
-__all__ = ["TORCH", "Choice", "choose_winner", "pick_finalists", "ratio_between"]
-
-#: The name under which the vendor library competes.
-TORCH = "torch.mm"
+__all__ = ["Choice", "choose_winner", "pick_finalists", "ratio_between", "relative_us"]
 
 
 @dataclass(frozen=True)
@@ -109,3 +106,12 @@ def ratio_between(slower: Timing, faster: Timing) -> Interval:
     """Return ``slower`` / ``faster`` with a cautious interval: above 1 means that the second is faster."""
     a, b = slower.paired, faster.paired
     return Interval(a.low / b.high, a.mid / b.mid, a.high / b.low)
+
+
+def relative_us(timing: Timing | None) -> float:
+    """Return a time in which rounds at different clocks compare: parts per million of the vendor library's.
+
+    Candidates are screened in several groups; only the library's time next to them is common to all.
+    """
+    assert timing is not None
+    return 1e6 / timing.ratio if timing.ratio else timing.median_us

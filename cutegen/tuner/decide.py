@@ -17,7 +17,7 @@ from cutegen.tuner.ledger import resources_of
 from cutegen.tuner.request import Request
 from cutegen.tuner.result import Row, TuneResult
 
-__all__ = ["decide", "predicted_result", "recorded_result"]
+__all__ = ["decide", "entry_of", "predicted_result", "recorded_result"]
 
 Predict = Callable[[Config], float]
 

@@ -13,7 +13,7 @@ from cutegen.trial import Trial
 from cutegen.trials import TrialStore
 from cutegen.tuner.attempt import Attempt
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "resources_of"]
 
 #: What a candidate may be remembered for; what failed once is not tried again.
 _FAILED = ("invalid", "build_failed", "launch_failed", "wrong_result", "timeout")
