@@ -12,8 +12,9 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Builder, Failure, Toolchain, artifact_key, from_entry
+from cutegen.catalog import find_space
 from cutegen.errors import LaunchError
-from cutegen.problem import Problem
+from cutegen.problem import Problem, Signature
 from cutegen.render import Source, render
 from cutegen.space import Config
 from cutegen.store import Store
@@ -89,6 +90,7 @@ class Kernels:
         self._load = load
         self._compile = compile
         self._loaded: dict[str, Kernel] = {}
+        self._by_view: dict[tuple[str, Signature, Config], Kernel] = {}
         self._lock = threading.RLock()
 
     @cached_property
@@ -103,7 +105,7 @@ class Kernels:
 
         Args:
             problem: What is to be computed.
-            config: A legal config for it.
+            config: A legal config for it; only a kernel that must be rendered is checked here.
             arch: The target.
             known_key: Where an earlier run put the artifact; tried first, so that nothing is rendered.
             capturing: A CUDA graph is being captured, when neither compiling nor loading is allowed.
@@ -115,14 +117,17 @@ class Kernels:
             StoreError: The store cannot be read or written.
         """
         with self._lock:
-            found = self._loaded.get(known_key) or self._find(problem, config, arch, known_key)
+            # Rendering costs a millisecond; what it would say is decided by these three.
+            view = (arch.name, problem.signature, find_space(problem.family, arch).compile_view(config))
+            ready = self._loaded.get(known_key) or self._by_view.get(view)
+            found = ready or self._find(problem, config, arch, known_key)
             if isinstance(found, Kernel):
                 return found
             if capturing:
                 raise not_in_capture(problem)
             artifact = self._make(found, problem) if isinstance(found, Source) else found
             kernel = Kernel(artifact, self._load(artifact.library, artifact.symbol))
-            self._loaded[artifact.key] = kernel
+            self._loaded[artifact.key] = self._by_view[view] = kernel
             return kernel
 
     def artifact(self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "") -> Artifact:

@@ -47,7 +47,7 @@ def publish(store: Store, source: Source, **meta: Any) -> str:
     return key
 
 
-def test_stored_artifacts_are_not_compiled(gpu: FakeGpu) -> None:
+def test_stored_artifacts_are_not_compiled(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the store has under the key of the rendered text is loaded from there, once."""
     key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
     loaded: list[tuple[Path, str]] = []
@@ -55,7 +55,10 @@ def test_stored_artifacts_are_not_compiled(gpu: FakeGpu) -> None:
         gpu.store, build="never", load=lambda library, symbol: loaded.append((library, symbol)) or print
     )
     first = kernels.get(PROBLEM, CONFIG, ARCH)
-    assert first is kernels.get(Problem(1024, 1024, 1032), CONFIG, ARCH)
+    with monkeypatch.context() as patch:  # what is compiled in is the same, so the text would be
+        patch.setattr(module, "render", lambda *_: pytest.fail("rendered"))
+        changed = CONFIG.replace(swizzle_size=4, raster_along_m=False)
+        assert first is kernels.get(Problem(1024, 1024, 1032), changed, ARCH)
     assert loaded == [(gpu.store.folder("sm_90a", key) / "kernel.so", symbol_of(key))]
     assert kernels.artifact(PROBLEM, CONFIG, ARCH) is first.artifact
 
