@@ -137,6 +137,17 @@ def test_the_changelog_describes_the_version_of_the_package() -> None:
     assert f"## [{cutegen.__version__}]" in changelog
 
 
+def test_the_readme_shows_what_the_results_files_say() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- results: (\w+) -->", readme)
+    files = [ROOT / "docs" / "results" / f"{name}.json" for name in shown]
+    if not all(path.exists() for path in files):
+        pytest.skip("nothing was measured yet")
+    command = [sys.executable, "tools/results_table.py", *map(str, files), "--into", "README.md", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 # --- layers ---
 
 
@@ -207,7 +218,8 @@ def test_importing_cutegen_imports_nothing_else_of_it() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_no_file_is_longer_than_it_can_be_read(path: Path) -> None:
     limit = 40 if path.is_relative_to(ROOT / "examples") else 400
-    assert len(path.read_text(encoding="utf-8").splitlines()) < limit
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines < limit
 
 
 def top_names(path: Path) -> set[str]:
