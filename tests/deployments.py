@@ -1,0 +1,107 @@
+"""Deployment folders to test with: made from recording kernels, loaded over a stand-in for torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fake_gpu import DATA
+from fake_kernels import H200, FakeGpu
+from fake_torch import Torch
+
+from cutegen.build import Artifact, Toolchain
+from cutegen.entry import Entry, Fingerprint
+from cutegen.problem import Problem
+from cutegen.render import Source
+from cutegen.store import Store
+from cutegen.table import Table
+
+LINES = (
+    "gemm 64x128x256 bf16 tn",
+    "gemm 128x64x256 bf16 nn",
+    "gemm 3x64x128x64 fp16 nt",
+    "gemm 64x100x128 bf16 tn alpha beta bias=n act=relu",
+    "gemm 64x128x128 bf16 tn out=fp32 bias=m",
+    "gemm 64x128x256 e4m3 tn scale promote",
+    "gemm 64x128x8192 bf16 tn",
+)
+
+
+class Workshop(FakeGpu):
+    """Compiles every source into the recording kernel and keeps it where the real builder would."""
+
+    def compile(self, source: Source, store: Store) -> Artifact:
+        artifact = super().compile(source, store)
+        artifact.folder.mkdir(parents=True, exist_ok=True)
+        artifact.source.write_text(source.text)
+        import tvm_ffi.libinfo
+
+        include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
+        command = ["gcc", "-shared", "-fPIC", f"-DENTRY=__tvm_ffi_{artifact.symbol}", *include]
+        command += [str(DATA / "recording_kernel.c"), "-o", str(artifact.library)]
+        subprocess.run(command, check=True)
+        return artifact
+
+
+def write_table(path: Path, lines: tuple[str, ...] = LINES, **changes: Any) -> Path:
+    gpu = FakeGpu(path.parent / "unused")
+    dispatcher = gpu.dispatcher()
+    entries = []
+    for line in lines:
+        problem = Problem.parse(line)
+        config = dispatcher.explain(problem).config
+        assert config is not None
+        if problem.k == 8192:
+            config = config.replace(split_k=4, use_tma_store=False)
+        entries.append(Entry(problem, config, time_us=1.0))
+    fingerprint = replace(Fingerprint.of(H200, Toolchain.current()), **changes)
+    Table(fingerprint, entries).save(path)
+    return path
+
+
+def load(folder: Path, torch: Torch | None = None) -> tuple[Any, Torch]:
+    """Import the folder's own loader, as a deployment does, over a stand-in for torch."""
+    spec = importlib.util.spec_from_file_location("pinned_under_test", folder / "pinned.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    deployment = module.Deployment(folder)
+    torch = torch or Torch()
+    deployment.torch, deployment.raw_stream = torch, torch._C._cuda_getCurrentRawStream
+    return deployment, torch
+
+
+def operands(problem: Problem, torch: Torch) -> tuple[Any, Any, dict[str, Any]]:
+    """Stand-ins for the tensors of ``problem``, and the options of its call."""
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "e4m3": "float8_e4m3fn"}
+    dtype, out = names[problem.ab_dtype], names[problem.out_dtype]
+    lead = (problem.batch,) if problem.batch > 1 else ()
+
+    def matrix(rows: int, columns: int, swapped: bool) -> Any:
+        shape = (*lead, columns, rows) if swapped else (*lead, rows, columns)
+        made = torch.tensor(*shape, dtype=dtype)
+        if not swapped:
+            return made
+        last = (-1, -2)
+        order = lambda values: (*values[:-2], *(values[at] for at in last))  # noqa: E731
+        return replace(made, shape=order(made.shape), strides=order(made.strides))
+
+    a = matrix(problem.m, problem.k, problem.layout in ("nt", "tt"))
+    b = matrix(problem.k, problem.n, problem.layout in ("tn", "tt"))
+    options: dict[str, Any] = {"out": torch.tensor(*lead, problem.m, problem.n, dtype=out)}
+    epilogue = problem.epilogue
+    if epilogue.alpha:
+        options["alpha"] = 2.5
+    if epilogue.beta:
+        options |= {"c": torch.tensor(problem.m, problem.n, dtype=out), "beta": -0.5}
+    if epilogue.bias:
+        shape = (problem.n,) if epilogue.bias == "n" else (problem.m, 1)
+        options["bias"] = torch.tensor(*shape, dtype=out)
+    if epilogue.scale:
+        options["scales"] = (torch.tensor(1, dtype="float32"), torch.tensor(1, dtype="float32"))
+    if epilogue.activation:
+        options["activation"] = epilogue.activation
+    return a, b, options
