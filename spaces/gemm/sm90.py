@@ -132,6 +132,23 @@ def accumulators_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: i
     return accumulators(tile_shape_mn, mma_warpgroups) * (2 if problem.promote else 1) <= limit
 
 
+def single_stores_leave_registers(
+    tile_shape_mn: tuple[int, int],
+    mma_warpgroups: int,
+    swap_ab: bool,
+    use_tma_store: bool,
+    reduction: str,
+    split_k: int,
+    problem: Problem,
+) -> bool:
+    """Without a TMA store, swap_ab or an unaligned D makes every element a store of its own, whose address
+    takes registers: a thread may then hold at most 176 accumulators (184 and more spill)."""
+    elsewhere = use_tma_store or (split_k > 1 and reduction == "fixed")
+    if elsewhere or not (swap_ab or problem.unaligned_out):
+        return True
+    return accumulators(tile_shape_mn, mma_warpgroups) <= 176
+
+
 def pingpong_has_one_warpgroup_per_tile(mma_warpgroups: int, pingpong: bool) -> bool:
     """With pingpong two warpgroups work on two tiles, so mma_warpgroups, those of one tile, must be 1."""
     return not pingpong or mma_warpgroups == 1
@@ -269,6 +286,7 @@ RULES = tuple(
         tile_k_is_one_or_two_swizzle_rows,
         int8_tiles_have_widths_of_the_mma,
         accumulators_fit_registers,
+        single_stores_leave_registers,
         pingpong_has_one_warpgroup_per_tile,
         stages_fit_shared_memory,
         wide_k_is_for_small_tiles,
