@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=positive_int, default=7, help="for a deployment's first call")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="results file, replaced")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
 
@@ -209,7 +210,7 @@ def report(
         }
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": git_commit(),
+        "commit": args.commit or git_commit(),
         "device": device.to_json(),
         "software": software(),
         "session": session_facts(device),
