@@ -55,7 +55,9 @@ def random_problem(generator: Random, reach: Reach = NEAR) -> Problem:
     for axis in LAYOUTS[layout]:
         extents[axis] = -(-extents[axis] // step) * step
     return Problem(
-        **extents,
+        extents["m"],
+        extents["n"],
+        extents["k"],
         batch=generator.randint(2, reach[3]) if generator.random() < 0.3 else 1,
         ab_dtype=ab_dtype,
         out_dtype=out_dtype,
