@@ -41,6 +41,7 @@ def find_space(family: str, arch: Arch) -> Space:
     """
     if family not in families():
         raise ResourceError(f"unknown kernel family {family!r}; known: {', '.join(families())}")
+    find_template(family, arch)
     module = load_space_module(family, arch.family)
     build = getattr(module, "build_space", None)
     if build is None:

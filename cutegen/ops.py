@@ -106,7 +106,7 @@ def scaled_gemm(
         out: As for :func:`gemm`, like all that follows.
         bias: As there.
         activation: As there.
-        out_dtype: As there.
+        out_dtype: dtype of the result, bf16 by default.
         fast_accum: Leave fp8 sums to the tensor cores, which keep about 14 bits of them, instead of adding
             them up in fp32 every 128 terms.
         config: As there.
@@ -115,7 +115,10 @@ def scaled_gemm(
         CutegenError: As :func:`gemm`.
     """
     more = (scale_a, scale_b, fast_accum, False)
-    if _is_compiling() or type(a) is not _Tensor or type(b) is not _Tensor:
+    traced = _is_compiling()
+    if out is None and out_dtype is None:
+        out_dtype = _bfloat16
+    if traced or type(a) is not _Tensor or type(b) is not _Tensor:
         return _through_torch(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more)
     return _eager(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more)
 
@@ -360,7 +363,7 @@ def load_table(path: str | Path) -> Dispatcher:
 
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
-    global _Tensor, _Parameter, _workspaces, _empty, _is_compiling
+    global _Tensor, _Parameter, _workspaces, _empty, _is_compiling, _bfloat16
     with _lock:
         if _Tensor is not None:
             return
@@ -370,7 +373,7 @@ def prepare() -> None:
 
         register(_run_operator)
         _workspaces = torch_workspaces()
-        _Parameter, _empty = torch.nn.Parameter, torch.empty
+        _Parameter, _empty, _bfloat16 = torch.nn.Parameter, torch.empty, torch.bfloat16
         _is_compiling = torch.compiler.is_dynamo_compiling
         _Tensor = torch.Tensor
 
@@ -383,3 +386,4 @@ def _not_prepared() -> bool:
 # Stand-ins until torch is there: importing this module must not import torch.
 _is_compiling: Callable[[], bool] = _not_prepared
 _empty: Callable[..., Any] = None  # type: ignore[assignment]
+_bfloat16: Any = None

@@ -139,6 +139,11 @@ class Problem:
                 f"layout {self.layout!r} of {self.ab_dtype} is not supported; 8-bit operands must both be "
                 "contiguous along k, which is layout 'tn' (Hopper's MMA reads no other)"
             )
+        if self.out_dtype == "int32" and self.epilogue != Epilogue():
+            raise ProblemError(
+                "an int32 output is the plain integer product; name a floating-point output for alpha, beta, "
+                "bias, activation or scale"
+            )
         if self.promote and self.ab_dtype not in FP8_DTYPES:
             raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")
 

@@ -364,7 +364,8 @@ def test_scaled_gemm_multiplies_eight_bit_operands(gpu: FakeGpu) -> None:
             promote = gpu.compiled[-1].signature.promote
             assert promote == (not fast and dtype != torch.int8)
         assert cutegen.gemm(a, b).dtype == usual
-        assert all(scale.shape == (1,) for scale in gpu.calls[-2][3:5])
+        assert cutegen.scaled_gemm(a, b, *scales).dtype == BF16
+        assert all(scale.shape == (1,) for scale in gpu.calls[-1][3:5])
     with pytest.raises(OperandError, match=r"scale_b has 2 elements of torch\.float32; it must be one"):
         cutegen.scaled_gemm(a, b, scales[0], torch.ones(2))
     with pytest.raises(OperandError, match="layout 'nn' of int8 is not supported"):
