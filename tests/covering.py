@@ -1,0 +1,91 @@
+"""A small set of kernels in which every choice meets every other: each pair of choices that can be legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from random import Random
+
+from walk import random_config, random_problem
+
+from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.space import Config, Space, Value
+
+__all__ = ["choices", "covering_set"]
+
+#: Problems from which the set is drawn, and how the draws for each are steered towards what is rare.
+PROBLEMS = 400
+STEERS: tuple[Mapping[str, tuple[Value, ...]], ...] = (
+    {},
+    {"pingpong": (True,)},
+    {"stream_k": (True,)},
+    {"reduction": ("arrival",)},
+    {"split_k": (2, 3, 4)},
+    {"use_tma_store": (True,)},
+)
+
+
+def choices(problem: Problem, config: Config) -> dict[str, object]:
+    """Return what was chosen, in classes: what one class does for the code, its other members do too."""
+    tile, epilogue = config["tile_shape_mn"], problem.epilogue
+    assert isinstance(tile, tuple)
+    parts = (
+        "stream" if config["stream_k"] else str(config["reduction"]) if config["split_k"] != 1 else "whole"
+    )
+    return {
+        "tile_m": tile[0],
+        "width": tile[1] if tile[1] <= 32 else f"tail {tile[1] % 32}",
+        "k_bytes": int(str(config["tile_k"])) * DTYPE_BYTES[problem.ab_dtype],
+        "cluster": config["cluster_shape_mn"],
+        "team": "pingpong" if config["pingpong"] else config["mma_warpgroups"],
+        "swap_ab": config["swap_ab"],
+        "tma_store": config["use_tma_store"],
+        "pdl": config["use_pdl"],
+        "parts": parts,
+        "ab": problem.ab_dtype,
+        "out": problem.out_dtype,
+        "layout": problem.layout,
+        "batched": problem.batch > 1,
+        "unaligned": problem.unaligned_out,
+        "alpha": epilogue.alpha,
+        "beta": epilogue.beta,
+        "scale": epilogue.scale,
+        "bias": epilogue.bias,
+        "activation": epilogue.activation,
+        "promote": problem.promote,
+    }
+
+
+def _draws(space: Space, generator: Random) -> Iterator[tuple[Problem, Config]]:
+    for i in range(PROBLEMS):
+        problem = random_problem(generator)
+        if i % 2:  # extents with a small last wave and a deep k, where every steer leads somewhere
+            extents = generator.choice((320, 640)), 4096, 4096
+            problem = replace(problem.with_extents(*extents, min(problem.batch, 2)), any_order=True)
+        for steer in STEERS if i % 2 and not problem.unaligned_out else STEERS[: 5 if i % 2 else 2]:
+            config = random_config(space, problem, generator, steer)
+            if config is not None:
+                yield problem, config
+
+
+def covering_set(space: Space, seed: int = 0) -> tuple[tuple[Problem, Config], ...]:
+    """Return pairs that together hold every pair of choices, and every tile width, that the draws hold.
+
+    Greedy: the draw that adds most comes next. A draw's pairs are the bits of one integer.
+    """
+    bits: dict[object, int] = {}
+    masks = []
+    draws = list(_draws(space, Random(seed)))
+    for problem, config in draws:
+        tile = config["tile_shape_mn"]
+        assert isinstance(tile, tuple)
+        held = [("tile_n", tile[1]), *combinations(choices(problem, config).items(), 2)]
+        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in held))
+    missing = (1 << len(bits)) - 1
+    chosen = []
+    while missing:
+        best = max(range(len(masks)), key=lambda i: ((masks[i] & missing).bit_count(), -i))
+        chosen.append(draws[best])
+        missing &= ~masks[best]
+    return tuple(chosen)

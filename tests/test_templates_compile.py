@@ -1,0 +1,211 @@
+"""Templates through the real compiler: every choice with every other compiles, fits, and is what it says.
+
+Needs the compiler but no GPU; takes about half a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from covering import covering_set
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.catalog import find_space
+from cutegen.problem import Epilogue, Problem
+from cutegen.render import render
+from cutegen.space import Config, Value
+from cutegen.store import Store
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL"),
+]
+ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
+EM_CUDA = 190
+"""ELF machine number of device code."""
+LISTED = 24
+"""Kernels that are disassembled: those that the covering set begins with hold most pairs."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One member of the covering set, compiled."""
+
+    problem: Problem
+    config: Config
+    derived: Mapping[str, Value]
+    artifact: Artifact
+
+    @property
+    def plain(self) -> bool:
+        return self.problem.epilogue == Epilogue()
+
+    @property
+    def staged(self) -> bool:
+        """Whether its results leave through shared memory."""
+        return self.config["use_tma_store"] is True and self.config["split_k"] == 1
+
+    def __str__(self) -> str:
+        return f"{self.problem} | {self.config}"
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    """The covering set, compiled; whatever fails to compile fails every test with its reason."""
+    pairs = {render(problem, config, ARCH): (problem, config) for problem, config in covering_set(SPACE)}
+    built, failed = [], []
+    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+        for source, result in builder.build(pairs):
+            problem, config = pairs[source]
+            if isinstance(result, Artifact):
+                built.append(Kernel(problem, config, SPACE.derive(config, problem, ARCH), result))
+            else:
+                failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
+    assert not failed, "\n".join(failed)
+    order = list(pairs.values())
+    return sorted(built, key=lambda kernel: order.index((kernel.problem, kernel.config)))
+
+
+def test_every_choice_compiles_with_every_other(kernels: list[Kernel]) -> None:
+    """The set holds each pair of choices that can be legal, and each reachable tile width."""
+    assert len(kernels) > 50
+    reachable = {n for _, n in SPACE.domains["tile_shape_mn"]}  # type: ignore[misc]
+    assert {kernel.config["tile_shape_mn"][1] for kernel in kernels} == reachable  # type: ignore[index]
+
+
+def test_shared_memory_is_exactly_as_predicted(kernels: list[Kernel]) -> None:
+    """The space's number is what the compiler allocates, so no launch can fail for it."""
+    wrong = [
+        f"{kernel}: {kernel.artifact.resources.smem_bytes} not {kernel.derived['smem_bytes']}"
+        for kernel in kernels
+        if kernel.artifact.resources.smem_bytes != kernel.derived["smem_bytes"]
+    ]
+    assert wrong == []
+
+
+def test_plain_products_keep_everything_in_registers(kernels: list[Kernel]) -> None:
+    """No stack and no spills; what a fused epilogue spills is for measurements to judge."""
+    spilled = [
+        f"{kernel}: {kernel.artifact.resources}"
+        for kernel in kernels
+        if kernel.plain
+        and (kernel.artifact.resources.spill_store_bytes or kernel.artifact.resources.stack_bytes)
+    ]
+    assert spilled == []
+
+
+def test_the_assembler_has_nothing_to_complain_about(kernels: list[Kernel]) -> None:
+    """No C75xx note: no serialised MMA, no ignored setmaxnreg."""
+    notes = [f"{kernel}: {note}" for kernel in kernels for note in kernel.artifact.resources.notes]
+    assert notes == []
+
+
+def test_threads_and_registers_fit_a_multiprocessor(kernels: list[Kernel]) -> None:
+    """As many threads as predicted, with an entry allocation that the hardware can give them."""
+    for kernel in kernels:
+        main = next(k for k in kernel.artifact.resources.kernels if "_k0" in k.name)
+        assert main.threads == kernel.derived["threads"], str(kernel)
+        assert main.registers <= ARCH.registers_per_thread
+        assert main.registers * main.threads <= ARCH.registers, str(kernel)
+        if kernel.derived["reg_mma"]:
+            assert main.registers == ARCH.registers // main.threads // 8 * 8, str(kernel)
+        assert main.barriers <= 16
+
+
+# --- the instructions ---
+
+
+def nvdisasm() -> Path | None:
+    """The disassembler of the nvidia-cuda-nvdisasm package, if it is installed."""
+    try:
+        files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(f.locate())) for f in files if f.name in {"nvdisasm", "nvdisasm.exe"}), None)
+
+
+def cubins(data: bytes) -> Iterator[bytes]:
+    """The device code inside an object file."""
+    for match in re.finditer(rb"\x7fELF\x02", data):
+        at = match.start()
+        machine = struct.unpack_from("<H", data, at + 18)[0]
+        if machine == EM_CUDA:
+            programs, sections = struct.unpack_from("<QQ", data, at + 32)
+            program_size, programs_n, section_size, sections_n = struct.unpack_from("<HHHH", data, at + 54)
+            end = max(programs + program_size * programs_n, sections + section_size * sections_n)
+            yield data[at : at + end]
+
+
+@pytest.fixture(scope="module")
+def listings(kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, str]]:
+    """The instructions of each kernel."""
+    tool = nvdisasm()
+    if tool is None:
+        pytest.skip("needs nvidia-cuda-nvdisasm")
+    found = []
+    for kernel in kernels[:LISTED]:
+        path = tmp_path_factory.mktemp("cubin") / "kernel.cubin"
+        [image] = cubins(kernel.artifact.object.read_bytes())
+        path.write_bytes(image)
+        done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
+        found.append((kernel, done.stdout))
+    return found
+
+
+def test_tiles_are_multicast_exactly_along_the_cluster(listings: list[tuple[Kernel, str]]) -> None:
+    """A cluster shares A along its n and B along its m; without one nothing is multicast."""
+    for kernel, listing in listings:
+        loads = re.findall(r"UTMALDG\.\dD(\S*)", listing)
+        shared = {"MULTICAST" in flags for flags in loads}
+        across = {extent > 1 for extent in kernel.config["cluster_shape_mn"]}  # type: ignore[union-attr]
+        assert shared == across, str(kernel)
+
+
+def test_results_leave_by_tma_exactly_when_the_config_says_so(listings: list[tuple[Kernel, str]]) -> None:
+    """One store instruction per piece of every 64-row slab, none otherwise."""
+    for kernel, listing in listings:
+        assert ("UTMASTG" in listing) == kernel.staged, str(kernel)
+
+
+def test_the_mma_has_the_width_of_the_tile_and_runs_asynchronously(
+    listings: list[tuple[Kernel, str]],
+) -> None:
+    """The instructions that fill one k tile follow each other without a wait in between."""
+    kinds = {"bf16": "F32.BF16", "fp16": "F32", "int8": "S8.S8.SAT"}
+    for kernel, listing in listings:
+        tile = kernel.config["tile_shape_mn"]
+        assert isinstance(tile, tuple)
+        found = re.findall(r"[HQI]GMMA\.64x(\d+)x\d+\.(\S+)", listing)
+        ab = kernel.problem.ab_dtype
+        kind = kinds.get(ab, f"F32.{ab.upper()}.{ab.upper()}")
+        assert set(found) == {(str(tile[1]), kind)}, str(kernel)
+        marks = re.findall(r"GMMA\.|WARPGROUP\.DEPBAR", listing)
+        slabs = tile[0] // (64 * int(str(kernel.config["mma_warpgroups"])))
+        assert marks.index("WARPGROUP.DEPBAR") >= 4 * slabs, str(kernel)
+
+
+def test_plain_products_touch_no_local_memory(listings: list[tuple[Kernel, str]]) -> None:
+    """Spills would show as local loads and stores."""
+    touched = [str(k) for k, listing in listings if k.plain and re.search(r"\b(LDL|STL)\b", listing)]
+    assert touched == []
+
+
+def test_registers_move_between_warpgroups_exactly_when_planned(
+    listings: list[tuple[Kernel, str]],
+) -> None:
+    """One warpgroup gives, the others take; a lone one leaves everything as it is."""
+    for kernel, listing in listings:
+        planned = bool(kernel.derived["reg_mma"])
+        assert ("USETMAXREG.TRY_ALLOC" in listing) == ("USETMAXREG.DEALLOC" in listing) == planned, str(
+            kernel
+        )
