@@ -1,20 +1,63 @@
-"""Random legal configs on random problems compute right answers: the same walk as tools/walk_kernels.py."""
+"""Kernels on a real GPU, on poisoned outputs with guards around them, against fp64, twice.
+
+Two lists: a random walk over problems and configs, and a covering set in which every choice meets every
+other. Each test is named by its number, problem and config, so ``-k`` picks kernels by any knob.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder, Result
 from cutegen.catalog import find_space
 from cutegen.device import Device, present_device
 from cutegen.errors import DeviceError
-from tests.walk import random_pairs
-from tools.walk_kernels import check_pairs
+from cutegen.measure import Bench, Candidate
+from cutegen.problem import Problem
+from cutegen.render import Source, render
+from cutegen.space import Config
+from cutegen.store import Store
 
-#: Pairs of one run; the tool walks further.
-PAIRS = 60
-SEED = 20261120
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from covering import covering_set
+from walk import random_pairs
+
+ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
+#: Pairs of the walk; raise it, or change the seed, for a longer one.
+WALK, SEED = 60, 0
+#: What the walk meets too rarely: tiny sizes, narrow tiles, and each way in which parts of k can meet.
+CHOSEN_LINES = [
+    ("gemm 5x7x16 bf16 tn", ""),
+    ("gemm 1x1x8 fp16 tn", ""),
+    ("gemm 1x4096x4096 bf16 tn", ""),
+    ("gemm 5x4097x4104 bf16 tn", "tile_shape_mn=64x8"),
+    ("gemm 5x4097x4104 bf16 tn", "tile_shape_mn=64x24 use_pdl=true"),
+    ("gemm 300x4097x1032 bf16 tn", "tile_shape_mn=256x176 mma_warpgroups=2 swap_ab=true"),
+    ("gemm 300x4097x1032 bf16 tn", "tile_shape_mn=128x168 mma_warpgroups=1 pingpong=true swap_ab=true"),
+    ("gemm 300x4097x1032 bf16 tn", "tile_shape_mn=192x192 mma_warpgroups=3"),
+    (
+        "gemm 2x304x1000x1032 bf16 nt out=fp32 unaligned",
+        "tile_shape_mn=128x120 mma_warpgroups=1 pingpong=true",
+    ),
+    ("gemm 300x4096x1032 bf16 tn", "tile_shape_mn=64x24 use_tma_store=false"),
+    ("gemm 300x4096x1032 bf16 tn unaligned bias=m act=gelu", "tile_shape_mn=128x40 mma_warpgroups=2"),
+    ("gemm 1000x4600x1000 bf16 tn", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
+    ("gemm 65x129x8200 bf16 tn", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
+    ("gemm 2x65x136x8200 bf16 nn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
+    ("gemm 65x136x8200 bf16 tn beta", "tile_shape_mn=64x48 use_tma_store=false split_k=5 swap_ab=true"),
+    ("gemm 65x129x8200 bf16 tn any_order", "use_tma_store=false split_k=7 reduction=arrival"),
+    ("gemm 65x128x8208 int8 tn any_order", "use_tma_store=false split_k=3 reduction=arrival"),
+    ("gemm 4000x4608x1032 bf16 tn", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
+    ("gemm 4000x4607x1032 bf16 tn", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
+    ("gemm 500x1000x1040 e4m3 tn promote scale", "tile_shape_mn=128x96 mma_warpgroups=2"),
+    ("gemm 500x1000x1040 int8 tn", "tile_shape_mn=128x24 mma_warpgroups=2"),
+]
 
 
 def the_gpu() -> Device | None:
@@ -25,17 +68,65 @@ def the_gpu() -> Device | None:
         return None
 
 
+def chosen(line: str, words: str) -> tuple[Problem, Config]:
+    """A problem, and its default config with some knobs changed."""
+    problem = Problem.parse(line)
+    config = SPACE.default(problem).replace(**Config.parse(words))
+    SPACE.require(problem, config)
+    return problem, config
+
+
+def all_pairs() -> Iterator[tuple[str, Problem, Config]]:
+    """Every kernel to run, named."""
+    for number, pair in enumerate(CHOSEN):
+        yield f"chosen{number}", *pair
+    for number, pair in enumerate(covering_set(SPACE)):
+        yield f"cover{number}", *pair
+    for number, pair in enumerate(random_pairs(SPACE, SEED, WALK)):
+        yield f"walk{number}", *pair
+
+
 GPU = the_gpu()
+CHOSEN = [chosen(*line) for line in CHOSEN_LINES]
+PAIRS = list(all_pairs()) if GPU is not None and GPU.arch.name == "sm_90a" else []
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.dsl,
-    pytest.mark.skipif(GPU is None or GPU.arch.name != "sm_90a", reason="needs an NVIDIA GPU of sm_90a"),
+    pytest.mark.skipif(not PAIRS, reason="needs an NVIDIA GPU of sm_90a"),
 ]
 
 
-def test_every_legal_config_of_a_random_walk_is_right(tmp_path: Path) -> None:
-    """Poisoned outputs, odd tails, an fp64 reference and repeated bits, over all knobs and problems."""
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[Source, Result]:
+    """What the selected tests need, compiled together."""
+    selected = [item for item in request.session.items if item.path == request.path]
+    params = [item.callspec.params for item in selected]  # type: ignore[attr-defined]
+    wanted = {render(each["problem"], each["config"], ARCH) for each in params}
+    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+        return dict(builder.build(wanted))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(timeout_s=60) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [pytest.param(problem, config, id=f"{name} {problem} | {config}") for name, problem, config in PAIRS],
+)
+def test_a_legal_config_computes_the_product(
+    problem: Problem, config: Config, results: dict[Source, Result], bench: Bench
+) -> None:
+    """The problem itself and a smaller one of odd extents agree with fp64, everywhere, and again."""
     assert GPU is not None
-    pairs = list(random_pairs(find_space("gemm", GPU.arch), SEED, PAIRS))
-    wrong = [record for record in check_pairs(pairs, GPU, tmp_path) if record["outcome"] != "ok"]
-    assert not wrong, wrong
+    artifact = results[render(problem, config, ARCH)]
+    assert isinstance(artifact, Artifact), artifact
+    bench.open(problem)
+    candidate = Candidate.of(
+        "kernel", artifact.library, artifact.symbol, SPACE, config, problem, GPU.sm_count
+    )
+    result = bench.check(candidate)
+    assert result.ok, result.error
+    assert result.verdict is not None and result.verdict.compared > 0
