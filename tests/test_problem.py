@@ -114,6 +114,15 @@ def test_only_fp8_sums_can_be_promoted() -> None:
             Problem(64, 64, 64, ab_dtype=dtype, promote=True)
 
 
+def test_an_integer_output_is_the_plain_product() -> None:
+    """Factors, sums and activations are in floating point, so they need such an output."""
+    assert Problem(64, 64, 64, ab_dtype="int8").out_dtype == "int32"
+    for epilogue in (Epilogue(alpha=True), Epilogue(beta=True), Epilogue(bias="n"), Epilogue(scale=True)):
+        with pytest.raises(ProblemError, match="plain integer product"):
+            Problem(64, 64, 64, ab_dtype="int8", epilogue=epilogue)
+        assert Problem(64, 64, 64, ab_dtype="int8", out_dtype="bf16", epilogue=epilogue).epilogue == epilogue
+
+
 @given(PROBLEMS)
 def test_rows_that_cannot_be_aligned_are_never_called_aligned(problem: Problem) -> None:
     """n that is no multiple of 16 bytes sets unaligned_out by itself."""

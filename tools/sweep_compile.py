@@ -34,7 +34,7 @@ from cutegen.space import Config, Space, Value, parse_value
 from cutegen.store import Store
 
 #: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
-EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "8x512x4096")
+EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
 CHUNK = 128
 """Kernels compiled into one temporary store before it is deleted."""
 BAD = ("failed", "spilled", "smem")
@@ -142,6 +142,9 @@ def verdict(line: Mapping[str, Json]) -> str:
 
 def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: float) -> None:
     """Compile ``cases`` and append their results to ``out``."""
+    if out.exists() and not out.read_bytes().endswith(b"\n"):
+        with out.open("a", encoding="utf-8") as lines:
+            lines.write("\n")  # after the half line of a killed run
     started = time.monotonic()
     done = 0
     for first in range(0, len(cases), CHUNK):

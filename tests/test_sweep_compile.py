@@ -1,0 +1,112 @@
+"""The compile sweep: every kernel once, spread as asked, continued where it stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.catalog import find_space
+from cutegen.errors import UsageError
+from cutegen.problem import Problem
+
+TOOL = Path(__file__).resolve().parent.parent / "tools" / "sweep_compile.py"
+SPACE = find_space("gemm", find_arch("sm_90a"))
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("sweep_compile", TOOL)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sweep_compile"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_kernel_is_there_once(tool: Any) -> None:
+    """Run-time knobs make no further kernels, except where a value is another kind of kernel."""
+    problem = Problem(512, 512, 4096)
+    tile = {"tile_shape_mn": [(64, 64)]}
+    found = tool.classes(SPACE, [problem, problem.with_extents(256, 512, 4096)], tile)
+    views = [SPACE.compile_view(config) for _, config in found]
+    assert len(set(views)) == len(views)
+    assert set(views) == {SPACE.compile_view(config) for config in SPACE.configs(problem, tile)}
+    assert {view["split_k"] for view in views} == {1, 2}
+
+
+def test_a_sample_is_spread_over_the_groups(tool: Any) -> None:
+    """No group gets a second kernel before every group has one; the same seed chooses the same."""
+    fixed = {"tile_shape_mn": [(64, 64), (64, 128), (128, 64)]}
+    pairs = tool.classes(SPACE, [Problem(512, 512, 512)], fixed)
+    chosen = tool.stratified(pairs, ["tile_shape_mn"], 7, 1)
+    counts = Counter(config["tile_shape_mn"] for _, config in chosen)
+    assert sorted(counts.values()) == [2, 2, 3]
+    assert chosen == tool.stratified(pairs, ["tile_shape_mn"], 7, 1)
+    assert len(tool.stratified(pairs, ["tile_shape_mn"], len(pairs), 1)) == len(pairs)
+
+
+def test_layouts_leave_out_the_extents_that_they_cannot_have(tool: Any) -> None:
+    """A mistake in the words is still an error."""
+    assert len(list(tool.problems_of(["bf16"], ["tn", "nt"], "", 1))) == 2 * len(tool.EXTENTS)
+    assert all(problem.batch == 3 for problem in tool.problems_of(["e4m3"], ["tn"], "promote", 3))
+    with pytest.raises(ValueError, match="'quick'"):
+        list(tool.problems_of(["bf16"], ["tn"], "quick", 1))
+
+
+def test_restrictions_are_read_as_users_write_them(tool: Any) -> None:
+    """knob=value,value; anything else is refused."""
+    assert tool.parse_fixed(["tile_shape_mn=64x64,128x64", "pingpong=true"]) == {
+        "tile_shape_mn": [(64, 64), (128, 64)],
+        "pingpong": [True],
+    }
+    for wrong in ("pingpong", "pingpong="):
+        with pytest.raises(UsageError, match="pingpong"):
+            tool.parse_fixed([wrong])
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, ""),
+        ({"outcome": "abort"}, "failed"),
+        ({"spill_store_bytes": 4}, "spilled"),
+        ({"spill_load_bytes": 4, "plain": False}, "spilled (fused)"),
+        ({"smem_bytes": 2048}, "smem"),
+        ({"notes": ["C7514 serialized"]}, "noted"),
+    ],
+)
+def test_what_is_wrong_gets_a_name(tool: Any, changes: dict[str, object], verdict: str) -> None:
+    """Failures, spills, wrong predictions and notes of the assembler."""
+    line = {
+        "outcome": "ok",
+        "plain": True,
+        "notes": [],
+        "smem_bytes": 1024,
+        "predicted_smem_bytes": 1024,
+        "spill_store_bytes": 0,
+        "spill_load_bytes": 0,
+    }
+    assert tool.verdict({**line, **changes}) == verdict
+
+
+@pytest.mark.dsl
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
+def test_a_sweep_continues_where_it_was_killed(tmp_path: Path) -> None:
+    """Known results are not compiled again; a half-written line counts as not there."""
+    out = tmp_path / "results.jsonl"
+    command = [sys.executable, str(TOOL), "--out", str(out), "--sample", "2", "--set", "tile_shape_mn=64x8"]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "2 chosen, 0 known" in first.stderr and "2 good" in first.stdout
+    lines = out.read_text().splitlines(keepends=True)
+    assert all(json.loads(line)["outcome"] == "ok" for line in lines)
+    out.write_text(lines[0] + lines[1][:50])
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "2 chosen, 1 known" in again.stderr and "2 good" in again.stdout
