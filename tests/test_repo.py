@@ -217,9 +217,10 @@ def test_importing_cutegen_imports_nothing_else_of_it() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_no_file_is_longer_than_it_can_be_read(path: Path) -> None:
-    limit = 40 if path.is_relative_to(ROOT / "examples") else 400
+    # A space is one file by the layout of the repository, and most of it is reasons that users read.
+    limits = {"examples": 40, "spaces": 500}
     lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines < limit
+    assert lines < limits.get(path.relative_to(ROOT).parts[0], 400)
 
 
 def top_names(path: Path) -> set[str]:

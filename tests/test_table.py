@@ -40,9 +40,6 @@ def _full(problem: Problem) -> Entry:
     return Entry(problem, OTHER, "cutegen", "a" * 32, 205.1, (204.0, 206.5), 1.013, 1.2, ("t1", "t2"))
 
 
-# --- fingerprints ---
-
-
 @pytest.mark.parametrize("field", [f.name for f in fields(Fingerprint)])
 def test_a_mismatch_names_the_field_and_a_star_relaxes_it(field: str) -> None:
     """Every field counts, its message shows both values, and "*" in the table accepts anything."""
