@@ -9,7 +9,7 @@ from random import Random
 
 from walk import random_config, random_problem
 
-from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.problem import DTYPE_BYTES, Epilogue, Problem
 from cutegen.space import Config, Space, Value
 
 __all__ = ["choices", "covering_set"]
@@ -30,6 +30,8 @@ def choices(problem: Problem, config: Config) -> dict[str, object]:
     """Return what was chosen, in classes: what one class does for the code, its other members do too."""
     tile, epilogue = config["tile_shape_mn"], problem.epilogue
     assert isinstance(tile, tuple)
+    staged = config["use_tma_store"] and config["split_k"] == 1
+    singles = not staged and (config["swap_ab"] or problem.unaligned_out)
     parts = (
         "stream" if config["stream_k"] else str(config["reduction"]) if config["split_k"] != 1 else "whole"
     )
@@ -40,11 +42,11 @@ def choices(problem: Problem, config: Config) -> dict[str, object]:
         "cluster": config["cluster_shape_mn"],
         "team": "pingpong" if config["pingpong"] else config["mma_warpgroups"],
         "swap_ab": config["swap_ab"],
-        "tma_store": config["use_tma_store"],
+        "store": "tma" if staged else "single elements" if singles else "pairs",
         "pdl": config["use_pdl"],
         "parts": parts,
         "ab": problem.ab_dtype,
-        "out": problem.out_dtype,
+        "result": (problem.out_dtype, "plain" if epilogue == Epilogue() else "fused"),
         "layout": problem.layout,
         "batched": problem.batch > 1,
         "unaligned": problem.unaligned_out,
