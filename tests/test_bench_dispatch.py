@@ -32,7 +32,7 @@ def test_statements_take_turns_and_the_queue_is_emptied() -> None:
 def test_results_name_what_ran_and_where(tmp_path: Path) -> None:
     """The file holds date, commit, device, versions and every statement; the summary is made of it."""
     times = {name: [2.0, 2.0, 3.0] for name in bench_dispatch.STATEMENTS} | {"torch": [4.0, 4.0, 6.0]}
-    args = argparse.Namespace(rounds=3, calls=5)
+    args = argparse.Namespace(rounds=3, calls=5, commit="")
     results = bench_dispatch.report(Problem(256, 256, 256), H200, times, [7.0, 8.0, 9.0], args)
     bench_dispatch.write(tmp_path / "new" / "out.json", results)
     found = json.loads((tmp_path / "new" / "out.json").read_text())
