@@ -126,6 +126,10 @@ class Timing:
         power_w: Mean power of the GPU over all rounds (entries alternate faster than power can be read).
         energy_mj: Millijoules per launch: ``power_w`` times ``median_us``.
         reference: What the reference is, such as ``torch.mm``.
+        steady_us: Median after the drift that everyone shared was divided out of each round; for comparing
+            entries of one run. None if nothing ran beside it.
+        steady_low_us: Lower end of that median's 95 % interval.
+        steady_high_us: Upper end.
     """
 
     median_us: float
@@ -140,6 +144,9 @@ class Timing:
     power_w: float | None = None
     energy_mj: float | None = None
     reference: str = ""
+    steady_us: float | None = None
+    steady_low_us: float | None = None
+    steady_high_us: float | None = None
 
     @classmethod
     def of(
@@ -150,8 +157,9 @@ class Timing:
         clocks_mhz: Sequence[float] = (),
         power_w: float | None = None,
         reference: str = "",
+        drift: Sequence[float] = (),
     ) -> Timing:
-        """Summarise samples; ``reference_us`` is empty or holds the same rounds.
+        """Summarise samples; ``reference_us`` and ``drift`` are empty or hold the same rounds.
 
         Raises:
             MeasureError: There is no sample, or the two do not pair.
@@ -160,6 +168,11 @@ class Timing:
         if not own.low > 0:
             raise MeasureError(f"a launch took {own.low} us; times must be positive")
         ratio = ratio_interval(reference_us, own_us) if reference_us else None
+        steady = (
+            median_interval([us / factor for us, factor in zip(own_us, drift, strict=True)])
+            if drift
+            else None
+        )
         return cls(
             median_us=own.mid,
             low_us=own.low,
@@ -173,6 +186,9 @@ class Timing:
             power_w=power_w,
             energy_mj=power_w * own.mid / 1000 if power_w is not None else None,
             reference=reference,
+            steady_us=steady.mid if steady else None,
+            steady_low_us=steady.low if steady else None,
+            steady_high_us=steady.high if steady else None,
         )
 
     @property
@@ -184,8 +200,11 @@ class Timing:
     def paired(self) -> Interval:
         """Microseconds with the drift between rounds removed, for comparing entries of one run.
 
-        It is the reference's median over the paired ratio; without a reference, the same as :attr:`interval`.
+        It is the steady time where there is one, else the reference's median over the paired ratio; without
+        a reference, the same as :attr:`interval`.
         """
+        if self.steady_us is not None and self.steady_low_us is not None and self.steady_high_us is not None:
+            return Interval(self.steady_low_us, self.steady_us, self.steady_high_us)
         if (
             self.reference_us is None
             or self.ratio is None

@@ -16,6 +16,7 @@ __all__ = [
     "Race",
     "Settling",
     "choose",
+    "common_drift",
     "geometric_mean",
     "median",
     "median_interval",
@@ -107,10 +108,11 @@ def tied(a: Interval, b: Interval, band: float = TIE_BAND) -> bool:
 def choose(
     times: Mapping[str, Interval], preference: Sequence[str], band: float = TIE_BAND
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the winner and everything tied with the fastest, both in the order of ``preference``.
+    """Return the winner and all that nobody beats, both in the order of ``preference``.
 
-    The tied set is compared with the one smallest median, so the answer depends on the measurements and
-    ``preference`` only, never on the order of ``times``.
+    One time beats another if it is smaller and the two are not tied. Asking that nobody beats the winner, not
+    just that it is tied with the smallest median, keeps one uncertain fast entry from excusing slow ones. The
+    answer depends on the measurements and ``preference`` only, never on the order of ``times``.
 
     Raises:
         MeasureError: ``times`` is empty or ``preference`` lacks a name of it.
@@ -121,9 +123,30 @@ def choose(
     if missing:
         raise MeasureError(f"preference does not rank {', '.join(missing)}")
     ranked = [name for name in preference if name in times]
-    fastest = min(ranked, key=lambda name: times[name].mid)
-    equals = tuple(name for name in ranked if name == fastest or tied(times[name], times[fastest], band))
+
+    def beaten(own: Interval) -> bool:
+        return any(other.mid < own.mid and not tied(other, own, band) for other in times.values())
+
+    equals = tuple(name for name in ranked if not beaten(times[name]))
     return equals[0], equals
+
+
+def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return by how much each round was slow or fast for everyone, as a factor around 1.
+
+    It is the median, over those that ran in the round, of their sample over their own median. A GPU at its
+    power limit slows and recovers from round to round; many entries tell that apart from their own noise
+    better than the reference alone.
+
+    Args:
+        samples: One sample per round, from the first round on; some may have stopped early.
+    """
+    centres = {name: median(values) for name, values in samples.items() if values}
+    rounds = max((len(values) for values in samples.values()), default=0)
+    return [
+        median([samples[name][at] / centre for name, centre in centres.items() if at < len(samples[name])])
+        for at in range(rounds)
+    ]
 
 
 class Race:

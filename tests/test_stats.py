@@ -16,6 +16,7 @@ from cutegen.stats import (
     Race,
     Settling,
     choose,
+    common_drift,
     geometric_mean,
     median_interval,
     ratio_interval,
@@ -179,3 +180,24 @@ def test_settling_without_readings_takes_the_short_limit() -> None:
         settling.observe(at, None, False)
         at += 0.01
     assert not settling.settled and settling.elapsed_s == pytest.approx(1.0, abs=0.02)
+
+
+def test_an_uncertain_fast_entry_does_not_excuse_a_slow_one() -> None:
+    """The default loses to whoever surely beats it, though the one with the smallest median is unsure."""
+    times = {
+        "default": Interval(10.0, 10.2, 10.4),
+        "sure": Interval(9.7, 9.75, 9.8),
+        "unsure": Interval(9.4, 9.7, 10.3),
+    }
+    assert choose(times, ["default", "sure", "unsure"]) == ("sure", ("sure", "unsure"))
+    assert choose({k: times[k] for k in ("default", "unsure")}, ["default", "unsure"])[0] == "default"
+
+
+def test_common_drift_is_what_all_entries_share() -> None:
+    """Factors common to a round come back; one entry's own noise does not, nor does an early stop matter."""
+    factors = [1.0, 1.1, 0.9, 1.0, 1.2]
+    samples = {f"e{n}": [(10.0 + n) * factor for factor in factors] for n in range(6)}
+    samples["noisy"] = [20.0, 26.0, 21.0, 19.0, 20.5]
+    samples["stopped"] = [7.0, 7.7]
+    assert common_drift(samples) == pytest.approx(factors)
+    assert common_drift({}) == []

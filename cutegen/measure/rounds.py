@@ -12,7 +12,7 @@ from cutegen.measure.candidate import REFERENCE, Candidate
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.plan import plan_replays
 from cutegen.policy import Policy, Timing
-from cutegen.stats import Race, Settling
+from cutegen.stats import Race, Settling, common_drift
 
 __all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
 
@@ -156,6 +156,7 @@ class _Rounds:
             REFERENCE: base,
             **{name: race.samples(name) for name in race.names if name not in self.result.failures},
         }
+        drift = common_drift(entries)
         for name, samples in entries.items():
             self.result.timings[name] = Timing.of(
                 samples,
@@ -163,6 +164,7 @@ class _Rounds:
                 clocks_mhz=self.clocks[name],
                 power_w=power_w,
                 reference=reference,
+                drift=drift[: len(samples)],
             )
 
 

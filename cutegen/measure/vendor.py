@@ -67,7 +67,7 @@ def _works(call: Call, workload: Workload, d: torch.Tensor) -> bool:
     """Return whether this torch, on this device, can do it."""
     try:
         call(workload, d)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         return False
     return True
 
