@@ -2,6 +2,7 @@
  *
  * $FAKE_DRIVER_FAIL="name=code" makes the function of that name return that code. There are two devices; each
  * thread starts without a current context. Contexts are device numbers plus 0x100. */
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -21,10 +22,16 @@ typedef struct {
 
 static __thread uintptr_t current;
 
-static FILE *out(void) {
-    static FILE *file;
-    if (!file) file = fopen(getenv("FAKE_DRIVER_LOG"), "a");
+static FILE *file;
+
+static void open_log(void) {
+    file = fopen(getenv("FAKE_DRIVER_LOG"), "a");
     setlinebuf(file);
+}
+
+static FILE *out(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_log);
     return file;
 }
 
@@ -86,11 +93,13 @@ int cuKernelSetAttribute(int number, int value, void *kernel, int device) {
 }
 int cuLaunchKernelEx(const config *c, void *kernel, void **arguments, void **extra) {
     FILE *f = out();
+    flockfile(f); /* other threads launch too, and this line is written in parts */
     fprintf(f, "cuLaunchKernelEx %p grid %u %u %u block %u %u %u smem %u stream %p context %#lx", kernel, c->grid[0],
             c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->smem, c->stream, (long)current);
     for (uint32_t i = 0; i < c->count; i++)
         fprintf(f, " attribute %u %u %u %u", c->attributes[i].id, c->attributes[i].value[0],
                 c->attributes[i].value[1], c->attributes[i].value[2]);
     fprintf(f, " first %#lx extra %p\n", *(long *)arguments[0], (void *)extra);
+    funlockfile(f);
     return result("cuLaunchKernelEx");
 }
