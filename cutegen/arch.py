@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cutegen.errors import ArchError
 
-__all__ = ["ARCHES", "Arch", "find_arch", "from_compute_capability"]
+__all__ = ["ARCHES", "Arch", "find_arch", "from_compute_capability", "resident_clusters"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,3 +133,13 @@ def from_compute_capability(capability: tuple[int, int]) -> Arch:
     major, minor = capability
     known = ", ".join(f"{a.compute_capability[0]}.{a.compute_capability[1]}" for a in ARCHES.values())
     raise ArchError(f"no target for compute capability {major}.{minor}; supported: {known}")
+
+
+def resident_clusters(sm_count: int, blocks: int) -> int:
+    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
+
+    Clusters stay inside a GPC of 16 or 18 multiprocessors, so those of four leave two of each 18 idle; a
+    persistent kernel with one cluster too many would run it alone, after all others.
+    Source: derived from 132 = 6 x 16 + 2 x 18 on an H200; ask the driver for the truth.
+    """
+    return max(1, (sm_count if blocks <= 2 else sm_count - sm_count % 16) // blocks)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple
 
+from cutegen.arch import resident_clusters
 from cutegen.machine import Machine
 from cutegen.problem import DTYPE_BYTES, Problem
 
-__all__ = ["Geometry", "Tiling", "resident_clusters"]
+__all__ = ["Geometry", "Tiling"]
 
 
 class Geometry(NamedTuple):
@@ -100,14 +101,3 @@ class Tiling:
         again = max(0.0, rounds * min(patch, extent) * self._line_bytes - once)
         lost = min(1.0, max(0.0, (once / self._l2_bytes - 0.3) / 0.5))
         return self._problem.batch * (once + again * lost)
-
-
-def resident_clusters(sm_count: int, blocks: int) -> int:
-    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
-
-    Clusters do not cross GPCs of 16 or 18 multiprocessors, so those of four leave two of each 18 idle.
-    Source: derived from 132 = 6 x 16 + 2 x 18; ask the driver for the truth.
-    """
-    if blocks <= 2:
-        return max(1, sm_count // blocks)
-    return max(1, (sm_count - sm_count % 16) // blocks)

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutegen.arch import find_arch
+from cutegen.arch import find_arch, resident_clusters
 from cutegen.catalog import find_space
 from cutegen.errors import ArchError
 from cutegen.machine import H200
 from cutegen.model import Estimator, predict
 from cutegen.problem import Epilogue, Problem
-from cutegen.tiling import resident_clusters
 
 SM90 = find_arch("sm_90a")
 SPACE = find_space("gemm", SM90)

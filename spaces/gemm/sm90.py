@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cutegen.arch import Arch
+from cutegen.arch import Arch, resident_clusters
 from cutegen.problem import DTYPE_BYTES, Problem
 from cutegen.space import Config, Launch, Rule, Space, Value
 
@@ -335,16 +335,6 @@ def _workspace_bytes(
 
 
 # --- what follows from a config ---
-
-
-def resident_clusters(sm_count: int, blocks: int) -> int:
-    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
-
-    Clusters stay inside a GPC of 16 or 18 multiprocessors, so those of four leave two of each 18 idle.
-    Source: 132 = 6 x 16 + 2 x 18 multiprocessors; a persistent kernel with one cluster too many would run
-    it alone, after all others.
-    """
-    return max(1, (sm_count if blocks <= 2 else sm_count - sm_count % 16) // blocks)
 
 
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
