@@ -81,13 +81,15 @@ class Store:
 
     @classmethod
     def default(cls) -> Store:
-        """Return the user's store: ``CUTEGEN_CACHE_DIR`` when set, else the platform's cache folder."""
+        """Return the user's store: ``CUTEGEN_CACHE_DIR`` when set, else the user's cache folder.
+
+        That is ``$XDG_CACHE_HOME/cutegen``, or ``~/.cache/cutegen`` (XDG base directories; Linux only, as the
+        compiler is).
+        """
         chosen = os.environ.get("CUTEGEN_CACHE_DIR")
         if chosen:
             return cls(Path(chosen))
-        import platformdirs
-
-        return cls(Path(platformdirs.user_cache_dir("cutegen")))
+        return cls(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cutegen")
 
     def folder(self, arch: str, key: str) -> Path:
         """Return where the entry of ``key`` is, or would be.
