@@ -119,6 +119,9 @@ class TrialStore:
             # Its folder is write-protected too, so the index of the write-ahead log cannot be made.
             db.close()
             db = _connect(f"{uri}?immutable=1")
+        except sqlite3.Error:
+            db.close()
+            raise
         return db
 
     def _recognise(self, db: sqlite3.Connection) -> None:
