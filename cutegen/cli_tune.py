@@ -79,7 +79,8 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         "--candidates",
         type=positive_int,
         metavar="N",
-        help=f"kernels to compile per shape before refinement (default {Effort().classes})",
+        help=f"kernels to compile per shape before refinement (default {Effort().classes}, "
+        f"and {Effort().light_classes} more for shapes that are quickly measured)",
     )
     group.add_argument(
         "--set", action="append", default=[], metavar="KNOB=V1,V2", help="try only these values; repeatable"

@@ -1,8 +1,7 @@
 """What to try next: the model's ranking of a space, spread over unlike kernels, and steps from what won.
 
-Compiling costs more than measuring, so ``limit`` counts kernels to compile. Knobs that a compiled kernel
-takes as arguments (``split_k``, the walk over tiles) are chosen by the model for each kernel; further
-values of them cost one measurement and no compilation.
+Compiling costs more than measuring, so ``limit`` counts kernels. What a kernel takes as arguments (``split_k``,
+the walk over tiles) the model chooses for each; further values of it cost no compilation.
 """
 
 from __future__ import annotations
@@ -21,14 +20,16 @@ from cutegen.space import Config, Space, Value
 
 __all__ = ["rank", "refine"]
 
-#: A config that looks like a chosen one must be predicted faster by this share to be chosen as well.
-#: Source: the model mistakes 128x192 for 128x208 more easily than by this much.
+#: A config that looks like a chosen one must be predicted faster by this share to be chosen as well, since
+#: the model mistakes 128x192 for 128x208 more easily than by this much.
 _LIKENESS = 0.03
-#: A family (swapped, split, pingpong) is tried even if its best is predicted slower by up to this factor:
-#: the model is least sure between families.
+#: A family (swapped, split, pingpong) is tried even if its best is predicted slower by up to this factor.
 _FAMILY_SLACK = 1.15
 #: Run-time variants are worth measuring if predicted within this factor of the kernel's best.
 _VARIANT_SLACK = 1.15
+#: So many places are for breadth; those beyond go to the fastest predictions, however alike, since clusters
+#: and schedules of a good tile differ by more than the model thinks. Source: sweeps of 30 shapes, H200.
+_BREADTH = 16
 _POOL = 500
 _TELLING = ("pingpong", "mma_warpgroups", "tile_k")
 #: Refinement starts from so many of the fastest, none slower than the best by more than this factor.
@@ -64,16 +65,13 @@ class _Ranker:
         self._splits: dict[Any, list[int]] = {}
 
     def best(self, count: int) -> list[_Candidate]:
-        """Return the fastest kernels, each with its best run-time arguments, and the best of each family.
-
-        Predictions within a step of :func:`_grade` keep the order of the space: simpler first.
-        """
+        """Return the fastest kernels with their best run-time arguments, and the best of each family."""
         found = [
             (*self._fastest(config, splits), config)
             for fixed, splits in self._kinds()
             for config in self._space.configs(self._problem, {**self._fixed, **fixed})
         ]
-        found.sort(key=lambda item: _grade(item[0]))
+        found.sort(key=lambda item: _grade(item[0]))  # equal grades keep the space's order: simpler first
         kept: dict[Config, _Candidate] = {}
         families: set[Any] = set()
         for time_us, split, config in found:
@@ -155,17 +153,17 @@ class _Ranker:
         config = best.config
         changes: list[dict[str, Value]] = [{"split_k": s} for s in self._other_splits(config)]
         walks = self.orders(config)
-        least = walks[0][0]
+        least, most = walks[0][0], walks[-1][0]
         taken = {(config.get("swizzle_size"), config.get("raster_along_m"))}
         for traffic, swizzle, along_m in walks:
             unlike = all(swizzle != s or along_m != a for s, a in taken)
-            if unlike and least < walks[-1][0] and traffic <= 2 * least:
+            if unlike and least < most and traffic <= 2 * least:
                 taken.add((swizzle, along_m))
                 changes.append({"swizzle_size": swizzle, "raster_along_m": along_m})
         configs = [config.replace(**{k: v for k, v in change.items() if k in config}) for change in changes]
         timed = [(self.predict(c), i) for i, c in enumerate(configs) if c != config and self.legal(c)]
-        timed = [(t, i) for t, i in sorted(timed) if t <= best.time_us * _VARIANT_SLACK]
-        return list(dict.fromkeys(configs[i] for _, i in timed))[:count]
+        worst = best.time_us * _VARIANT_SLACK
+        return list(dict.fromkeys(configs[i] for t, i in sorted(timed) if t <= worst))[:count]
 
     def _other_splits(self, config: Config) -> list[int]:
         """The neighbours of a split in its domain, if they are the same kernel."""
@@ -178,8 +176,8 @@ class _Ranker:
 
     def legal(self, config: Config) -> bool:
         """Whether ``config`` breaks no rule and stays within the fixed values."""
-        inside = all(config[knob] in values for knob, values in self._fixed.items())
-        return inside and not self._space.explain(self._problem, config)
+        inside = (config[knob] in values for knob, values in self._fixed.items())
+        return all(inside) and not self._space.explain(self._problem, config)
 
 
 def rank(
@@ -193,8 +191,7 @@ def rank(
 ) -> list[Config]:
     """Return the configs to try first: the default, then the model's best of many kinds.
 
-    The same arguments give the same list. Each kernel's most promising run-time arguments come first, in
-    predicted order; their variants follow, so cutting the list short costs detail before breadth.
+    Each kernel's most promising run-time arguments come first, in predicted order; their variants follow.
 
     Args:
         space: Where configs come from.
@@ -241,6 +238,8 @@ def _spread(start: Sequence[_Candidate], pool: Sequence[_Candidate], limit: int)
         chosen += [c for c in families.values() if c.time_us <= within]
     picked = {c.view for c in chosen}
     rest = [c for c in rest if c.view not in picked]
+    trusted = min(max(0, limit - _BREADTH), limit - len(chosen))
+    chosen, rest = chosen + rest[:trusted], rest[trusted:]
     penalty = [1.0 + _LIKENESS * sum(_likeness(c.config, d.config) for d in chosen) for c in rest]
     while rest and len(chosen) < limit:
         at = min(range(len(rest)), key=lambda i: (rest[i].time_us * penalty[i], i))
@@ -250,8 +249,7 @@ def _spread(start: Sequence[_Candidate], pool: Sequence[_Candidate], limit: int)
         penalty = [
             p + _LIKENESS * _likeness(c.config, winner.config) for p, c in zip(penalty, rest, strict=True)
         ]
-    lead = len(start)
-    return chosen[:lead] + sorted(chosen[lead:limit], key=lambda c: c.time_us)
+    return [*start, *sorted(chosen[len(start) : limit], key=lambda c: c.time_us)]
 
 
 def _grade(time_us: float) -> int:

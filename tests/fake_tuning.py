@@ -40,7 +40,7 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")
 REFERENCE_US = 100.0
-SMALL = Effort(classes=6, refine=3, finalists=20)
+SMALL = Effort(classes=6, light_classes=0, refine=3, finalists=20)
 
 #: ``ok``, a time such as ``12.5``, a build outcome, an outcome of the check, or ``breaks`` when it is timed.
 Behaviour = Callable[[Config], str]

@@ -259,7 +259,7 @@ class AutoTuner:
         if isinstance(candidates, int):
             if candidates < 1:
                 raise UsageError(f"candidates={candidates} must be at least 1")
-            effort = replace(effort, classes=candidates)
+            effort = replace(effort, classes=candidates, light_classes=0)
         elif candidates is not None:
             explicit = self._explicit(problem, candidates)
         return Request(

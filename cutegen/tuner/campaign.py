@@ -88,7 +88,7 @@ class Campaign:
         if request.explicit:
             configs = [*request.explicit]
         else:
-            limit = request.effort.classes
+            limit = request.classes(measured=self._workshop.measures)
             configs = rank(self._space, request.problem, request.sm_count, limit, request.fixed or None)
         extra = [] if self.incumbent is None else [self.incumbent]
         legal = [config for config in extra if not self._space.explain(request.problem, config)]
