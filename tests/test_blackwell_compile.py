@@ -11,10 +11,12 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from random import Random
 
 import pytest
 from covering import cover
+from fake_gpu import build_driver, run_with_driver
 from test_templates_compile import cubins, nvdisasm
 from walk import random_config, random_pairs
 
@@ -59,6 +61,19 @@ class Kernel:
 
     def __str__(self) -> str:
         return f"{self.problem} | {self.config} | {self.arch}"
+
+
+#: A product with odd edges in every direction, and how it is to be launched.
+ODD = Problem(1000, 520, 72, layout="nn")
+LAUNCHED = ("mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=4x2", "cluster_shape_mn=2x8")
+LAUNCH = """
+from pathlib import Path
+import tvm_ffi
+from cutegen.loader import load_kernel
+from fake_gpu import FakeTensor
+a, b, d = (tvm_ffi.from_dlpack(FakeTensor(*s, code=4, bits=16)) for s in ((1000, 72), (72, 520), (1000, 520)))
+load_kernel(Path({library!r}), {symbol!r})(a, b, d, *{scalars!r})
+"""
 
 
 def pair(value: Value) -> tuple[int, int]:
@@ -109,7 +124,8 @@ def chosen() -> list[tuple[Problem, Config, Arch]]:
         if swapped is not None:
             draws.append((narrow, swapped))
     found = cover(draws, held)
-    return [(*one, B200) for one in found] + [(*one, B300) for one in found[:FOR_B300]]
+    odd = [(ODD, SPACE.default(ODD).replace(**Config.parse(words)), B200) for words in LAUNCHED]
+    return [(*one, B200) for one in found] + [(*one, B300) for one in found[:FOR_B300]] + odd
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +173,26 @@ def test_nothing_spills_and_the_assembler_has_nothing_to_complain_about(kernels:
         assert found.notes == (), str(kernel)
         assert found.threads == kernel.derived["threads"], str(kernel)
         assert found.registers * found.threads <= B200.registers and found.barriers <= 16, str(kernel)
+
+
+def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: Path) -> None:
+    """Grid, block, cluster and shared memory, seen by a driver that records; large clusters are asked for."""
+    driver = build_driver(tmp_path)
+    found = [kernel for kernel in kernels if kernel.problem == ODD]
+    assert len(found) == len(LAUNCHED)
+    for kernel in found:
+        (cm, cn), tile_n = pair(kernel.config["cluster_shape_mn"]), pair(kernel.config["mma_tiler_mn"])[1]
+        units = -(-1000 // (128 * cm)) * -(-520 // (tile_n * cn))
+        launch = SPACE.launch(kernel.config, ODD, 148)
+        code = LAUNCH.format(
+            library=str(kernel.artifact.library), symbol=kernel.artifact.symbol, scalars=launch.scalars
+        )
+        _, log = run_with_driver(driver, code, tmp_path / kernel.artifact.symbol)
+        [line] = [line for line in log if line.startswith("cuLaunchKernelEx")]
+        grid = f" grid {cm} {cn} {min(units, launch.scalars[0])} block 192 1 1 "
+        assert f"{grid}smem {kernel.derived['smem_bytes']} " in line, line
+        assert f" attribute 4 {cm} {cn} 1 " in line, line
+        assert any(line.startswith("cuKernelSetAttribute 14 1 ") for line in log)
 
 
 # --- the instructions ---

@@ -180,11 +180,11 @@ def _tiles(
 # --- what follows from a config ---
 
 
-def resident_clusters(sm_count: int, blocks: int) -> int:
+def clusters_at_once(sm_count: int, blocks: int) -> int:
     """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
 
-    Source: assumed; larger clusters than pairs stay inside a GPC and leave its remainder idle. A
-    persistent kernel with one cluster too many would run it alone, after all others.
+    Source: assumed; clusters larger than pairs stay inside a GPC and leave its remainder idle. A persistent
+    kernel with one cluster too many would run it alone, after all others, so this is a careful guess.
     """
     if blocks <= 2:
         return max(1, sm_count // blocks)
@@ -227,7 +227,7 @@ def compile_view(config: Config) -> Config:
 def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     """Return clusters, swizzle_size and raster_along_m; no workspace."""
     cluster = _pair(config["cluster_shape_mn"])
-    clusters = resident_clusters(sm_count, cluster[0] * cluster[1])
+    clusters = clusters_at_once(sm_count, cluster[0] * cluster[1])
     return Launch((clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"]))), 0)
 
 
