@@ -24,10 +24,13 @@ def result_lines(name: str, result: TuneResult | Failed) -> list[str]:
     if isinstance(result, Failed):
         return [f"{name}: {result.problem}", f"  no winner: {result.error}"]
     how = "from records" if result.reused else f"{result.candidates} candidates"
-    where = result.device or f"{result.arch}, nothing measured: times are predicted"
+    predicted = result.winner.predicted_us is not None
+    unmeasured = "times are predicted" if predicted else "no model of its speed either, so no times"
+    where = result.device or f"{result.arch}, nothing measured: {unmeasured}"
     lines = [f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"]
     lines += _measured_table(result) if result.measured else _predicted_table(result)
-    return [*lines, f"  best: {result.config}" if result.measured else f"  predicted best: {result.config}"]
+    word = "best" if result.measured else "predicted best" if predicted else "first"
+    return [*lines, f"  {word}: {result.config}"]
 
 
 def _counts(result: TuneResult) -> str:
@@ -52,20 +55,22 @@ def _measured_table(result: TuneResult) -> list[str]:
 
 
 def _predicted_table(result: TuneResult) -> list[str]:
-    rows = [["", "predicted us", "predicted TFLOP/s", "regs", "spill B", "smem KB", "config"]]
+    predicted = result.winner.predicted_us is not None
+    times = ["predicted us", "predicted TFLOP/s"] if predicted else []
+    rows = [["", *times, "regs", "spill B", "smem KB", "config"]]
     shown = [row for at, row in enumerate(result.rows) if at < _PREDICTED_ROWS or row.default]
     for row in shown:
         taken = row.resources
         spills = str(taken.spill_store_bytes + taken.spill_load_bytes) if taken else ""
         registers, smem = _taken(taken)
         time, rate = _time(row.predicted_us or 0.0, result)
+        times = [f"{time} predicted", rate] if predicted else []
         mark = "default" if row.default else ""
-        rows.append(
-            [mark, f"{time} predicted", rate, registers, spills, smem, short_config(result, row.config)]
-        )
+        rows.append([mark, *times, registers, spills, smem, short_config(result, row.config)])
     lines = _align(rows)
     hidden = len(result.rows) - len(shown)
-    return lines + ([f"  ... and {hidden} more that compile, predicted to be slower"] if hidden else [])
+    order = ", predicted to be slower" if predicted else ""
+    return lines + ([f"  ... and {hidden} more that compile{order}"] if hidden else [])
 
 
 def _mark(row: Row, result: TuneResult) -> str:

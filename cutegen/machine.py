@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cutegen.arch import Arch
 from cutegen.errors import ArchError
 
-__all__ = ["H200", "Machine", "find_machine"]
+__all__ = ["H200", "Machine", "find_machine", "is_modelled"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,11 @@ class Machine:
 
 H200 = Machine()
 _MACHINES: Mapping[str, Machine] = {"sm_90a": H200}
+
+
+def is_modelled(arch: Arch) -> bool:
+    """Return whether anything is known of the speed of ``arch``."""
+    return arch.name in _MACHINES
 
 
 def find_machine(arch: Arch) -> Machine:

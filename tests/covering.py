@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from random import Random
@@ -12,7 +12,7 @@ from walk import random_config, random_problem
 from cutegen.problem import DTYPE_BYTES, Epilogue, Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["choices", "covering_set"]
+__all__ = ["choices", "cover", "covering_set"]
 
 #: Problems from which the set is drawn, and how the draws for each are steered towards what is rare.
 PROBLEMS = 400
@@ -72,18 +72,28 @@ def _draws(space: Space, generator: Random) -> Iterator[tuple[Problem, Config]]:
 
 
 def covering_set(space: Space, seed: int = 0) -> tuple[tuple[Problem, Config], ...]:
-    """Return pairs that together hold every pair of choices, and every tile width, that the draws hold.
+    """Return pairs that together hold every pair of choices, and every tile width, that the draws hold."""
 
-    Greedy: the draw that adds most comes next. A draw's pairs are the bits of one integer.
-    """
-    bits: dict[object, int] = {}
-    masks = []
-    draws = list(_draws(space, Random(seed)))
-    for problem, config in draws:
+    def held(problem: Problem, config: Config) -> list[object]:
         tile = config["tile_shape_mn"]
         assert isinstance(tile, tuple)
-        held = [("tile_n", tile[1]), *combinations(choices(problem, config).items(), 2)]
-        masks.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in held))
+        return [("tile_n", tile[1]), *combinations(choices(problem, config).items(), 2)]
+
+    return cover(list(_draws(space, Random(seed))), held)
+
+
+def cover(
+    draws: Sequence[tuple[Problem, Config]], held: Callable[[Problem, Config], Sequence[object]]
+) -> tuple[tuple[Problem, Config], ...]:
+    """Return some of ``draws`` that together hold everything that all of them hold.
+
+    Greedy: the draw that adds most comes next. What a draw holds are the bits of one integer.
+    """
+    bits: dict[object, int] = {}
+    masks = [
+        sum(1 << bits.setdefault(thing, len(bits)) for thing in held(problem, config))
+        for problem, config in draws
+    ]
     missing = (1 << len(bits)) - 1
     chosen = []
     while missing:

@@ -14,9 +14,9 @@ from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
 from cutegen.policy import Policy, Timing
 from cutegen.problem import Problem
 from cutegen.render import Source
-from cutegen.search import rank
 from cutegen.space import Config, Space
 from cutegen.store import Store
+from cutegen.survey import rank
 from cutegen.tuner import AutoTuner, Effort
 
 _RANKED: dict[tuple[object, ...], list[Config]] = {}
@@ -48,7 +48,7 @@ Behaviour = Callable[[Config], str]
 
 def steady(config: Config) -> str:
     """Every candidate works; wider tiles are faster."""
-    tile = config["tile_shape_mn"]
+    tile = config.get("tile_shape_mn") or config["mma_tiler_mn"]
     assert isinstance(tile, tuple)
     return f"{300 - tile[1] / 2 + tile[0] / 100:g}"
 

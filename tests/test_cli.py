@@ -188,6 +188,15 @@ def test_predictions_are_called_predicted(gpu: FakeBench, capsys: pytest.Capture
     assert "nothing measured" in out and not gpu.checked
 
 
+def test_without_a_model_no_times_are_shown(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """For a target whose speed nobody described, candidates are compiled and nothing is predicted."""
+    assert tune("--arch", "sm_100a", "--shape", SHAPE) == 0
+    out = capsys.readouterr().out
+    assert "no model of its speed" in out and "predicted" not in out and " us " not in out
+    assert "default" in next(line for line in out.splitlines() if "mma_tiler_mn=" in line)
+    assert not gpu.checked
+
+
 def test_space_explains_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     """A config that cannot be is refused by rule and reason, also if only its completions break rules."""
     assert space("--shape", SHAPE, "--explain", "tile_shape_mn=256x256") == 0

@@ -20,7 +20,7 @@ from walk import FAR, random_config, random_pairs, random_problem
 
 from cutegen.arch import ARCHES
 from cutegen.catalog import families, find_space, find_template
-from cutegen.errors import ConfigError, ResourceError
+from cutegen.errors import ConfigError, ProblemError, ResourceError
 from cutegen.problem import Problem
 from cutegen.space import Config, Rule, Space, Value
 
@@ -69,9 +69,18 @@ def test_the_families_of_this_version_are_there() -> None:
 @given(GENERATORS)
 @relaxed
 def test_the_default_is_legal_for_every_problem(space: Space, generator: Random) -> None:
-    """Any dtype, layout, epilogue, batch and alignment; the output may be a terabyte, but not more."""
+    """Any dtype, layout, epilogue, batch and alignment; the output may be a terabyte, but not more.
+
+    A problem that no config computes is refused with the rule that says so.
+    """
     problem = random_problem(generator, FAR)
     assume(problem.m * problem.n * problem.batch <= 2**40)
+    refusals = space.explain(problem, {})
+    if refusals:
+        with pytest.raises(ProblemError, match=f"{space.arch}: {refusals[0].rule}: "):
+            space.default(problem)
+        assert next(space.configs(problem), None) is None
+        return
     default = space.default(problem)
     assert list(default) == list(space.domains)
     space.require(problem, default)
@@ -83,6 +92,7 @@ def test_the_default_is_legal_for_every_problem(space: Space, generator: Random)
 def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(space: Space, generator: Random) -> None:
     """Enumeration and explanation agree."""
     problem = random_problem(generator)
+    assume(not space.explain(problem, {}))
     config = random_config(space, problem, generator)
     assert config is not None
     some = {knob: [value] for knob, value in config.items() if generator.random() < 0.5}
@@ -97,6 +107,7 @@ def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(space: Space
 def test_neighbours_are_legal_and_differ_in_one_knob(space: Space, generator: Random) -> None:
     """Whatever the start."""
     problem = random_problem(generator)
+    assume(not space.explain(problem, {}))
     config = random_config(space, problem, generator)
     assert config is not None
     found = list(space.neighbours(problem, config))

@@ -311,6 +311,13 @@ def test_without_a_gpu_candidates_are_compiled_and_predicted(tmp_path: Path) -> 
     assert len(trials_of(tmp_path)) == len(trials), "a rerun writes nothing twice"
 
 
+def test_without_a_model_the_default_leads_and_nothing_is_predicted(tmp_path: Path) -> None:
+    """For a target whose speed nobody described, candidates stay in the order in which they were tried."""
+    result = Rig(tmp_path, device=None, arch="sm_100a").tuner.tune(*SHAPE)
+    assert result.rows[0].default and len(result.rows) > 1
+    assert all(row.predicted_us is None and row.time_us is None for row in result.rows)
+
+
 def test_without_a_gpu_no_compiling_candidate_is_no_winner(tmp_path: Path) -> None:
     """If nothing compiles there is nothing to predict."""
     with pytest.raises(NoWinnerError, match="build_failed"):

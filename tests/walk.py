@@ -81,10 +81,12 @@ def random_config(
 def random_pairs(
     space: Space, seed: int, count: int, reach: Reach = NEAR, per_problem: int = 1
 ) -> Iterator[tuple[Problem, Config]]:
-    """Yield ``count`` problems, each with ``per_problem`` legal configs."""
+    """Yield ``count`` problems that the space accepts, each with ``per_problem`` legal configs."""
     generator = Random(seed)
     for _ in range(count):
         problem = random_problem(generator, reach)
+        while space.explain(problem, {}):  # refused whatever the config
+            problem = random_problem(generator, reach)
         for _ in range(per_problem):
             config = random_config(space, problem, generator)
             assert config is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.errors import ConfigError, SpaceError
+from cutegen.errors import ConfigError, ProblemError, SpaceError
 from cutegen.problem import Problem
 from cutegen.space.config import Config, Value, format_value
 
@@ -201,8 +201,12 @@ class Space:
         """Return the config to use when nothing was measured: always legal.
 
         Raises:
+            ProblemError: No config computes this problem; the message gives the reason.
             SpaceError: The family's default breaks a rule, which is its author's mistake.
         """
+        for rule in self._free_rules:
+            if not self._holds(rule, {}, problem):
+                raise ProblemError(f"{problem} cannot be computed on {self.arch}: {rule.name}: {rule.reason}")
         config = self.choose_default(self, problem)
         violations = self.explain(problem, config)
         if violations:

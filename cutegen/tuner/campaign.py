@@ -12,8 +12,8 @@ from cutegen.errors import MeasureError, NoWinnerError
 from cutegen.measure import Candidate
 from cutegen.policy import Policy, Timing
 from cutegen.render import render
-from cutegen.search import rank, refine
 from cutegen.space import Config
+from cutegen.survey import rank, refine
 from cutegen.tuner.attempt import Attempt
 from cutegen.tuner.choose import pick_finalists, relative_us
 from cutegen.tuner.ledger import Ledger

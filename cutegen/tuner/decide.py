@@ -133,16 +133,18 @@ def recorded_result(
 
 
 def predicted_result(
-    request: Request, attempts: Sequence[Attempt], default: Config, predict: Predict
+    request: Request, attempts: Sequence[Attempt], default: Config, predict: Predict | None
 ) -> TuneResult:
-    """Return the ranking by the model of candidates that were only compiled."""
-    best_first = sorted(attempts, key=lambda a: (predict(a.config), a.config.digest))
+    """Return the ranking by the model of candidates that were only compiled; without one, as they come."""
+    best_first = list(attempts)
+    if predict is not None:
+        best_first.sort(key=lambda a: (predict(a.config), a.config.digest))
     rows = [
         Row(
             config=attempt.config,
             default=attempt.config == default,
             chosen=at == 0,
-            predicted_us=predict(attempt.config),
+            predicted_us=None if predict is None else predict(attempt.config),
             resources=attempt.resources,
             artifact_key=attempt.artifact_key,
             trial=attempt.trial,

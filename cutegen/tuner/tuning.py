@@ -10,6 +10,7 @@ from cutegen.catalog import find_space
 from cutegen.digest import digest
 from cutegen.entry import Entry
 from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError
+from cutegen.machine import is_modelled
 from cutegen.model import Estimator
 from cutegen.problem import Problem
 from cutegen.space import Config
@@ -166,6 +167,8 @@ class Tuning:
     def _result(self, campaign: Campaign, finalists: Sequence[Attempt]) -> TuneResult:
         request, setting = campaign.request, self._setting
         space = find_space(request.problem.family, request.arch)
+        if setting.device is None and not is_modelled(request.arch):
+            return predicted_result(request, finalists, campaign.default, None)
         if setting.device is None:
             estimator = Estimator(request.problem, request.arch, request.sm_count)
 

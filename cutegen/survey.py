@@ -1,0 +1,92 @@
+"""What to try next on any target: the model's ranking where there is a model, else a survey of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cutegen import search
+from cutegen.errors import UsageError
+from cutegen.machine import is_modelled
+from cutegen.problem import Problem
+from cutegen.space import Config, Space, Value
+
+__all__ = ["rank", "refine"]
+
+#: Without a model, refinement starts from so many of the fastest.
+_PARENTS = 3
+
+
+def rank(
+    space: Space,
+    problem: Problem,
+    sm_count: int,
+    limit: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+) -> list[Config]:
+    """Return the configs to try first: the default, then the most promising kernels.
+
+    Without a model of the target nothing is known to be promising: kernels are then taken at even distances
+    from the whole space, in its own order, with the run-time arguments of the default.
+
+    Args:
+        space: Where configs come from.
+        problem: What is to be computed.
+        sm_count: Multiprocessors of the GPU.
+        limit: Most kernels to compile.
+        fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+        UsageError: ``limit`` is not positive.
+    """
+    if is_modelled(space.arch):
+        return search.rank(space, problem, sm_count, limit, fixed)
+    if limit < 1:
+        raise UsageError(f"limit={limit} kernels must be at least 1")
+    fixed = fixed or {}
+    default = space.default(problem)
+    lead = [default] if all(default[knob] in values for knob, values in fixed.items()) else []
+    run_time = {knob: fixed.get(knob, [default[knob]])[:1] for knob in space.run_time_knobs}
+    known = space.compile_view(default) if lead else None
+    rest = [c for c in space.configs(problem, {**fixed, **run_time}) if space.compile_view(c) != known]
+    return lead + _spread(rest, limit - len(lead))
+
+
+def refine(
+    space: Space,
+    problem: Problem,
+    results: Mapping[Config, float | None],
+    limit: int,
+    *,
+    sm_count: int | None = None,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+) -> list[Config]:
+    """Return untried neighbours of the fastest measured configs, the most promising first.
+
+    Without a model they are taken at even distances from all that differ in one knob.
+
+    Args:
+        space: Where configs come from.
+        problem: What is computed.
+        results: Microseconds of every config tried so far; None for one that failed.
+        limit: Most kernels to compile.
+        sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
+        fixed: Knobs restricted to some values.
+    """
+    if is_modelled(space.arch):
+        return search.refine(space, problem, results, limit, sm_count=sm_count, fixed=fixed)
+    timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
+    near = [
+        neighbour
+        for _, _, parent in timed[:_PARENTS]
+        for neighbour in space.neighbours(problem, parent)
+        if neighbour not in results and all(neighbour[k] in values for k, values in (fixed or {}).items())
+    ]
+    return _spread(dict.fromkeys(near), limit)
+
+
+def _spread(configs: Iterable[Config], count: int) -> list[Config]:
+    """Return at most ``count`` of ``configs`` at even distances, in their order."""
+    found = list(configs)
+    kept = min(count, len(found))
+    return [found[i * len(found) // kept] for i in range(kept)]

@@ -1,0 +1,270 @@
+"""Which Blackwell GEMM configs exist, which are legal, and what follows from each of them.
+
+``mma_tiler_mn`` is the tile of one MMA as the kernel sees it: with ``use_2cta_instrs`` two thread blocks
+share it, half of its rows each; with ``swap_ab`` its first number runs along n of the problem and its
+second along m. Kernels of this space were compiled and inspected, never run by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cutegen.arch import Arch
+from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+TILE_K = 64
+"""Elements along k: one row of 128 bytes, the span of the shared-memory swizzle."""
+WARPS = 6
+"""Four that store, one that multiplies, one that loads."""
+BARRIER_BYTES = 1024
+"""Shared memory before the first tile: mbarriers and the address of tensor memory, padded to the 1024
+bytes that swizzled tiles align to."""
+MAX_STAGES = 32
+"""A stage has two 8-byte mbarriers, which live in those 1024 bytes."""
+ACC_STAGES = 2
+"""Tiles of sums in tensor memory: one is stored while the next is computed."""
+MIN_TMEM_COLUMNS = 32
+"""Source: PTX ISA, tcgen05.alloc."""
+LONE_HALF = 64
+"""Rows of the smallest MMA, whose sums are read from tensor memory as pairs of columns."""
+PIECE = 4096
+"""Elements that leave tensor memory at once: 32 for each of 128 threads."""
+MAX_STORE_BUFFERS = 4
+GPC = 18
+"""Multiprocessors that one cluster can be placed on. Source: assumed, from Hopper; to be measured."""
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = {
+    "mma_tiler_mn": tuple(
+        (m, n) for m in (128, 256, 64) for n in range(16, 257, 16) if m < 256 or n % 32 == 0
+    ),
+    "use_2cta_instrs": (False, True),
+    "cluster_shape_mn": tuple(
+        (blocks // n, n) for blocks in (1, 2, 4, 8, 16) for n in (1, 2, 4, 8, 16) if n <= blocks
+    ),
+    "swap_ab": (False, True),
+    "use_tma_store": (True, False),
+    "swizzle_size": (1, 2, 4, 8),
+    "raster_along_m": (False, True),
+}
+RUN_TIME_KNOBS = frozenset({"swizzle_size", "raster_along_m"})
+
+
+def _pair(value: Value) -> tuple[int, int]:
+    assert isinstance(value, tuple)
+    return value[0], value[1]
+
+
+def block_rows(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
+    """Return the rows of the tile that one thread block stores."""
+    return mma_tiler_mn[0] // (2 if use_2cta_instrs else 1)
+
+
+def stage_bytes(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, problem: Problem) -> int:
+    """Return the shared memory of one pipeline stage in bytes; a pair shares out the rows of B as well."""
+    blocks = 2 if use_2cta_instrs else 1
+    return sum(mma_tiler_mn) // blocks * TILE_K * DTYPE_BYTES[problem.ab_dtype]
+
+
+def epilogue_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
+    """Return the columns that leave tensor memory at once: the most that divide the tile evenly."""
+    columns = PIECE // block_rows(mma_tiler_mn, use_2cta_instrs)
+    while mma_tiler_mn[1] % columns:
+        columns //= 2
+    return columns
+
+
+def tmem_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
+    """Return the columns of tensor memory to allocate: a power of two, at least 32.
+
+    A column of sums fills the 128 lanes of one; with 64 rows per block two share it, the other tile's of a
+    lone block, the other half's of a pair (PTX ISA, tcgen05 data path layouts).
+    """
+    shared = 128 // block_rows(mma_tiler_mn, use_2cta_instrs)
+    used = ACC_STAGES * mma_tiler_mn[1] // shared
+    return int(max(MIN_TMEM_COLUMNS, 1 << (used - 1).bit_length()))
+
+
+def neighbouring_columns(config: Config, problem: Problem) -> int:
+    """Return how many neighbouring elements of a row of D a thread holds and may move at once."""
+    if config["swap_ab"] or problem.unaligned_out:
+        return 1
+    width = DTYPE_BYTES[problem.out_dtype]
+    if _pair(config["mma_tiler_mn"])[0] > LONE_HALF:
+        return 16 // width
+    return 1 if config["use_tma_store"] and width == 4 else 2
+
+
+# --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
+
+
+def operands_are_16_bit(problem: Problem) -> bool:
+    """The Blackwell kernels of this version multiply bf16 and fp16 only; fp8 and int8 run on sm_90a (and
+    sm_103a has no int8 MMA at all)."""
+    return DTYPE_BYTES[problem.ab_dtype] == 2
+
+
+def rows_fit_the_instruction(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
+    """The MMA of one thread block has 64 or 128 rows, that of two has 128 or 256 (PTX ISA, tcgen05.mma):
+    M=256 needs use_2cta_instrs and M=64 forbids it."""
+    return mma_tiler_mn[0] in ((128, 256) if use_2cta_instrs else (64, 128))
+
+
+def pairs_split_columns_evenly(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
+    """With use_2cta_instrs each block holds half of the tile's columns of B, which must be a multiple of
+    16: N must be a multiple of 32 (the compiler dies on other multiples of 16)."""
+    return not use_2cta_instrs or mma_tiler_mn[1] % 32 == 0
+
+
+def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) -> bool:
+    """use_2cta_instrs joins two blocks that lie next to each other along m of their cluster, so
+    cluster_shape_mn must be even along m."""
+    return not use_2cta_instrs or cluster_shape_mn[0] % 2 == 0
+
+
+def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> bool:
+    """A TMA store needs rows of D that start at multiples of 16 bytes: n * sizeof(out) and the pitch of D
+    must be multiples of 16; use_tma_store=false takes any n."""
+    return not (use_tma_store and problem.unaligned_out)
+
+
+def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
+    """swap_ab puts m on the finely divisible side of the MMA; with m above 512 the plain order does the
+    same work with better stores."""
+    return not swap_ab or problem.m <= 512
+
+
+def cluster_is_no_larger_than_problem(
+    mma_tiler_mn: tuple[int, int],
+    use_2cta_instrs: bool,
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    problem: Problem,
+) -> bool:
+    """A cluster must not be more than twice as tall or wide as D, since blocks outside D only wait."""
+    tiles = _tiles(mma_tiler_mn, use_2cta_instrs, swap_ab, problem)
+    return all(c == 1 or c < 2 * t for c, t in zip(cluster_shape_mn, tiles, strict=True))
+
+
+def tile_counts_fit_32_bits(
+    mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, swap_ab: bool, problem: Problem
+) -> bool:
+    """Work units are numbered with 32-bit integers."""
+    tiles_m, tiles_n = _tiles(mma_tiler_mn, use_2cta_instrs, swap_ab, problem)
+    return tiles_m * tiles_n * problem.batch < 2**30
+
+
+RULES = tuple(
+    Rule.of(function)
+    for function in (
+        operands_are_16_bit,
+        rows_fit_the_instruction,
+        pairs_split_columns_evenly,
+        pairs_lie_along_m,
+        tma_store_needs_aligned_output,
+        swap_ab_is_for_narrow_m,
+        cluster_is_no_larger_than_problem,
+        tile_counts_fit_32_bits,
+    )
+)
+
+
+def _tiles(
+    mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, swap_ab: bool, problem: Problem
+) -> tuple[int, int]:
+    """Return the tiles of single thread blocks along m and n of the kernel."""
+    m, n = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
+    return -(-m // block_rows(mma_tiler_mn, use_2cta_instrs)), -(-n // mma_tiler_mn[1])
+
+
+# --- what follows from a config ---
+
+
+def clusters_at_once(sm_count: int, blocks: int) -> int:
+    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
+
+    Source: assumed; clusters larger than pairs stay inside a GPC and leave its remainder idle. A persistent
+    kernel with one cluster too many would run it alone, after all others, so this is a careful guess.
+    """
+    if blocks <= 2:
+        return max(1, sm_count // blocks)
+    return max(1, sm_count // GPC * (GPC // blocks))
+
+
+def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
+    """Return stages, store buffers, tensor memory, threads and exact shared memory (bytes) of a config."""
+    tiler, pair = _pair(config["mma_tiler_mn"]), bool(config["use_2cta_instrs"])
+    columns = epilogue_columns(tiler, pair)
+    per_stage = stage_bytes(tiler, pair, problem)
+    per_buffer = 0
+    if config["use_tma_store"]:
+        per_buffer = block_rows(tiler, pair) * columns * DTYPE_BYTES[problem.out_dtype]
+    free = arch.smem_bytes - BARRIER_BYTES
+    stages = min((free - 2 * per_buffer) // per_stage, MAX_STAGES)
+    buffers = 2
+    while (
+        per_buffer and buffers < MAX_STORE_BUFFERS and (buffers + 1) * per_buffer + stages * per_stage <= free
+    ):
+        buffers += 1
+    return {
+        "tile_k": TILE_K,
+        "stages": stages,
+        "acc_stages": ACC_STAGES,
+        "tmem_columns": tmem_columns(tiler, pair),
+        "epi_n": columns,
+        "epi_stages": buffers,
+        "vector": neighbouring_columns(config, problem),
+        "smem_bytes": BARRIER_BYTES + stages * per_stage + buffers * per_buffer,
+        "threads": 32 * WARPS,
+    }
+
+
+def compile_view(config: Config) -> Config:
+    """Return what is compiled in: run-time knobs fall away."""
+    return Config({knob: value for knob, value in config.items() if knob not in RUN_TIME_KNOBS})
+
+
+def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
+    """Return clusters, swizzle_size and raster_along_m; no workspace."""
+    cluster = _pair(config["cluster_shape_mn"])
+    clusters = clusters_at_once(sm_count, cluster[0] * cluster[1])
+    return Launch((clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"]))), 0)
+
+
+def choose_default(space: Space, problem: Problem) -> Config:
+    """Return a safe config that fits the shape: pairs with wide tiles if there are enough of them."""
+    sm_count = space.arch.nominal_sm_count
+    swap = problem.m <= 64 and problem.n > problem.m
+    n = problem.m if swap else problem.n
+    tiler, pair = (128, 64 if n > 32 else 32 if n > 16 else 16), False
+    for wide, two in (((256, 256), True), ((256, 128), True), ((128, 128), False)):
+        tiles_m, tiles_n = _tiles(wide, two, swap, problem)
+        if not swap and tiles_m * tiles_n * problem.batch * 10 >= sm_count * 8 and (tiles_m > 1 or not two):
+            tiler, pair = wide, two
+            break
+    return Config(
+        {
+            "mma_tiler_mn": tiler,
+            "use_2cta_instrs": pair,
+            "cluster_shape_mn": (2, 1) if pair else (1, 1),
+            "swap_ab": swap,
+            "use_tma_store": not problem.unaligned_out,
+            "swizzle_size": 8 if pair else 1,
+            "raster_along_m": True,
+        }
+    )
+
+
+def build_space(arch: Arch) -> Space:
+    """Return the space of Blackwell GEMMs bound to ``arch``."""
+    return Space(
+        family="gemm",
+        arch=arch,
+        domains=DOMAINS,
+        rules=RULES,
+        derive=derive,
+        choose_default=choose_default,
+        launch=launch,
+        compile_view=compile_view,
+        run_time_knobs=RUN_TIME_KNOBS,
+    )
