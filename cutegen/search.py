@@ -1,7 +1,7 @@
 """What to try next: the model's ranking of a space, spread over unlike kernels, and steps from what won.
 
-Compiling costs more than measuring, so ``limit`` counts kernels. What a kernel takes as arguments (``split_k``,
-the walk over tiles) the model chooses for each; further values of it cost no compilation.
+Compiling costs more than measuring, so ``limit`` counts kernels. What a kernel takes as arguments
+(``split_k``, the walk over tiles) the model chooses for each; further values cost no compilation.
 """
 
 from __future__ import annotations
