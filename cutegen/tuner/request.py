@@ -9,6 +9,8 @@ from pathlib import Path
 import cutegen.machine
 import cutegen.model
 import cutegen.search
+import cutegen.survey
+import cutegen.tiling
 from cutegen import __version__
 from cutegen.arch import Arch
 from cutegen.catalog import find_template
@@ -21,7 +23,7 @@ from cutegen.space import Config, Value
 
 __all__ = ["Effort", "Request"]
 
-_PROPOSERS = (cutegen.search, cutegen.model, cutegen.machine)
+_PROPOSERS = (cutegen.search, cutegen.survey, cutegen.model, cutegen.machine, cutegen.tiling)
 
 
 @dataclass(frozen=True)
