@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from run_example import ROOT, run_example
 
 import cutegen
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: Those that need the compiler, and those that need neither it nor a GPU; tests/gpu runs the others.
 COMPILING = ("predict_without_gpu",)
 PLAIN = ("explain_config",)
-
-
-def run_example(name: str, folder: Path) -> str:
-    """Run an example in ``folder`` on an empty cache and return what it printed."""
-    environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(folder / "cache")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -57,10 +37,10 @@ def test_an_example_uses_only_public_names(path: Path) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_an_example_without_compiler_runs(name: str, tmp_path: Path) -> None:
-    assert run_example(name, tmp_path)
+    assert run_example(name, tmp_path, tmp_path / "cache")
 
 
 @pytest.mark.dsl
 @pytest.mark.parametrize("name", COMPILING)
 def test_an_example_without_gpu_runs(name: str, tmp_path: Path) -> None:
-    assert "predicted" in run_example(name, tmp_path)
+    assert "predicted" in run_example(name, tmp_path, tmp_path / "cache")

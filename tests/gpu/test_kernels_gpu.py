@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hopper import GPU
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Result
 from cutegen.catalog import find_space
-from cutegen.device import Device, present_device
-from cutegen.errors import DeviceError
 from cutegen.measure import Bench, Candidate
 from cutegen.problem import Problem
 from cutegen.render import Source, render
@@ -60,14 +59,6 @@ CHOSEN_LINES = [
 ]
 
 
-def the_gpu() -> Device | None:
-    """Return the GPU, or None where there is none."""
-    try:
-        return present_device()
-    except DeviceError:
-        return None
-
-
 def chosen(line: str, words: str) -> tuple[Problem, Config]:
     """A problem, and its default config with some knobs changed."""
     problem = Problem.parse(line)
@@ -86,7 +77,6 @@ def all_pairs() -> Iterator[tuple[str, Problem, Config]]:
         yield f"walk{number}", *pair
 
 
-GPU = the_gpu()
 CHOSEN = [chosen(*line) for line in CHOSEN_LINES]
 PAIRS = list(all_pairs()) if GPU is not None and GPU.arch.name == "sm_90a" else []
 pytestmark = [

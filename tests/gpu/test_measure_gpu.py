@@ -8,30 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hopper import GPU, NEEDS_HOPPER
 
-from cutegen.device import ClockMeter, Device, present_device
-from cutegen.errors import DeviceError
+from cutegen.device import ClockMeter
 from cutegen.measure import Bench, Candidate, tail_problems
 from cutegen.policy import Policy
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Launch
 
 HERE = Path(__file__).parent
-
-
-def the_gpu() -> Device | None:
-    """Return the GPU, or None where there is none."""
-    try:
-        return present_device()
-    except DeviceError:
-        return None
-
-
-GPU = the_gpu()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None or GPU.arch.name != "sm_90a", reason="needs an NVIDIA GPU of sm_90a"),
-]
+pytestmark = NEEDS_HOPPER
 
 SQUARE = Problem(1024, 1024, 1024)
 

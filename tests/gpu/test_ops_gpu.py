@@ -11,36 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hopper import GPU, NEEDS_HOPPER
 
 torch = pytest.importorskip("torch")
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.catalog import find_space  # noqa: E402
-from cutegen.device import Device, present_device  # noqa: E402
 from cutegen.dispatch import Dispatcher  # noqa: E402
 from cutegen.entry import Entry, Fingerprint  # noqa: E402
-from cutegen.errors import DeviceError, LaunchError, OperandError  # noqa: E402
+from cutegen.errors import LaunchError, OperandError  # noqa: E402
 from cutegen.kernels import Kernels  # noqa: E402
 from cutegen.pin import pin_table  # noqa: E402
 from cutegen.problem import Problem  # noqa: E402
 from cutegen.store import Store  # noqa: E402
 from cutegen.table import Table  # noqa: E402
 
-
-def the_gpu() -> Device | None:
-    """Return the GPU, or None where there is none."""
-    try:
-        return present_device()
-    except DeviceError:
-        return None
-
-
-GPU = the_gpu()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None or GPU.arch.name != "sm_90a", reason="needs an NVIDIA GPU of sm_90a"),
-]
+pytestmark = NEEDS_HOPPER
 BF16 = torch.bfloat16
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from run_example import ROOT, run_example
 
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-ROOT = Path(__file__).resolve().parent.parent.parent
 #: Not here: those that need no GPU, and the sweep, which takes minutes.
 ELSEWHERE = {"explain_config", "predict_without_gpu", "offline_sweep"}
 NAMES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
@@ -28,16 +28,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_to_its_end(name: str, cache: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(cache)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert run_example(name, tmp_path, cache)

@@ -1,0 +1,29 @@
+"""Run one example as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["ROOT", "run_example"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_example(name: str, folder: Path, cache: Path) -> str:
+    """Run an example in ``folder`` on the cache ``cache`` and return what it printed."""
+    environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(cache)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
