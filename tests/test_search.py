@@ -248,3 +248,13 @@ def test_refinement_keeps_to_fixed_values() -> None:
     assert proposed
     assert {c["tile_shape_mn"] for c in proposed} == {(128, 256)}
     assert {c["swizzle_size"] for c in proposed} == {8}
+
+
+def test_a_small_list_keeps_the_cluster_variants_of_the_best_tiles() -> None:
+    """Spreading over unlike kernels leaves room for twins of promising ones, clusters of two among them."""
+    found = [
+        config
+        for config in rank(SPACE, L4, 132, 32)
+        if config["tile_shape_mn"] == (128, 96) and config["cluster_shape_mn"] == (2, 1)
+    ]
+    assert any(config["mma_warpgroups"] == 2 and not config["pingpong"] for config in found)
