@@ -55,8 +55,8 @@ class FakeEngine:
             "launches": LAUNCHES,
         }
 
-    def check(self, candidate: Candidate, problem: Problem) -> Verdict:
-        self.events.append(f"check {candidate.name} {problem}")
+    def check(self, candidate: Candidate, problem: Problem, repeats: int | None = None) -> Verdict:
+        self.events.append(f"check {candidate.name} {problem}" + (f" x{repeats}" if repeats else ""))
         behaviour = candidate.symbol.partition(":")[0]
         if behaviour == "wrong-tail":
             behaviour = "ok" if problem == candidate.problem else "wrong"

@@ -17,7 +17,7 @@ from cutegen.problem import (
 )
 from cutegen.space import Config, Space, Value
 
-__all__ = ["FAR", "NEAR", "Reach", "random_config", "random_pairs", "random_problem"]
+__all__ = ["DTYPES", "FAR", "NEAR", "Reach", "random_config", "random_pairs", "random_problem"]
 
 #: Largest extents along m, n, k and of the batch.
 Reach = tuple[int, int, int, int]
@@ -45,9 +45,13 @@ def _epilogue(generator: Random) -> Epilogue:
     )
 
 
-def random_problem(generator: Random, reach: Reach = NEAR) -> Problem:
-    """Return a problem of any dtype, layout, epilogue, batch and alignment."""
-    ab_dtype = generator.choice(("bf16", "bf16", "fp16", "fp16", "e4m3", "e5m2", "int8"))
+#: 16-bit types come up more often: they have more layouts.
+DTYPES = ("bf16", "bf16", "fp16", "fp16", "e4m3", "e5m2", "int8")
+
+
+def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str] = DTYPES) -> Problem:
+    """Return a problem of any of ``dtypes``, any layout, epilogue, batch and alignment."""
+    ab_dtype = generator.choice(dtypes)
     layout = generator.choice(tuple(LAYOUTS)) if DTYPE_BYTES[ab_dtype] == 2 else "tn"
     out_dtype = generator.choice(OUT_DTYPES[ab_dtype])
     extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
@@ -79,14 +83,19 @@ def random_config(
 
 
 def random_pairs(
-    space: Space, seed: int, count: int, reach: Reach = NEAR, per_problem: int = 1
+    space: Space,
+    seed: int,
+    count: int,
+    reach: Reach = NEAR,
+    per_problem: int = 1,
+    dtypes: Sequence[str] = DTYPES,
 ) -> Iterator[tuple[Problem, Config]]:
     """Yield ``count`` problems that the space accepts, each with ``per_problem`` legal configs."""
     generator = Random(seed)
     for _ in range(count):
-        problem = random_problem(generator, reach)
+        problem = random_problem(generator, reach, dtypes)
         while space.explain(problem, {}):  # refused whatever the config
-            problem = random_problem(generator, reach)
+            problem = random_problem(generator, reach, dtypes)
         for _ in range(per_problem):
             config = random_config(space, problem, generator)
             assert config is not None

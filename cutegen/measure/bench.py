@@ -228,14 +228,21 @@ class Bench:
         if not self._is_open:
             self._send_open(problem, seed)
 
-    def check(self, candidate: Candidate) -> CheckResult:
+    def check(self, candidate: Candidate, repeats: int | None = None) -> CheckResult:
         """Run a candidate on poisoned outputs and on its tail problem and compare it with fp64.
+
+        Args:
+            candidate: Who is checked.
+            repeats: Further runs on each problem that must give equal bits; None leaves their number to the
+                engine.
 
         Raises:
             MeasureError: The candidate's problem is not open, or measuring itself failed.
         """
         try:
-            result = self._run({"op": "check", "candidate": candidate.to_json()}, [candidate])
+            result = self._run(
+                {"op": "check", "candidate": candidate.to_json(), "repeats": repeats}, [candidate]
+            )
         except _LostError as lost:
             return CheckResult(lost.outcome, lost.reason)
         return CheckResult.from_json(result)

@@ -50,8 +50,11 @@ class Engine(Protocol):
         """Allocate operands for ``problem`` in place of the previous one; return facts for the record."""
         ...
 
-    def check(self, candidate: Candidate, problem: Problem) -> Verdict:
-        """Run the candidate against the reference: on the open problem, or on its tail problem."""
+    def check(self, candidate: Candidate, problem: Problem, repeats: int | None = None) -> Verdict:
+        """Run the candidate against the reference, on the open problem or on its tail problem.
+
+        It runs ``repeats`` times more for equal bits; None leaves the number to the engine.
+        """
         ...
 
     def prepare(self, candidate: Candidate | None) -> Prepared:

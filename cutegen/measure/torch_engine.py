@@ -169,8 +169,8 @@ class TorchEngine:
             raise MeasureError("no problem is open")
         return self._session
 
-    def check(self, candidate: Candidate, problem: Problem) -> Verdict:
-        """Run a candidate on poisoned outputs and compare it with fp64.
+    def check(self, candidate: Candidate, problem: Problem, repeats: int | None = None) -> Verdict:
+        """Run a candidate on poisoned outputs and compare with fp64, then ``repeats`` times for equal bits.
 
         Raises:
             LaunchError: It did not run.
@@ -187,7 +187,8 @@ class TorchEngine:
             arguments = bay.workload.arguments(d, launch, workspace)
             self._launch(_bound(kernel, arguments), f"launch on {problem}")
 
-        repeats = _REPEATS if problem.flops < _LARGE_FLOPS else _REPEATS_LARGE
+        if repeats is None:
+            repeats = _REPEATS if problem.flops < _LARGE_FLOPS else _REPEATS_LARGE
         verdict = verify(run, bay.canvases, bay.oracle, repeats)
         self._scratch.inspect(launch)
         return verdict

@@ -64,18 +64,18 @@ class Session:
     def _check(self, request: Mapping[str, Any]) -> Message:
         candidate = Candidate.from_json(request["candidate"])
         started = time.perf_counter()
-        result = self._judge(candidate)
+        result = self._judge(candidate, request.get("repeats"))
         seconds = time.perf_counter() - started
         return {**result.to_json(), "seconds": seconds}
 
-    def _judge(self, candidate: Candidate) -> CheckResult:
+    def _judge(self, candidate: Candidate, repeats: int | None) -> CheckResult:
         verdict = tail = None
         try:
             self._announce(candidate.name)
-            verdict = self._engine.check(candidate, candidate.problem)
+            verdict = self._engine.check(candidate, candidate.problem, repeats)
             if verdict.ok and candidate.tail_problem is not None:
                 self._announce(candidate.name)
-                tail = self._engine.check(candidate, candidate.tail_problem)
+                tail = self._engine.check(candidate, candidate.tail_problem, repeats)
         except LaunchError as error:
             if not self._engine.healthy():
                 raise BrokenDeviceError(str(error)) from error
