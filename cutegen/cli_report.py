@@ -27,6 +27,7 @@ def result_lines(name: str, result: TuneResult | Failed) -> list[str]:
     predicted = result.winner.predicted_us is not None
     unmeasured = "times are predicted" if predicted else "no model of its speed either, so no times"
     where = result.device or f"{result.arch}, nothing measured: {unmeasured}"
+    how += "" if result.objective == "time" else f", by {result.objective}"
     lines = [f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"]
     lines += _measured_table(result) if result.measured else _predicted_table(result)
     word = "best" if result.measured else "predicted best" if predicted else "first"
@@ -42,15 +43,19 @@ def _counts(result: TuneResult) -> str:
 
 def _measured_table(result: TuneResult) -> list[str]:
     reference = result.torch.reference if result.torch and result.torch.reference else "torch.mm"
-    rows = [["", "time us", "TFLOP/s", f"vs {reference}", "regs", "smem KB", "config"]]
+    versus = _versus(result, reference)
+    rows = [["", "time us", "TFLOP/s", "mJ", "W", versus, "regs", "smem KB", "config"]]
     for row in result.rows:
         timing = row.timing
         if timing is not None:
-            cells = [_mark(row, result), *_time(timing.median_us, result), _ratio(timing)]
+            cells = [_mark(row, result), *_time(timing.median_us, result), *_energy(timing)]
+            cells.append(_ratio(result, timing))
             rows.append([*cells, *_taken(row.resources), short_config(result, row.config)])
     if result.torch is not None:
         mark = "best" if result.torch_wins else ""
-        rows.append([mark, *_time(result.torch.median_us, result), "1.000", "", "", reference])
+        known = result.torch.cost(result.objective) is not None
+        times = [*_time(result.torch.median_us, result), *_energy(result.torch)]
+        rows.append([mark, *times, "1.000" if known else "", "", "", reference])
     return _align(rows)
 
 
@@ -88,10 +93,20 @@ def _time(time_us: float, result: TuneResult) -> list[str]:
     return [f"{time_us:.2f}", f"{result.problem.flops / time_us / 1e6:.1f}" if time_us else ""]
 
 
-def _ratio(timing: Timing) -> str:
-    if timing.ratio is None or timing.ratio_low is None or timing.ratio_high is None:
-        return ""
-    return f"{timing.ratio:.3f} [{timing.ratio_low:.3f}, {timing.ratio_high:.3f}]"
+def _energy(timing: Timing) -> list[str]:
+    """Return millijoules per launch and watts; empty for entries whose energy was not read."""
+    if timing.energy_mj is None or timing.power_w is None:
+        return ["", ""]
+    return [f"{timing.energy_mj:.4g}", f"{timing.power_w:.0f}"]
+
+
+def _versus(result: TuneResult, reference: str) -> str:
+    return f"vs {reference}" if result.objective == "time" else f"{result.objective} vs {reference}"
+
+
+def _ratio(result: TuneResult, timing: Timing) -> str:
+    ratio = result.against_torch(timing)
+    return f"{ratio.mid:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio else ""
 
 
 def _taken(resources: Resources | None) -> list[str]:
@@ -128,18 +143,21 @@ def summary_lines(results: Mapping[str, TuneResult | Failed]) -> list[str]:
     failed = [name for name, r in results.items() if isinstance(r, Failed)]
     lines = []
     if len(measured) > 1:
-        rows = [["shape", "time us", "TFLOP/s", "vs torch.mm", "vs default", "config"]]
+        versus = _versus(next(iter(measured.values())), "torch.mm")
+        rows = [["shape", "time us", "TFLOP/s", "mJ", "W", versus, "vs default", "config"]]
         for name, result in measured.items():
             winner = result.winner.timing
             assert winner is not None
             gain = f"{result.ratio_to_default.mid:.3f}" if result.ratio_to_default else ""
-            cells = [name, *_time(winner.median_us, result), _ratio(winner), gain]
+            cells = [name, *_time(winner.median_us, result), *_energy(winner), _ratio(result, winner), gain]
             rows.append([*cells, short_config(result, result.config)])
         lines += _align(rows)
-    ratios = [r.winner.timing.ratio for r in measured.values() if r.winner.timing and r.winner.timing.ratio]
+    known = [r.against_torch(r.winner.timing) for r in measured.values() if r.winner.timing]
+    ratios = [ratio.mid for ratio in known if ratio is not None]
     if len(ratios) > 1:
+        objective = next(iter(measured.values())).objective
         lines.append(
-            f"geometric mean of torch.mm's time over cutegen's: {geometric_mean(ratios):.3f} "
+            f"geometric mean of torch.mm's {objective} over cutegen's: {geometric_mean(ratios):.3f} "
             f"({len(ratios)} shapes)"
         )
     if failed:
@@ -164,6 +182,7 @@ def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
     return {
         **head,
         "measured": result.measured,
+        "objective": result.objective,
         "reused": result.reused,
         "run": result.run,
         "outcomes": dict(result.outcomes),

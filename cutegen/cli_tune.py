@@ -26,6 +26,7 @@ from cutegen.cli_space import refuse
 from cutegen.device import Device, present_device
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, UsageError
+from cutegen.policy import OBJECTIVES
 from cutegen.shapes import NamedProblem
 from cutegen.space import Space, Value
 from cutegen.store import Store
@@ -37,6 +38,7 @@ __all__ = ["main"]
 _EXAMPLES = """examples:
   python -m cutegen.tune gemm --shape 4096x4096x4096 --shape 64x7168x2048 --dtype bf16
   python -m cutegen.tune gemm --shapes shapes.toml --budget 600 --table mine.json
+  python -m cutegen.tune gemm --shape 8192x8192x8192 --objective energy --table green.json
   python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
   python -m cutegen.tune gemm --arch sm_90a --shape 4096x4096x4096 --export candidates.tar
   python -m cutegen.tune gemm --import candidates.tar
@@ -86,6 +88,13 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KNOB=V1,V2", help="try only these values; repeatable"
     )
     group.add_argument("--seed", type=int, default=0, help="of the order within measuring rounds (default 0)")
+    group.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="time",
+        help="what the finalists are chosen by: time per launch, energy per launch, or edp, their product "
+        "(default time); energy takes longer to measure",
+    )
     group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
     group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
     group.add_argument("--allow-torch", action="store_true", help="let torch.mm win an entry of the table")
@@ -158,6 +167,7 @@ def _tuner(
         seed=args.seed,
         allow_torch=args.allow_torch,
         again=args.again,
+        objective=args.objective,
         observe=display.show,
         toolchain=imported.toolchain if imported else None,
     )

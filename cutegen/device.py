@@ -239,6 +239,12 @@ class ClockMeter:
             return None
         return self._ask(lambda: self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
+    def energy_mj(self) -> float | None:
+        """Return the energy since the driver was loaded, in millijoules; it moves in steps of tens of ms."""
+        if self._handle is None:
+            return None
+        return self._ask(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+
     def read(self) -> ClockReading:
         """Return the present clock, power and energy; takes some tens of microseconds."""
         if self._handle is None:
@@ -248,7 +254,7 @@ class ClockMeter:
         power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return ClockReading(
             sm_mhz=self.sm_mhz(),
-            energy_mj=self._ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            energy_mj=self.energy_mj(),
             power_w=None if power is None else power / 1000,
             reasons=tuple(name for bit, name in _REASONS.items() if int(mask or 0) & bit),
         )

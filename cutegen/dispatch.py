@@ -68,7 +68,10 @@ class Answer:
 
     def __str__(self) -> str:
         what = "torch" if self.config is None else str(self.config)
-        because = f" (measured for {self.entry.problem})" if self.entry and self.how != "exact" else ""
+        reasons = [f"measured for {self.entry.problem}"] if self.entry and self.how != "exact" else []
+        if self.entry is not None and self.entry.objective != "time":
+            reasons.append(f"tuned for {self.entry.objective}")
+        because = f" ({', '.join(reasons)})" if reasons else ""
         return f"{self.problem}: {self.how}{because}: {what}"
 
 

@@ -11,6 +11,7 @@ from cutegen.build import Toolchain
 from cutegen.device import Device
 from cutegen.digest import Json
 from cutegen.errors import TableError
+from cutegen.policy import OBJECTIVES
 from cutegen.problem import Problem
 from cutegen.space import Config
 
@@ -107,12 +108,15 @@ class Entry:
         artifact_key: The compiled kernel that was measured.
         time_us: Median microseconds of the winner.
         interval: Its 95 % interval, in microseconds.
-        ratio_to_torch: ``torch.mm`` time over the winner's, paired; None if not measured.
-        ratio_to_default: The default config's time over the winner's; None if not measured.
+        ratio_to_torch: Cost of ``torch.mm`` over the winner's: paired times, or what the objective says; None
+            if not measured.
+        ratio_to_default: The default config's cost over the winner's; None if not measured.
         trial_ids: The trials that this rests on.
+        objective: What the winner was chosen by: ``time``, ``energy`` or ``edp``.
+        energy_mj: Millijoules per launch of the winner; None if not measured.
 
     Raises:
-        TableError: The source is unknown, or cutegen won without a config.
+        TableError: The source or the objective is unknown, or cutegen won without a config.
     """
 
     problem: Problem
@@ -124,10 +128,14 @@ class Entry:
     ratio_to_torch: float | None = None
     ratio_to_default: float | None = None
     trial_ids: tuple[str, ...] = ()
+    objective: str = "time"
+    energy_mj: float | None = None
 
     def __post_init__(self) -> None:
         if self.source not in ("cutegen", "torch"):
             raise TableError(f"source is {self.source!r}; valid: cutegen, torch")
+        if self.objective not in OBJECTIVES:
+            raise TableError(f"objective is {self.objective!r}; valid: {', '.join(OBJECTIVES)}")
         if self.source == "cutegen" and self.config is None:
             raise TableError("an entry won by cutegen must have a config")
 
@@ -154,9 +162,9 @@ class Entry:
         config = values.pop("config", None)
         if config is not None and not isinstance(config, dict):
             raise TableError("config must be an object of knobs")
-        for name in ("time_us", "ratio_to_torch", "ratio_to_default"):
+        for name in ("time_us", "ratio_to_torch", "ratio_to_default", "energy_mj"):
             _require_number(name, values.get(name))
-        for name in ("source", "artifact_key"):
+        for name in ("source", "artifact_key", "objective"):
             if not isinstance(values.get(name, ""), str):
                 raise TableError(f"{name} is {values[name]!r}, not text")
         values["interval"] = _interval(values.get("interval"))

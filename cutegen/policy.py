@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from cutegen.digest import Json, digest
 from cutegen.errors import MeasureError, UsageError
 from cutegen.stats import Interval, median, median_interval, ratio_interval
 
-__all__ = ["Policy", "Timing"]
+__all__ = ["DWELL_S", "OBJECTIVES", "Policy", "Timing", "against", "cost_ratio", "require_objective"]
+
+#: What a kernel may be chosen by: microseconds, millijoules per launch, or their product.
+OBJECTIVES = ("time", "energy", "edp")
+#: Seconds of a dwell by objective. Source: judgement. A counter that steps every 20 ms, seen late by a
+#: millisecond at both ends, is off by 2 % over 0.1 s, which tells what a winner takes, and by 0.4 % over
+#: 0.5 s, which is under what is called a tie.
+DWELL_S = {"time": 0.1, "energy": 0.5, "edp": 0.5}
 
 _CHOICES = {
+    "objective": OBJECTIVES,
     "launch": ("graph",),
     "l2": ("cold",),
     "clock": ("settled", "burst"),
     "distribution": ("uniform",),
 }
+
+
+def require_objective(name: str) -> str:
+    """Return ``name`` if it is an objective.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if name not in OBJECTIVES:
+        raise UsageError(f"unknown objective {name!r}; valid: {', '.join(OBJECTIVES)}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,10 @@ class Policy:
         prune: Drop whoever is slower than the best by more than this fraction, already after one round;
             0 drops nobody.
         seed: Of the order within rounds.
+        objective: What the timings are to decide. It says who dwells: for ``time`` those that nobody beats,
+            those that the caller names and the reference, for ``energy`` and ``edp`` everyone.
+        dwell_s: After the rounds, seconds that an entry is replayed back to back while the GPU's energy
+            counter is read, twice; 0 reads no energy. It goes with settled clocks only.
 
     Raises:
         UsageError: A value is not one of those above.
@@ -53,6 +76,8 @@ class Policy:
     precision: float = 0.002
     prune: float = 0.0
     seed: int = 0
+    objective: str = "time"
+    dwell_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, valid in _CHOICES.items():
@@ -62,13 +87,18 @@ class Policy:
             raise UsageError(
                 f"policy wants {self.min_rounds} to {self.rounds} rounds; valid: 1 or more, in order"
             )
-        for name in ("round_us", "settle_s", "precision", "prune"):
+        for name in ("round_us", "settle_s", "precision", "prune", "dwell_s"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"policy {name} is {getattr(self, name)!r}; it must not be negative")
+        if self.dwell_s and self.clock != "settled":
+            raise UsageError(f"policy has a dwell of {self.dwell_s:g} s after a {self.clock}; valid: 0")
 
     @classmethod
     def screen(cls, seed: int = 0, *, loaded: bool = False) -> Policy:
         """Return the policy that finds the promising few of many: three short rounds.
+
+        They are chosen by time, whatever the objective, and read no energy: an entry's turn takes a few
+        milliseconds, less than a step of the counter.
 
         Args:
             seed: Of the order within rounds.
@@ -86,9 +116,13 @@ class Policy:
         )
 
     @classmethod
-    def final(cls, seed: int = 0) -> Policy:
-        """Return the policy that decides among the few: settled clocks, 7 to 15 longer rounds."""
-        return cls(seed=seed)
+    def final(cls, seed: int = 0, objective: str = "time") -> Policy:
+        """Return the policy that decides among the few: settled clocks, 7 to 15 longer rounds, a dwell.
+
+        Raises:
+            UsageError: There is no such objective.
+        """
+        return cls(seed=seed, objective=objective, dwell_s=DWELL_S.get(objective, 0.0))
 
     @property
     def digest(self) -> str:
@@ -123,8 +157,12 @@ class Timing:
         ratio_low: Lower end of that median's 95 % interval.
         ratio_high: Upper end.
         sm_clock_mhz: Median SM clock, read right after its replays; None where it cannot be read.
-        power_w: Mean power of the GPU over all rounds (entries alternate faster than power can be read).
-        energy_mj: Millijoules per launch: ``power_w`` times ``median_us``.
+        rounds_power_w: Mean power of the GPU over the rounds of all entries: a fact of the run, not of this
+            entry, since entries alternate faster than power can be read.
+        power_w: Mean power of the GPU while this entry alone ran, in its dwells; None without a dwell.
+        energy_mj: Millijoules per launch in those dwells; None without a dwell.
+        energy_low_mj: The least that it may be: the lower dwell, less what the counter's edges leave open.
+        energy_high_mj: The most.
         reference: What the reference is, such as ``torch.mm``.
         steady_us: Median after the drift that everyone shared was divided out of each round; for comparing
             entries of one run. None if nothing ran beside it.
@@ -141,8 +179,11 @@ class Timing:
     ratio_low: float | None = None
     ratio_high: float | None = None
     sm_clock_mhz: float | None = None
+    rounds_power_w: float | None = None
     power_w: float | None = None
     energy_mj: float | None = None
+    energy_low_mj: float | None = None
+    energy_high_mj: float | None = None
     reference: str = ""
     steady_us: float | None = None
     steady_low_us: float | None = None
@@ -155,7 +196,7 @@ class Timing:
         reference_us: Sequence[float] = (),
         *,
         clocks_mhz: Sequence[float] = (),
-        power_w: float | None = None,
+        rounds_power_w: float | None = None,
         reference: str = "",
         drift: Sequence[float] = (),
     ) -> Timing:
@@ -183,13 +224,42 @@ class Timing:
             ratio_low=ratio.low if ratio else None,
             ratio_high=ratio.high if ratio else None,
             sm_clock_mhz=median(clocks_mhz) if clocks_mhz else None,
-            power_w=power_w,
-            energy_mj=power_w * own.mid / 1000 if power_w is not None else None,
+            rounds_power_w=rounds_power_w,
             reference=reference,
             steady_us=steady.mid if steady else None,
             steady_low_us=steady.low if steady else None,
             steady_high_us=steady.high if steady else None,
         )
+
+    def with_energy(self, energy_mj: Interval, power_w: float) -> Timing:
+        """Return this timing with what dwells said: millijoules per launch, and watts meanwhile."""
+        return replace(
+            self,
+            power_w=power_w,
+            energy_mj=energy_mj.mid,
+            energy_low_mj=energy_mj.low,
+            energy_high_mj=energy_mj.high,
+        )
+
+    @property
+    def energy(self) -> Interval | None:
+        """Millijoules per launch with their spread; None without a dwell."""
+        if self.energy_mj is None or self.energy_low_mj is None or self.energy_high_mj is None:
+            return None
+        return Interval(self.energy_low_mj, self.energy_mj, self.energy_high_mj)
+
+    def cost(self, objective: str) -> Interval | None:
+        """Return what ``objective`` makes smallest, for comparing entries of one run.
+
+        Microseconds without the drift between rounds for ``time``, millijoules per launch for ``energy``,
+        their product for ``edp``; None where it was not measured.
+        """
+        if objective == "time":
+            return self.paired
+        energy, time = self.energy, self.paired
+        if energy is None or objective == "energy":
+            return energy
+        return Interval(energy.low * time.low, energy.mid * time.mid, energy.high * time.high)
 
     @property
     def interval(self) -> Interval:
@@ -223,10 +293,39 @@ class Timing:
     def from_json(cls, data: Mapping[str, Any]) -> Timing:
         """Return the timing that :meth:`to_json` described.
 
+        Records from before there were dwells called the mean over all rounds the entry's own power, and
+        multiplied it with the time; the product is dropped.
+
         Raises:
             UsageError: A field is unknown.
         """
-        return cls(**_known_fields(cls, data))
+        values = _known_fields(cls, data)
+        if "rounds_power_w" not in values:
+            values |= {"rounds_power_w": values.get("power_w"), "power_w": None, "energy_mj": None}
+        return cls(**values)
+
+
+def cost_ratio(reference: Timing, own: Timing, objective: str) -> Interval | None:
+    """Return cost of ``reference`` over that of ``own``, cautiously: above 1 means that ``own`` is better.
+
+    None where one of them lacks it.
+    """
+    a, b = reference.cost(objective), own.cost(objective)
+    if a is None or b is None:
+        return None
+    return Interval(a.low / b.high, a.mid / b.mid, a.high / b.low)
+
+
+def against(reference: Timing | None, own: Timing, objective: str) -> Interval | None:
+    """Return cost of the vendor library over that of ``own``; times are paired round by round.
+
+    None where it is not known.
+    """
+    if objective != "time":
+        return None if reference is None else cost_ratio(reference, own, objective)
+    if own.ratio is None or own.ratio_low is None or own.ratio_high is None:
+        return None
+    return Interval(own.ratio_low, own.ratio, own.ratio_high)
 
 
 def _known_fields(cls: type[Policy] | type[Timing], data: Mapping[str, Any]) -> dict[str, Any]:

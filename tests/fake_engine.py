@@ -1,8 +1,10 @@
 """An engine without a GPU, for tests of the measuring process: a candidate's symbol says what it does.
 
 ``ok``, ``ok:12.5`` (microseconds), ``wrong``, ``racy``, ``refuses``, ``stray``, ``breaks`` (the device),
-``hangs``, ``crashes``, ``prints``, ``bug``, ``forks``; ``time-`` in front makes it misbehave only when timed.
-Time is virtual: measuring advances a clock, so that tests are exact and fast.
+``hangs``, ``crashes``, ``prints``, ``bug``, ``forks``; ``time-`` in front makes it misbehave only when timed,
+``dwell-`` only when it dwells; ``@300`` behind makes it draw 300 W instead of 500.
+Time is virtual: measuring advances a clock, so that tests are exact and fast. So does asking for the energy
+counter, which moves in steps.
 """
 
 from __future__ import annotations
@@ -25,13 +27,24 @@ from cutegen.problem import Problem
 DEVICE = Device("Fake GPU", (9, 0), 132, 60_000_000, 2**37, "1.2", "13.0", "GPU-fake")
 REFERENCE_US = 10.0
 LAUNCHES = 100
+WATTS = 500.0
+#: Seconds that one reading of the energy counter takes, and between two steps of it.
+READING_S, STEP_S = 0.0005, 0.02
 
 
 class FakeEngine:
     """Knows every way in which a candidate can go wrong."""
 
-    def __init__(self, *, drift: float = 0.0, noise: float = 0.0) -> None:
+    def __init__(
+        self, *, drift: float = 0.0, noise: float = 0.0, step_s: float = STEP_S, counts: bool = True
+    ) -> None:
         self.clock_s = 0.0
+        self.watts = 0.0
+        self.step_s = step_s
+        self.counts = counts
+        self._drawn_mj = 0.0
+        self._shown_mj = 0.0
+        self._next_step_s = step_s
         self.events: list[str] = []
         self._broken = False
         self._drift = drift
@@ -96,29 +109,72 @@ class FakeEngine:
 
     def prepare(self, candidate: Candidate | None) -> Prepared:
         if candidate is None:
-            return Prepared("", LAUNCHES, REFERENCE_US)
+            return Prepared(f"@{WATTS}", LAUNCHES, REFERENCE_US)
         self.events.append(f"prepare {candidate.name}")
-        behaviour, _, number = candidate.symbol.partition(":")
-        self._behave("" if behaviour.startswith("time-") else behaviour)
-        return Prepared(behaviour, LAUNCHES, float(number or 20.0))
+        behaviour, _, rest = candidate.symbol.partition(":")
+        number, _, watts = rest.partition("@")
+        self._behave("" if behaviour.startswith(("time-", "dwell-")) else behaviour)
+        return Prepared(f"{behaviour}@{watts or WATTS}", LAUNCHES, float(number or 20.0))
 
     def measure(self, prepared: Prepared, replays: int) -> float:
-        self._behave(str(prepared.graph).removeprefix("time-"))
+        behaviour, watts = _behaviour(prepared)
+        self._behave("" if behaviour.startswith("dwell-") else behaviour.removeprefix("time-"))
         slow = 1 + self._drift * self.clock_s + self._rng.gauss(0, self._noise)
-        self.clock_s += prepared.replay_us * replays * slow / 1e6
+        self.pass_time(prepared.replay_us * replays * slow / 1e6, watts)
         return prepared.first_us * slow
+
+    def pass_time(self, seconds: float, watts: float) -> None:
+        """Advance the clock while so much power is drawn; the counter shows what it was at its last step."""
+        until = self.clock_s + seconds
+        while self._next_step_s <= until:
+            self._drawn_mj += (self._next_step_s - self.clock_s) * watts * 1000
+            self.clock_s = self._next_step_s
+            self._shown_mj = self._drawn_mj
+            self._next_step_s += self.step_s
+        self._drawn_mj += (until - self.clock_s) * watts * 1000
+        self.clock_s = until
+
+    def feed(self, prepared: Prepared) -> FakeFeed:
+        behaviour, watts = _behaviour(prepared)
+        self._behave(behaviour.removeprefix("dwell-"))
+        self.watts = watts
+        return FakeFeed(self, prepared)
+
+    def energy_mj(self) -> float | None:
+        self.pass_time(READING_S, self.watts)
+        return self._shown_mj if self.counts else None
 
     def sm_clock(self) -> float | None:
         return 1980.0 if self.clock_s < 0.15 else 1500.0
 
     def read_clocks(self) -> ClockReading:
-        return ClockReading(self.sm_clock(), self.clock_s * 500_000, 650.0, ("power_cap",))
+        return ClockReading(self.sm_clock(), self._drawn_mj, 650.0, ("power_cap",))
 
     def healthy(self) -> bool:
         return not self._broken
 
     def now(self) -> float:
         return self.clock_s
+
+
+class FakeFeed:
+    """Replays that never run dry."""
+
+    def __init__(self, engine: FakeEngine, prepared: Prepared) -> None:
+        self._engine = engine
+        self._us = prepared.first_us
+
+    def top_up(self) -> None:
+        return None
+
+    def finish(self) -> float:
+        self._engine.watts = 0.0
+        return self._us
+
+
+def _behaviour(prepared: Prepared) -> tuple[str, float]:
+    behaviour, _, watts = str(prepared.graph).partition("@")
+    return behaviour, float(watts)
 
 
 def make(index: int) -> FakeEngine:

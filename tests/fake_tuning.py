@@ -129,7 +129,7 @@ class FakeBench:
             return CheckResult(candidate.symbol, f"it is {candidate.symbol}")
         return CheckResult("ok")
 
-    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
         self._step()
         self.timed.append((policy, tuple(c.name for c in candidates)))
         late = CheckResult("timeout", "took too long")

@@ -40,6 +40,9 @@ class HostLane:
                 call()
         return (time.perf_counter() - start) * 1e6
 
+    def feed(self, graph: Any, batch: int) -> HostFeed:
+        return HostFeed(self, graph, batch)
+
     def synchronize(self) -> None:
         return None
 
@@ -48,6 +51,20 @@ class HostLane:
 
     def release(self) -> None:
         return None
+
+
+class HostFeed:
+    """One batch, run at once."""
+
+    def __init__(self, lane: HostLane, graph: Any, batch: int) -> None:
+        self.took_us = lane.replay_us(graph, batch) / batch
+        self.topped_up = 0
+
+    def top_up(self) -> None:
+        self.topped_up += 1
+
+    def finish(self) -> float:
+        return self.took_us
 
 
 class Kernel:

@@ -39,7 +39,7 @@ class FakeArena:
             return CheckResult("wrong_result", "differs at (0, 0)")
         return CheckResult("ok", verdict=Verdict(True))
 
-    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
         self.timed.append([candidate.name for candidate in candidates])
         failures = {
             c.name: CheckResult("timeout", "hung") for c in candidates if c.symbol.startswith("hangs")

@@ -71,7 +71,7 @@ def test_every_shape_gets_a_row_with_all_that_is_promised(run: Run, tmp_path: Pa
     assert [row.name for row in results.shapes] == ["A", "B"]
     entry = results.shapes[1].entries["cutegen"]
     assert entry.ok and entry.timing.ratio == pytest.approx(0.5) and entry.timing.sm_clock_mhz
-    assert results.shapes[1].reference.power_w and results.shapes[1].settled is not None
+    assert results.shapes[1].reference.rounds_power_w and results.shapes[1].settled is not None
     assert entry.details["lookup"] == "default" and entry.details["called_through_gemm"] == "ok"
     assert entry.choice["tile_shape_mn"] and entry.config
 

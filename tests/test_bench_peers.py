@@ -56,7 +56,7 @@ class Arena:
             Path(json.loads(candidate.symbol)["note"]).write_text(json.dumps(self.note))
         return CheckResult("ok", verdict=Verdict(True))
 
-    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
         self.policies.append(policy)
         timings = {
             c.name: Timing.of([self.times[c.name]] * 3, [10.0] * 3)

@@ -23,7 +23,9 @@ REFERENCE_US = 100.0
 
 
 def timing(us: float, reference_us: float = REFERENCE_US) -> Timing:
-    return Timing.of([us] * 7, [reference_us] * 7, clocks_mhz=[1500.0], power_w=650.0, reference="torch.mm")
+    return Timing.of(
+        [us] * 7, [reference_us] * 7, clocks_mhz=[1500.0], rounds_power_w=650.0, reference="torch.mm"
+    )
 
 
 def entry(us: float | None, **details: str) -> Entry:

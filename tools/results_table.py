@@ -199,7 +199,7 @@ def footing(results: Results) -> list[str]:
     commits = sorted({str(session.get("commit", ""))[:12] for session in results.sessions})
     wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels", "nvidia-cutlass-operators")
     packages = [f"{name} {software['packages'][name]}" for name in wanted if name in software["packages"]]
-    watts = [row.reference.power_w for row in results.shapes if row.reference.power_w]
+    watts = [w for row in results.shapes if (w := row.reference.rounds_power_w)]
     power = f", up to {max(watts):.0f} W" if watts else ""
     return [
         f"{gpu['name']} ({gpu['sm_count']} SMs{power}), driver {first.get('driver', 'unknown')}, "

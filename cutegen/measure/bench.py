@@ -247,14 +247,15 @@ class Bench:
             return CheckResult(lost.outcome, lost.reason)
         return CheckResult.from_json(result)
 
-    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
-        """Time candidates and the reference in interleaved rounds.
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        """Time candidates and the reference in interleaved rounds, then let some of them dwell.
 
         A candidate that breaks the child is dropped, and the rounds start over with the others.
 
         Args:
             candidates: Who is timed; all for the open problem, each with a name of its own.
             policy: How.
+            keep: Names of candidates that dwell, if anyone does, however slow they are.
 
         Raises:
             MeasureError: The problem is not open, a name repeats, or the reference failed.
@@ -264,7 +265,12 @@ class Bench:
         failures: dict[str, CheckResult] = {}
         while True:
             left = [candidate for candidate in candidates if candidate.name not in failures]
-            request = {"op": "time", "candidates": [c.to_json() for c in left], "policy": policy.to_json()}
+            request = {
+                "op": "time",
+                "candidates": [c.to_json() for c in left],
+                "policy": policy.to_json(),
+                "keep": list(keep),
+            }
             try:
                 return _timing_run(self._run(request, left), failures)
             except _LostError as lost:

@@ -11,7 +11,7 @@ from cutegen.device import ClockReading
 from cutegen.measure.candidate import Candidate
 from cutegen.problem import Problem
 
-__all__ = ["DEFAULT_ENGINE", "Engine", "EngineFactory", "Prepared"]
+__all__ = ["DEFAULT_ENGINE", "Engine", "EngineFactory", "Feed", "Prepared"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,21 @@ class Prepared:
     def replay_us(self) -> float:
         """Estimated microseconds of one replay."""
         return self.launches * self.first_us
+
+
+class Feed(Protocol):
+    """Replays of one entry that follow one another without a gap, queued while the host does other things.
+
+    A failed launch raises ``LaunchError``, at the latest in :meth:`finish`.
+    """
+
+    def top_up(self) -> None:
+        """Queue replays until some tens of milliseconds of work are waiting; returns without waiting."""
+        ...
+
+    def finish(self) -> float:
+        """Wait for what is queued; return microseconds per launch over all of it."""
+        ...
 
 
 class Engine(Protocol):
@@ -63,6 +78,14 @@ class Engine(Protocol):
 
     def measure(self, prepared: Prepared, replays: int) -> float:
         """Replay and wait; return microseconds per launch."""
+        ...
+
+    def feed(self, prepared: Prepared) -> Feed:
+        """Begin to replay back to back, with the first replays queued."""
+        ...
+
+    def energy_mj(self) -> float | None:
+        """Return the device's energy counter in millijoules; one query, None where it cannot be read."""
         ...
 
     def sm_clock(self) -> float | None:

@@ -1,18 +1,19 @@
-"""Times entries in interleaved rounds: burn-in, random order, one reference sample per round, early stop."""
+"""Times entries in interleaved rounds: burn-in, random order, a reference sample each, early stop, dwells."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cutegen.errors import LaunchError, MeasureError
 from cutegen.measure.candidate import REFERENCE, Candidate
+from cutegen.measure.dwell import Dwell, dwell, join
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.plan import plan_replays
 from cutegen.policy import Policy, Timing
-from cutegen.stats import Race, Settling, common_drift
+from cutegen.stats import Race, Settling, choose, common_drift
 
 __all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
 
@@ -162,10 +163,52 @@ class _Rounds:
                 samples,
                 base[: len(samples)],
                 clocks_mhz=self.clocks[name],
-                power_w=power_w,
+                rounds_power_w=power_w,
                 reference=reference,
                 drift=drift[: len(samples)],
             )
+
+    def dwell(self, race: Race, keep: Collection[str]) -> None:
+        """Add the energy of those whom the policy lets dwell to their timings.
+
+        A second pass in the opposite order puts everyone's mean at the same time, so that a steady drift of
+        the GPU's power favours nobody. An entry that fails here has failed.
+        """
+        names = self._dwellers(race, keep)
+        found: dict[str, list[Dwell]] = {name: [] for name in names}
+        for name in [*names, *reversed(names)]:
+            if name not in self.prepared:
+                continue
+            one = self._dwell_once(name)
+            if one is not None:
+                found[name].append(one)
+            elif name == names[0]:
+                break  # a counter that does not move for the first moves for nobody
+        for name, passes in found.items():
+            if len(passes) == 2 and name in self.result.timings:
+                both = join(passes)
+                timing = self.result.timings[name]
+                self.result.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
+
+    def _dwellers(self, race: Race, keep: Collection[str]) -> list[str]:
+        """Return who dwells: the reference first, then entries in their own order."""
+        alive = [name for name in race.alive if name in self.prepared]
+        if self.policy.objective == "time" and alive:
+            times = {name: self.result.timings[name].paired for name in alive}
+            _, unbeaten = choose(times, alive)
+            alive = [name for name in alive if name in unbeaten or name in keep]
+        return [REFERENCE, *alive]
+
+    def _dwell_once(self, name: str) -> Dwell | None:
+        self.announce(name)
+        try:
+            return dwell(self.engine, self.prepared[name], self.policy.dwell_s)
+        except LaunchError as error:
+            if name == REFERENCE:
+                raise
+            self.fail(name, error)
+            del self.result.timings[name]
+            return None
 
 
 def time_in_rounds(
@@ -174,6 +217,7 @@ def time_in_rounds(
     policy: Policy,
     reference: str,
     announce: Callable[[str], None],
+    keep: Collection[str] = (),
 ) -> RoundsResult:
     """Time every candidate and the reference under ``policy``.
 
@@ -183,6 +227,7 @@ def time_in_rounds(
         policy: How.
         reference: What the reference is called in the record.
         announce: Told the name of each entry before it runs, so that a hang can be blamed on it.
+        keep: Entries that dwell, if anyone does, however slow they are.
 
     Raises:
         BrokenDeviceError: A launch broke the device; the entry announced last is to blame.
@@ -203,4 +248,6 @@ def time_in_rounds(
     )
     power = rounds.run(race)
     rounds.summarise(race, power, reference)
+    if policy.dwell_s > 0:
+        rounds.dwell(race, keep)
     return rounds.result

@@ -14,9 +14,9 @@ from cutegen.check import Oracle, Verdict, verify
 from cutegen.device import ClockMeter, ClockReading, Device, present_device
 from cutegen.errors import LaunchError, MeasureError
 from cutegen.measure.candidate import Candidate
-from cutegen.measure.engine import Prepared
-from cutegen.measure.lane import CudaLane, Lane
-from cutegen.measure.plan import Rotation, plan_launches, plan_rotation
+from cutegen.measure.engine import Feed, Prepared
+from cutegen.measure.lane import CudaLane, Lane, LaneFeed
+from cutegen.measure.plan import Rotation, plan_launches, plan_replays, plan_rotation
 from cutegen.measure.scratch import Scratch
 from cutegen.measure.vendor import vendor_call
 from cutegen.measure.workload import Workload, torch_dtype
@@ -43,6 +43,8 @@ _LAUNCH_ERRORS = (
 #: Further runs for equal bits: more where runs are short, because races show rarely.
 _REPEATS, _REPEATS_LARGE, _LARGE_FLOPS = 3, 1, 2e11
 _MOST_GRAPHS = 128
+#: Work that a dwell queues at a time, in microseconds: longer than a reading of NVML takes.
+_FEED_US = 10_000.0
 
 
 @dataclass
@@ -287,6 +289,23 @@ class TorchEngine:
             raise LaunchError(f"replay failed: {_brief(error)}") from error
         return took / (prepared.launches * replays)
 
+    def feed(self, prepared: Prepared) -> Feed:
+        """Begin to replay back to back.
+
+        Raises:
+            LaunchError: The device reported an error.
+        """
+        batch = plan_replays(_FEED_US, prepared.replay_us)
+        try:
+            feed = self._lane.feed(prepared.graph.graph, batch)
+        except RuntimeError as error:
+            raise LaunchError(f"replay failed: {_brief(error)}") from error
+        return _Feed(feed, prepared.launches)
+
+    def energy_mj(self) -> float | None:
+        """Return NVML's energy counter in millijoules."""
+        return self._meter.energy_mj()
+
     def sm_clock(self) -> float | None:
         """Return the SM clock in MHz."""
         return self._meter.sm_mhz()
@@ -310,6 +329,28 @@ class _Held:
 
     graph: Any
     calls: list[Callable[[], None]]
+
+
+class _Feed:
+    """A lane's feed in launches, with its errors as launch errors."""
+
+    def __init__(self, feed: LaneFeed, launches: int) -> None:
+        self._feed = feed
+        self._launches = launches
+
+    def top_up(self) -> None:
+        """Queue until enough is waiting."""
+        try:
+            self._feed.top_up()
+        except RuntimeError as error:
+            raise LaunchError(f"replay failed: {_brief(error)}") from error
+
+    def finish(self) -> float:
+        """Wait and return microseconds per launch."""
+        try:
+            return self._feed.finish() / self._launches
+        except RuntimeError as error:
+            raise LaunchError(f"replay failed: {_brief(error)}") from error
 
 
 def _brief(error: BaseException) -> str:

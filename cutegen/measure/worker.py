@@ -87,7 +87,9 @@ class Session:
     def _time(self, request: Mapping[str, Any]) -> Message:
         candidates = [Candidate.from_json(data) for data in request["candidates"]]
         policy = Policy.from_json(request["policy"])
-        result = time_in_rounds(self._engine, candidates, policy, self._reference, self._announce)
+        result = time_in_rounds(
+            self._engine, candidates, policy, self._reference, self._announce, request.get("keep", ())
+        )
         return result.to_json()
 
 

@@ -14,6 +14,7 @@ from cutegen.catalog import find_space
 from cutegen.device import Device, present_device
 from cutegen.dispatch import autotune_disabled
 from cutegen.errors import UsageError
+from cutegen.policy import require_objective
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Config, Value
 from cutegen.trials import TrialStore
@@ -41,6 +42,7 @@ class HistoryEntry:
         problem: What was tuned.
         candidates: How many candidates got an outcome.
         best: The winning config.
+        objective: What it was chosen by.
         time_us: Its time in microseconds: measured, or predicted where there is no GPU.
         seconds: Wall-clock time of the tuning.
     """
@@ -50,6 +52,7 @@ class HistoryEntry:
     best: Config
     time_us: float | None
     seconds: float
+    objective: str = "time"
 
 
 class AutoTuner:
@@ -70,6 +73,8 @@ class AutoTuner:
         seed: Of the order within measuring rounds.
         allow_torch: Whether ``torch.mm`` may win an entry of the table.
         again: Whether to measure anew what earlier runs did.
+        objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
+            (millijoules per launch) or ``edp`` (their product).
         observe: Told about progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.
@@ -79,6 +84,7 @@ class AutoTuner:
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
+        UsageError: There is no such objective.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class AutoTuner:
         seed: int = 0,
         allow_torch: bool = False,
         again: bool = False,
+        objective: str = "time",
         observe: Observer = ignore_progress,
         toolchain: Toolchain | None = None,
         device: Device | None = None,
@@ -119,9 +126,10 @@ class AutoTuner:
         self._seed = seed
         self._allow_torch = allow_torch
         self._again = again
+        self._objective = require_objective(objective)
         self._observe = observe
         self._workshop: Workshop | None = None
-        self._cache: dict[Problem, TuneResult] = {}
+        self._cache: dict[tuple[Problem, str], TuneResult] = {}
         self._history: list[HistoryEntry] = []
         self._hits = 0
         self._lookups = 0
@@ -151,6 +159,7 @@ class AutoTuner:
         layout: str = "tn",
         epilogue: Epilogue | None = None,
         candidates: Candidates | None = None,
+        objective: str | None = None,
     ) -> TuneResult:
         """Return the best config for ``D[m, n] = A[m, k] @ B[k, n]``, tuning it unless that is known.
 
@@ -167,17 +176,20 @@ class AutoTuner:
             epilogue: What is fused behind the product.
             candidates: How many kernels to compile, or the very configs to try. When given, an answer that
                 this object remembers does not count.
+            objective: What finalists are chosen by: ``time``, ``energy`` or ``edp``; by default the object's.
 
         Raises:
             NoWinnerError: No candidate works.
+            UsageError: There is no such objective, or there is no GPU to read energy from.
             ConfigError: A given candidate breaks rules.
             ProblemError: The problem is ill-formed.
             BuildError: There is no compiler.
-            MeasureError: The GPU cannot hold the problem, or a timing cannot be trusted.
+            MeasureError: The GPU cannot hold the problem, a timing cannot be trusted, or the objective needs
+                energy and the GPU does not tell.
             StoreError: Cache, database or table cannot be used.
         """
         problem = Problem(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
-        return self.tune_problem(problem, candidates=candidates)
+        return self.tune_problem(problem, candidates=candidates, objective=objective)
 
     def tune_problem(
         self,
@@ -185,6 +197,7 @@ class AutoTuner:
         *,
         candidates: Candidates | None = None,
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        objective: str | None = None,
     ) -> TuneResult:
         """Return the best config for ``problem``; as :meth:`tune`.
 
@@ -192,14 +205,16 @@ class AutoTuner:
             problem: What is to be computed.
             candidates: How many kernels to compile, or the very configs to try.
             fixed: Knobs restricted to some values.
+            objective: What finalists are chosen by.
         """
         if candidates is None and not fixed:
-            known = self._lookup(problem)
+            known = self._lookup(problem, objective)
             if known is not None:
                 return known
         if autotune_disabled():
             return self._default(problem)
-        [result] = self.tune_all([problem], candidates=candidates, fixed=fixed, budget_s=self._budget_s)
+        request = self.request(problem, candidates, fixed, self._budget_s, objective)
+        [result] = self.run([request], self._budget_s)
         if isinstance(result, Failed):
             raise result.error
         return result
@@ -247,13 +262,17 @@ class AutoTuner:
         candidates: Candidates | None = None,
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
         budget_s: float | None = None,
+        objective: str | None = None,
     ) -> Request:
         """Return what :meth:`run` needs to know of one problem.
 
         Raises:
             ConfigError: A given candidate breaks rules.
-            UsageError: There are no candidates.
+            UsageError: There are no candidates, no such objective, or no GPU to read energy from.
         """
+        wanted = require_objective(objective or self._objective)
+        if wanted != "time" and self.setting.device is None:
+            raise UsageError(f"objective {wanted} needs a GPU; valid without one: time")
         effort = self._effort
         explicit: tuple[Config, ...] = ()
         if isinstance(candidates, int):
@@ -272,6 +291,7 @@ class AutoTuner:
             budget_s=budget_s,
             seed=self._seed,
             allow_torch=self._allow_torch,
+            objective=wanted,
         )
 
     def _explicit(
@@ -292,14 +312,22 @@ class AutoTuner:
     # -- memory
 
     def _remember(self, result: TuneResult) -> None:
-        self._cache[result.problem] = result
+        self._cache.pop((result.problem, result.objective), None)  # the newest is the last
+        self._cache[result.problem, result.objective] = result
         self._history.append(
-            HistoryEntry(result.problem, result.candidates, result.config, result.time_us, result.seconds)
+            HistoryEntry(
+                result.problem,
+                result.candidates,
+                result.config,
+                result.time_us,
+                result.seconds,
+                result.objective,
+            )
         )
 
-    def _lookup(self, problem: Problem) -> TuneResult | None:
+    def _lookup(self, problem: Problem, objective: str | None) -> TuneResult | None:
         self._lookups += 1
-        known = self._cache.get(problem)
+        known = self._cache.get((problem, objective or self._objective))
         self._hits += known is not None
         return known
 
@@ -314,16 +342,16 @@ class AutoTuner:
         out_dtype: str = "",
         layout: str = "tn",
         epilogue: Epilogue | None = None,
+        objective: str | None = None,
     ) -> TuneResult | None:
         """Return what this object found out about a problem, None if it did not tune it; never tunes."""
-        return self._lookup(
-            Problem(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
-        )
+        problem = Problem(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
+        return self._lookup(problem, objective)
 
     @property
     def cache(self) -> Mapping[Problem, TuneResult]:
-        """The results that this object remembers, by problem."""
-        return MappingProxyType(self._cache)
+        """The results that this object remembers, by problem: the newest of those for several objectives."""
+        return MappingProxyType({problem: result for (problem, _), result in self._cache.items()})
 
     @property
     def cache_size(self) -> int:

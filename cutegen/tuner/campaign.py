@@ -165,7 +165,7 @@ class Campaign:
         left = self._left_s()
         if left is None or not self._working() or not self.attempts[self.default].done:
             return False
-        kept = self.request.effort.final_s if self._workshop.measures else 0.0
+        kept = self.request.final_s if self._workshop.measures else 0.0
         return left <= kept
 
     # -- build, check, screen
@@ -229,10 +229,14 @@ class Campaign:
             attempt.screened(timing, trial)
 
     def _time(self, batch: Sequence[Attempt], policy: Policy) -> list[tuple[Attempt, Timing]]:
-        """Time ``batch`` together with the vendor library; failures are written down and left out."""
+        """Time ``batch`` together with the vendor library; failures are written down and left out.
+
+        The default and what the table names now have their energy read however slow they are.
+        """
         self._open()
         self.ran = True
-        run = self._workshop.bench.time([self._candidate(attempt) for attempt in batch], policy)
+        keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
+        run = self._workshop.bench.time([self._candidate(attempt) for attempt in batch], policy, keep)
         self.torch = run.reference
         timed = []
         for attempt in batch:
@@ -300,14 +304,12 @@ class Campaign:
     def _finalists(self) -> list[Attempt]:
         times = {a.config: relative_us(a.timing) for a in self._working() if a.timing is not None}
         always = [self.default] + ([self.incumbent] if self.incumbent else [])
-        effort = self.request.effort
         chosen = pick_finalists(
             times,
-            effort.finalists,
-            effort.final_band,
+            *self.request.finalists,
             always,
             kernel_of=lambda config: self.attempts[config].artifact_key,
-            alike=effort.alike,
+            alike=self.request.effort.alike,
         )
         return [self.attempts[config] for config in chosen]
 

@@ -1,4 +1,4 @@
-"""Which config wins: the fastest, ties going to the default, then the incumbent, then the simpler one."""
+"""Which config wins: the cheapest, ties going to the default, then the incumbent, then the simpler one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cutegen.policy import Timing
+from cutegen.errors import MeasureError
+from cutegen.policy import Timing, against
 from cutegen.space import Config, Space
 from cutegen.stats import Interval, choose, tied
 
-__all__ = ["Choice", "choose_winner", "pick_finalists", "ratio_between", "relative_us"]
+__all__ = ["Choice", "choose_winner", "pick_finalists", "relative_us"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Choice:
 
     Attributes:
         config: The config to use.
-        torch_wins: Whether ``torch.mm`` is faster than it, outside the margin.
-        equals: Every config that cannot be told apart from the fastest, in order of preference.
+        torch_wins: Whether ``torch.mm`` costs less than it, outside the margin.
+        equals: Every config that no other beats, in order of preference.
     """
 
     config: Config
@@ -34,21 +35,26 @@ def choose_winner(
     *,
     default: Config,
     incumbent: Config | None = None,
+    objective: str = "time",
+    torch: Timing | None = None,
 ) -> Choice:
     """Return the choice among ``timings``, which were measured together.
 
-    The fastest wins unless others are tied with it. Among those the default comes first, since an entry must
-    beat it to be worth having; then the config that the table already names, so that tuning again does not
-    flip between equals; then the simpler one.
+    The one that costs least wins unless others are tied with it. Among those the default comes first, since
+    an entry must beat it to be worth having; then the config that the table already names, so that tuning
+    again does not flip between equals; then the simpler one.
 
     Args:
         space: Says which of two configs is simpler.
         timings: Settled timings, at least one.
         default: What is used without a table.
         incumbent: What the table names now.
+        objective: What it costs: one of :data:`cutegen.policy.OBJECTIVES`. Configs whose energy could not be
+            read do not compete for objectives that need it.
+        torch: The vendor library's timing in the same run.
 
     Raises:
-        MeasureError: ``timings`` is empty.
+        MeasureError: ``timings`` is empty, or the energy of none of them is known.
     """
 
     def preference(config: Config) -> tuple[bool, bool, tuple[int, ...]]:
@@ -56,17 +62,21 @@ def choose_winner(
 
     ordered = sorted(timings, key=preference)
     by_name = {config.digest: config for config in ordered}
-    times = {name: timings[config].paired for name, config in by_name.items()}
-    name, names = choose(times, list(by_name))
+    known = {name: timings[config].cost(objective) for name, config in by_name.items()}
+    costs = {name: cost for name, cost in known.items() if cost is not None}
+    if timings and not costs:
+        raise MeasureError(
+            f"objective {objective} needs energy, but this GPU's energy counter cannot be read or does not "
+            "change; valid here: time"
+        )
+    name, names = choose(costs, list(by_name))
     winner = by_name[name]
-    return Choice(winner, _torch_wins(timings[winner]), tuple(by_name[n] for n in names))
+    ratio = against(torch, timings[winner], objective)
+    return Choice(winner, _torch_wins(ratio), tuple(by_name[n] for n in names))
 
 
-def _torch_wins(timing: Timing) -> bool:
-    if timing.ratio is None or timing.ratio_low is None or timing.ratio_high is None:
-        return False
-    ratio = Interval(timing.ratio_low, timing.ratio, timing.ratio_high)
-    return ratio.mid < 1 and not tied(ratio, Interval(1.0, 1.0, 1.0))
+def _torch_wins(ratio: Interval | None) -> bool:
+    return ratio is not None and ratio.mid < 1 and not tied(ratio, Interval(1.0, 1.0, 1.0))
 
 
 def pick_finalists(
@@ -100,12 +110,6 @@ def pick_finalists(
             seen[kernel] += 1
             chosen.append(config)
     return tuple(dict.fromkeys(chosen))
-
-
-def ratio_between(slower: Timing, faster: Timing) -> Interval:
-    """Return ``slower`` / ``faster`` with a cautious interval: above 1 means that the second is faster."""
-    a, b = slower.paired, faster.paired
-    return Interval(a.low / b.high, a.mid / b.mid, a.high / b.low)
 
 
 def relative_us(timing: Timing | None) -> float:

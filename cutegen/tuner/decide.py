@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from cutegen.device import Device
 from cutegen.entry import Entry
 from cutegen.errors import StoreError
-from cutegen.policy import Timing
+from cutegen.policy import Timing, against, cost_ratio
 from cutegen.space import Config, Space
 from cutegen.stats import Interval
 from cutegen.trial import Trial
 from cutegen.tuner.attempt import Attempt
-from cutegen.tuner.choose import choose_winner, ratio_between
+from cutegen.tuner.choose import choose_winner
 from cutegen.tuner.ledger import resources_of
 from cutegen.tuner.request import Request
 from cutegen.tuner.result import Row, TuneResult
@@ -34,16 +34,20 @@ def decide(
 ) -> TuneResult:
     """Return the result that the settled timings of ``finalists`` amount to."""
     timings = {a.config: a.final for a in finalists if a.final is not None}
-    choice = choose_winner(space, timings, default=default, incumbent=incumbent)
+    objective = request.objective
+    choice = choose_winner(
+        space, timings, default=default, incumbent=incumbent, objective=objective, torch=torch
+    )
     rows = [_row(a, default, choice.config, choice.equals) for a in finalists]
     return TuneResult(
         problem=request.problem,
         arch=request.arch.name,
         device=device.name,
-        rows=_winner_first(rows),
+        objective=objective,
+        rows=_winner_first(rows, objective),
         torch=torch,
         torch_wins=choice.torch_wins and request.allow_torch,
-        ratio_to_default=_ratio(timings.get(default), timings[choice.config]),
+        ratio_to_default=_ratio(timings.get(default), timings[choice.config], objective),
     )
 
 
@@ -60,14 +64,21 @@ def _row(attempt: Attempt, default: Config, chosen: Config, equals: Sequence[Con
     )
 
 
-def _winner_first(rows: Sequence[Row]) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=lambda row: (not row.chosen, row.time_us or 0.0, row.config.digest)))
+def _winner_first(rows: Sequence[Row], objective: str) -> tuple[Row, ...]:
+    def cost(row: Row) -> float:
+        found = None if row.timing is None or objective == "time" else row.timing.cost(objective)
+        return (row.time_us or 0.0) if found is None else found.mid
+
+    def unknown(row: Row) -> bool:
+        return row.timing is not None and row.timing.cost(objective) is None
+
+    return tuple(sorted(rows, key=lambda r: (not r.chosen, unknown(r), cost(r), r.config.digest)))
 
 
-def _ratio(default: Timing | None, winner: Timing) -> Interval | None:
+def _ratio(default: Timing | None, winner: Timing, objective: str) -> Interval | None:
     if default is None:
         return None
-    return Interval(1.0, 1.0, 1.0) if default is winner else ratio_between(default, winner)
+    return Interval(1.0, 1.0, 1.0) if default is winner else cost_ratio(default, winner, objective)
 
 
 def entry_of(result: TuneResult, torch_trial: str) -> Entry:
@@ -77,6 +88,7 @@ def entry_of(result: TuneResult, torch_trial: str) -> Entry:
     if timing is None:
         raise StoreError(f"nothing was measured for {result.problem}, so the table cannot name a winner")
     default = next((row.trial for row in result.rows if row.default), "")
+    ratio = against(result.torch, timing, result.objective)
     trials = dict.fromkeys(name for name in (winner.trial, default, torch_trial) if name)
     return Entry(
         problem=result.problem,
@@ -85,9 +97,11 @@ def entry_of(result: TuneResult, torch_trial: str) -> Entry:
         artifact_key=winner.artifact_key,
         time_us=timing.median_us,
         interval=(timing.low_us, timing.high_us),
-        ratio_to_torch=timing.ratio,
+        ratio_to_torch=ratio.mid if ratio else None,
         ratio_to_default=result.ratio_to_default.mid if result.ratio_to_default else None,
         trial_ids=tuple(trials),
+        objective=result.objective,
+        energy_mj=timing.energy_mj,
     )
 
 
@@ -96,7 +110,7 @@ def recorded_result(
 ) -> TuneResult | None:
     """Return the result of a finished run from its records, None if they do not hold all of it."""
     ids = {trial.id for trial in finals}
-    if not entry.trial_ids or not set(entry.trial_ids) <= ids:
+    if entry.objective != request.objective or not entry.trial_ids or not set(entry.trial_ids) <= ids:
         return None
     default = space.default(request.problem)
     latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
@@ -104,7 +118,10 @@ def recorded_result(
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
     if entry.config not in timings or any(config.keys() != default.keys() for config in latest):
         return None
-    choice = choose_winner(space, timings, default=default, incumbent=entry.config)
+    objective = request.objective
+    choice = choose_winner(
+        space, timings, default=default, incumbent=entry.config, objective=objective, torch=torch
+    )
     rows = [
         Row(
             # The database sorts knobs by name; people know them in the order of the space.
@@ -123,10 +140,11 @@ def recorded_result(
         problem=request.problem,
         arch=request.arch.name,
         device=device.name,
-        rows=_winner_first(rows),
+        objective=objective,
+        rows=_winner_first(rows, objective),
         torch=torch,
         torch_wins=entry.source == "torch",
-        ratio_to_default=_ratio(timings.get(default), timings[entry.config]),
+        ratio_to_default=_ratio(timings.get(default), timings[entry.config], objective),
         reused=True,
         run=finals[-1].run,
     )

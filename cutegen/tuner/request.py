@@ -16,7 +16,7 @@ from cutegen.arch import Arch
 from cutegen.catalog import find_template
 from cutegen.device import Device
 from cutegen.digest import digest
-from cutegen.policy import Policy
+from cutegen.policy import Policy, require_objective
 from cutegen.problem import Problem
 from cutegen.resources import resource_root
 from cutegen.space import Config, Value
@@ -38,6 +38,9 @@ class Effort:
         alike: Finalists that share one compiled kernel, at most.
         final_band: Screened candidates within this fraction of the fastest may become finalists.
         final_s: Seconds of a budget that are kept for the finalists.
+        energy_finalists: As ``finalists``, for objectives other than time.
+        energy_band: As ``final_band``, for those: to need less energy, a slower kernel must draw less power
+            by more than it is slower. Source: judgement, that few beyond it do.
         chunk: Candidates that are screened together.
     """
 
@@ -48,6 +51,8 @@ class Effort:
     alike: int = 3
     final_band: float = 0.08
     final_s: float = 5.0
+    energy_finalists: int = 20
+    energy_band: float = 0.15
     chunk: int = 16
 
 
@@ -65,6 +70,11 @@ class Request:
         budget_s: Seconds that the user gave, None for no limit; it names the run, others keep to it.
         seed: Of the order within measuring rounds.
         allow_torch: Whether ``torch.mm`` may win the table's entry.
+        objective: What finalists are chosen by: one of :data:`cutegen.policy.OBJECTIVES`. Candidates are
+            screened by time in any case.
+
+    Raises:
+        UsageError: There is no such objective.
     """
 
     problem: Problem
@@ -76,6 +86,10 @@ class Request:
     budget_s: float | None = None
     seed: int = 0
     allow_torch: bool = False
+    objective: str = "time"
+
+    def __post_init__(self) -> None:
+        require_objective(self.objective)
 
     @property
     def screen_policy(self) -> Policy:
@@ -90,7 +104,23 @@ class Request:
     @property
     def final_policy(self) -> Policy:
         """How the finalists are timed."""
-        return Policy.final(self.seed)
+        return Policy.final(self.seed, self.objective)
+
+    @property
+    def finalists(self) -> tuple[int, float]:
+        """How many finalists there are at most beside the default, and how far behind the fastest."""
+        effort = self.effort
+        if self.objective == "time":
+            return effort.finalists, effort.final_band
+        return effort.energy_finalists, effort.energy_band
+
+    @property
+    def final_s(self) -> float:
+        """Seconds of a budget that are kept for the finalists; where all of them dwell, for that too."""
+        if self.objective == "time":
+            return self.effort.final_s
+        entries = self.effort.energy_finalists + 3  # the default, the incumbent and torch.mm
+        return self.effort.final_s + 2 * entries * self.final_policy.dwell_s
 
     def run_name(self, device: Device | None, toolchain: str) -> str:
         """Return the name of this run: equal names mean that the same question was asked."""
@@ -104,15 +134,15 @@ class Request:
                     effort.classes,
                     effort.light_classes,
                     effort.refine,
-                    effort.finalists,
+                    *self.finalists,
                     effort.alike,
-                    effort.final_band,
                     effort.final_s,
                 ],
                 "fixed": {k: list(map(str, values)) for k, values in self.fixed.items()},
                 "explicit": [config.to_json() for config in self.explicit],
                 "budget_s": self.budget_s,
                 "allow_torch": self.allow_torch,
+                "objective": self.objective,
                 "policies": [self.screen_policy.digest, self.final_policy.digest],
                 "device": [device.key, device.cuda_driver_version] if device else [],
                 "toolchain": toolchain,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutegen.build import Resources
-from cutegen.policy import Timing
+from cutegen.policy import Timing, against
 from cutegen.problem import Problem
 from cutegen.space import Config
 from cutegen.stats import Interval
@@ -54,10 +54,11 @@ class TuneResult:
         problem: What was tuned.
         arch: The target's name.
         device: The GPU's name; empty when nothing was measured.
-        rows: The winner first, then its rivals by time; the default is always among them if it works.
+        rows: The winner first, then its rivals by the objective; the default is among them if it works.
+        objective: What the winner was chosen by: one of :data:`cutegen.policy.OBJECTIVES`.
         torch: The timing of ``torch.mm`` in the same rounds.
         torch_wins: Whether the vendor library was allowed to win and did.
-        ratio_to_default: Default's time over the winner's, with its interval.
+        ratio_to_default: Default's time (or energy, by the objective) over the winner's, with its interval.
         outcomes: How many candidates ended in each outcome.
         untried: Candidates that the budget left no time for.
         seconds: Wall-clock time of this call.
@@ -69,6 +70,7 @@ class TuneResult:
     arch: str
     device: str
     rows: tuple[Row, ...]
+    objective: str = "time"
     torch: Timing | None = None
     torch_wins: bool = False
     ratio_to_default: Interval | None = None
@@ -97,6 +99,10 @@ class TuneResult:
     def time_us(self) -> float | None:
         """Microseconds of the winner, measured or predicted (see :attr:`measured`)."""
         return self.winner.time_us
+
+    def against_torch(self, timing: Timing) -> Interval | None:
+        """Return cost of ``torch.mm`` over that of ``timing``, by the objective; None if it is not known."""
+        return against(self.torch, timing, self.objective)
 
     @property
     def tflops(self) -> float | None:

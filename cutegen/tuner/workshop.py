@@ -47,8 +47,8 @@ class Bench(Protocol):
     def check(self, candidate: Candidate) -> CheckResult:
         """Say whether ``candidate`` computes the right thing."""
 
-    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
-        """Time ``candidates`` and the reference in interleaved rounds."""
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        """Time ``candidates`` and the reference in interleaved rounds; those of ``keep`` dwell if any do."""
 
     def close(self) -> None:
         """End the child."""
