@@ -15,6 +15,7 @@ from cutegen.policy import Policy, Timing
 from cutegen.problem import Problem
 from cutegen.render import Source
 from cutegen.space import Config, Space
+from cutegen.stats import Interval
 from cutegen.store import Store
 from cutegen.survey import rank
 from cutegen.tuner import AutoTuner, Effort
@@ -40,9 +41,12 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")
 REFERENCE_US = 100.0
+WATTS = 500.0
 SMALL = Effort(classes=6, light_classes=0, refine=3, finalists=20)
 
-#: ``ok``, a time such as ``12.5``, a build outcome, an outcome of the check, or ``breaks`` when it is timed.
+#: ``ok``, a time such as ``12.5``, a time and watts such as ``12.5@400`` (500 unless given;
+#: ``12.5@`` if they cannot be read), a build outcome, an outcome of the check, or ``breaks`` when
+#: it is timed.
 Behaviour = Callable[[Config], str]
 
 
@@ -134,16 +138,27 @@ class FakeBench:
         self.timed.append((policy, tuple(c.name for c in candidates)))
         late = CheckResult("timeout", "took too long")
         broken = {c.name: late for c in candidates if c.symbol.startswith("breaks")}
-        timings = {c.name: timing(float(c.symbol)) for c in candidates if c.name not in broken}
-        return TimingRun(timings, timing(REFERENCE_US), broken)
+        dwells = policy.dwell_s > 0
+        timings = {c.name: _timing(c.symbol, dwells) for c in candidates if c.name not in broken}
+        return TimingRun(timings, _timing(f"{REFERENCE_US}", dwells), broken)
 
     @property
     def finals(self) -> tuple[str, ...]:
         """Names in the last measurement that decides."""
-        return next(names for policy, names in reversed(self.timed) if policy == Policy.final())
+        return next(names for policy, names in reversed(self.timed) if policy.dwell_s)
 
     def close(self) -> None:
         self.closed = True
+
+
+def _timing(symbol: str, dwells: bool) -> Timing:
+    """The timing of a behaviour, with an interval of 0.2 % around its energy if it dwells and can be read."""
+    time_us, at, watts = symbol.partition("@")
+    plain = timing(float(time_us))
+    if not dwells or (at and not watts):
+        return plain
+    energy = plain.median_us * float(watts or WATTS) / 1000
+    return plain.with_energy(Interval(energy * 0.998, energy, energy * 1.002), float(watts or WATTS))
 
 
 def timing(time_us: float) -> Timing:

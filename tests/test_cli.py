@@ -67,6 +67,27 @@ def test_a_measured_run_prints_a_table(gpu: FakeBench, capsys: pytest.CaptureFix
     assert "] 4096x4096x4096: screen " in err and "done " in err, "without a terminal progress is plain lines"
 
 
+def test_energy_is_shown_and_can_be_the_objective(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Millijoules and watts have columns; with --objective energy the ratio is one of energies, and named."""
+    assert tune("--shape", SHAPE, "--objective", "energy") == 0
+    out = capsys.readouterr().out
+    head = next(line for line in out.splitlines() if "TFLOP/s" in line)
+    assert head.split()[:8] == ["time", "us", "TFLOP/s", "mJ", "W", "energy", "vs", "torch.mm"]
+    assert ", by energy, " in out.splitlines()[0]
+    library = next(line for line in out.splitlines() if line.endswith(" torch.mm"))
+    assert library.split()[:5] == ["100.00", "1374.4", "50", "500", "1.000"]
+    assert tune("--shape", SHAPE, "--shape", "64x7168x2048", "--json", "--objective", "edp") == 0
+    result = json.loads(capsys.readouterr().out)["results"][0]
+    assert result["objective"] == "edp" and result["candidates"][0]["timing"]["energy_mj"]
+    assert tune("--shape", SHAPE, "--shape", "64x7168x2048", "--objective", "energy") == 0
+    assert "geometric mean of torch.mm's energy over cutegen's" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        tune("--shape", SHAPE, "--objective", "watts")
+    assert "choose from" in capsys.readouterr().err
+    assert tune("--shape", SHAPE, "--objective", "edp", "--arch", "sm_90a") == 2
+    assert "edp needs a GPU" in capsys.readouterr().err
+
+
 def test_json_holds_everything_and_nothing_else(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """--json prints one document on standard output."""
     assert tune("--shape", SHAPE, "--shape", "64x7168x2048", "--json", "--quiet") == 0

@@ -142,8 +142,9 @@ def test_meter_reads_units_and_reasons(driver: FakeDriver) -> None:
     with ClockMeter(UUID) as meter:
         assert meter.read() == ClockReading(1980.0, 123_456.0, 650.0, ("power_cap", "thermal"))
         assert meter.sm_mhz() == 1980.0 and meter.read().power_limited
+        assert meter.energy_mj() == 123_456.0
     meter.close()
-    assert meter.read() == ClockReading() and meter.sm_mhz() is None
+    assert meter.read() == ClockReading() and meter.sm_mhz() is None and meter.energy_mj() is None
 
 
 def test_meter_says_none_for_what_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:

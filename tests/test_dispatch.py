@@ -64,6 +64,14 @@ def test_answer_says_which_rule_found_it(gpu: FakeGpu) -> None:
     assert not gpu.compiled
 
 
+def test_an_answer_that_was_not_tuned_for_time_says_so(gpu: FakeGpu) -> None:
+    """A table tuned for energy answers as such."""
+    dispatcher = gpu.dispatcher(table(Entry(PROBLEM, SPACE.default(PROBLEM), objective="energy")))
+    assert str(dispatcher.explain(PROBLEM)).startswith(f"{PROBLEM}: exact (tuned for energy): tile_shape_mn=")
+    near = Problem(1000, 1000, 1000)
+    assert f"bucket (measured for {PROBLEM}, tuned for energy): " in str(dispatcher.explain(near))
+
+
 def test_no_table_means_default(gpu: FakeGpu) -> None:
     """Without a table every answer is the space's default."""
     answer = gpu.dispatcher().explain(PROBLEM)

@@ -125,10 +125,12 @@ def test_screen_drops_the_hopeless_after_one_round() -> None:
     assert result.timings["slow"].samples == 1 and result.timings["a"].samples == 3
 
 
-def test_power_is_the_mean_over_the_rounds() -> None:
-    """500 J per second of virtual time are 500 W."""
+def test_mean_power_over_the_rounds_is_nobodys_own() -> None:
+    """500 J per second of virtual time are 500 W; no energy of an entry is made out of that."""
     result = run(Recorder(), [candidate("a")], Policy(clock="burst", rounds=15, min_rounds=15))
-    assert result.timings["a"].power_w == pytest.approx(500)
+    timing = result.timings["a"]
+    assert timing.rounds_power_w == pytest.approx(500)
+    assert timing.power_w is None and timing.energy is None
 
 
 # --- planning ---

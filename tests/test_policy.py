@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cutegen.errors import MeasureError, UsageError
-from cutegen.policy import Policy, Timing
+from cutegen.policy import OBJECTIVES, Policy, Timing, against, cost_ratio
+from cutegen.stats import Interval
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy.screen(), Policy.final(7)])
@@ -30,6 +31,8 @@ def test_every_field_is_part_of_the_identity() -> None:
         {"precision": 0.1},
         {"prune": 0.1},
         {"seed": 1},
+        {"objective": "energy"},
+        {"dwell_s": 0.1},
     ]
     policies = [Policy(), *(replace(Policy(), **change) for change in changes)]
     assert len({policy.digest for policy in policies}) == len(policies)
@@ -46,6 +49,9 @@ def test_every_field_is_part_of_the_identity() -> None:
         ({"min_rounds": 0}, "0 to 15 rounds"),
         ({"precision": float("nan")}, "precision is nan"),
         ({"round_us": -1.0}, "must not be negative"),
+        ({"dwell_s": -1.0}, "must not be negative"),
+        ({"objective": "watts"}, "valid: time, energy, edp"),
+        ({"clock": "burst", "dwell_s": 0.1}, "dwell of 0.1 s after a burst"),
     ],
 )
 def test_invalid_policies_are_refused_with_what_is_valid(change: dict[str, Any], words: str) -> None:
@@ -63,12 +69,59 @@ def test_unknown_fields_are_named() -> None:
 
 
 def test_timing_summarises_pairs() -> None:
-    """Ratio is the median of paired ratios, energy is power times time."""
-    timing = Timing.of([10.0, 11.0, 12.0], [20.0, 22.0, 24.0], clocks_mhz=[1500, 1510, 1490], power_w=600.0)
+    """Ratio is the median of paired ratios; energy and the power beside it come from dwells alone."""
+    rounds = Timing.of(
+        [10.0, 11.0, 12.0], [20.0, 22.0, 24.0], clocks_mhz=[1500, 1510, 1490], rounds_power_w=600.0
+    )
+    assert (rounds.power_w, rounds.energy_mj, rounds.energy) == (None, None, None)
+    timing = rounds.with_energy(Interval(5.0, 6.0, 6.5), 550.0)
     assert (timing.median_us, timing.low_us, timing.high_us, timing.samples) == (11.0, 10.0, 12.0, 3)
     assert (timing.ratio, timing.ratio_low, timing.ratio_high, timing.reference_us) == (2.0, 2.0, 2.0, 22.0)
-    assert (timing.sm_clock_mhz, timing.power_w, timing.energy_mj) == (1500, 600.0, pytest.approx(6.6))
+    assert (timing.sm_clock_mhz, timing.rounds_power_w, timing.power_w) == (1500, 600.0, 550.0)
+    assert timing.energy == Interval(5.0, 6.0, 6.5)
     assert Timing.from_json(json.loads(json.dumps(timing.to_json()))) == timing
+
+
+def test_records_from_before_there_were_dwells_lose_the_energy_that_was_nobodys_own() -> None:
+    """The mean over all rounds keeps its value under its right name; the product with the time goes."""
+    old = {
+        "median_us": 10.0,
+        "low_us": 9.0,
+        "high_us": 11.0,
+        "samples": 9,
+        "power_w": 600.0,
+        "energy_mj": 6.0,
+    }
+    timing = Timing.from_json(old)
+    assert (timing.rounds_power_w, timing.power_w, timing.energy_mj) == (600.0, None, None)
+    assert Policy.from_json({"rounds": 9}) == Policy(rounds=9, objective="time", dwell_s=0.0)
+
+
+def test_costs_are_time_energy_and_their_product() -> None:
+    """Without energy there is no cost that needs it; a ratio above 1 means that the second costs less."""
+    plain = Timing.of([10.0] * 7)
+    timing = plain.with_energy(Interval(5.0, 6.0, 7.0), 600.0)
+    assert timing.cost("time") == Interval(10.0, 10.0, 10.0)
+    assert timing.cost("energy") == Interval(5.0, 6.0, 7.0)
+    assert timing.cost("edp") == Interval(50.0, 60.0, 70.0)
+    assert plain.cost("energy") is None and plain.cost("edp") is None
+    reference = plain.with_energy(Interval(12.0, 12.0, 14.0), 1200.0)
+    assert cost_ratio(reference, timing, "energy") == Interval(12 / 7, 2.0, 14 / 5)
+    assert cost_ratio(plain, timing, "energy") is None
+    assert against(reference, timing, "time") is None, "times pair with the reference of the same rounds"
+    paired = Timing.of([10.0] * 7, [15.0] * 7)
+    assert against(reference, paired, "time") == Interval(1.5, 1.5, 1.5)
+    assert against(None, timing, "energy") is None
+
+
+def test_every_objective_has_a_dwell_and_screening_has_none() -> None:
+    """Objectives that need energy look longer."""
+    finals = [Policy.final(objective=name) for name in OBJECTIVES]
+    assert [policy.objective for policy in finals] == ["time", "energy", "edp"]
+    assert 0 < finals[0].dwell_s < finals[1].dwell_s == finals[2].dwell_s
+    assert Policy.screen().dwell_s == Policy.screen(loaded=True).dwell_s == 0
+    with pytest.raises(UsageError, match="valid: time, energy, edp"):
+        Policy.final(objective="joules")
 
 
 def test_paired_interval_removes_the_drift_of_the_reference() -> None:

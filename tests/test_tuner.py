@@ -161,8 +161,8 @@ def test_if_all_finalists_break_others_take_their_place(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     real, broken = rig.bench.time, set()
 
-    def time(candidates: list[object], policy: object) -> object:
-        run = real(candidates, policy)
+    def time(candidates: list[object], policy: object, keep: list[str]) -> object:
+        run = real(candidates, policy, keep)
         if policy == Policy.final() and not broken:
             from cutegen.measure import CheckResult, TimingRun
 
