@@ -182,6 +182,11 @@ def make(index: int) -> FakeEngine:
     return FakeEngine()
 
 
+def make_without_counter(index: int) -> FakeEngine:
+    """Make an engine whose GPU hides its energy."""
+    return FakeEngine(counts=False)
+
+
 def make_without_gpu(index: int) -> FakeEngine:
     """Fail as on a machine without a GPU."""
     raise DeviceError(f"no GPU of index {index}; this process sees 0")

@@ -7,6 +7,8 @@ import math
 import re
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -278,6 +280,80 @@ def test_tolerance_holds_for_truncating_fp32_sums() -> None:
     norms = load.a.double().norm(dim=1)[:, None] * load.b.double().norm(dim=0)[None, :]
     used = ((total - want).abs() / (norms * accumulation_error(problem))).max()
     assert 0.001 < used < 0.5
+
+
+def test_a_dwell_runs_on_the_real_engine() -> None:
+    """The logic of dwells, the engine and its lane fit together; without NVML there is no energy."""
+    from cutegen.measure.dwell import dwell
+
+    lane = HostLane()
+    engine = new_engine(lane)
+    engine.open(SMALL, 0)
+    prepared = engine.prepare(candidate(SMALL))
+    assert dwell(engine, prepared, 0.01) is None
+    shown, clock = iter([100, 100, 250, 250, 400.0, 400]), iter(range(100))
+    engine.energy_mj = lambda: next(shown)  # type: ignore[method-assign, assignment]
+    engine.now = lambda: next(clock) / 100  # type: ignore[method-assign, return-value]
+    found = dwell(engine, prepared, 0.01)
+    assert found is not None and found.power_w > 0
+    feed = engine.feed(prepared)
+    assert feed.finish() == pytest.approx(feed._feed.took_us / prepared.launches)  # type: ignore[attr-defined]
+
+
+def test_a_dwell_that_fails_is_a_launch_error() -> None:
+    """Errors of the device surface as the launch's, wherever they show."""
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    lane = HostLane()
+    engine = new_engine(lane)
+    engine.open(SMALL, 0)
+    prepared = engine.prepare(candidate(SMALL))
+    feed: Any = engine.feed(prepared)
+    feed._feed.top_up = feed._feed.finish = broken
+    for step in (feed.top_up, feed.finish):
+        with pytest.raises(LaunchError, match="replay failed: CUDA error"):
+            step()
+    lane.feed = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(LaunchError, match="replay failed: CUDA error"):
+        engine.feed(prepared)
+
+
+def test_a_feed_keeps_three_batches_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It queues as the device goes on, never waits meanwhile, and counts every replay in the end."""
+    from cutegen.measure.lane import _CudaFeed
+
+    events: list[Any] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.over = self.waited = False
+            events.append(self)
+
+        def record(self) -> None:
+            return None
+
+        def query(self) -> bool:
+            return self.over
+
+        def synchronize(self) -> None:
+            self.waited = True
+
+        def elapsed_time(self, end: Event) -> float:
+            return float(events.index(end) - events.index(self))  # a millisecond for each batch
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    replays: list[int] = []
+    feed = _CudaFeed(SimpleNamespace(replay=lambda: replays.append(1)), 5)
+    assert len(replays) == 15
+    feed.top_up()
+    assert len(replays) == 15, "three are waiting still"
+    events[1].over = events[2].over = True
+    feed.top_up()
+    assert len(replays) == 25 and not any(event.waited for event in events)
+    assert feed.finish() == 1000 / 5
+    assert events[-1].waited
 
 
 def test_verdict_and_result_survive_json() -> None:

@@ -26,7 +26,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -41,7 +40,7 @@ from cutegen.problem import Problem
 from cutegen.shapes import NamedProblem, read_shapes
 from tools.benchmark.child import ENGINE
 from tools.benchmark.contest import Contestant, run_contest
-from tools.benchmark.environment import ROOT, git_commit, session_facts, software
+from tools.benchmark.environment import ROOT, session, software
 from tools.benchmark.lineup import PEERS, conditions, final_policy, make_contestants, set_environment
 from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours
@@ -139,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if todo:
         set_environment(args)
-        results = results.begin(session(args, device))
+        results = results.begin(session(vars(args), device, args.commit))
         results = measure(args, todo, contestants, results, started)
     return verdict(shapes, names, results, args.out)
 
@@ -218,24 +217,6 @@ def open_results(args: argparse.Namespace, present: Mapping[str, Json]) -> Resul
             f"{args.out} was measured under other conditions; take another --out, or --fresh\n{lines}"
         )
     return results
-
-
-def session(args: argparse.Namespace, device: Device) -> dict[str, Json]:
-    """Return what is recorded about this run."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    commit = args.commit or git_commit()
-    return {
-        "started_at": now,
-        "commit": commit,
-        "arguments": shown_arguments(args),
-        **session_facts(device),
-    }
-
-
-def shown_arguments(args: argparse.Namespace) -> dict[str, Json]:
-    """Return the arguments as given, files by their names only."""
-    shown = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
-    return {name: value for name, value in shown.items() if value not in (None, "", False)}
 
 
 def verdict(shapes: Sequence[NamedProblem], names: Sequence[str], results: Results, out: Path) -> int:

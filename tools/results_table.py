@@ -21,7 +21,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,13 @@ from cutegen.cli_run import run_command
 from cutegen.errors import UsageError
 from cutegen.policy import Timing
 from cutegen.stats import geometric_mean
-from tools.benchmark.results import OWN, Results, ShapeResult
+from tools.benchmark import energy_table
+from tools.benchmark.markdown import down, line, up, where
+from tools.benchmark.results import ENERGY, OWN, Results, ShapeResult
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
 LABELS = {"quack": "QuACK", "operators": "Operator API"}
-
-
-def up(value: float, digits: int) -> str:
-    """Return ``value`` with ``digits`` decimals, never smaller than it is."""
-    return _rounded(value, digits, ROUND_CEILING)
-
-
-def down(value: float, digits: int) -> str:
-    """Return ``value`` with ``digits`` decimals, never larger than it is."""
-    return _rounded(value, digits, ROUND_FLOOR)
-
-
-def _rounded(value: float, digits: int, rounding: str) -> str:
-    return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=rounding):f}"
 
 
 @dataclass(frozen=True)
@@ -104,11 +91,7 @@ def table(results: Results) -> list[str]:
     head += ["MHz", "tuning s: cutegen" + "".join(f", {LABELS.get(peer, peer)}" for peer in peers), "kernel"]
     rows = [_cells(row, peers) for row in results.shapes]
     align = ["---", "---", "---", *["---:"] * (len(head) - 5), "---:", "---"]
-    return [_line(head), _line(align), *map(_line, rows)]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return [line(head), line(align), *map(line, rows)]
 
 
 def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
@@ -143,6 +126,8 @@ def _seconds(row: ShapeResult, name: str) -> str:
 
 def summary(results: Results) -> list[str]:
     """Return the lines that sum the table up: geometric means over all shapes and over the large ones."""
+    if results.kind == ENERGY:
+        return energy_table.summary(results)
     lines = []
     for group in groups(results.shapes):
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
@@ -193,18 +178,9 @@ def _over(values: Sequence[float], group: Group) -> str:
 def footing(results: Results) -> list[str]:
     """Return the lines that say where and how the numbers were measured."""
     conditions: Any = results.conditions
-    gpu, software, policy = conditions["gpu"], conditions["software"], conditions["policy"]
-    first: Any = results.sessions[0] if results.sessions else {}
-    dates = sorted({row.finished_at[:10] for row in results.shapes})
-    commits = sorted({str(session.get("commit", ""))[:12] for session in results.sessions})
-    wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels", "nvidia-cutlass-operators")
-    packages = [f"{name} {software['packages'][name]}" for name in wanted if name in software["packages"]]
-    watts = [w for row in results.shapes if (w := row.reference.rounds_power_w)]
-    power = f", up to {max(watts):.0f} W" if watts else ""
+    policy = conditions["policy"]
     return [
-        f"{gpu['name']} ({gpu['sm_count']} SMs{power}), driver {first.get('driver', 'unknown')}, "
-        f"CUDA {gpu['cuda_driver']}; {', '.join(packages)}; cutegen {software['cutegen']}, commit "
-        f"{', '.join(commits)}; {' to '.join(dates[:1] + dates[-1:] if len(dates) > 1 else dates)}.",
+        where(results),
         f"{policy['min_rounds']} to {policy['rounds']} interleaved rounds in CUDA graphs, operands rotated "
         f"past L2 (uniform in [-1, 1)), clocks {policy['clock']}; medians with 95 % intervals of paired "
         "ratios; MHz is the SM clock right after cutegen's launches. Above 1 cutegen is faster; rounding is "
@@ -214,6 +190,8 @@ def footing(results: Results) -> list[str]:
 
 def render(results: Results) -> str:
     """Return the Markdown of a results file."""
+    if results.kind == ENERGY:
+        return energy_table.render(results)
     blocks = [summary(results), table(results), *[[text] for text in footing(results)]]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 

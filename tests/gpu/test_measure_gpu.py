@@ -113,6 +113,20 @@ def test_settled_timing_reads_clock_power_and_energy(bench: Bench) -> None:
     print(run)  # noqa: T201
 
 
+def test_equal_kernels_take_equal_energy(bench: Bench) -> None:
+    """Two names of one product, and the reference, agree within 3 %."""
+    problem = Problem(8192, 8192, 8192)
+    bench.open(problem)
+    twins = [pretend("right", problem), pretend("right", problem, name="twin")]
+    run = bench.time(twins, Policy.final(objective="energy"))
+    energies = [timing.energy for timing in (*run.values(), run.reference)]
+    assert all(energy is not None and energy.half_width < 0.03 for energy in energies), energies
+    middles = [energy.mid for energy in energies if energy is not None]
+    assert max(middles) / min(middles) < 1.03
+    assert all(100 < (timing.power_w or 0) < 1500 for timing in run.values())
+    print(run)  # noqa: T201
+
+
 @pytest.mark.parametrize(
     ("symbol", "outcome", "words"),
     [

@@ -6,14 +6,25 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import cutegen
 from cutegen.device import Device
 from cutegen.digest import Json
 
-__all__ = ["ROOT", "UNKNOWN_COMMIT", "git_commit", "package_versions", "session_facts", "software"]
+__all__ = [
+    "ROOT",
+    "UNKNOWN_COMMIT",
+    "git_commit",
+    "package_versions",
+    "session",
+    "session_facts",
+    "software",
+]
 
 #: The checkout.
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,4 +92,22 @@ def session_facts(device: Device | None) -> dict[str, Json]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def session(arguments: Mapping[str, Any], device: Device, commit: str = "") -> dict[str, Json]:
+    """Return what is recorded about one run of a benchmark.
+
+    Args:
+        arguments: The command line as parsed; files are recorded by their names only.
+        device: The GPU.
+        commit: Of the checkout, where git cannot tell.
+    """
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    shown = {name: value.name if isinstance(value, Path) else value for name, value in arguments.items()}
+    return {
+        "started_at": now,
+        "commit": commit or git_commit(),
+        "arguments": {name: value for name, value in shown.items() if value not in (None, "", False)},
+        **session_facts(device),
     }

@@ -1,4 +1,4 @@
-"""The results file of a contest: conditions, sessions and one record per shape; resumed, never rewritten."""
+"""A results file: conditions, sessions and one record per shape; resumed, never rewritten."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from cutegen.errors import CutegenError, StoreError, UsageError
 from cutegen.policy import Timing
 from cutegen.problem import Problem
 
-__all__ = ["OWN", "Entry", "Results", "ShapeResult", "differences"]
+__all__ = ["CONTEST", "ENERGY", "OWN", "Entry", "Results", "ShapeResult", "differences"]
 
 SCHEMA = 1
-KIND = "gemm contest"
+#: What a file may hold: implementations side by side, or one implementation with its knobs changed.
+CONTEST, ENERGY = "gemm contest", "gemm energy"
 #: The contestant that the results are about.
 OWN = "cutegen"
 
@@ -133,11 +134,13 @@ class Results:
         conditions: What must agree for two rows to belong in one table.
         sessions: The runs that the rows come from: when, how started, on which machine.
         shapes: The rows, in the order in which they were first measured.
+        kind: What the entries are: ``CONTEST`` or ``ENERGY``.
     """
 
     conditions: Mapping[str, Json]
     sessions: tuple[Mapping[str, Json], ...] = ()
     shapes: tuple[ShapeResult, ...] = ()
+    kind: str = CONTEST
 
     def begin(self, session: Mapping[str, Json]) -> Results:
         """Return the results with one more session, the one that later rows belong to."""
@@ -171,7 +174,7 @@ class Results:
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
         return {
-            "kind": KIND,
+            "kind": self.kind,
             "schema": SCHEMA,
             "conditions": dict(self.conditions),
             "sessions": [dict(session) for session in self.sessions],
@@ -192,13 +195,13 @@ class Results:
             raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise UsageError(f"results file {path} is not JSON: {error}") from error
-        if not isinstance(data, dict) or data.get("kind") != KIND:
-            raise UsageError(f"{path} is not a results file of tools/bench_gemm.py")
+        if not isinstance(data, dict) or data.get("kind") not in (CONTEST, ENERGY):
+            raise UsageError(f"{path} is not a results file of tools/bench_gemm.py or tools/bench_energy.py")
         if data.get("schema") != SCHEMA:
             raise UsageError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
         try:
             rows = tuple(ShapeResult.from_json(shape) for shape in data["shapes"])
-            return cls(data["conditions"], tuple(data["sessions"]), rows)
+            return cls(data["conditions"], tuple(data["sessions"]), rows, data["kind"])
         except (KeyError, TypeError, CutegenError) as error:
             raise UsageError(f"results file {path} is damaged: {error!r}") from error
 

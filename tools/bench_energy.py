@@ -1,0 +1,331 @@
+"""Measure which knobs change the energy of a GEMM: the best config with one knob changed at a time.
+
+For every shape the base is the config that the dispatch table names (tune first, with ``python -m
+cutegen.tune gemm --shape 8192x8192x8192``), else the default. Each variation is compiled, checked against
+fp64, timed in the same interleaved rounds as the base and torch.mm, and then run alone, twice in opposite
+order, while NVML's energy counter is read from edge to edge. ``tools/results_table.py`` renders the file.
+
+    python tools/bench_energy.py --dry-run
+    python tools/bench_energy.py --out docs/results/energy.json
+    python tools/bench_energy.py --vary cluster_shape_mn --vary tile_shape_mn=128x256 --out RESULTS.json
+
+exit codes: 0 everything was measured; 1 some variation failed; 2 bad usage; 3 no GPU, or one that hides its
+energy; 130 interrupted (the shapes that were finished are kept)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import Arch
+from cutegen.build import Artifact, Builder
+from cutegen.catalog import find_space
+from cutegen.cli_args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
+from cutegen.cli_run import run_command
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.dispatch import default_table_path, look_up
+from cutegen.entry import Fingerprint
+from cutegen.errors import CutegenError, DeviceError, UsageError
+from cutegen.measure import Bench, Candidate
+from cutegen.policy import Policy
+from cutegen.problem import Problem
+from cutegen.render import Source, render
+from cutegen.shapes import NamedProblem
+from cutegen.space import Config, Space, Value
+from cutegen.store import Store, file_digest
+from cutegen.table import Table
+from tools.bench_gemm import ASSUMED
+from tools.benchmark import energy_table
+from tools.benchmark.contest import Arena, Entrant, Finalist, require_ok, run_contest
+from tools.benchmark.environment import session, software
+from tools.benchmark.ours import short_config
+from tools.benchmark.results import ENERGY, OWN, Results
+from tools.benchmark.variations import coarse_values, complete_base, variations
+
+#: Knobs that are varied unless others are asked for; the number of stages is derived, not a knob.
+KNOBS = (
+    *("tile_shape_mn", "tile_k", "mma_warpgroups", "pingpong", "cluster_shape_mn", "swap_ab"),
+    *("use_tma_store", "use_pdl", "stream_k", "swizzle_size", "raster_along_m"),
+)
+DEFAULT_SHAPE = "8192x8192x8192"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured on one shape: configs by name, the base first."""
+
+    named: NamedProblem
+    space: Space
+    configs: Mapping[str, Config]
+
+    def source(self, name: str) -> Source:
+        """Return the rendered kernel of a config."""
+        return render(self.named.problem, self.configs[name], self.space.arch)
+
+
+class Variant:
+    """One config as a contestant: it is checked, and does not tune."""
+
+    def __init__(self, name: str, plan: Plan, artifact: Artifact, sm_count: int) -> None:
+        self.name = name
+        self._plan = plan
+        self._artifact = artifact
+        self._sm_count = sm_count
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        """Do nothing: it is compiled."""
+
+    def enter(self, arena: Arena, problem: Problem) -> Entrant:
+        """Check the kernel."""
+        plan, artifact, config = self._plan, self._artifact, self._plan.configs[self.name]
+        candidate = Candidate.of(
+            self.name, artifact.library, artifact.symbol, plan.space, config, problem, self._sm_count
+        )
+        require_ok(arena.check(candidate))
+        resources: dict[str, Json] = {
+            "artifact_key": artifact.key,
+            "registers": artifact.resources.registers,
+            "smem_bytes": artifact.resources.smem_bytes,
+        }
+        return Entrant(
+            (Finalist(candidate, short_config(plan.space, config), config.to_json()),), None, resources
+        )
+
+
+class Absent:
+    """A config whose kernel does not compile."""
+
+    def __init__(self, name: str, error: CutegenError) -> None:
+        self.name = name
+        self.error = error
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        """Do nothing."""
+
+    def enter(self, arena: Arena, problem: Problem) -> Entrant:
+        """Say why not."""
+        raise self.error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = parse(argv)
+    return run_command(lambda: dry_run(args) if args.dry_run else run(args))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(family="gemm")
+    add_problem_arguments(parser)
+    group = parser.add_argument_group("what is varied")
+    group.add_argument(
+        "--base", nargs="+", default=[], metavar="KNOB=VALUE", help="changes of the config to start from"
+    )
+    group.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KNOB[=V1,V2]",
+        help=f"knobs to change; repeatable (default: {', '.join(KNOBS)})",
+    )
+    group.add_argument(
+        "--most", type=positive_int, default=48, help="variations per shape, at most (default 48)"
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument("--table", type=Path, metavar="FILE", help="dispatch table (default: the cache's)")
+    files.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
+    files.add_argument("--out", type=Path, metavar="FILE.json", help="results file; it is begun anew")
+    files.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    files.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    timing = parser.add_argument_group("measuring")
+    timing.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
+    timing.add_argument(
+        "--dwell", type=positive_float, default=0.5, metavar="SECONDS", help="of each of two (default 0.5)"
+    )
+    timing.add_argument("--rounds", type=positive_int, default=15, help="interleaved rounds (default 15)")
+    timing.add_argument(
+        "--settle", type=positive_float, default=3.0, metavar="SECONDS", help="longest burn-in"
+    )
+    timing.add_argument("--seed", type=int, default=0, help="of values and of the order within rounds")
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be measured")
+    args = parser.parse_args(argv)
+    if not args.shape and args.shapes is None:
+        args.shape = [DEFAULT_SHAPE]
+    if args.out is None and not args.dry_run:
+        parser.error("--out FILE.json is needed; results are kept there")
+    return args
+
+
+def policy_of(args: argparse.Namespace) -> Policy:
+    """Return how everything is timed: all entries dwell."""
+    return Policy(
+        rounds=args.rounds,
+        min_rounds=args.rounds,
+        settle_s=args.settle,
+        seed=args.seed,
+        objective="energy",
+        dwell_s=args.dwell,
+    )
+
+
+def make_bench(args: argparse.Namespace) -> Bench:
+    """Return the measuring child."""
+    return Bench(device=args.device, timeout_s=30.0 + 2 * args.dwell)
+
+
+def make_plans(args: argparse.Namespace, device: Device) -> list[Plan]:
+    """Return what is to be measured, without compiling anything.
+
+    Raises:
+        UsageError: A knob, a value or a file does not exist.
+        ConfigError: The base is not legal.
+        TableError: The table is for another GPU or toolchain.
+    """
+    table = _table(args, device)
+    plans = []
+    for named in named_problems(args):
+        space = find_space(named.problem.family, device.arch)
+        answer = look_up(table, named.problem, space, device.sm_count)
+        start = answer.config or (answer.entry.config if answer.entry else None)
+        changes = {k: v[0] for k, v in parse_set(args.base, space, named.problem).items()}
+        base = complete_base(space, named.problem, start or space.default(named.problem), changes)
+        found = list(variations(space, named.problem, base, _wanted(args, space, named.problem)).items())
+        if len(found) > args.most:
+            raise UsageError(
+                f"{len(found)} variations of {named.problem} are more than --most {args.most}; name values "
+                "with --vary KNOB=V1,V2, or allow more"
+            )
+        plans.append(Plan(named, space, {OWN: base, **dict(found)}))
+    return plans
+
+
+def _wanted(args: argparse.Namespace, space: Space, problem: Problem) -> dict[str, Sequence[Value]]:
+    """Return the knobs to vary with their values."""
+    if not args.vary:
+        return {knob: coarse_values(space, knob) for knob in KNOBS if knob in space.domains}
+    found: dict[str, Sequence[Value]] = {}
+    for word in args.vary:
+        knob = word.partition("=")[0]
+        if knob not in space.domains:
+            raise UsageError(f"--vary names unknown knob {knob!r}; valid: {', '.join(space.domains)}")
+        given = parse_set([word], space, problem)[knob] if "=" in word else coarse_values(space, knob)
+        found[knob] = (*found.get(knob, ()), *given)
+    return found
+
+
+def _table_path(args: argparse.Namespace, device: Device) -> Path:
+    path: Path = args.table or default_table_path(_store(args).root, device)
+    return path
+
+
+def _table(args: argparse.Namespace, device: Device) -> Table | None:
+    path = _table_path(args, device)
+    if not path.exists():
+        if args.table:
+            raise UsageError(f"dispatch table {path} does not exist; write it with cutegen.tune --table")
+        return None
+    table = Table.load(path)
+    if device is not ASSUMED:
+        table.require(Fingerprint.of(device))
+    return table
+
+
+def _store(args: argparse.Namespace) -> Store:
+    return Store(args.cache_dir) if args.cache_dir else Store.default()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, check and measure; return the exit code."""
+    device = present_device(args.device)
+    plans = make_plans(args, device)
+    results = Results(conditions(args, device), kind=ENERGY).begin(session(vars(args), device, args.commit))
+    with make_bench(args) as bench:
+        bench.start()  # imports torch while the kernels compile
+        built = build(args, plans)
+        for plan in plans:
+            row = run_contest(
+                bench, plan.named, _entrants(plan, built, device), policy_of(args), seed=args.seed
+            )
+            if row.reference.energy is None:
+                raise DeviceError(f"the energy counter of {device.name} cannot be read or does not change")
+            results = results.with_shape(row)
+            results.save(args.out)
+    print("\n".join(energy_table.summary(results)))
+    print(f"results are in {args.out}; render them with tools/results_table.py")
+    return 0 if all(entry.ok for row in results.shapes for entry in row.entries.values()) else 1
+
+
+def build(args: argparse.Namespace, plans: Sequence[Plan]) -> dict[str, Artifact | CutegenError]:
+    """Compile every kernel once, in parallel; return it, or why there is none, by the digest of its text."""
+    sources = {source.digest: source for plan in plans for source in map(plan.source, plan.configs)}
+    built: dict[str, Artifact | CutegenError] = {}
+    with Builder(_store(args), workers=args.workers) as builder:
+        for source, result in builder.build(list(sources.values())):
+            built[source.digest] = result if isinstance(result, Artifact) else result.error()
+    return built
+
+
+def _entrants(
+    plan: Plan, built: Mapping[str, Artifact | CutegenError], device: Device
+) -> list[Variant | Absent]:
+    found: list[Variant | Absent] = []
+    for name in plan.configs:
+        result = built[plan.source(name).digest]
+        if isinstance(result, Artifact):
+            found.append(Variant(name, plan, result, device.sm_count))
+        else:
+            found.append(Absent(name, result))
+    return found
+
+
+def conditions(args: argparse.Namespace, device: Device) -> dict[str, Json]:
+    """Return what decides the numbers."""
+    path = _table_path(args, device)
+    arch: Arch = device.arch
+    found: dict[str, Json] = {
+        "gpu": {
+            "name": device.name,
+            "compute_capability": arch.name.removeprefix("sm_"),
+            "sm_count": device.sm_count,
+            "cuda_driver": device.cuda_driver_version,
+        },
+        "software": software(),
+        "policy": policy_of(args).to_json(),
+        "table": file_digest(path) if path.exists() else "",
+        "shapes": {"names": [named.name for named in named_problems(args)]},
+    }
+    plain: dict[str, Json] = json.loads(json.dumps(found))
+    return plain
+
+
+def dry_run(args: argparse.Namespace) -> int:
+    """List what would be measured; needs no GPU."""
+    try:
+        device = present_device(args.device)
+    except DeviceError as error:
+        device = ASSUMED
+        print(f"GPU: none here ({error}); planning for {device.name}")
+    for plan in make_plans(args, device):
+        kernels = {plan.source(name).digest for name in plan.configs}
+        entries = len(plan.configs) + 1
+        seconds = args.settle + entries * (2 * args.dwell + args.rounds * policy_of(args).round_us / 1e6)
+        print(f"{plan.named.name}: {plan.named.problem}: base {short_config(plan.space, plan.configs[OWN])}")
+        print(f"{entries} entries, {len(kernels)} kernels, {seconds:.0f} s or more on the GPU")
+        for name in plan.configs:
+            print(f"  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Pieces of rendered results: numbers rounded to one side, rows of tables, where something was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+from tools.benchmark.results import Results
+
+__all__ = ["down", "line", "up", "where"]
+
+
+def up(value: float, digits: int) -> str:
+    """Return ``value`` with ``digits`` decimals, never smaller than it is."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def down(value: float, digits: int) -> str:
+    """Return ``value`` with ``digits`` decimals, never larger than it is."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=rounding):f}"
+
+
+def line(cells: Iterable[str]) -> str:
+    """Return a row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def where(results: Results) -> str:
+    """Return the sentence that says on which GPU, with which software and from which commit."""
+    conditions: Any = results.conditions
+    gpu, software = conditions["gpu"], conditions["software"]
+    first: Any = results.sessions[0] if results.sessions else {}
+    dates = sorted({row.finished_at[:10] for row in results.shapes})
+    commits = sorted({str(session.get("commit", ""))[:12] for session in results.sessions})
+    wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels", "nvidia-cutlass-operators")
+    packages = [f"{name} {software['packages'][name]}" for name in wanted if name in software["packages"]]
+    watts = [w for row in results.shapes if (w := row.reference.rounds_power_w)]
+    power = f", up to {max(watts):.0f} W" if watts else ""
+    return (
+        f"{gpu['name']} ({gpu['sm_count']} SMs{power}), driver {first.get('driver', 'unknown')}, "
+        f"CUDA {gpu['cuda_driver']}; {', '.join(packages)}; cutegen {software['cutegen']}, commit "
+        f"{', '.join(commits)}; {' to '.join(dates[:1] + dates[-1:] if len(dates) > 1 else dates)}."
+    )
