@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from cutegen.build import Toolchain
 from cutegen.device import Device
 from cutegen.errors import ConfigError, StoreError, TableError
-from cutegen.policy import OBJECTIVES
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Config
 from cutegen.table import ANY, Entry, Fingerprint, Table
@@ -105,8 +104,6 @@ _entries = st.builds(
     ratio_to_torch=st.none() | _finite,
     ratio_to_default=st.none() | _finite,
     trial_ids=st.lists(st.text(max_size=5), max_size=3).map(tuple),
-    objective=st.sampled_from(OBJECTIVES),
-    energy_mj=st.none() | _finite,
 )
 
 
@@ -159,8 +156,6 @@ def test_a_file_is_for_people(tmp_path: Path) -> None:
         (lambda d: _first(d).update(interval=[1]), "interval is"),
         (lambda d: _first(d).update(trial_ids="t"), "trial_ids is 't'"),
         (lambda d: _first(d).update(artifact_key=3), "artifact_key is 3"),
-        (lambda d: _first(d).update(objective="watts"), "objective is 'watts'; valid: time, energy, edp"),
-        (lambda d: _first(d).update(energy_mj=0), "energy_mj is 0"),
     ],
 )
 def test_a_malformed_table_is_explained(
@@ -174,14 +169,6 @@ def test_a_malformed_table_is_explained(
     with pytest.raises(TableError) as caught:
         Table.load(path)
     assert message in str(caught.value) and "table.json" in str(caught.value)
-
-
-def test_an_entry_without_an_objective_was_tuned_for_time(tmp_path: Path) -> None:
-    """Tables from before there were others."""
-    data: Any = Table(HERE, [_full(SQUARE)]).to_json()
-    del _first(data)["objective"], _first(data)["energy_mj"]
-    (tmp_path / "t.json").write_text(json.dumps(data))
-    assert Table.load(tmp_path / "t.json").entries[SQUARE].objective == "time"
 
 
 def _first(data: dict[str, Any]) -> dict[str, Any]:

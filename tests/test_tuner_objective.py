@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_engine import DEVICE
 from fake_tuning import SMALL, Rig, quick_search  # noqa: F401
 from test_tuner import ARCH, DEFAULT, PROBLEM, SHAPE, SPACE, rivals, trials_of, view
 
-from cutegen.entry import Entry
-from cutegen.errors import MeasureError, UsageError
-from cutegen.policy import Policy
+from cutegen.entry import Entry, Fingerprint
+from cutegen.errors import MeasureError, TableError, UsageError
+from cutegen.policy import OBJECTIVES, Policy
 from cutegen.space import Config
 from cutegen.table import Table
 from cutegen.tuner import Effort, Failed, Request
@@ -188,6 +190,36 @@ def test_runs_for_different_objectives_have_different_names() -> None:
         Request(PROBLEM, ARCH, 132, SMALL, objective=o).run_name(None, "t") for o in ("time", "edp", "energy")
     }
     assert len(names) == 3
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("energy_mj", [None, 12.5])
+def test_an_entry_keeps_its_objective_and_energy_in_the_file(
+    tmp_path: Path, objective: str, energy_mj: float | None
+) -> None:
+    """A table round trip; entries from before there were objectives were tuned for time."""
+    entry = Entry(PROBLEM, DEFAULT, objective=objective, energy_mj=energy_mj)
+    Table(Fingerprint.of(DEVICE), [entry]).save(tmp_path / "t.json")
+    assert Table.load(tmp_path / "t.json").entries == {PROBLEM: entry}
+    data = entry.to_json()
+    assert (data["objective"], data["energy_mj"]) == (objective, energy_mj)
+    old = json.loads(json.dumps({k: v for k, v in data.items() if k not in ("objective", "energy_mj")}))
+    assert Entry.from_json(PROBLEM, old) == Entry(PROBLEM, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": "watts"}, "objective is 'watts'; valid: time, energy, edp"),
+        ({"objective": 3}, "objective is 3, not text"),
+        ({"energy_mj": 0}, "energy_mj is 0, not a positive number"),
+    ],
+)
+def test_a_malformed_entry_is_explained(change: dict[str, object], message: str) -> None:
+    """As with its other fields."""
+    data = {**Entry(PROBLEM, DEFAULT).to_json(), **change}
+    with pytest.raises(TableError, match=message):
+        Entry.from_json(PROBLEM, data)  # type: ignore[arg-type]
 
 
 def test_choosing_from_nothing_is_an_error_whatever_the_objective() -> None:

@@ -50,7 +50,7 @@ class Effort:
     finalists: int = 14
     alike: int = 3
     final_band: float = 0.08
-    final_s: float = 5.0
+    final_s: float = 6.0
     energy_finalists: int = 20
     energy_band: float = 0.15
     chunk: int = 16
