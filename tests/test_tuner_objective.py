@@ -217,9 +217,9 @@ def test_an_entry_keeps_its_objective_and_energy_in_the_file(
 )
 def test_a_malformed_entry_is_explained(change: dict[str, object], message: str) -> None:
     """As with its other fields."""
-    data = {**Entry(PROBLEM, DEFAULT).to_json(), **change}
+    data = {**json.loads(json.dumps(Entry(PROBLEM, DEFAULT).to_json())), **change}
     with pytest.raises(TableError, match=message):
-        Entry.from_json(PROBLEM, data)  # type: ignore[arg-type]
+        Entry.from_json(PROBLEM, data)
 
 
 def test_choosing_from_nothing_is_an_error_whatever_the_objective() -> None:
