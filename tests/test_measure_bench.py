@@ -139,7 +139,10 @@ def test_timing_gives_each_candidate_and_the_reference_a_timing(bench: Bench) ->
     assert set(run) == {"fast", "slow"} and not run.failures
     assert (run["fast"].median_us, run["fast"].ratio, run["slow"].ratio) == (5.0, 2.0, 0.8)
     assert (run.reference.median_us, run.reference.ratio, run.reference.reference) == (10.0, 1.0, "torch.mm")
-    assert run["fast"].energy_mj == pytest.approx(500 * 5e-6 * 1000)
+    assert run["fast"].energy_mj == pytest.approx(500 * 5e-6 * 1000, rel=0.01)
+    assert run["slow"].energy_mj is None, "it cannot win"
+    kept = bench.time([candidate("fast", "ok:5"), candidate("slow", "ok:12.5")], Policy.final(), ["slow"])
+    assert kept["slow"].energy_mj == pytest.approx(500 * 12.5e-6 * 1000, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,18 @@ def test_the_second_pass_is_in_the_opposite_order() -> None:
     assert engine.dwelt == ["torch", "a", "b", "c", "c", "b", "a", "torch"]
 
 
+def test_one_dwell_of_two_is_no_energy() -> None:
+    """A counter that stops between the passes leaves everyone without, not with half of the evidence."""
+
+    class Stopping(Recorder):
+        def feed(self, prepared: Prepared) -> FakeFeed:
+            self.counts = len(self.dwelt) < 3
+            return super().feed(prepared)
+
+    result = run(Stopping(), candidate("a"), candidate("b"))
+    assert all(timing.energy is None for timing in result.timings.values())
+
+
 def test_a_steady_drift_of_power_favours_nobody() -> None:
     """Equal entries of a GPU that warms up come out equal, though each pass alone would rank them."""
     engine = Warming()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cutegen.space import Config
 from cutegen.table import Table
 from cutegen.tuner import Effort, Failed, Request
 from cutegen.tuner.choose import choose_winner, pick_finalists
+from cutegen.tuner.decide import recorded_result
 
 
 def thrifty(fast: str = "90@700", cool: str = "95@500", rest: str = "200@700") -> Callable[[Config], str]:
@@ -112,6 +114,17 @@ def test_going_back_rewrites_the_table(tmp_path: Path) -> None:
     back = rig.tuner.tune(*SHAPE)
     assert back.config == fast.config and not rig.started["bench"]
     assert entry_of(rig).objective == "time" and entry_of(rig).config == fast.config
+
+
+def test_an_entry_for_another_objective_finishes_no_run(tmp_path: Path) -> None:
+    """Even if its evidence were there."""
+    rig = Rig(tmp_path, thrifty())
+    rig.tuner.tune(*SHAPE)
+    finals = [t for t in trials_of(tmp_path) if t.policy and t.policy.dwell_s]  # type: ignore[attr-defined]
+    request, entry = rig.tuner.request(PROBLEM), entry_of(rig)
+    assert recorded_result(request, SPACE, DEVICE, entry, finals) is not None  # type: ignore[arg-type]
+    other = replace(entry, objective="energy")
+    assert recorded_result(request, SPACE, DEVICE, other, finals) is None  # type: ignore[arg-type]
 
 
 def test_finals_say_what_they_were_for(tmp_path: Path) -> None:

@@ -142,7 +142,6 @@ class Request:
                 "explicit": [config.to_json() for config in self.explicit],
                 "budget_s": self.budget_s,
                 "allow_torch": self.allow_torch,
-                "objective": self.objective,
                 "policies": [self.screen_policy.digest, self.final_policy.digest],
                 "device": [device.key, device.cuda_driver_version] if device else [],
                 "toolchain": toolchain,
