@@ -63,6 +63,13 @@ def test_the_smallest_change_mends_what_a_value_breaks() -> None:
     assert variations(SPACE, PROBLEM, BASE, {"swap_ab": [True]}) == {}, "no tile mends that"
 
 
+def test_what_need_not_follow_stays() -> None:
+    """A ping-pong base stays one on narrower tiles, though the cooperative kind is legal and simpler."""
+    base = BASE.replace(tile_shape_mn=(128, 192), mma_warpgroups=1, pingpong=True)
+    assert SPACE.explain(PROBLEM, base) == ()
+    assert list(variations(SPACE, PROBLEM, base, {"tile_shape_mn": [(64, 192)]})) == ["tile_shape_mn=64x192"]
+
+
 def test_long_lists_of_tiles_are_thinned_out_and_short_ones_are_not() -> None:
     """Multiples of 64; clusters are all there."""
     tiles = coarse_values(SPACE, "tile_shape_mn")
@@ -138,7 +145,7 @@ def test_every_variation_has_its_energy_beside_the_base_and_torch(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """12 mJ for the base, 10.5 and 21 for the variations, 5 for torch.mm; facts of the session are there."""
-    assert run("--commit", "abc", *TILES) == 0
+    assert run("--commit", "abc", *TILES, "--vary", "swizzle_size=4") == 0
     results: Any = Results.load(tmp_path / "energy.json")
     assert results.kind == ENERGY and results.sessions[0]["commit"] == "abc"
     assert (
@@ -149,13 +156,15 @@ def test_every_variation_has_its_energy_beside_the_base_and_torch(
         "cutegen",
         "tile_shape_mn=128x128",
         "tile_shape_mn=64x128 mma_warpgroups=1",
+        "swizzle_size=4",
     ]
     found = [entry.timing.energy_mj for entry in row.entries.values()]
-    assert found == pytest.approx([12.0, 10.5, 21.0], rel=0.01)
+    assert found == pytest.approx([12.0, 10.5, 21.0, 12.0], rel=0.01)
     assert row.reference.energy_mj == pytest.approx(5.0, rel=0.01)
     assert row.entries["tile_shape_mn=128x128"].choice["tile_shape_mn"] == [128, 128]
     out = capsys.readouterr().out
     assert "beyond the spread lower: `tile_shape_mn=128x128` 0.87" in out
+    assert "swizzle_size=4" not in out, "what is level is named neither lower nor higher"
     assert "beyond the spread higher: `tile_shape_mn=64x128 mma_warpgroups=1` 1.7" in out
 
 
@@ -261,4 +270,7 @@ def test_the_table_shows_everyone_and_rounds_against_us(run: Run, tmp_path: Path
     picojoules = float(cells[5].split()[0])
     exact = base.energy_mj * 1e9 / PROBLEM.flops
     assert exact <= picojoules < exact + 0.0011
+    theirs = float(rows[3].split("|")[5].split()[0])
+    exact = (row.reference.energy_mj or 0.0) * 1e9 / PROBLEM.flops
+    assert exact - 0.0011 < theirs <= exact
     assert "entry ran alone for at least 0.1 s" in page.read_text() and "Fake GPU" in page.read_text()

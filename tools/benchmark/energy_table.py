@@ -46,7 +46,8 @@ def _sentences(row: ShapeResult) -> Iterator[str]:
         yield f"**{row.name}: the energy of the base is not known ({row.entries[OWN].outcome})**"
         return
     ratio = cost_ratio(torch, base, "energy")
-    against = f"; {torch.reference} {_pj(torch, row, down)}, {down(ratio.mid, 3)} times" if ratio else ""
+    name = torch.reference
+    against = f"; {name} {_pj(torch, row, down)}; {name} / base {down(ratio.mid, 3)}" if ratio else ""
     yield f"{row.name}: **{_pj(base, row, up)} pJ/FLOP** ({row.entries[OWN].config}){against}"
     ratios = changes_of_energy(row)
     apart = {name: r for name, r in sorted(ratios.items(), key=lambda x: x[1].mid) if not tied(r, _ONE)}
@@ -109,7 +110,7 @@ def _footing(results: Results) -> list[str]:
         f"Energy from NVML's counter, edge to edge while an entry ran alone for at least "
         f"{policy['dwell_s']:g} s, twice in opposite order after the clocks had settled: the mean of both, "
         "with a spread that covers both and how late the edges may have been seen. Times are medians of "
-        f"{policy['min_rounds']} to {policy['rounds']} interleaved rounds; MHz is the SM clock there. "
+        f"{policy['rounds']} interleaved rounds; MHz is the SM clock there. "
         "Operands are uniform in [-1, 1) and rotate past the L2 cache. Our numbers are rounded up, "
         "torch.mm's down.",
     ]
