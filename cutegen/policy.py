@@ -56,8 +56,9 @@ class Policy:
         prune: Drop whoever is slower than the best by more than this fraction, already after one round;
             0 drops nobody.
         seed: Of the order within rounds.
-        objective: What the timings are to decide. It says who dwells: for ``time`` those that nobody beats,
-            those that the caller names and the reference, for ``energy`` and ``edp`` everyone.
+        objective: What the timings are to decide. It says who dwells: for ``time`` the first few of those
+            that nobody beats, those that the caller names and the reference, for ``energy`` and ``edp``
+            everyone.
         dwell_s: After the rounds, seconds that an entry is replayed back to back while the GPU's energy
             counter is read, twice; 0 reads no energy. It goes with settled clocks only.
 

@@ -165,6 +165,14 @@ def test_for_time_only_those_dwell_that_may_win() -> None:
     assert set(engine.dwelt) == {"torch", "fast", "tied", "slow", "default"}
 
 
+def test_of_many_equals_the_first_few_dwell() -> None:
+    """A long tie does not take long; whoever wins it comes first."""
+    engine = Recorder()
+    run(engine, *(candidate(f"e{i}", "ok:10") for i in range(9)), policy=FINAL, keep="e8")
+    assert engine.dwelt[:8] == ["torch", "e0", "e1", "e2", "e3", "e4", "e5", "e8"]
+    assert len(engine.dwelt) == 16
+
+
 def test_without_a_dwell_nobody_dwells() -> None:
     """Screening reads no energy."""
     engine = Recorder()

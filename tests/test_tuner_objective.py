@@ -158,6 +158,16 @@ def test_configs_of_unknown_energy_do_not_compete(tmp_path: Path) -> None:
     assert view(result.rows[-1].config) == view(rivals(2)[0])
 
 
+def test_finalists_are_timed_in_the_order_in_which_they_would_win_a_tie(tmp_path: Path) -> None:
+    """Only the first few of many equals have their energy read, and the winner must be one of them."""
+    rig = Rig(tmp_path, lambda config: "100")
+    result = rig.tuner.tune(*SHAPE)
+    configs = {row.config.digest: row.config for row in result.rows}
+    order = [configs[name] for name in rig.bench.finals]
+    assert order[0] == DEFAULT == result.config and len(order) > 3
+    assert order[1:] == sorted(order[1:], key=SPACE.simplicity)
+
+
 def test_mistaken_objectives_are_named(tmp_path: Path) -> None:
     """Anything but the three is refused, and so is energy where nothing is measured."""
     with pytest.raises(UsageError, match="unknown objective 'watts'; valid: time, energy, edp"):

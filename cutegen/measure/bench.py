@@ -253,7 +253,8 @@ class Bench:
         A candidate that breaks the child is dropped, and the rounds start over with the others.
 
         Args:
-            candidates: Who is timed; all for the open problem, each with a name of its own.
+            candidates: Who is timed; all for the open problem, each with a name of its own. Those that would
+                win a tie come first: of many equals only the first few dwell where time decides.
             policy: How.
             keep: Names of candidates that dwell, if anyone does, however slow they are.
 

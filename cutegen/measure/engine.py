@@ -41,7 +41,7 @@ class Feed(Protocol):
     """
 
     def top_up(self) -> None:
-        """Queue replays until some tens of milliseconds of work are waiting; returns without waiting."""
+        """Queue replays until some milliseconds of work are waiting; returns without waiting."""
         ...
 
     def finish(self) -> float:

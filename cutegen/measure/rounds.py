@@ -21,6 +21,8 @@ __all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
 _BURN_US = 10_000.0
 #: A burst starts after so many seconds of load. Source: an idle H200 clocks at 345 MHz instead of 1980.
 _WARM_S = 0.05
+#: Most equals that dwell where only time decides, so that a long tie does not cost seconds.
+_MOST_EQUALS = 6
 
 
 class BrokenDeviceError(MeasureError):
@@ -191,12 +193,16 @@ class _Rounds:
                 self.result.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
 
     def _dwellers(self, race: Race, keep: Collection[str]) -> list[str]:
-        """Return who dwells: the reference first, then entries in their own order."""
+        """Return who dwells: the reference first, then entries in their own order.
+
+        Where only time decides, the first few of those that nobody beats, and whom the caller keeps.
+        """
         alive = [name for name in race.alive if name in self.prepared]
         if self.policy.objective == "time" and alive:
             times = {name: self.result.timings[name].paired for name in alive}
             _, unbeaten = choose(times, alive)
-            alive = [name for name in alive if name in unbeaten or name in keep]
+            wanted = {*unbeaten[:_MOST_EQUALS], *keep}
+            alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
 
     def _dwell_once(self, name: str) -> Dwell | None:
@@ -223,7 +229,7 @@ def time_in_rounds(
 
     Args:
         engine: Where they run; their problem is open.
-        candidates: Who is timed.
+        candidates: Who is timed, those that would win a tie first.
         policy: How.
         reference: What the reference is called in the record.
         announce: Told the name of each entry before it runs, so that a hang can be blamed on it.

@@ -44,7 +44,7 @@ _LAUNCH_ERRORS = (
 _REPEATS, _REPEATS_LARGE, _LARGE_FLOPS = 3, 1, 2e11
 _MOST_GRAPHS = 128
 #: Work that a dwell queues at a time, in microseconds: longer than a reading of NVML takes.
-_FEED_US = 10_000.0
+_FEED_US = 5_000.0
 
 
 @dataclass

@@ -15,7 +15,7 @@ from cutegen.render import render
 from cutegen.space import Config
 from cutegen.survey import rank, refine
 from cutegen.tuner.attempt import Attempt
-from cutegen.tuner.choose import pick_finalists, relative_us
+from cutegen.tuner.choose import pick_finalists, preference, relative_us
 from cutegen.tuner.ledger import Ledger
 from cutegen.tuner.progress import Observer, Progress
 from cutegen.tuner.request import Request
@@ -336,7 +336,9 @@ class Campaign:
     def _time_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
         policy = self.request.final_policy
         self._fetch([attempt for attempt in finalists if attempt.artifact is None])
-        timed = self._time([attempt for attempt in finalists if attempt.ok], policy)
+        rank = preference(self._space, self.default, self.incumbent)
+        entries = sorted((a for a in finalists if a.ok), key=lambda attempt: rank(attempt.config))
+        timed = self._time(entries, policy)
         if not timed and all(attempt.ok for attempt in finalists):
             raise MeasureError(f"the measuring process timed none of {len(finalists)} working kernels")
         for attempt, timing in timed:

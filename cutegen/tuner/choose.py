@@ -11,7 +11,7 @@ from cutegen.policy import Timing, against
 from cutegen.space import Config, Space
 from cutegen.stats import Interval, choose, tied
 
-__all__ = ["Choice", "choose_winner", "pick_finalists", "relative_us"]
+__all__ = ["Choice", "choose_winner", "pick_finalists", "preference", "relative_us"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,13 @@ class Choice:
     config: Config
     torch_wins: bool
     equals: tuple[Config, ...]
+
+
+def preference(
+    space: Space, default: Config, incumbent: Config | None
+) -> Callable[[Config], tuple[bool, bool, tuple[int, ...]]]:
+    """Return the sort key by which equals are ranked: the default, what the table names, then the simpler."""
+    return lambda config: (config != default, config != incumbent, space.simplicity(config))
 
 
 def choose_winner(
@@ -57,10 +64,7 @@ def choose_winner(
         MeasureError: ``timings`` is empty, or the energy of none of them is known.
     """
 
-    def preference(config: Config) -> tuple[bool, bool, tuple[int, ...]]:
-        return config != default, config != incumbent, space.simplicity(config)
-
-    ordered = sorted(timings, key=preference)
+    ordered = sorted(timings, key=preference(space, default, incumbent))
     by_name = {config.digest: config for config in ordered}
     known = {name: timings[config].cost(objective) for name, config in by_name.items()}
     costs = {name: cost for name, cost in known.items() if cost is not None}
