@@ -11,8 +11,8 @@ from cutegen.stats import Interval
 
 __all__ = ["Dwell", "dwell", "join"]
 
-#: A counter that stays as it is for so many seconds under load never changes. Source: NVML's counters are
-#: known to step every 20 to 100 ms.
+#: A counter that stays as it is for so many seconds under load never changes. Source: judgement,
+#: several of its steps of tens of milliseconds.
 _PATIENCE_S = 0.25
 #: Seconds after the change of entries before the first edge counts: what the counter then shows may still
 #: have been drawn by the entry before. Source: judgement, one step of the counter.
