@@ -240,7 +240,7 @@ class ClockMeter:
         return self._ask(lambda: self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
 
     def energy_mj(self) -> float | None:
-        """Return the energy since the driver was loaded, in millijoules; it moves in steps of tens of ms."""
+        """Return millijoules since the driver was loaded; they move in steps (0.1 s on an H200)."""
         if self._handle is None:
             return None
         return self._ask(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))

@@ -254,7 +254,7 @@ class Bench:
 
         Args:
             candidates: Who is timed; all for the open problem, each with a name of its own. Those that would
-                win a tie come first: of many equals only the first few dwell where time decides.
+                win a tie come first: of many equals only the first dwells where time decides.
             policy: How.
             keep: Names of candidates that dwell, if anyone does, however slow they are.
 

@@ -12,10 +12,10 @@ from cutegen.stats import Interval
 __all__ = ["Dwell", "dwell", "join"]
 
 #: A counter that stays as it is for so many seconds under load never changes. Source: judgement,
-#: several of its steps of tens of milliseconds.
+#: more than two of the steps of 0.1 s that an H200's takes.
 _PATIENCE_S = 0.25
 #: Seconds after the change of entries before the first edge counts: what the counter then shows may still
-#: have been drawn by the entry before. Source: judgement, one step of the counter.
+#: have been drawn by the entry before. Source: judgement.
 _LEAD_S = 0.02
 
 
@@ -44,7 +44,7 @@ class _Edge:
 def dwell(engine: Engine, prepared: Prepared, seconds: float) -> Dwell | None:
     """Replay ``prepared`` for at least ``seconds`` between two edges of the counter and return what it took.
 
-    The counter moves in steps of tens of milliseconds, so its value says nothing about a moment between two
+    The counter moves in steps (0.1 s on an H200), so its value says nothing about a moment between two
     steps. Time is therefore taken from edge to edge, with the GPU busy throughout; energy per launch is the
     power between the edges times the time of a launch in the same stretch.
 

@@ -21,8 +21,6 @@ __all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
 _BURN_US = 10_000.0
 #: A burst starts after so many seconds of load. Source: an idle H200 clocks at 345 MHz instead of 1980.
 _WARM_S = 0.05
-#: Most equals that dwell where only time decides, so that a long tie does not cost seconds.
-_MOST_EQUALS = 6
 
 
 class BrokenDeviceError(MeasureError):
@@ -174,11 +172,13 @@ class _Rounds:
         """Add the energy of those whom the policy lets dwell to their timings.
 
         A second pass in the opposite order puts everyone's mean at the same time, so that a steady drift of
-        the GPU's power favours nobody. An entry that fails here has failed.
+        the GPU's power favours nobody; where only time decides, one pass tells enough. An entry that fails
+        here has failed.
         """
         names = self._dwellers(race, keep)
+        turns = names if self.policy.objective == "time" else [*names, *reversed(names)]
         found: dict[str, list[Dwell]] = {name: [] for name in names}
-        for name in [*names, *reversed(names)]:
+        for name in turns:
             if name not in self.prepared:
                 continue
             one = self._dwell_once(name)
@@ -187,7 +187,7 @@ class _Rounds:
             elif name == names[0]:
                 break  # a counter that does not move for the first moves for nobody
         for name, passes in found.items():
-            if len(passes) == 2 and name in self.result.timings:
+            if len(passes) * len(names) == len(turns) and name in self.result.timings:
                 both = join(passes)
                 timing = self.result.timings[name]
                 self.result.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
@@ -195,13 +195,13 @@ class _Rounds:
     def _dwellers(self, race: Race, keep: Collection[str]) -> list[str]:
         """Return who dwells: the reference first, then entries in their own order.
 
-        Where only time decides, the first few of those that nobody beats, and whom the caller keeps.
+        Where only time decides, the first of those that nobody beats, and whom the caller keeps.
         """
         alive = [name for name in race.alive if name in self.prepared]
         if self.policy.objective == "time" and alive:
             times = {name: self.result.timings[name].paired for name in alive}
             _, unbeaten = choose(times, alive)
-            wanted = {*unbeaten[:_MOST_EQUALS], *keep}
+            wanted = {*unbeaten[:1], *keep}
             alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
 
