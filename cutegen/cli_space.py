@@ -17,6 +17,7 @@ from cutegen.errors import UsageError
 from cutegen.problem import LAYOUTS, Problem
 from cutegen.space import Config, Space, Value, Violation, format_value
 from cutegen.space.census import Census, blockers, take_census
+from cutegen.untuned import default_config
 
 __all__ = ["main", "refuse"]
 
@@ -158,7 +159,7 @@ def _summary(space: Space, problem: Problem, fixed: Mapping[str, tuple[Value, ..
     census = take_census(space, problem, fixed)
     if not census.legal:
         refuse(space, problem, fixed)
-    default = space.default(problem)
+    default = default_config(space, problem)
     derived = space.derive(default, problem, space.arch)
     if not quiet:
         _print_summary(space, census, default, derived)

@@ -19,6 +19,7 @@ from cutegen.model import Estimator
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Config, Launch, Space
 from cutegen.table import Lookup, Table
+from cutegen.untuned import default_config
 
 __all__ = [
     "Answer",
@@ -220,7 +221,7 @@ def look_up(table: Table | None, problem: Problem, space: Space, sm_count: int) 
         answer = _of_entry(problem, found, space)
         if answer is not None:
             return answer
-    return Answer(problem, "default", space.default(problem))
+    return Answer(problem, "default", default_config(space, problem, sm_count))
 
 
 def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:

@@ -43,6 +43,8 @@ class Machine:
             assumes 8): equal lines wanted by neighbouring SMs at one time travel once.
         l2_bytes_us_sm: Bytes per microsecond that one SM can take in. Source: fitted; 256x256x65536 on 16
             thread blocks reaches 190 GB/s.
+        split_line: By how much loads from L2 slow down when rows do not start at its lines of 128 bytes, so
+            that each run of 128 bytes lies in two. Source: fitted to 30 kernels on 20 such shapes.
         latency_us: From issuing a load to its arrival, loaded. Source: assumed from 0.55-0.7 us measured
             on B200 and 0.7-1 us seen here.
         mma_efficiency: Share of the peak multiply rate in a long main loop. Source: fitted to 4096^3 at
@@ -77,6 +79,7 @@ class Machine:
     l2_bytes: int = 50 * 2**20
     l2_bytes_us: float = 17e6
     l2_bytes_us_sm: float = 0.2e6
+    split_line: float = 2.0
     latency_us: float = 1.0
     mma_efficiency: float = 0.94
     smem_overlap: float = 0.6

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.machine import Machine, find_machine
-from cutegen.problem import DTYPE_BYTES, Epilogue, Problem
+from cutegen.problem import DTYPE_BYTES, LAYOUTS, Epilogue, Problem
 from cutegen.tiling import Geometry, Tiling
 
 __all__ = ["Estimate", "Estimator", "Prediction", "predict"]
@@ -30,6 +30,7 @@ __all__ = ["Estimate", "Estimator", "Prediction", "predict"]
 
 #: fp32 operations per output element. Source: instruction counts of the usual expansions, assumed.
 _ACTIVATION_OPS = {"": 0, "relu": 1, "silu": 10, "gelu_tanh": 14, "gelu": 28}
+_LINE_BYTES = 128  # of L2
 _LANES = 128  # fp32 lanes of one SM
 _FEW_ROWS = 16384  # with more rows in flight their addresses spread over the channels by themselves
 _STREAM_PARTS = 32  # more are not worth adding up
@@ -115,6 +116,7 @@ class Estimator:
         self._machine = machine
         self._in_bytes = DTYPE_BYTES[problem.ab_dtype]
         self._out_bytes = DTYPE_BYTES[problem.out_dtype]
+        self._slow_a, self._slow_b = (self._slowdown(axis) for axis in LAYOUTS[problem.layout])
         few_rows = problem.m + problem.n <= _FEW_ROWS and problem.layout == "tn"
         self._row_bytes = problem.k * self._in_bytes if few_rows else 0
         self._epilogue_ops = _epilogue_ops(problem.epilogue)
@@ -153,11 +155,14 @@ class Estimator:
         cm, cn = config["cluster_shape_mn"]
         tile_k = config.get("tile_k", 64)
         pingpong = config.get("pingpong", False)
-        rows, cols = self._tiling.extents(config.get("swap_ab", False))
+        swap = config.get("swap_ab", False)
+        rows, cols = self._tiling.extents(swap)
         line = tile_k * self._in_bytes
         # Each 64-row slab reads its rows of A and the whole of B; loads write every row, outside ones too.
         smem_bytes = (tile_m + tile_m // 64 * tile_n + tile_m + tile_n) * line
-        step_bytes = (min(tile_m, rows) / cn + min(tile_n, cols) / cm) * line
+        slow_m, slow_n = (self._slow_b, self._slow_a) if swap else (self._slow_a, self._slow_b)
+        side_m, side_n = min(tile_m, rows) / cn * line, min(tile_n, cols) / cm * line
+        step_bytes = side_m + side_n
         shape = self._tiling.geometry(config)
         groups = 1 if pingpong else config.get("mma_warpgroups", 1)
         inside = p.m * p.n * p.batch / (shape.clusters * shape.blocks * tile_m * tile_n)
@@ -172,7 +177,7 @@ class Estimator:
             steps=ceil(p.k / tile_k),
             mma=self._multiply(area, tile_k),
             smem=smem_bytes / self._arch.smem_bytes_per_clk * machine.smem_overlap,
-            step_bytes=step_bytes,
+            step_bytes=side_m * slow_m + side_n * slow_n,
             step_heat=shape.blocks * (step_bytes * machine.l2_flops + smem_bytes * machine.smem_flops),
             latency_us=machine.latency_us / derived["stages"],
             sync=1.0 + machine.cluster_wait * (shape.blocks - 1),
@@ -189,6 +194,11 @@ class Estimator:
             / 2
             * (0.7 + 0.3 / inside),  # products with the zeros outside burn less
         )
+
+    def _slowdown(self, axis: str) -> float:
+        """By how much an operand that is contiguous along ``axis`` loads more slowly from L2."""
+        pitch = getattr(self.problem, axis) * self._in_bytes
+        return 1.0 if pitch % _LINE_BYTES == 0 else self._machine.split_line
 
     def _multiply(self, area: int, tile_k: int) -> float:
         """Clocks of the tensor cores for one k step; 8-bit operands go twice as fast."""

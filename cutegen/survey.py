@@ -22,6 +22,8 @@ def rank(
     sm_count: int,
     limit: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
+    *,
+    default: Config | None = None,
 ) -> list[Config]:
     """Return the configs to try first: the default, then the most promising kernels.
 
@@ -34,17 +36,18 @@ def rank(
         sm_count: Multiprocessors of the GPU.
         limit: Most kernels to compile.
         fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
+        default: What leads; the space's own default if not given.
 
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
         UsageError: ``limit`` is not positive.
     """
     if is_modelled(space.arch):
-        return search.rank(space, problem, sm_count, limit, fixed)
+        return search.rank(space, problem, sm_count, limit, fixed, default=default)
     if limit < 1:
         raise UsageError(f"limit={limit} kernels must be at least 1")
     fixed = fixed or {}
-    default = space.default(problem)
+    default = default or space.default(problem)
     lead = [default] if all(default[knob] in values for knob, values in fixed.items()) else []
     run_time = {knob: fixed.get(knob, [default[knob]])[:1] for knob in space.run_time_knobs}
     known = space.compile_view(default) if lead else None

@@ -24,12 +24,18 @@ _RANKED: dict[tuple[object, ...], list[Config]] = {}
 
 
 def remembered_rank(
-    space: Space, problem: Problem, sm_count: int, limit: int, fixed: object = None
+    space: Space,
+    problem: Problem,
+    sm_count: int,
+    limit: int,
+    fixed: object = None,
+    *,
+    default: Config | None = None,
 ) -> list[Config]:
     """The search's own answer, worked out once per question: it takes a second."""
-    key = (problem, sm_count, limit, repr(fixed))
+    key = (problem, sm_count, limit, repr(fixed), default)
     if key not in _RANKED:
-        _RANKED[key] = rank(space, problem, sm_count, limit, fixed)  # type: ignore[arg-type]
+        _RANKED[key] = rank(space, problem, sm_count, limit, fixed, default=default)  # type: ignore[arg-type]
     return _RANKED[key]
 
 

@@ -130,6 +130,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(bench_energy, "make_bench", make_bench)
     monkeypatch.setattr(bench_energy, "present_device", lambda index: fake_engine.DEVICE)
     monkeypatch.setattr(bench_energy, "Builder", FakeBuilder)
+    monkeypatch.setattr("cutegen.dispatch.default_config", lambda space, problem, sms: space.default(problem))
 
     def call(*arguments: str) -> int:
         files = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "energy.json")]

@@ -19,6 +19,7 @@ from cutegen.errors import ArchError, ConfigError, DeviceError, LaunchError, Sto
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Config
 from cutegen.table import Table
+from cutegen.untuned import default_config
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 PROBLEM = Problem(1024, 1024, 1024)
@@ -75,7 +76,7 @@ def test_an_answer_that_was_not_tuned_for_time_says_so(gpu: FakeGpu) -> None:
 def test_no_table_means_default(gpu: FakeGpu) -> None:
     """Without a table every answer is the space's default."""
     answer = gpu.dispatcher().explain(PROBLEM)
-    assert (answer.how, answer.config, answer.entry) == ("default", SPACE.default(PROBLEM), None)
+    assert (answer.how, answer.config, answer.entry) == ("default", default_config(SPACE, PROBLEM), None)
 
 
 @pytest.mark.parametrize(("value", "disabled"), [("1", True), ("0", False), ("", False)])

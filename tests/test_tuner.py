@@ -21,12 +21,13 @@ from cutegen.table import Table
 from cutegen.trials import TrialStore
 from cutegen.tuner import Failed, Request, TuneResult, Tuning
 from cutegen.tuner.progress import Progress, ignore_progress
+from cutegen.untuned import default_config
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
 SHAPE = (4096, 4096, 4096)
 PROBLEM = Problem(*SHAPE)
-DEFAULT = SPACE.default(PROBLEM)
+DEFAULT = default_config(SPACE, PROBLEM)
 
 
 def view(config: Config) -> Config:
@@ -42,7 +43,7 @@ def only(fast: dict[Config, float], rest: float = 200.0) -> object:
 def rivals(count: int = 2) -> list[Config]:
     """Other kernels that the search proposes, simplest first."""
     seen: dict[Config, Config] = {}
-    for config in remembered_rank(SPACE, PROBLEM, 132, SMALL.classes):
+    for config in remembered_rank(SPACE, PROBLEM, 132, SMALL.classes, default=DEFAULT):
         seen.setdefault(view(config), config)
     seen.pop(view(DEFAULT))
     return sorted(seen.values(), key=SPACE.simplicity)[:count]
@@ -180,11 +181,11 @@ def test_if_all_finalists_break_others_take_their_place(tmp_path: Path) -> None:
 def test_one_problem_without_winner_does_not_stop_the_others(tmp_path: Path) -> None:
     """tune_all goes on after a problem whose candidates all fail."""
     small = Problem(64, 7168, 2048)
-    bad = {view(c) for c in [SPACE.default(small)]}
+    bad = {view(c) for c in [default_config(SPACE, small)]}
     rig = Rig(tmp_path, lambda config: "wrong_result" if config not in bad else "50")
     first, second = rig.tuner.tune_all([PROBLEM, small])
     assert isinstance(first, Failed) and isinstance(first.error, NoWinnerError)
-    assert isinstance(second, TuneResult) and second.config == SPACE.default(small)
+    assert isinstance(second, TuneResult) and second.config == default_config(SPACE, small)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 12, 20])

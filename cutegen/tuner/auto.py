@@ -24,6 +24,7 @@ from cutegen.tuner.result import Row, TuneResult
 from cutegen.tuner.setting import Setting
 from cutegen.tuner.tuning import Failed, Tuning
 from cutegen.tuner.workshop import Bench, Compiler, Workshop
+from cutegen.untuned import default_config
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -306,7 +307,8 @@ class AutoTuner:
         return tuple(Config({knob: config[knob] for knob in space.domains}) for config in configs)
 
     def _default(self, problem: Problem) -> TuneResult:
-        row = Row(find_space(problem.family, self.setting.arch).default(problem), default=True, chosen=True)
+        space = find_space(problem.family, self.setting.arch)
+        row = Row(default_config(space, problem, self.setting.sm_count), default=True, chosen=True)
         return TuneResult(problem, self.setting.arch.name, "", (row,))
 
     # -- memory

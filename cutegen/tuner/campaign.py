@@ -20,6 +20,7 @@ from cutegen.tuner.ledger import Ledger
 from cutegen.tuner.progress import Observer, Progress
 from cutegen.tuner.request import Request
 from cutegen.tuner.workshop import Workshop
+from cutegen.untuned import default_config
 
 __all__ = ["Campaign"]
 
@@ -68,7 +69,7 @@ class Campaign:
         self._broken: dict[str, Attempt] = {}
         self._stage = "compile"
         self._space = find_space(request.problem.family, request.arch)
-        self.default = self._space.default(request.problem)
+        self.default = default_config(self._space, request.problem, request.sm_count)
 
     # -- candidates
 
@@ -89,7 +90,14 @@ class Campaign:
             configs = [*request.explicit]
         else:
             limit = request.classes(measured=self._workshop.measures)
-            configs = rank(self._space, request.problem, request.sm_count, limit, request.fixed or None)
+            configs = rank(
+                self._space,
+                request.problem,
+                request.sm_count,
+                limit,
+                request.fixed or None,
+                default=self.default,
+            )
         extra = [] if self.incumbent is None else [self.incumbent]
         legal = [config for config in extra if not self._space.explain(request.problem, config)]
         return list(dict.fromkeys([*legal, *configs]))

@@ -16,6 +16,7 @@ from cutegen.tuner.choose import choose_winner
 from cutegen.tuner.ledger import resources_of
 from cutegen.tuner.request import Request
 from cutegen.tuner.result import Row, TuneResult
+from cutegen.untuned import default_config
 
 __all__ = ["decide", "entry_of", "predicted_result", "recorded_result"]
 
@@ -112,7 +113,7 @@ def recorded_result(
     ids = {trial.id for trial in finals}
     if entry.objective != request.objective or not entry.trial_ids or not set(entry.trial_ids) <= ids:
         return None
-    default = space.default(request.problem)
+    default = default_config(space, request.problem, request.sm_count)
     latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
