@@ -1,0 +1,19 @@
+"""A model of who waits for whom in a kernel: barriers, stages and warps, simulated without a GPU."""
+
+from cutegen.schedule.explore import Outcome, everything
+from cutegen.schedule.protocol import Cluster
+from cutegen.schedule.simulate import Report, lengths, protocol_of, simulate, simulate_cluster
+from cutegen.schedule.violation import KINDS, Violation
+
+__all__ = [
+    "KINDS",
+    "Cluster",
+    "Outcome",
+    "Report",
+    "Violation",
+    "everything",
+    "lengths",
+    "protocol_of",
+    "simulate",
+    "simulate_cluster",
+]
