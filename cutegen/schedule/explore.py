@@ -92,7 +92,9 @@ def everything(cluster: Cluster, most: int = 100_000) -> Outcome:
             agents = machine.movable()
             if not agents:
                 machine.check_end()
-            for agent in agents:
+            # A step that commutes with every other agent's need not be tried later.
+            alone = next((agent for agent in agents if machine.commutes(agent)), None)
+            for agent in agents if alone is None else [alone]:
                 choices = len(machine.flying) if agent == machine.tma else 1
                 for which in range(choices):
                     follower = machine.copy()

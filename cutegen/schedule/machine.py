@@ -6,8 +6,7 @@ chosen, reads by WGMMAs and by TMA stores only when somebody waits for them.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from cutegen.schedule.protocol import (
@@ -25,42 +24,21 @@ from cutegen.schedule.protocol import (
     Meet,
     Multiply,
     Part,
-    Place,
     Read,
     Store,
     Wait,
     Write,
 )
-from cutegen.schedule.violation import BrokenProtocolError, Violation, words
+from cutegen.schedule.state import State
 
 __all__ = ["Machine"]
 
 
-class Machine:
+class Machine(State):
     """The state of a cluster. Agents are its warps, then the TMA unit, then one MMA queue per block."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.tma = len(cluster.programs)
-        self.agents = self.tma + 1 + cluster.blocks
-        self._at = [0] * self.tma
-        self._turn = [0] * self.tma
-        self._done = [0] * len(cluster.barriers)
-        self._missing = [barrier.count for barrier in cluster.barriers]
-        self._bytes = [0] * len(cluster.barriers)
-        self._item = [-1] * len(cluster.buffers)
-        self._parts = [0] * len(cluster.buffers)
-        self._unread = [0] * len(cluster.buffers)
-        self._readers = [0] * len(cluster.buffers)
-        self._unfenced = [0] * len(cluster.buffers)
-        self._live = [buffer.allocated for buffer in cluster.buffers]
-        self._ready = [False] * cluster.blocks
-        self._left = [sum(p.block == block for p in cluster.programs) for block in range(cluster.blocks)]
-        self.flying: list[Part] = []
-        self._queues: list[list[Multiply | Commit]] = [[] for _ in range(cluster.blocks)]
-        self._open = [True] * self.tma
-        self._waiting: list[list[int]] = [[] for _ in cluster.barriers]
-        self._acting = 0
+        super().__init__(cluster)
         for agent in range(self.tma):
             self._settle(agent)
 
@@ -77,6 +55,10 @@ class Machine:
     def movable(self) -> list[int]:
         """Return the agents that can move."""
         return [agent for agent in range(self.agents) if self.can_move(agent)]
+
+    def commutes(self, agent: int) -> bool:
+        """Return whether a warp's next step neither sees nor changes what other agents see or check."""
+        return agent < self.tma and type(self._steps(agent)[self._at[agent]]) in (Load, Join, Commit)
 
     def move(self, agent: int, which: int = 0) -> None:
         """Let an agent do its next step; of the TMA unit, the part in flight with number ``which``.
@@ -108,29 +90,7 @@ class Machine:
             self._acting = stuck[0]
             raise self._broken("deadlock", f"nobody can move: {stories}{more}")
 
-    def state(self) -> Hashable:
-        """Return all that the future depends on."""
-        return (
-            *(tuple(v) for v in (self._at, self._turn, self._done, self._missing, self._bytes, self._item)),
-            *(tuple(v) for v in (self._parts, self._unread, self._readers, self._unfenced, self._live)),
-            frozenset(self.flying),
-            tuple(map(len, self._queues)),
-        )
-
-    def copy(self) -> Machine:
-        """Return an independent machine in the same state."""
-        other = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                setattr(other, name, value.copy())
-        other._queues = [queue.copy() for queue in self._queues]
-        other._waiting = [waiting.copy() for waiting in self._waiting]
-        return other
-
     # --- warps ---
-
-    def _steps(self, agent: int) -> tuple[Any, ...]:
-        return self.cluster.programs[agent].steps
 
     def _settle(self, agent: int) -> None:
         """See whether a warp's next step is blocked, or whether there is none."""
@@ -359,36 +319,6 @@ class Machine:
             self._parts[number] = self.cluster.buffers[number].parts
         for number in step.barriers:
             self._arrive(number, step.phase, "a commit arrives")
-
-    # --- words ---
-
-    def _name(self, agent: int) -> tuple[str, Place]:
-        if agent < self.tma:
-            program = self.cluster.programs[agent]
-            at = min(self._at[agent], len(program.places) - 1)
-            return str(program), program.places[at] if at >= 0 else (-1, -1)
-        if agent == self.tma:
-            return "TMA", (-1, -1)
-        return f"tensor core of block {agent - self.tma - 1}", (-1, -1)
-
-    def _broken(self, kind: str, text: str) -> BrokenProtocolError:
-        actor, (tile, k) = self._name(self._acting)
-        return BrokenProtocolError(Violation(kind, actor, tile, k, text))
-
-    def _who_reads(self, number: int) -> str:
-        readers = [agent for agent in range(self.tma) if self._readers[number] >> agent & 1]
-        names = ", ".join(str(self.cluster.programs[agent]) for agent in readers)
-        return f"{names} reads {self.cluster.buffers[number]}"
-
-    def _waits_for(self, agent: int) -> str:
-        step = self._steps(agent)[self._at[agent]]
-        name, place = self._name(agent)
-        barrier = self.cluster.barriers[step.barrier]
-        missing = f"{self._missing[step.barrier]} of {barrier.count} arrivals"
-        if self._bytes[step.barrier]:
-            missing += f" and {self._bytes[step.barrier]} bytes"
-        phase = f"phase {step.phase} of " if isinstance(step, Wait) else ""
-        return f"{name}{words(place)} waits for {phase}{barrier}, which lacks {missing}"
 
 
 _PERFORM: dict[type, Callable[[Machine, Any], None]] = {

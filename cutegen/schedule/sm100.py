@@ -287,8 +287,8 @@ class _Play:
             script.add(Init())
         script.sync(self.everybody)
         if warp == 0:
-            script.sync(pair)  # both blocks of a pair allocate together
             script.add(Alloc(mine))
+            script.sync(pair)  # the blocks of a pair allocate together (PTX ISA, tcgen05.alloc, cta_group::2)
         script.sync(self.allocated[block])
         for tile in range(len(self.units)):
             script.at(tile)

@@ -74,7 +74,7 @@ def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -
 
 
 def empty_arrivals(cluster_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
-    """Return the arrivals that free a stage: of all warps that read it, in each block that shares its tiles."""
+    """Return the arrivals that free a stage: of each warp that reads it, in every block that shares it."""
     return (sum(cluster_shape_mn) - 1) * mma_warpgroups * (WARPGROUP // 32)
 
 
