@@ -1,5 +1,6 @@
 """A model of who waits for whom in a kernel: barriers, stages and warps, simulated without a GPU."""
 
+from cutegen.schedule.declared import Pipeline, pipelines
 from cutegen.schedule.explore import Outcome, everything
 from cutegen.schedule.protocol import Cluster
 from cutegen.schedule.simulate import Report, lengths, protocol_of, simulate, simulate_cluster
@@ -9,10 +10,12 @@ __all__ = [
     "KINDS",
     "Cluster",
     "Outcome",
+    "Pipeline",
     "Report",
     "Violation",
     "everything",
     "lengths",
+    "pipelines",
     "protocol_of",
     "simulate",
     "simulate_cluster",

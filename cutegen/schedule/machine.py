@@ -85,10 +85,8 @@ class Machine(State):
         """
         stuck = [agent for agent in range(self.tma) if self._at[agent] < len(self._steps(agent))]
         if stuck:
-            stories = "; ".join(self._waits_for(agent) for agent in stuck[:6])
-            more = f"; and {len(stuck) - 6} more" if len(stuck) > 6 else ""
             self._acting = stuck[0]
-            raise self._broken("deadlock", f"nobody can move: {stories}{more}")
+            raise self._broken("deadlock", f"nobody can move: {self._waits_of(stuck)}")
 
     # --- warps ---
 
@@ -236,7 +234,7 @@ class Machine(State):
         if self._parts[number] & part.part:
             raise self._broken("overwrite", f"{doing} the same part of {self.cluster.buffers[number]} again")
         self._parts[number] |= part.part
-        self._require_block(part.barrier, "bytes arrive")
+        self._require_block(part.barrier, "bytes arrive at")
         if self._done[part.barrier] != part.phase:
             raise self._broken(
                 "overrun",

@@ -10,6 +10,7 @@ from cutegen.arch import Arch
 from cutegen.catalog import find_space
 from cutegen.errors import ResourceError
 from cutegen.problem import Problem
+from cutegen.schedule.declared import Pipeline
 from cutegen.schedule.explore import Outcome, in_order, orders, shuffled
 from cutegen.schedule.protocol import Cluster
 from cutegen.schedule.sm90 import HopperProtocol
@@ -29,6 +30,10 @@ class KernelProtocol(Protocol):
     @property
     def stages(self) -> int:
         """Stages of the load pipeline."""
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """The pipelines that the text of the kernel has to create, in its order."""
 
     def play(self, units: Sequence[int]) -> Cluster:
         """Return the cluster that works off units of so many k tiles each."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutegen.problem import Problem
+from cutegen.schedule.declared import Pipeline
 from cutegen.schedule.protocol import (
     Alloc,
     Arrive,
@@ -94,6 +95,14 @@ class BlackwellProtocol:
             store_buffers=number["epi_stages"] if config["use_tma_store"] else 0,
             pieces=columns // number["epi_n"],
         )
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """The pipelines that the text of the kernel has to create, in its order."""
+        loads = Pipeline("PipelineTmaUmma", self.stages, self.empty_arrivals, self.expected_bytes)
+        sums = Pipeline("PipelineUmmaAsync", self.acc_stages, self.acc_arrivals, 0)
+        stores = Pipeline("PipelineTmaStore", self.store_buffers, 0, 0)
+        return (loads, sums, stores) if self.store_buffers else (loads, sums)
 
     def play(self, units: Sequence[int]) -> Cluster:
         """Return the cluster that works off units of so many k tiles each."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.schedule.declared import Pipeline
 from cutegen.schedule.protocol import (
     Arrive,
     Board,
@@ -91,6 +92,13 @@ class HopperProtocol:
             pieces=pieces,
             equal_tiles=not (config["stream_k"] or derived["split"]),
         )
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """The pipelines that the text of the kernel has to create, in its order."""
+        loads = Pipeline("PipelineTmaAsync", self.stages, self.empty_arrivals, self.expected_bytes)
+        stores = Pipeline("PipelineTmaStore", self.store_buffers, 0, 0)
+        return (loads, stores) if self.pieces else (loads,)
 
     def play(self, units: Sequence[int]) -> Cluster:
         """Return the cluster that works off units of so many k tiles each."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cutegen.schedule.protocol import Cluster, Commit, Multiply, Part, Place, Wait
@@ -83,12 +83,22 @@ class State:
         names = ", ".join(str(self.cluster.programs[agent]) for agent in readers)
         return f"{names} reads {self.cluster.buffers[number]}"
 
-    def _waits_for(self, agent: int) -> str:
-        step = self._steps(agent)[self._at[agent]]
-        name, place = self._name(agent)
+    def _waits_of(self, agents: Sequence[int], most: int = 6) -> str:
+        """Say who waits for what, once per barrier."""
+        waits: dict[object, list[int]] = {}
+        for agent in agents:
+            waits.setdefault(self._steps(agent)[self._at[agent]], []).append(agent)
+        stories = [self._waits_for(waiting) for waiting in waits.values()]
+        more = f"; and {len(stories) - most} more barriers" if len(stories) > most else ""
+        return "; ".join(stories[:most]) + more
+
+    def _waits_for(self, agents: Sequence[int]) -> str:
+        step = self._steps(agents[0])[self._at[agents[0]]]
+        name, place = self._name(agents[0])
+        others = f" (and {len(agents) - 1} other warps)" if len(agents) > 1 else ""
         barrier = self.cluster.barriers[step.barrier]
         missing = f"{self._missing[step.barrier]} of {barrier.count} arrivals"
         if self._bytes[step.barrier]:
             missing += f" and {self._bytes[step.barrier]} bytes"
         phase = f"phase {step.phase} of " if isinstance(step, Wait) else ""
-        return f"{name}{words(place)} waits for {phase}{barrier}, which lacks {missing}"
+        return f"{name}{words(place)}{others} waits for {phase}{barrier}, which lacks {missing}"
