@@ -3,12 +3,13 @@
 from cutegen.schedule.declared import Pipeline, pipelines
 from cutegen.schedule.explore import Outcome, everything
 from cutegen.schedule.protocol import Cluster
-from cutegen.schedule.simulate import Report, lengths, protocol_of, simulate, simulate_cluster
+from cutegen.schedule.simulate import KernelProtocol, Report, lengths, protocol_of, simulate, simulate_cluster
 from cutegen.schedule.violation import KINDS, Violation
 
 __all__ = [
     "KINDS",
     "Cluster",
+    "KernelProtocol",
     "Outcome",
     "Pipeline",
     "Report",

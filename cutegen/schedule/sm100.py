@@ -102,7 +102,12 @@ class BlackwellProtocol:
         loads = Pipeline("PipelineTmaUmma", self.stages, self.empty_arrivals, self.expected_bytes)
         sums = Pipeline("PipelineUmmaAsync", self.acc_stages, self.acc_arrivals, 0)
         stores = Pipeline("PipelineTmaStore", self.store_buffers, 0, 0)
-        return (loads, sums, stores) if self.store_buffers else (loads, sums)
+        answers = Pipeline("PipelineClcFetchAsync", self.answers, self.answer_arrivals, ANSWER_BYTES)
+        return (
+            *(loads, sums),
+            *((answers,) if self.answers else ()),
+            *((stores,) if self.store_buffers else ()),
+        )
 
     def play(self, units: Sequence[int]) -> Cluster:
         """Return the cluster that works off units of so many k tiles each."""

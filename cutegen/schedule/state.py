@@ -84,13 +84,18 @@ class State:
         return f"{names} reads {self.cluster.buffers[number]}"
 
     def _waits_of(self, agents: Sequence[int], most: int = 6) -> str:
-        """Say who waits for what, once per barrier."""
+        """Say who waits for what, once per barrier; those where something has arrived come first."""
         waits: dict[object, list[int]] = {}
         for agent in agents:
             waits.setdefault(self._steps(agent)[self._at[agent]], []).append(agent)
-        stories = [self._waits_for(waiting) for waiting in waits.values()]
+        groups = sorted(waits.values(), key=self._is_untouched)
+        stories = [self._waits_for(waiting) for waiting in groups]
         more = f"; and {len(stories) - most} more barriers" if len(stories) > most else ""
         return "; ".join(stories[:most]) + more
+
+    def _is_untouched(self, agents: Sequence[int]) -> bool:
+        number = self._steps(agents[0])[self._at[agents[0]]].barrier
+        return self._missing[number] == self.cluster.barriers[number].count and not self._bytes[number]
 
     def _waits_for(self, agents: Sequence[int]) -> str:
         step = self._steps(agents[0])[self._at[agents[0]]]
