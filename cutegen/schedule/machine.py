@@ -54,7 +54,10 @@ class Machine(State):
 
     def movable(self) -> list[int]:
         """Return the agents that can move."""
-        return [agent for agent in range(self.agents) if self.can_move(agent)]
+        found = [agent for agent, can_move in enumerate(self._open) if can_move]
+        if self.flying:
+            found.append(self.tma)
+        return found + [self.tma + 1 + block for block, queue in enumerate(self._queues) if queue]
 
     def commutes(self, agent: int) -> bool:
         """Return whether a warp's next step neither sees nor changes what other agents see or check."""
