@@ -27,14 +27,18 @@ from cutegen.schedule.protocol import (
     Arrive,
     Board,
     Expect,
+    Fence,
     Finish,
+    Free,
     Init,
     Load,
     Part,
     Read,
     Script,
     Step,
+    Store,
     Wait,
+    Write,
 )
 
 HOPPER, BLACKWELL = find_arch("sm_90a"), find_arch("sm_100a")
@@ -197,6 +201,14 @@ TAKE = [Wait(0, 0), Read((0,), 0), Finish((0,))]
         ("early_release", [FILL, [Wait(0, 0), Read((0,), 0), Arrive((1,), 0, (0,)), Finish((0,))]]),
         ("busy_exit", [[*FILL, Wait(0, 0), Read((0,), 0)]]),
         ("dead_block", [FILL]),
+        ("overrun", [[Wait(1, 0), Arrive((0,), 0), Arrive((0,), 1)], [Arrive((1,), 0), Wait(0, 0)]]),
+        ("overwrite", [[Expect(0, 0, 16), load(0, 0), load(0, 0), Wait(0, 0)]]),
+        ("overwrite", [[Write(0, 1), Write(0, 1)]]),
+        ("unfilled_read", [[Store(0), Finish((0,))]]),
+        ("unfenced", [[Write(0, 1), Store(0), Finish((0,))]]),
+        ("", [[Write(0, 1), Fence(0, 1), Store(0), Finish((0,))]]),
+        ("busy_exit", [[*FILL, Wait(0, 0), Read((0,), 0), Free((0,)), Finish((0,))]]),
+        ("uninitialised", [[Free((0,)), *FILL, Wait(0, 0)]]),
     ],
 )
 def test_each_rule_is_kept(kind: str, warps: list[list[Step]]) -> None:
@@ -207,6 +219,15 @@ def test_each_rule_is_kept(kind: str, warps: list[list[Step]]) -> None:
     violation = everything(cluster).violation
     assert (violation.kind if violation else "") == kind
     assert report.kinds <= set(KINDS)
+
+
+def test_a_buffer_is_full_when_all_its_parts_are_there() -> None:
+    """A barrier that expects the bytes of one part lets a reader see half a stage."""
+    cluster = world(FILL, TAKE)
+    half = replace(cluster, buffers=(replace(cluster.buffers[0], parts=3),))
+    assert simulate_cluster(cluster).clean
+    violation = simulate_cluster(half).violations[0]
+    assert violation.kind == "unfilled_read" and "holds a part of item 0" in violation.text
 
 
 # --- numbers of the text ---

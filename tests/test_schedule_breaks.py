@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fake_engine import DEVICE
 from protocols import SMALL_BLACKWELL
 
 from cutegen.arch import find_arch
+from cutegen.measure import Bench
 from cutegen.schedule import Cluster, everything, lengths, protocol_of, simulate_cluster
 from cutegen.schedule.protocol import Arrive, Commit, Finish, Wait
 from cutegen.schedule.sm90 import HopperProtocol
@@ -170,6 +174,21 @@ def test_without_a_gpu_nothing_is_broken(
     monkeypatch.setattr(break_template, "present_device", no_device)
     assert break_template.main([]) == 3
     assert "no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("symbol", "outcome"),
+    [("ok", "ok"), ("wrong", "wrong_result"), ("hangs", "timeout"), ("crashes", "launch_failed")],
+)
+def test_what_a_gpu_does_is_recorded(symbol: str, outcome: str, tmp_path: Path) -> None:
+    """A kernel that hangs or kills its process is an outcome, and the next one is checked all the same."""
+    trial = next(break_template.trials(HOPPER))
+    artifact = SimpleNamespace(library=tmp_path / "kernel.so", symbol=symbol)
+    with Bench(engine="fake_engine:make", search_path=[Path(__file__).parent], timeout_s=1.0) as bench:
+        record = break_template.check(trial, artifact, bench, DEVICE, repeats=1)
+        assert record["outcome"] == outcome
+        artifact.symbol = "ok"
+        assert break_template.check(trial, artifact, bench, DEVICE, repeats=1)["outcome"] == "ok"
 
 
 @pytest.mark.dsl
