@@ -52,18 +52,22 @@ SMALL_BLACKWELL = BlackwellProtocol(
 
 def _facts(protocol: KernelProtocol, config: Config) -> list[object]:
     """Everything that makes another sequence of steps, in pairs."""
-    facts: dict[str, object] = {"cluster": config["cluster_shape_mn"], "stages": protocol.stages > 4}
+    facts: dict[str, object] = {
+        "cluster": config["cluster_shape_mn"],
+        "stages": protocol.stages > 4,
+        "equal": protocol.equal_tiles,
+    }
     if isinstance(protocol, HopperProtocol):
         facts |= {
             "team": (protocol.warpgroups, protocol.groups),
             "promote": protocol.promote,
             "buffers": protocol.store_buffers,
             "narrow": "tail" in protocol.pieces,
-            "equal": protocol.equal_tiles,
         }
     if isinstance(protocol, BlackwellProtocol):
         facts |= {
             "pair": protocol.pair,
+            "answers": protocol.answers,
             "buffers": protocol.store_buffers,
             "pieces": min(protocol.pieces, 3),
         }

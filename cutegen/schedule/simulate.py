@@ -32,6 +32,10 @@ class KernelProtocol(Protocol):
         """Stages of the load pipeline."""
 
     @property
+    def equal_tiles(self) -> bool:
+        """Whether the loop over k is as long for every tile."""
+
+    @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines that the text of the kernel has to create, in its order."""
 
@@ -102,7 +106,7 @@ def lengths(protocol: KernelProtocol, tiles: int, k_tiles: int | None = None) ->
     parts of a k range that is cut are of two lengths.
     """
     length = protocol.stages + 1 if k_tiles is None else k_tiles
-    uneven = not getattr(protocol, "equal_tiles", True) and length > 1
+    uneven = not protocol.equal_tiles and length > 1
     return tuple(length - (tile % 2 if uneven else 0) for tile in range(tiles))
 
 

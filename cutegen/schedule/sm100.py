@@ -57,6 +57,7 @@ class BlackwellProtocol:
         answers: Buffers for the answers of the dynamic scheduler, 0 if tiles are dealt in advance.
         answer_arrivals: Arrivals that free one of them.
         warps: Warps that store; fewer make a smaller model.
+        equal_tiles: The loop over k is as long for every tile.
     """
 
     cluster: tuple[int, int]
@@ -73,6 +74,7 @@ class BlackwellProtocol:
     answers: int = 0
     answer_arrivals: int = 0
     warps: int = 4
+    equal_tiles: bool = True
 
     @classmethod
     def of(cls, problem: Problem, config: Config, derived: Mapping[str, Value]) -> BlackwellProtocol:
@@ -80,6 +82,9 @@ class BlackwellProtocol:
         tiler, cluster = config["mma_tiler_mn"], config["cluster_shape_mn"]
         assert isinstance(tiler, tuple) and isinstance(cluster, tuple)
         number = {name: int(str(derived[name])) for name in _NUMBERS}
+        # A space without a dynamic scheduler, or without split_k, derives nothing for them.
+        answers, answer_arrivals = (int(str(derived.get(n, 0))) for n in ("answers", "answer_arrivals"))
+        split = bool(derived.get("split", False))
         rows, columns = tiler
         per_row = number["stage_bytes"] // (rows + columns)
         return cls(
@@ -92,8 +97,11 @@ class BlackwellProtocol:
             expected_bytes=number["expected_bytes"],
             acc_stages=number["acc_stages"],
             acc_arrivals=number["acc_arrivals"],
-            store_buffers=number["epi_stages"] if config["use_tma_store"] else 0,
+            store_buffers=number["epi_stages"] if config["use_tma_store"] and not split else 0,
             pieces=columns // number["epi_n"],
+            answers=answers,
+            answer_arrivals=answer_arrivals,
+            equal_tiles=not split,
         )
 
     @property
