@@ -75,6 +75,9 @@ PAIRS = replace(
     pieces=3,
 )
 
+#: The same with tiles that are asked for: six warps of each of eight blocks listen, and the one that asks.
+ASKED = {"answers": 1, "answer_arrivals": 8 * 6 + 1}
+
 
 def same(cluster: Cluster) -> Cluster:
     return cluster
@@ -111,6 +114,12 @@ def own_column_only(cluster: Cluster) -> Cluster:
         ({}, release_first, "early_release"),
         ({}, own_column_only, "deadlock overrun"),
         ({}, drop(about(Finish, "store buffer"), where=settled), "busy_exit"),
+        (ASKED, same, ""),
+        (ASKED, drop(about(Wait, "answer empty"), where=settled), "dead_block"),
+        (ASKED, drop(about(Wait, "answer empty")), "dead_block overrun overwrite"),
+        (ASKED, drop(about(Wait, "answer full")), "unfilled_read"),
+        (ASKED, drop(about(Arrive, "answer empty"), who="multiplying"), "deadlock"),
+        ({**ASKED, "answer_arrivals": 8}, same, "overrun overwrite"),
     ],
 )
 def test_what_breaks_a_blackwell_kernel(changes: dict[str, object], edit: Edit, kinds: str) -> None:
