@@ -15,7 +15,8 @@ from cutegen.space import Config, Launch, Rule, Space, Value
 
 TILE_K = 64
 """Elements along k: one row of 128 bytes, the span of the shared-memory swizzle."""
-WARPS = 6
+STORING_WARPS = 4
+WARPS = STORING_WARPS + 2
 """Four that store, one that multiplies, one that loads."""
 BARRIER_BYTES = 1024
 """Shared memory before the first tile: mbarriers and the address of tensor memory, padded to the 1024
@@ -64,6 +65,11 @@ def stage_bytes(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, problem: P
     """Return the shared memory of one pipeline stage in bytes; a pair shares out the rows of B as well."""
     blocks = 2 if use_2cta_instrs else 1
     return sum(mma_tiler_mn) // blocks * TILE_K * DTYPE_BYTES[problem.ab_dtype]
+
+
+def empty_arrivals(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) -> int:
+    """Return the arrivals that free a stage: one for each pair of blocks (or lone block) that reads it."""
+    return cluster_shape_mn[0] // (2 if use_2cta_instrs else 1) + cluster_shape_mn[1] - 1
 
 
 def epilogue_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
@@ -192,7 +198,7 @@ def clusters_at_once(sm_count: int, blocks: int) -> int:
 
 
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
-    """Return stages, store buffers, tensor memory, threads and exact shared memory (bytes) of a config."""
+    """Return stages and who frees them, store buffers, tensor memory, threads and shared memory (bytes)."""
     tiler, pair = _pair(config["mma_tiler_mn"]), bool(config["use_2cta_instrs"])
     columns = epilogue_columns(tiler, pair)
     per_stage = stage_bytes(tiler, pair, problem)
@@ -209,7 +215,11 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     return {
         "tile_k": TILE_K,
         "stages": stages,
+        "stage_bytes": per_stage,
+        "expected_bytes": per_stage * (2 if pair else 1),
+        "empty_arrivals": empty_arrivals(pair, _pair(config["cluster_shape_mn"])),
         "acc_stages": ACC_STAGES,
+        "acc_arrivals": STORING_WARPS * (2 if pair else 1),
         "tmem_columns": tmem_columns(tiler, pair),
         "epi_n": columns,
         "epi_stages": buffers,

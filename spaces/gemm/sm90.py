@@ -96,6 +96,11 @@ def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -
     return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * DTYPE_BYTES[problem.ab_dtype]
 
 
+def empty_arrivals(cluster_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
+    """Return the arrivals that free a stage: of each warp that reads it, in every block that shares it."""
+    return (sum(cluster_shape_mn) - 1) * mma_warpgroups * (WARPGROUP // 32)
+
+
 def epilogue_columns(tile_n: int, use_tma_store: bool, singles: bool) -> tuple[int, int]:
     """Return the width of the stores and of a narrower last one (0 if none), in columns.
 
@@ -361,7 +366,7 @@ def _workspace_bytes(
 
 
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
-    """Return stages, store buffers, threads, registers and exact shared memory (bytes) of a config."""
+    """Return stages and who frees them, store buffers, threads, registers and exact shared memory (bytes)."""
     tile, tile_k = _pair(config["tile_shape_mn"]), int(str(config["tile_k"]))
     mma_warpgroups, pingpong = int(str(config["mma_warpgroups"])), bool(config["pingpong"])
     warpgroups = consumers(mma_warpgroups, pingpong)
@@ -384,6 +389,8 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
         "groups": 2 if pingpong else 1,
         "split": split,
         "stages": stages,
+        "expected_bytes": per_stage,
+        "empty_arrivals": empty_arrivals(_pair(config["cluster_shape_mn"]), mma_warpgroups),
         "epi_n": columns,
         "red_n": 16 if tile[1] % 16 == 0 else 8,
         "epi_tail": tail,

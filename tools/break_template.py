@@ -1,0 +1,189 @@
+"""Break the Hopper kernel on purpose and see whether a GPU does what the model of its schedule foretells.
+
+Every edit of tools/schedule/breaks.py is applied to the rendered text of a kernel, which is then compiled and
+checked like any candidate: in a child process, on poisoned outputs, with a limit of time.
+
+    python tools/break_template.py --out results/breaks.json
+    python tools/break_template.py --only turn --repeats 50
+    python tools/break_template.py --compile-only        (no GPU: see that the edits apply and compile)
+
+exit codes: 0 all as foretold; 1 something else was seen; 3 no usable GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build import Artifact, Builder, Failure
+from cutegen.catalog import find_space
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.errors import DeviceError
+from cutegen.measure import Bench, Candidate
+from cutegen.problem import Problem
+from cutegen.render import Source, render
+from cutegen.schedule import protocol_of, simulate_cluster
+from cutegen.schedule.sm90 import HopperProtocol
+from cutegen.space import Config
+from cutegen.store import Store
+from tools.benchmark.environment import git_commit, session_facts, software
+from tools.schedule.breaks import BREAKS, CASES, OUTCOMES, Break, broken_source, case_of
+
+ARCH = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kernel to try: a broken one, or one as it should be.
+
+    Attributes:
+        name: What it is called.
+        problem: What it computes.
+        config: Its config.
+        source: Its text.
+        foretold: What the GPU should do; ``ok`` for a kernel that is not broken.
+        model: What the simulation says of it.
+    """
+
+    name: str
+    problem: Problem
+    config: Config
+    source: Source
+    foretold: str
+    model: str
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """The outcomes that agree with what was foretold."""
+        return OUTCOMES.get(self.foretold, frozenset({"ok"}))
+
+
+def trials(arch: Arch, only: str = "") -> Iterator[Trial]:
+    """Yield, case by case, the kernel as it is and then broken in every way whose name has ``only`` in it."""
+    for case in CASES:
+        breaks = [each for each in BREAKS if each.case == case and only in each.name]
+        problem, config = case_of(case, arch)
+        if breaks:
+            yield Trial(f"{case}, not broken", problem, config, render(problem, config, arch), "ok", "clean")
+        for each in breaks:
+            yield Trial(
+                each.name, problem, config, broken_source(each, arch), each.foretold, kinds_of(each, arch)
+            )
+
+
+def kinds_of(each: Break, arch: Arch) -> str:
+    """Return the kinds of violation that the simulation of a broken kernel reports."""
+    protocol = protocol_of(*case_of(each.case, arch), arch)
+    assert isinstance(protocol, HopperProtocol)
+    return " ".join(sorted(simulate_cluster(each.model(protocol)).kinds)) or "clean"
+
+
+@contextmanager
+def compiled(chosen: Sequence[Trial]) -> Iterator[dict[str, Artifact | Failure]]:
+    """Compile all kernels; their artifacts, by digest of the source, live as long as the context."""
+    with tempfile.TemporaryDirectory() as folder, Builder(Store(Path(folder))) as builder:
+        sources = list({trial.source.digest: trial.source for trial in chosen}.values())
+        yield {source.digest: result for source, result in builder.build(sources)}
+
+
+def check(trial: Trial, artifact: Artifact, bench: Bench, device: Device, repeats: int) -> dict[str, Json]:
+    """Return how one kernel did on the GPU."""
+    space = find_space(trial.problem.family, device.arch)
+    candidate = Candidate.of(
+        "broken", artifact.library, artifact.symbol, space, trial.config, trial.problem, device.sm_count
+    )
+    bench.open(trial.problem)  # anew each time: a broken kernel may have written anywhere
+    result = bench.check(candidate, repeats)
+    return {"outcome": result.outcome, "error": result.error[:500]}
+
+
+def run(
+    chosen: Sequence[Trial], device: Device | None, repeats: int, timeout_s: float
+) -> list[dict[str, Json]]:
+    """Return one record per kernel; without a device they are compiled only."""
+    records = []
+    with compiled(chosen) as built, Bench(timeout_s=timeout_s) as bench:
+        for trial in chosen:
+            record: dict[str, Json] = {
+                "name": trial.name,
+                "problem": str(trial.problem),
+                "config": str(trial.config),
+                "model": trial.model,
+                "foretold": trial.foretold,
+            }
+            artifact = built[trial.source.digest]
+            if isinstance(artifact, Failure):
+                record |= {"outcome": "build_failed", "error": artifact.message, "agrees": False}
+            elif device is None:
+                record |= {"outcome": "compiled", "error": "", "agrees": True}
+            else:
+                record |= check(trial, artifact, bench, device, repeats)
+                record["agrees"] = record["outcome"] in trial.expected
+            print(describe(record), flush=True)
+            records.append(record)
+    return records
+
+
+def describe(record: Mapping[str, Json]) -> str:
+    """Return one line about a kernel."""
+    mark = "  " if record["agrees"] else "! "
+    seen = f"{record['outcome']} {record['error']}".rstrip()
+    return f"{mark}{record['name']}: model {record['model']}; foretold {record['foretold']}; seen {seen}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="part of the names of the breaks to try")
+    parser.add_argument("--repeats", type=int, default=20, help="further runs that must give the same bits")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one check")
+    parser.add_argument("--compile-only", action="store_true", help="no GPU: see that the edits compile")
+    parser.add_argument("--out", type=Path, help="results file")
+    parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
+    options = parser.parse_args(arguments)
+    device = None
+    if not options.compile_only:
+        try:
+            device = present_device()
+        except DeviceError as error:
+            print(f"break_template: {error}", file=sys.stderr)
+            return 3
+        if device.arch.name != ARCH:
+            print(f"break_template: kernels are for {ARCH}, the GPU is {device.name}", file=sys.stderr)
+            return 3
+    chosen = list(trials(find_arch(ARCH), options.only))
+    records = run(chosen, device, options.repeats, options.timeout)
+    agreeing = sum(record["agrees"] is True for record in records)
+    print(f"{agreeing} of {len(records)} as foretold")
+    if options.out is not None:
+        summary = {
+            "kind": "broken kernels",
+            "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "commit": options.commit or git_commit(),
+            "gpu": device.name if device else "",
+            "software": software(),
+            "machine": session_facts(device),
+            "repeats": options.repeats,
+            "timeout_s": options.timeout,
+            "trials": records,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return 0 if agreeing == len(records) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
