@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from cutegen.arch import Arch
-from cutegen.errors import ConfigError, ResourceError, SpaceError
+from cutegen.errors import ConfigError, ResourceError, SpaceError, UsageError
 from cutegen.resources import load_space_module, resource_root
 from cutegen.space import Config, Space
 
-__all__ = ["SOURCES", "families", "find_space", "find_template", "space_of"]
+__all__ = ["SOURCES", "families", "find_space", "find_template", "require_sources", "space_of"]
 
 #: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
 SOURCES = ("cutegen", "operators")
@@ -20,6 +21,18 @@ def families() -> tuple[str, ...]:
     """Return the names of the kernel families, such as ``gemm``."""
     root = resource_root("templates")
     return tuple(sorted(path.name for path in root.iterdir() if any(path.glob("*.py.j2"))))
+
+
+def require_sources(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return ``sources`` in the order of :data:`SOURCES`, each once.
+
+    Raises:
+        UsageError: There is no such source, or none is given.
+    """
+    unknown = [source for source in sources if source not in SOURCES]
+    if unknown or not sources:
+        raise UsageError(f"sources {', '.join(unknown) or 'are none'}; valid: {', '.join(SOURCES)}")
+    return tuple(source for source in SOURCES if source in sources)
 
 
 def find_template(family: str, arch: Arch, source: str = "cutegen") -> Path:

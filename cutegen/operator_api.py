@@ -30,8 +30,7 @@ def require_package() -> str:
         found = distribution(PACKAGE)
     except PackageNotFoundError:
         raise ResourceError(
-            f"{PACKAGE} is not installed, and kernels of source=operators come from it; "
-            f"pip install '{EXTRA}'"
+            f"{PACKAGE} is not installed, and kernels of source=operators come from it; pip install '{EXTRA}'"
         ) from None
     folder = Path(str(found.locate_file(_KERNELS)))
     texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))]

@@ -1,4 +1,4 @@
-"""What NVIDIA's Operator API offers for a problem, and why not the rest; its manifest is asked in a child process."""
+"""What NVIDIA's Operator API offers for a problem, and why not the rest: its manifest, asked in a child."""
 
 from cutegen.manifest.listing import Design, Listing, Refused, ask_api, find_listing, listing_key
 from cutegen.manifest.offers import Offers, find_offers, offers_of

@@ -1,4 +1,4 @@
-"""Ask the Operator API's manifest which operators it has for one kind of product (GPU libraries: torch, the DSL).
+"""Ask the Operator API's manifest what it has for one kind of product (GPU libraries: torch, the DSL).
 
 Runs in a process of its own, which sees no GPU; what it prints last is one JSON document.
 """
@@ -9,6 +9,8 @@ import json
 import sys
 from typing import Any
 
+from cutegen.problem import TORCH_DTYPES
+
 __all__ = ["Kind", "listed", "main"]
 
 #: dtype of A and B, dtype of D, the axes that A (m or k) and B (k or n) are contiguous along, rank.
@@ -16,10 +18,6 @@ Kind = tuple[str, str, str, str, int]
 
 #: Extents do not matter, operators take any; these are multiples of every alignment that one may ask for.
 _M, _N, _K = 256, 512, 1024
-_TYPES = {
-    **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "int32": "int32", "int8": "int8"},
-    **{"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"},
-}
 _SCHEDULERS = {
     "StaticPersistentTileSchedulerMetadata": "static",
     "CLCDynamicPersistentTileSchedulerMetadata": "clc",
@@ -67,7 +65,7 @@ def _arguments(kind: Kind) -> Any:
 
     def matrix(rows: int, columns: int, by_column: bool, dtype: str) -> Any:
         shape = (columns, rows) if by_column else (rows, columns)
-        made = torch.empty((2,) * (rank - 2) + shape, dtype=getattr(torch, _TYPES[dtype]))
+        made = torch.empty((2,) * (rank - 2) + shape, dtype=getattr(torch, TORCH_DTYPES[dtype]))
         return made.transpose(-1, -2) if by_column else made
 
     with FakeTensorMode():

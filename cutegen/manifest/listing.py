@@ -1,4 +1,4 @@
-"""The answers of the Operator API's manifest: asked once per package and kind of product, kept in the store."""
+"""Answers of the Operator API's manifest: asked once per package and kind of product, kept in the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cutegen.manifest.child import main
 sys.exit(main(*sys.argv[2:]))
 """
 
-#: What an operator is made of, by the API's names: ``operator`` (its class), ``tile_shape``, ``cluster_shape`` ...
+#: What an operator is made of, by the API's names: ``operator`` (its class), ``tile_shape`` and so on.
 Design = Mapping[str, Any]
 
 
@@ -44,7 +44,7 @@ class Refused:
 
     Attributes:
         operator: The class of them.
-        count: How many.
+        count: How many; 0 for all there are, without having asked.
         reason: Why not, in the words of whoever refuses.
     """
 
@@ -53,7 +53,7 @@ class Refused:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.operator}: {self.reason}"
+        return f"{self.count} x {self.operator}: {self.reason}" if self.count else f"all: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def listing_key(kind: Kind, arch: Arch) -> str:
     Raises:
         ResourceError: The package is not installed.
     """
-    versions = [require_package(), dict(Toolchain.current().packages)]
-    return digest({"listing": _SCHEMA, "kind": list(kind), "arch": arch.name, "versions": versions})
+    packages: dict[str, Json] = {"": require_package(), **dict(Toolchain.current().packages)}
+    return digest({"listing": _SCHEMA, "kind": [*kind], "arch": arch.name, "packages": packages})
 
 
 Ask = Callable[[Kind, Arch], Mapping[str, Any]]

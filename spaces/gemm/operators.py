@@ -1,13 +1,13 @@
 """Which kernels of NVIDIA's CUTLASS Operator API can be launched as GEMM candidates, and what for.
 
 What the API offers is asked of the API itself (``cutegen/manifest``); this table says what cutegen has an
-adapter for. Their kernels take A, B, D and a number of clusters, and compute plain products. Knobs are called as
-in cutegen's own spaces; what the API fixes (walk over the tiles, k per tile, stages) is no knob.
+adapter for. The kernels take A, B, D and a number of clusters, and compute plain products. Knobs are called
+as in cutegen's own spaces; what the API fixes (walk over the tiles, k per tile, stages) is no knob.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cutegen.arch import Arch, resident_clusters
 from cutegen.problem import DTYPE_BYTES, LAYOUTS, Epilogue, Problem
@@ -31,8 +31,8 @@ BLACKWELL: Mapping[str, tuple[Value, ...]] = {
     "use_tma_store": (True,),
     "tile_scheduler": ("static", "clc"),
 }
-"""Source: nvidia-cutlass-operators 0.3.0, as listed by its manifest for sm_100a. ``static`` deals the tiles out
-before the launch, ``clc`` as clusters ask for them (cluster launch control)."""
+"""Source: nvidia-cutlass-operators 0.3.0, as listed by its manifest for sm_100a. ``static`` deals the tiles
+out before the launch, ``clc`` as clusters ask for them (cluster launch control)."""
 
 
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
@@ -73,7 +73,7 @@ def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) 
     return not use_2cta_instrs or cluster_shape_mn[0] % 2 == 0
 
 
-PROBLEM_RULES = (
+PROBLEM_RULES: tuple[Callable[..., bool], ...] = (
     product_is_plain,
     output_rows_are_aligned,
     sums_are_not_promoted,
@@ -102,12 +102,13 @@ def choose_default(space: Space, problem: Problem) -> Config:
 def build_space(arch: Arch) -> Space:
     """Return the space of operators that can be launched on ``arch``."""
     hopper = arch.family == "sm90"
-    rules = PROBLEM_RULES if hopper else (*PROBLEM_RULES, rows_fit_the_instruction, pairs_lie_along_m)
+    of_pairs: tuple[Callable[..., bool], ...] = (rows_fit_the_instruction, pairs_lie_along_m)
+    rules = PROBLEM_RULES if hopper else (*PROBLEM_RULES, *of_pairs)
     return Space(
         family="gemm",
         arch=arch,
         domains=HOPPER if hopper else BLACKWELL,
-        rules=tuple(map(Rule.of, rules)),
+        rules=tuple(Rule.of(rule) for rule in rules),
         derive=derive,
         choose_default=choose_default,
         launch=launch,
