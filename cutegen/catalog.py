@@ -49,7 +49,6 @@ def find_template(family: str, arch: Arch, source: str = "cutegen") -> Path:
     return path
 
 
-@cache
 def find_space(family: str, arch: Arch, source: str = "cutegen") -> Space:
     """Return the space of ``family`` bound to ``arch``: our own kernels, or those of another source.
 
@@ -58,6 +57,11 @@ def find_space(family: str, arch: Arch, source: str = "cutegen") -> Space:
         ResourceError: There is no such family, or not for this architecture.
         SpaceError: The file declares no ``build_space``.
     """
+    return _space(family, arch, source)
+
+
+@cache
+def _space(family: str, arch: Arch, source: str) -> Space:
     if source not in SOURCES:
         raise ConfigError(f"source={source} is nobody's; valid: {', '.join(SOURCES)}")
     if family not in families():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cutegen.build import Artifact, Toolchain, artifact_key
 from cutegen.catalog import find_space, space_of
@@ -317,14 +317,22 @@ class Campaign:
     def _finalists(self) -> list[Attempt]:
         times = {a.config: relative_us(a.timing) for a in self._working() if a.timing is not None}
         always = [self.default] + ([self.incumbent] if self.incumbent else [])
+        always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
         chosen = pick_finalists(
             times,
             *self.request.finalists,
-            always,
+            list(dict.fromkeys(always)),
             kernel_of=lambda config: self.attempts[config].artifact_key,
             alike=self.request.effort.alike,
         )
         return [self.attempts[config] for config in chosen]
+
+    def _best_of_each_source(self, times: Mapping[Config, float]) -> list[Config]:
+        """Return the fastest kernel of each source, so that the result compares them with care."""
+        best: dict[str, Config] = {}
+        for config in sorted(times, key=lambda c: (times[c], c.digest)):
+            best.setdefault(config.source, config)
+        return list(best.values())
 
     def _recorded_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
         """Return the finalists with the timings of a finished run of the same name, if it has all of them."""
