@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cutegen.arch import find_arch
@@ -15,7 +16,7 @@ from cutegen.tuner import Failed, Row, TuneResult
 
 __all__ = ["document", "result_lines", "short_config", "summary_lines"]
 
-#: Candidates shown where nothing was measured.
+#: Candidates of each source shown where nothing was measured.
 _PREDICTED_ROWS = 8
 
 
@@ -64,7 +65,7 @@ def _predicted_table(result: TuneResult) -> list[str]:
     predicted = result.winner.predicted_us is not None
     times = ["predicted us", "predicted TFLOP/s"] if predicted else []
     rows = [["", *times, "regs", "spill B", "smem KB", "source", "config"]]
-    shown = [row for row in result.rows if row.default or _place(row, result) < _PREDICTED_ROWS]
+    shown, hidden = _first_of_each_source(result)
     for row in shown:
         taken = row.resources
         spills = str(taken.spill_store_bytes + taken.spill_load_bytes) if taken else ""
@@ -72,16 +73,23 @@ def _predicted_table(result: TuneResult) -> list[str]:
         times = _predicted(row, result) if predicted else []
         mark = "default" if row.default else ""
         rows.append([mark, *times, registers, spills, smem, *_named(result, row.config)])
-    lines = _align(rows)
-    hidden = len(result.rows) - len(shown)
-    order = ", predicted to be slower" if predicted else ""
-    return lines + ([f"  ... and {hidden} more that compile{order}"] if hidden else [])
+    slower = ", predicted to be slower" if predicted else ""
+    more = {source: f"of {source} that compile" for source in hidden} | {"cutegen": f"that compile{slower}"}
+    return _align(rows) + [f"  ... and {count} more {more[source]}" for source, count in hidden.items()]
 
 
-def _place(row: Row, result: TuneResult) -> int:
-    """Return how many rows of the same source come before ``row``."""
-    same = [other for other in result.rows if other.config.source == row.config.source]
-    return same.index(row)
+def _first_of_each_source(result: TuneResult) -> tuple[list[Row], Counter[str]]:
+    """Return the rows to show, the default always, and how many others there are of each source."""
+    seen: Counter[str] = Counter()
+    hidden: Counter[str] = Counter()
+    shown = []
+    for row in result.rows:
+        seen[row.config.source] += 1
+        if row.default or seen[row.config.source] <= _PREDICTED_ROWS:
+            shown.append(row)
+        else:
+            hidden[row.config.source] += 1
+    return shown, hidden
 
 
 def _predicted(row: Row, result: TuneResult) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -293,6 +294,8 @@ def test_without_a_gpu_operators_are_shown_without_a_time(tmp_path: Path) -> Non
     assert kinds == sorted(kinds) and kinds.count("operators") == 2
     shown = [line for line in result_lines("a", result) if "  operators  " in line]
     assert len(shown) == 2 and all("no model" in line and " 168 " in line for line in shown)
+    many = replace(result, rows=result.rows + result.rows[-1:] * 9)
+    assert "  ... and 3 more of operators that compile" in result_lines("a", many)
 
 
 # --- a winner in use ---
