@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cutegen.arch import find_arch
 from cutegen.build import Resources
-from cutegen.catalog import find_space
+from cutegen.catalog import space_of
 from cutegen.digest import Json
 from cutegen.policy import Timing
 from cutegen.space import Config, format_value
@@ -15,7 +16,7 @@ from cutegen.tuner import Failed, Row, TuneResult
 
 __all__ = ["document", "result_lines", "short_config", "summary_lines"]
 
-#: Candidates shown where nothing was measured.
+#: Candidates of each source shown where nothing was measured.
 _PREDICTED_ROWS = 8
 
 
@@ -30,6 +31,7 @@ def result_lines(name: str, result: TuneResult | Failed) -> list[str]:
     how += "" if result.objective == "time" else f", by {result.objective}"
     lines = [f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"]
     lines += _measured_table(result) if result.measured else _predicted_table(result)
+    lines += [f"  not tried: {reason}" for reason in result.refused]
     word = "best" if result.measured else "predicted best" if predicted else "first"
     return [*lines, f"  {word}: {result.config}"]
 
@@ -44,38 +46,61 @@ def _counts(result: TuneResult) -> str:
 def _measured_table(result: TuneResult) -> list[str]:
     reference = result.torch.reference if result.torch and result.torch.reference else "torch.mm"
     versus = _versus(result, reference)
-    rows = [["", "time us", "TFLOP/s", "mJ", "W", versus, "regs", "smem KB", "config"]]
+    rows = [["", "time us", "TFLOP/s", "mJ", "W", versus, "regs", "smem KB", "source", "config"]]
     for row in result.rows:
         timing = row.timing
         if timing is not None:
             cells = [_mark(row, result), *_time(timing.median_us, result), *_energy(timing)]
             cells.append(_ratio(result, timing))
-            rows.append([*cells, *_taken(row.resources), short_config(result, row.config)])
+            rows.append([*cells, *_taken(row.resources), *_named(result, row.config)])
     if result.torch is not None:
         mark = "best" if result.torch_wins else ""
         known = result.torch.cost(result.objective) is not None
         times = [*_time(result.torch.median_us, result), *_energy(result.torch)]
-        rows.append([mark, *times, "1.000" if known else "", "", "", reference])
+        rows.append([mark, *times, "1.000" if known else "", "", "", "torch", reference])
     return _align(rows)
 
 
 def _predicted_table(result: TuneResult) -> list[str]:
     predicted = result.winner.predicted_us is not None
     times = ["predicted us", "predicted TFLOP/s"] if predicted else []
-    rows = [["", *times, "regs", "spill B", "smem KB", "config"]]
-    shown = [row for at, row in enumerate(result.rows) if at < _PREDICTED_ROWS or row.default]
+    rows = [["", *times, "regs", "spill B", "smem KB", "source", "config"]]
+    shown, hidden = _first_of_each_source(result)
     for row in shown:
         taken = row.resources
         spills = str(taken.spill_store_bytes + taken.spill_load_bytes) if taken else ""
         registers, smem = _taken(taken)
-        time, rate = _time(row.predicted_us or 0.0, result)
-        times = [f"{time} predicted", rate] if predicted else []
+        times = _predicted(row, result) if predicted else []
         mark = "default" if row.default else ""
-        rows.append([mark, *times, registers, spills, smem, short_config(result, row.config)])
-    lines = _align(rows)
-    hidden = len(result.rows) - len(shown)
-    order = ", predicted to be slower" if predicted else ""
-    return lines + ([f"  ... and {hidden} more that compile{order}"] if hidden else [])
+        rows.append([mark, *times, registers, spills, smem, *_named(result, row.config)])
+    slower = ", predicted to be slower" if predicted else ""
+    more = {source: f"of {source} that compile" for source in hidden} | {"cutegen": f"that compile{slower}"}
+    return _align(rows) + [f"  ... and {count} more {more[source]}" for source, count in hidden.items()]
+
+
+def _first_of_each_source(result: TuneResult) -> tuple[list[Row], Counter[str]]:
+    """Return the rows to show, the default always, and how many others there are of each source."""
+    seen: Counter[str] = Counter()
+    hidden: Counter[str] = Counter()
+    shown = []
+    for row in result.rows:
+        seen[row.config.source] += 1
+        if row.default or seen[row.config.source] <= _PREDICTED_ROWS:
+            shown.append(row)
+        else:
+            hidden[row.config.source] += 1
+    return shown, hidden
+
+
+def _predicted(row: Row, result: TuneResult) -> list[str]:
+    if row.predicted_us is None:
+        return ["no model", ""]
+    time, rate = _time(row.predicted_us, result)
+    return [f"{time} predicted", rate]
+
+
+def _named(result: TuneResult, config: Config) -> list[str]:
+    return [config.source, short_config(result, config)]
 
 
 def _mark(row: Row, result: TuneResult) -> str:
@@ -117,8 +142,8 @@ def _taken(resources: Resources | None) -> list[str]:
 
 def short_config(result: TuneResult, config: Config) -> str:
     """Return the knobs in which ``config`` is not the simplest, which is how people compare configs."""
-    space = find_space(result.problem.family, find_arch(result.arch))
-    first = next(iter(space.domains))
+    space = space_of(config, result.problem.family, find_arch(result.arch))
+    first = next((knob for knob, domain in space.domains.items() if len(domain) > 1), "")
     shown = {knob for knob, domain in space.domains.items() if knob == first or config[knob] != domain[0]}
     return " ".join(f"{knob}={format_value(value)}" for knob, value in config.items() if knob in shown)
 
@@ -130,7 +155,7 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  "
         + "  ".join(
-            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            cell.ljust(width) if i in (0, last - 1, last) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -144,13 +169,13 @@ def summary_lines(results: Mapping[str, TuneResult | Failed]) -> list[str]:
     lines = []
     if len(measured) > 1:
         versus = _versus(next(iter(measured.values())), "torch.mm")
-        rows = [["shape", "time us", "TFLOP/s", "mJ", "W", versus, "vs default", "config"]]
+        rows = [["shape", "time us", "TFLOP/s", "mJ", "W", versus, "vs default", "source", "config"]]
         for name, result in measured.items():
             winner = result.winner.timing
             assert winner is not None
             gain = f"{result.ratio_to_default.mid:.3f}" if result.ratio_to_default else ""
             cells = [name, *_time(winner.median_us, result), *_energy(winner), _ratio(result, winner), gain]
-            rows.append([*cells, short_config(result, result.config)])
+            rows.append([*cells, *_named(result, result.config)])
         lines += _align(rows)
     known = [r.against_torch(r.winner.timing) for r in measured.values() if r.winner.timing]
     ratios = [ratio.mid for ratio in known if ratio is not None]
@@ -188,6 +213,8 @@ def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
         "outcomes": dict(result.outcomes),
         "untried": result.untried,
         "winner": "torch" if result.torch_wins else result.config.to_json(),
+        "source": "torch" if result.torch_wins else result.config.source,
+        "refused": list(result.refused),
         "ratio_to_default": None if ratio is None else [ratio.low, ratio.mid, ratio.high],
         "torch": result.torch.to_json() if result.torch else None,
         "candidates": [_row_json(row, result) for row in result.rows],
@@ -199,6 +226,7 @@ def _row_json(row: Row, result: TuneResult) -> dict[str, Json]:
     timing = row.timing
     return {
         "config": row.config.to_json(),
+        "source": row.config.source,
         "default": row.default,
         "chosen": row.chosen,
         "tied": row.equal,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 
 from cutegen.arch import Arch, find_arch
-from cutegen.catalog import families, find_space
+from cutegen.catalog import SOURCES, families, find_space
 from cutegen.cli_args import EXIT_CODES, add_problem_arguments, named_problems, parse_set, positive_int
 from cutegen.cli_run import run_command
 from cutegen.digest import Json
@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KNOB=V1,V2",
         help="look only at these values; repeatable",
     )
+    parser.add_argument(
+        "--source", choices=SOURCES, default="cutegen", help="whose kernels: ours, or NVIDIA's operators"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--explain",
@@ -73,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    space = find_space(args.family, _arch(args.arch))
+    space = find_space(args.family, _arch(args.arch), args.source)
     if args.lint:
         return _lint(space, args)
     documents = [_answer(space, item.problem, args) for item in named_problems(args)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cutegen import __version__
 from cutegen.arch import find_arch
-from cutegen.catalog import families, find_space
+from cutegen.catalog import SOURCES, families, find_space
 from cutegen.cli_args import (
     EXIT_CODES,
     add_problem_arguments,
@@ -26,6 +26,7 @@ from cutegen.cli_space import refuse
 from cutegen.device import Device, present_device
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, UsageError
+from cutegen.operator_api import EXTRA
 from cutegen.policy import OBJECTIVES
 from cutegen.shapes import NamedProblem
 from cutegen.space import Space, Value
@@ -40,6 +41,7 @@ _EXAMPLES = """examples:
   python -m cutegen.tune gemm --shapes shapes.toml --budget 600 --table mine.json
   python -m cutegen.tune gemm --shape 8192x8192x8192 --objective energy --table green.json
   python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
+  python -m cutegen.tune gemm --shape 4096x4096x4096 --sources cutegen,operators
   python -m cutegen.tune gemm --arch sm_90a --shape 4096x4096x4096 --export candidates.tar
   python -m cutegen.tune gemm --import candidates.tar
 
@@ -87,6 +89,14 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--set", action="append", default=[], metavar="KNOB=V1,V2", help="try only these values; repeatable"
     )
+    group.add_argument(
+        "--sources",
+        type=_words,
+        default=("cutegen",),
+        metavar="S1,S2",
+        help=f"whose kernels to try, as many of each: {','.join(SOURCES)} (NVIDIA's, which need "
+        f"pip install '{EXTRA}'; default cutegen)",
+    )
     group.add_argument("--seed", type=int, default=0, help="of the order within measuring rounds (default 0)")
     group.add_argument(
         "--objective",
@@ -98,6 +108,10 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
     group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
     group.add_argument("--allow-torch", action="store_true", help="let torch.mm win an entry of the table")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -168,6 +182,7 @@ def _tuner(
         allow_torch=args.allow_torch,
         again=args.again,
         objective=args.objective,
+        sources=args.sources,
         observe=display.show,
         toolchain=imported.toolchain if imported else None,
     )
@@ -186,7 +201,7 @@ def _request(
         raise UsageError(f"bundle {args.bundle} has no candidates for {item.problem}; it has {known}")
     wanted = imported.candidates[item.problem]
     if fixed:
-        wanted = tuple(c for c in wanted if all(c[knob] in values for knob, values in fixed.items()))
+        wanted = tuple(c for c in wanted if all(c.get(knob) in values for knob, values in fixed.items()))
     return tuner.request(item.problem, wanted, None, args.budget)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from cutegen import __version__
 from cutegen.build import Toolchain
+from cutegen.catalog import SOURCES
 from cutegen.device import Device
 from cutegen.digest import Json
 from cutegen.errors import TableError
@@ -103,8 +104,9 @@ class Entry:
 
     Attributes:
         problem: What was measured.
-        config: The winning config; the best of cutegen's own when ``source`` is ``torch``, or None.
-        source: ``cutegen``, or ``torch`` when the vendor library won and was allowed to.
+        config: The winning config; the best there is beside ``torch`` when that is the ``source``, or None.
+        source: Whose kernel won: ``cutegen``, ``operators`` (NVIDIA's Operator API), or ``torch`` when the
+            vendor library did and was allowed to.
         artifact_key: The compiled kernel that was measured.
         time_us: Median microseconds of the winner.
         interval: Its 95 % interval, in microseconds.
@@ -116,7 +118,7 @@ class Entry:
         energy_mj: Millijoules per launch of the winner; None if not measured.
 
     Raises:
-        TableError: The source or the objective is unknown, or cutegen won without a config.
+        TableError: The source or the objective is unknown, or the source is not that of the config.
     """
 
     problem: Problem
@@ -132,12 +134,14 @@ class Entry:
     energy_mj: float | None = None
 
     def __post_init__(self) -> None:
-        if self.source not in ("cutegen", "torch"):
-            raise TableError(f"source is {self.source!r}; valid: cutegen, torch")
+        if self.source not in (*SOURCES, "torch"):
+            raise TableError(f"source is {self.source!r}; valid: {', '.join(SOURCES)}, torch")
         if self.objective not in OBJECTIVES:
             raise TableError(f"objective is {self.objective!r}; valid: {', '.join(OBJECTIVES)}")
-        if self.source == "cutegen" and self.config is None:
-            raise TableError("an entry won by cutegen must have a config")
+        if self.source != "torch" and self.config is None:
+            raise TableError(f"an entry won by {self.source} must have a config")
+        if self.source != "torch" and self.config is not None and self.config.source != self.source:
+            raise TableError(f"an entry won by {self.source} has a config of {self.config.source}")
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data, without the problem."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Builder, Failure, Toolchain, artifact_key, from_entry
-from cutegen.catalog import find_space
+from cutegen.catalog import space_of
 from cutegen.errors import LaunchError
 from cutegen.problem import Problem, Signature
 from cutegen.render import Source, render
@@ -114,11 +114,12 @@ class Kernels:
             BuildError: It does not compile.
             ConfigError: The config breaks rules of its space.
             LaunchError: It cannot be loaded, or may not be compiled or loaded now.
+            ResourceError: It must be rendered, and the package that it comes from is not installed.
             StoreError: The store cannot be read or written.
         """
         with self._lock:
             # Rendering costs a millisecond; what it would say is decided by these three.
-            view = (arch.name, problem.signature, find_space(problem.family, arch).compile_view(config))
+            view = (arch.name, problem.signature, space_of(config, problem.family, arch).compile_view(config))
             ready = self._loaded.get(known_key) or self._by_view.get(view)
             found = ready or self._find(problem, config, arch, known_key)
             if isinstance(found, Kernel):

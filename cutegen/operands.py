@@ -17,6 +17,7 @@ from cutegen.problem import (
     LAYOUTS,
     OUT_DTYPES,
     TMA_ALIGN_BYTES,
+    TORCH_DTYPES,
     Epilogue,
     Problem,
 )
@@ -35,16 +36,6 @@ __all__ = [
     "refuse_shared",
 ]
 
-#: torch's name of each dtype.
-TORCH_DTYPES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "int32": "int32",
-    "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2",
-    "int8": "int8",
-}
 _SHORT = {f"torch.{name}": short for short, name in TORCH_DTYPES.items()}
 _LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
 

@@ -14,6 +14,16 @@ __all__ = ["ACTIVATIONS", "BIASES", "DTYPE_BYTES", "LAYOUTS", "Epilogue", "Probl
 
 #: Bytes of one element, by the short name used everywhere in cutegen.
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int32": 4, "e4m3": 1, "e5m2": 1, "int8": 1}
+#: torch's name of each dtype.
+TORCH_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "int32": "int32",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "int8": "int8",
+}
 FP8_DTYPES = ("e4m3", "e5m2")
 #: Output types of each input type, the one taken when none is named first.
 OUT_DTYPES = {

@@ -10,9 +10,10 @@ from pathlib import Path
 import jinja2
 
 from cutegen.arch import Arch
-from cutegen.catalog import find_space, find_template
+from cutegen.catalog import find_template, space_of
 from cutegen.digest import digest
 from cutegen.errors import RenderError
+from cutegen.operator_api import require_package
 from cutegen.problem import Problem, Signature
 from cutegen.resources import resource_root
 from cutegen.space import Config
@@ -48,16 +49,19 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
     Raises:
         ConfigError: The config breaks rules of its space.
         RenderError: The template asks for a value that nobody gave.
-        ResourceError: There is no template for this family and architecture.
+        ResourceError: There is no template for this family and architecture, or the package that the kernel
+            comes from is not installed.
     """
-    space = find_space(problem.family, arch)
+    space = space_of(config, problem.family, arch)
     space.require(problem, config)
     compiled = space.compile_view(config)
-    template = _template(find_template(problem.family, arch))
-    derived = space.derive(config, problem, arch)
+    template = _template(find_template(problem.family, arch, config.source))
+    derived = dict(space.derive(config, problem, arch))
     clash = compiled.keys() & derived.keys()
     if clash:
         raise RenderError(f"derived values {', '.join(sorted(clash))} shadow knobs of {problem.family}")
+    if config.source == "operators":
+        derived["package"] = require_package()
     try:
         text = template.render(**compiled, **derived, sig=problem.signature, arch=arch, knobs=str(compiled))
     except jinja2.UndefinedError as error:

@@ -10,7 +10,7 @@ from cutegen.machine import is_modelled
 from cutegen.problem import Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["rank", "refine"]
+__all__ = ["rank", "refine", "spread"]
 
 #: Without a model, refinement starts from so many of the fastest.
 _PARENTS = 3
@@ -52,7 +52,7 @@ def rank(
     run_time = {knob: fixed.get(knob, [default[knob]])[:1] for knob in space.run_time_knobs}
     known = space.compile_view(default) if lead else None
     rest = [c for c in space.configs(problem, {**fixed, **run_time}) if space.compile_view(c) != known]
-    return lead + _spread(rest, limit - len(lead))
+    return lead + spread(rest, limit - len(lead))
 
 
 def refine(
@@ -85,10 +85,10 @@ def refine(
         for neighbour in space.neighbours(problem, parent)
         if neighbour not in results and all(neighbour[k] in values for k, values in (fixed or {}).items())
     ]
-    return _spread(dict.fromkeys(near), limit)
+    return spread(dict.fromkeys(near), limit)
 
 
-def _spread(configs: Iterable[Config], count: int) -> list[Config]:
+def spread(configs: Iterable[Config], count: int) -> list[Config]:
     """Return at most ``count`` of ``configs`` at even distances, in their order."""
     found = list(configs)
     kept = min(count, len(found))

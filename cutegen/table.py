@@ -258,8 +258,8 @@ def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | No
         return sum(d * d for d in _logs(entry.problem, problem)), _order(entry.problem)
 
     closest = min(entries, key=distance)
-    if estimate is None or closest.source == "torch":
-        return closest
+    if estimate is None or closest.source != "cutegen":
+        return closest  # the model knows our kernels only
     predicted = [
         (estimate(entry.config), distance(entry), entry)
         for entry in entries

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
+from cutegen.catalog import SOURCES
 from cutegen.device import Device
 from cutegen.digest import Json, canonical_json
 from cutegen.errors import MeasureError
@@ -21,7 +22,8 @@ __all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial"]
 
 #: How a trial can end. ``pruned`` was legal and correct but too slow to be measured to the end.
 OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
-ORIGINS = ("cutegen", "torch")
+#: Whose kernel it was.
+ORIGINS = (*SOURCES, "torch")
 
 #: What was run: artifact key and run-time scalars. The key names text, target and toolchain, so a trial
 #: counts again exactly as long as the same kernel would be built.
@@ -38,7 +40,7 @@ class Trial:
         problem: What was computed.
         outcome: One of :data:`OUTCOMES`.
         config: All knobs; None for the vendor library.
-        origin: ``cutegen`` or ``torch``.
+        origin: Whose kernel: ``cutegen``, ``operators`` or ``torch``.
         arch: Compile target.
         source_digest: Names the rendered text; empty when it was not rendered.
         artifact_key: Names the compiled kernel, whether or not compiling it worked.
@@ -54,7 +56,8 @@ class Trial:
         created_at: Time in UTC, ISO 8601.
 
     Raises:
-        MeasureError: The outcome is unknown, or contradicts the timing.
+        MeasureError: The outcome is unknown, or contradicts the timing; the origin is unknown, or is not that
+            of the config.
     """
 
     problem: Problem
@@ -82,6 +85,8 @@ class Trial:
             raise MeasureError(f"unknown outcome {self.outcome!r}; valid: {', '.join(OUTCOMES)}")
         if self.origin not in ORIGINS:
             raise MeasureError(f"unknown origin {self.origin!r}; valid: {', '.join(ORIGINS)}")
+        if self.config is not None and self.config.source != self.origin:
+            raise MeasureError(f"a config of {self.config.source} was recorded as one of {self.origin}")
         if self.timing is None:
             return
         if self.outcome not in ("ok", "pruned"):

@@ -66,7 +66,7 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
 
     signature, config = source.signature, source.config
     epilogue = signature.epilogue
-    parts = config["split_k"] != 1 or config["stream_k"]
+    parts = config.get("split_k", 1) != 1 or config.get("stream_k", False)
     rest = list(arguments)
     a, b, d = (rest.pop(0) for _ in range(3))
     c = rest.pop(0) if epilogue.beta else None
@@ -76,7 +76,7 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
     beta = rest.pop() if epilogue.beta else 0.0
     alpha = rest.pop() if epilogue.alpha else 1.0
     assert all(type(scalar) is int for scalar in rest), rest
-    assert len(rest) == (4 if parts else 3)
+    assert len(rest) == (1 if config.source == "operators" else 4 if parts else 3)
     assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
     for at, tensor in enumerate((a, b, *(() if signature.unaligned_out else (d,)))):
         if tensor.data_ptr() % 16:

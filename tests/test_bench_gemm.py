@@ -11,7 +11,9 @@ from typing import Any
 import fake_engine
 import pytest
 from fake_kernels import FakeGpu
+from fake_operators import operator, pretend_installed
 
+from cutegen.catalog import find_space
 from cutegen.entry import Entry, Fingerprint
 from cutegen.errors import DeviceError
 from cutegen.measure import Bench
@@ -134,10 +136,9 @@ def test_a_new_peer_means_measuring_again(run: Run, tmp_path: Path) -> None:
 def table(path: Path, **fields: object) -> str:
     fingerprint = Fingerprint.of(fake_engine.DEVICE)
     problem = Problem(512, 512, 512)
-    space = lineup.Ours(FakeGpu(path.parent / "other").dispatcher())._space(problem)
-    config = space.default(problem).replace(swizzle_size=2)
-    values = {"time_us": 5.0, "artifact_key": "", **fields}
-    Table(fingerprint, [Entry(problem, config, **values)]).save(path)  # type: ignore[arg-type]
+    config = find_space("gemm", fake_engine.DEVICE.arch).default(problem).replace(swizzle_size=2)
+    values = {"config": config, "time_us": 5.0, "artifact_key": "", **fields}
+    Table(fingerprint, [Entry(problem, **values)]).save(path)  # type: ignore[arg-type]
     return str(path)
 
 
@@ -148,6 +149,17 @@ def test_the_table_decides_what_is_measured(run: Run, tmp_path: Path) -> None:
     assert entry.choice["swizzle_size"] == 2
     assert (entry.details["lookup"], entry.details["table_us"]) == ("exact", 5.0)
     assert entry.details["table_gives_it_to"] == "cutegen"
+
+
+def test_a_table_may_name_an_operator_and_the_record_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise cutegen's column would not say whose kernel it times."""
+    pretend_installed(monkeypatch)
+    named = table(tmp_path / "t.json", config=operator("64x64", "2x1"), source="operators")
+    assert run("--only", "A", "--table", named) == 0
+    entry = Results.load(tmp_path / "r.json").shapes[0].entries["cutegen"]
+    assert entry.config == "operators 64x64 2x1" and entry.details["table_gives_it_to"] == "operators"
 
 
 def test_our_own_kernel_is_measured_even_where_torch_won(run: Run, tmp_path: Path) -> None:

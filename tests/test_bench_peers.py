@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,22 +13,26 @@ from typing import Any
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder
+from cutegen.build import Artifact
 from cutegen.check import Verdict
-from cutegen.errors import BuildError, LaunchError, MeasureError
+from cutegen.errors import BuildError, LaunchError, MeasureError, ResourceError
+from cutegen.manifest import Offers, Refused
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.policy import Policy, Timing
 from cutegen.problem import Epilogue, Problem
+from cutegen.render import Source
+from cutegen.space import Config, Launch
 from cutegen.store import Store
 from tools.benchmark import child, operators
 from tools.benchmark.child import QuackCall, QuackOrder
 from tools.benchmark.contest import UnsupportedError
-from tools.benchmark.operators import Operators, Point, ask_space, kernel_source
+from tools.benchmark.operators import Operators, short_name
 from tools.benchmark.quack import Quack
 from tools.benchmark.results import Entry
 
 PROBLEM = Problem(256, 512, 1024)
 ARCH = find_arch("sm_90a")
+FUSED = Problem(256, 512, 1024, epilogue=Epilogue(beta=True))
 CONFIG = {"tile_m": 128, "tile_n": 192, "cluster_m": 2, "cluster_n": 1, "pingpong": True, "split_k": 1}
 
 
@@ -103,11 +106,10 @@ def test_quack_without_a_note_is_an_error() -> None:
         Quack().enter(Arena(), PROBLEM)
 
 
-@pytest.mark.parametrize("peer", [Quack(), Operators(Store(Path("unused")), ARCH)])
-def test_peers_compare_plain_products_only(peer: Quack | Operators) -> None:
-    """What is fused behind a product is not theirs to match."""
+def test_quack_compares_plain_products_only() -> None:
+    """What is fused behind a product is not its to match."""
     with pytest.raises(UnsupportedError, match="plain products"):
-        peer.enter(Arena(), Problem(256, 512, 1024, epilogue=Epilogue(beta=True)))
+        Quack().enter(Arena(), FUSED)
 
 
 # --- QuACK, in the child ---
@@ -241,8 +243,14 @@ def test_the_library_call_is_made_with_the_table_that_was_named(monkeypatch: pyt
 # --- the Operator API ---
 
 
-POINTS = tuple(Point((128, n), (2, 1), 66) for n in (64, 128, 256))
-NAMES = [f"operators {point}" for point in POINTS]
+def hopper(n: int) -> Config:
+    words = f"tile_shape_mn=128x{n} cluster_shape_mn=2x1"
+    return Config.parse(f"source=operators operator=Sm90StaticPersistentGemmOperator {words}")
+
+
+CONFIGS = tuple(map(hopper, (64, 128, 256)))
+NAMES = [f"operators {short_name(config)}" for config in CONFIGS]
+REFUSED = (Refused("Sm80TensorOpGemmOperator", 4, "too old"),)
 
 
 @pytest.fixture
@@ -250,9 +258,9 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """An Operator API with three operators, of which the first does not compile; returns what was asked."""
     asked: list[str] = []
 
-    def space(problems: Sequence[Problem], arch: object) -> dict[str, tuple[Point, ...]]:
-        asked.extend(map(str, problems))
-        return {operators._kind(problem): POINTS for problem in problems}
+    def offers(problem: Problem, arch: object, store: object) -> Offers:
+        asked.append(str(problem))
+        return Offers(() if problem.unaligned_out or problem.epilogue != Epilogue() else CONFIGS, REFUSED)
 
     class FakeBuilder:
         def __init__(self, store: object, workers: object) -> None:
@@ -264,21 +272,22 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         def __exit__(self, *error: object) -> None:
             """Nothing to end."""
 
-        def build(self, sources: Mapping[Any, Point]) -> Iterator[tuple[Any, Any]]:
+        def build(self, sources: Sequence[Source]) -> Iterator[tuple[Any, Any]]:
             for source in sources:
                 bad = "(128, 64)" in source.text
                 artifact = Artifact("0" * 32, "symbol", "sm_90a", tmp_path, None, 1.0, "", None)  # type: ignore[arg-type]
                 yield source, SimpleNamespace(message="too large") if bad else artifact
 
-    monkeypatch.setattr(operators, "ask_space", space)
+    monkeypatch.setattr(operators, "find_offers", offers)
     monkeypatch.setattr(operators, "Builder", FakeBuilder)
-    monkeypatch.setattr(operators, "_kernel_text", lambda: "# kernel")
+    for module in ("tools.benchmark.operators", "cutegen.render"):
+        monkeypatch.setattr(f"{module}.require_package", lambda: "the package")
     return asked
 
 
 def test_all_operators_are_timed_shortly_and_the_fastest_go_on(api: list[str], tmp_path: Path) -> None:
     """Only these are checked; what did not compile is counted."""
-    peer = Operators(Store(tmp_path), ARCH, keep=1)
+    peer = Operators(Store(tmp_path), ARCH, 132, keep=1)
     peer.prepare([PROBLEM])
     arena = Arena({NAMES[1]: 9.0, NAMES[2]: 8.0})
     entrant = peer.enter(arena, PROBLEM)
@@ -291,7 +300,7 @@ def test_all_operators_are_timed_shortly_and_the_fastest_go_on(api: list[str], t
 
 def test_a_wrong_operator_leaves_the_other_finalists(api: list[str], tmp_path: Path) -> None:
     """With all of them wrong, the peer is."""
-    peer = Operators(Store(tmp_path), ARCH)
+    peer = Operators(Store(tmp_path), ARCH, 132)
     peer.prepare([PROBLEM])
     arena = Arena({NAMES[1]: 9.0, NAMES[2]: 8.0})
     arena.wrong = {NAMES[2]}
@@ -305,8 +314,8 @@ def test_operators_of_an_earlier_contest_are_run_without_listing_or_timing_all(
     api: list[str], tmp_path: Path
 ) -> None:
     """Neither the API nor the short rounds are needed."""
-    choices = known(POINTS[2].to_json(), finalists=[POINTS[1].to_json(), POINTS[2].to_json()])
-    peer = Operators(Store(tmp_path), ARCH, known=choices, known_from="first.json")
+    choices = known(CONFIGS[2].to_json(), finalists=[CONFIGS[1].to_json(), CONFIGS[2].to_json()])
+    peer = Operators(Store(tmp_path), ARCH, 132, known=choices, known_from="first.json")
     peer.prepare([PROBLEM])
     arena = Arena()
     entrant = peer.enter(arena, PROBLEM)
@@ -317,66 +326,56 @@ def test_operators_of_an_earlier_contest_are_run_without_listing_or_timing_all(
 
 def test_operators_that_cannot_be_timed_or_compiled_say_why(api: list[str], tmp_path: Path) -> None:
     """The first reason stands for all."""
-    peer = Operators(Store(tmp_path), ARCH)
+    peer = Operators(Store(tmp_path), ARCH, 132)
     peer.prepare([PROBLEM])
     with pytest.raises(MeasureError, match="none of the operators could be timed: refused"):
         peer.enter(Arena(), PROBLEM)
-    only_bad = Operators(Store(tmp_path), ARCH, known=known(POINTS[0].to_json()))
+    only_bad = Operators(Store(tmp_path), ARCH, 132, known=known(CONFIGS[0].to_json()))
     only_bad.prepare([PROBLEM])
     with pytest.raises(BuildError, match="too large"):
         only_bad.enter(Arena(), PROBLEM)
 
 
-@pytest.mark.parametrize(
-    ("problem", "words"),
-    [(Problem(256, 512, 1024, 2), "batches"), (Problem(256, 511, 1024), "multiples of 16 bytes")],
-)
-def test_operators_refuse_what_they_do_not_do(
-    problem: Problem, words: str, api: list[str], tmp_path: Path
+@pytest.mark.parametrize("problem", [FUSED, Problem(256, 511, 1024)])
+def test_operators_refuse_what_is_not_offered_with_its_reason(
+    problem: Problem, api: list[str], tmp_path: Path
 ) -> None:
     """Such problems are not compiled for either."""
-    peer = Operators(Store(tmp_path), ARCH)
+    peer = Operators(Store(tmp_path), ARCH, 132)
     peer.prepare([problem])
-    with pytest.raises(UnsupportedError, match=words):
+    with pytest.raises(UnsupportedError, match="4 x Sm80TensorOpGemmOperator: too old"):
         peer.enter(Arena(), problem)
 
 
-def test_sources_differ_in_everything_that_is_compiled_in() -> None:
-    """Tile, cluster, number of clusters, dtype and layout."""
-    problems = [
-        Problem(256, 512, 1024, ab_dtype=ab, layout=at) for ab in ("bf16", "fp16") for at in ("tn", "nt")
-    ]
-    points = [*POINTS, Point((128, 64), (1, 2), 66), Point((128, 64), (2, 1), 64)]
-    texts = {kernel_source("# kernel", point, p, ARCH).text for point in points for p in problems}
-    assert len(texts) == len(points) * len(problems)
+def test_operators_launch_as_many_clusters_as_the_gpu_holds(api: list[str], tmp_path: Path) -> None:
+    """Pairs of blocks on 132 multiprocessors, and on half of them."""
+    for sm_count, clusters in ((132, 66), (66, 33)):
+        peer = Operators(Store(tmp_path), ARCH, sm_count, known=known(CONFIGS[1].to_json()))
+        peer.prepare([PROBLEM])
+        (finalist,) = peer.enter(Arena(), PROBLEM).finalists
+        assert finalist.candidate.launch == Launch((clusters,), 0)
 
 
-def installed(package: str) -> bool:
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True
+def test_choices_from_before_operators_were_configs_are_timed_again(api: list[str], tmp_path: Path) -> None:
+    """They were compiled for a number of clusters."""
+    old = {"tile": [128, 256], "cluster": [2, 1], "max_active_clusters": 66}
+    assert not Operators(Store(tmp_path), ARCH, 132, known=known(old)).knows(PROBLEM)
 
 
-@pytest.mark.skipif(installed(operators.PACKAGE), reason="there is something to list")
-def test_a_failed_listing_shows_its_last_words() -> None:
-    """Without the package there is nothing to list."""
-    with pytest.raises(MeasureError, match=r"operators cannot be listed: .*operators"):
-        ask_space([PROBLEM], ARCH, gpu=False)
+def test_a_missing_api_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The contest goes on without the peer."""
+
+    def missing() -> str:
+        raise ResourceError("not installed; pip install 'cutegen[operators]'")
+
+    monkeypatch.setattr(operators, "require_package", missing)
+    with pytest.raises(UnsupportedError, match=r"cutegen\[operators\]"):
+        Operators(Store(tmp_path), ARCH, 132).prepare([PROBLEM])
 
 
-@pytest.mark.dsl
-@pytest.mark.skipif(
-    not (installed(operators.PACKAGE) and installed("nvidia-cutlass-dsl")),
-    reason="nvidia-cutlass-operators is not installed",
-)
-def test_the_hopper_space_is_listed_and_compiles(tmp_path: Path) -> None:
-    """24 operators for each kind of product; one of them becomes an artifact."""
-    problem = Problem(256, 512, 1024, ab_dtype="fp16", layout="nt")
-    points = ask_space([problem], ARCH, gpu=False)[operators._kind(problem)]
-    assert len(set(points)) == 24
-    source = kernel_source(operators._kernel_text(), points[-1], problem, ARCH)
-    with Builder(Store(tmp_path), workers=1) as builder:
-        ((_, result),) = builder.build([source])
-    assert isinstance(result, Artifact), result.message
+def test_an_operator_is_named_by_what_sets_it_apart() -> None:
+    """Tile and cluster, a pair's MMA and the scheduler."""
+    blackwell = "source=operators operator=PersistentDenseGemmOperator mma_tiler_mn=256x128 "
+    blackwell += "use_2cta_instrs=true cluster_shape_mn=2x1 use_tma_store=true tile_scheduler=clc"
+    assert short_name(CONFIGS[0]) == "128x64 2x1"
+    assert short_name(Config.parse(blackwell)) == "256x128 2x1 clc 2cta"

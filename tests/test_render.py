@@ -288,6 +288,6 @@ def test_a_template_that_asks_for_more_than_there_is_is_refused(monkeypatch: pyt
 def test_derived_values_cannot_shadow_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two meanings of one name are the author's mistake."""
     clash = replace(SPACE, derive=lambda config, problem, arch: {"tile_k": 1})
-    monkeypatch.setattr("cutegen.render.find_space", lambda family, arch: clash)
+    monkeypatch.setattr("cutegen.render.space_of", lambda config, family, arch: clash)
     with pytest.raises(RenderError, match="tile_k"):
         render(PLAIN, SPACE.default(PLAIN), ARCH)

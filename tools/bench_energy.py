@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Builder
-from cutegen.catalog import find_space
+from cutegen.catalog import find_space, space_of
 from cutegen.cli_args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
 from cutegen.cli_run import run_command
 from cutegen.device import Device, present_device
@@ -198,6 +198,8 @@ def make_plans(args: argparse.Namespace, device: Device) -> list[Plan]:
         space = find_space(named.problem.family, device.arch)
         answer = look_up(table, named.problem, space, device.sm_count)
         start = answer.config or (answer.entry.config if answer.entry else None)
+        if start is not None:
+            space = space_of(start, named.problem.family, device.arch)
         changes = {k: v[0] for k, v in parse_set(args.base, space, named.problem).items()}
         base = complete_base(space, named.problem, start or space.default(named.problem), changes)
         found = list(variations(space, named.problem, base, _wanted(args, space, named.problem)).items())

@@ -2,7 +2,7 @@
 
 For every shape: cutegen's kernel is the one that its dispatch table names (tune first, with
 ``python -m cutegen.tune gemm --shapes FILE --table TABLE``), QuACK's the one that its own autotuner finds,
-the Operator API's the fastest of all its Hopper operators. All are checked against fp64, then timed with
+the Operator API's the fastest of all its operators. All are checked against fp64, then timed with
 torch.mm in the same rounds: CUDA graphs, operands rotated past the L2 cache, uniform random data, settled
 clocks. Results are added to --out shape by shape; the same command again measures those that are missing.
 

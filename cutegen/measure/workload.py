@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cutegen.problem import DTYPE_BYTES, LAYOUTS, TMA_ALIGN_BYTES, Problem
+from cutegen.problem import DTYPE_BYTES, LAYOUTS, TMA_ALIGN_BYTES, TORCH_DTYPES, Problem
 from cutegen.space import Launch
 
 if TYPE_CHECKING:
@@ -24,15 +24,8 @@ def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of cutegen's short name."""
     import torch
 
-    return {
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "fp32": torch.float32,
-        "int32": torch.int32,
-        "e4m3": torch.float8_e4m3fn,
-        "e5m2": torch.float8_e5m2,
-        "int8": torch.int8,
-    }[name]
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[name])
+    return dtype
 
 
 @dataclass(frozen=True)

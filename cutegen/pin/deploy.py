@@ -15,7 +15,7 @@ from cutegen import __version__
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
-from cutegen.catalog import find_space
+from cutegen.catalog import find_space, space_of
 from cutegen.digest import Json
 from cutegen.dispatch import Answer, look_up
 from cutegen.entry import ANY, Fingerprint
@@ -116,7 +116,8 @@ def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Ker
             f"the kernel that was measured for {problem} is not in the cache; it was compiled by "
             f"nvidia-cutlass-dsl {measured}, and {here} would make another; tune again"
         )
-    return Pinned(answer, artifact, space.launch(answer.config, problem, sm_count))
+    launch = space_of(answer.config, problem.family, arch).launch(answer.config, problem, sm_count)
+    return Pinned(answer, artifact, launch)
 
 
 # --- the folder ---

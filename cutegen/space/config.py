@@ -111,6 +111,11 @@ class Config(Mapping[str, Value]):
         return cls(values)
 
     @property
+    def source(self) -> str:
+        """Whose kernel it is: ``cutegen``, unless its knob ``source`` names another."""
+        return str(self._values.get("source", "cutegen"))
+
+    @property
     def digest(self) -> str:
         """A short stable name, the same in every process."""
         return digest(self.to_json(), length=12)

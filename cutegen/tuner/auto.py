@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Toolchain
-from cutegen.catalog import find_space
+from cutegen.catalog import find_space, require_sources, space_of
 from cutegen.device import Device, present_device
 from cutegen.dispatch import autotune_disabled
 from cutegen.errors import UsageError
+from cutegen.manifest import Offers
+from cutegen.operator_api import require_package
 from cutegen.policy import require_objective
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Config, Value
@@ -76,16 +78,18 @@ class AutoTuner:
         again: Whether to measure anew what earlier runs did.
         objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
             (millijoules per launch) or ``edp`` (their product).
+        sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
         observe: Told about progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.
         make_compiler: Replaces the builder, for tests.
         make_bench: Replaces the measuring child, for tests.
+        list_offers: Replaces the question to the Operator API, for tests.
 
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
-        UsageError: There is no such objective.
+        UsageError: There is no such objective or source, or no source is given.
     """
 
     def __init__(
@@ -102,11 +106,13 @@ class AutoTuner:
         allow_torch: bool = False,
         again: bool = False,
         objective: str = "time",
+        sources: Sequence[str] = ("cutegen",),
         observe: Observer = ignore_progress,
         toolchain: Toolchain | None = None,
         device: Device | None = None,
         make_compiler: Callable[[], Compiler] | None = None,
         make_bench: Callable[[], Bench] | None = None,
+        list_offers: Callable[[Problem], Offers] | None = None,
     ) -> None:
         if arch is None:
             device = device or present_device()
@@ -121,7 +127,9 @@ class AutoTuner:
             toolchain=toolchain,
             make_compiler=make_compiler,
             make_bench=make_bench,
+            list_offers=list_offers,
         )
+        self._sources = require_sources(sources)
         self._effort = effort or Effort()
         self._budget_s = budget_s
         self._seed = seed
@@ -269,6 +277,7 @@ class AutoTuner:
 
         Raises:
             ConfigError: A given candidate breaks rules.
+            ResourceError: The operators are a source, and their package is not installed.
             UsageError: There are no candidates, no such objective, or no GPU to read energy from.
         """
         wanted = require_objective(objective or self._objective)
@@ -293,18 +302,21 @@ class AutoTuner:
             seed=self._seed,
             allow_torch=self._allow_torch,
             objective=wanted,
+            sources=self._sources,
+            package=require_package() if "operators" in self._sources else "",
         )
 
     def _explicit(
         self, problem: Problem, candidates: Sequence[Config | Mapping[str, Value]]
     ) -> tuple[Config, ...]:
-        space = find_space(problem.family, self.setting.arch)
         configs = tuple(Config({knob: given[knob] for knob in given}) for given in candidates)
         if not configs:
             raise UsageError("candidates is empty; give at least one config, or how many to try")
-        for config in configs:
+        spaces = [space_of(config, problem.family, self.setting.arch) for config in configs]
+        for space, config in zip(spaces, configs, strict=True):
             space.require(problem, config)
-        return tuple(Config({knob: config[knob] for knob in space.domains}) for config in configs)
+        pairs = zip(spaces, configs, strict=True)
+        return tuple(Config({knob: config[knob] for knob in space.domains}) for space, config in pairs)
 
     def _default(self, problem: Problem) -> TuneResult:
         space = find_space(problem.family, self.setting.arch)

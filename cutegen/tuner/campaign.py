@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cutegen.build import Artifact, Toolchain, artifact_key
-from cutegen.catalog import find_space
+from cutegen.catalog import find_space, space_of
 from cutegen.errors import MeasureError, NoWinnerError
 from cutegen.measure import Candidate
 from cutegen.policy import Policy, Timing
 from cutegen.render import render
-from cutegen.space import Config
-from cutegen.survey import rank, refine
+from cutegen.space import Config, Space
+from cutegen.survey import rank, refine, spread
 from cutegen.tuner.attempt import Attempt
 from cutegen.tuner.choose import pick_finalists, preference, relative_us
 from cutegen.tuner.ledger import Ledger
@@ -37,6 +37,7 @@ class Campaign:
         ledger: What is known, and where to write.
         toolchain: What compiles; with the text it names every artifact.
         incumbent: The config that the table names now; it competes.
+        offers: Configs of another source, of which as many are tried as of our own.
         observe: Told about progress.
         clock: Seconds of a steady clock.
     """
@@ -49,6 +50,7 @@ class Campaign:
         toolchain: Toolchain,
         *,
         incumbent: Config | None = None,
+        offers: Sequence[Config] = (),
         observe: Observer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +61,7 @@ class Campaign:
         self.torch_trial = ""
         self.ran = False
         self.incumbent = incumbent
+        self._offers = offers
         self._budget_s: float | None = None
         self._workshop = workshop
         self._toolchain = toolchain
@@ -85,12 +88,17 @@ class Campaign:
         self._admit(config for config in self._plan() if config != self.default)
 
     def _plan(self) -> list[Config]:
-        request = self.request
-        if request.explicit:
-            configs = [*request.explicit]
-        else:
-            limit = request.classes(measured=self._workshop.measures)
-            configs = rank(
+        configs = [*self.request.explicit] or self._proposals()
+        extra = [] if self.incumbent is None else [self.incumbent]
+        legal = [c for c in extra if not self._space_of(c).explain(self.request.problem, c)]
+        return list(dict.fromkeys([*legal, *configs]))
+
+    def _proposals(self) -> list[Config]:
+        """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""
+        request, own = self.request, []
+        limit = request.classes(measured=self._workshop.measures)
+        if "cutegen" in request.sources:
+            own = rank(
                 self._space,
                 request.problem,
                 request.sm_count,
@@ -98,9 +106,11 @@ class Campaign:
                 request.fixed or None,
                 default=self.default,
             )
-        extra = [] if self.incumbent is None else [self.incumbent]
-        legal = [config for config in extra if not self._space.explain(request.problem, config)]
-        return list(dict.fromkeys([*legal, *configs]))
+        fits = [c for c in self._offers if all(c.get(k) in values for k, values in request.fixed.items())]
+        return own + spread(fits, limit)
+
+    def _space_of(self, config: Config) -> Space:
+        return space_of(config, self.request.problem.family, self.request.arch)
 
     def _admit(self, configs: Iterable[Config]) -> list[Attempt]:
         """Turn configs into attempts; those without an outcome are asked for at the compiler."""
@@ -109,7 +119,7 @@ class Campaign:
         for config in configs:
             source = render(request.problem, config, request.arch)
             key = artifact_key(source, self._toolchain)
-            launch = self._space.launch(config, request.problem, request.sm_count)
+            launch = self._space_of(config).launch(config, request.problem, request.sm_count)
             new.append(Attempt(config, source, key, launch))
         self.ledger.recall(new, request.screen_policy)
         self.attempts.update((attempt.config, attempt) for attempt in new)
@@ -135,7 +145,8 @@ class Campaign:
         self._try(list(self.attempts.values()))
         if not self._workshop.measures:
             return self._compiled()
-        if not self.request.explicit and self._working() and not self._late():
+        own = "cutegen" in self.request.sources and not self.request.explicit
+        if own and self._working() and not self._late():
             self._stage = "refine"
             self._try(self._admit(self._neighbours()))
         finalists = self._finals()
@@ -267,7 +278,7 @@ class Campaign:
             attempt.name,
             artifact.library,
             artifact.symbol,
-            self._space,
+            self._space_of(attempt.config),
             attempt.config,
             request.problem,
             request.sm_count,
@@ -283,7 +294,9 @@ class Campaign:
     def _neighbours(self) -> list[Config]:
         request = self.request
         results = {
-            a.config: relative_us(a.timing) if a.ok and a.timing else None for a in self.attempts.values()
+            a.config: relative_us(a.timing) if a.ok and a.timing else None
+            for a in self.attempts.values()
+            if a.config.source == "cutegen"
         }
         found = refine(
             self._space,
@@ -312,14 +325,22 @@ class Campaign:
     def _finalists(self) -> list[Attempt]:
         times = {a.config: relative_us(a.timing) for a in self._working() if a.timing is not None}
         always = [self.default] + ([self.incumbent] if self.incumbent else [])
+        always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
         chosen = pick_finalists(
             times,
             *self.request.finalists,
-            always,
+            list(dict.fromkeys(always)),
             kernel_of=lambda config: self.attempts[config].artifact_key,
             alike=self.request.effort.alike,
         )
         return [self.attempts[config] for config in chosen]
+
+    def _best_of_each_source(self, times: Mapping[Config, float]) -> list[Config]:
+        """Return the fastest kernel of each source, so that the result compares them with care."""
+        best: dict[str, Config] = {}
+        for config in sorted(times, key=lambda c: (times[c], c.digest)):
+            best.setdefault(config.source, config)
+        return list(best.values())
 
     def _recorded_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
         """Return the finalists with the timings of a finished run of the same name, if it has all of them."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cutegen.catalog import SOURCES, space_of
 from cutegen.errors import MeasureError
 from cutegen.policy import Timing, against
 from cutegen.space import Config, Space
@@ -31,9 +32,14 @@ class Choice:
 
 def preference(
     space: Space, default: Config, incumbent: Config | None
-) -> Callable[[Config], tuple[bool, bool, tuple[int, ...]]]:
-    """Return the sort key by which equals are ranked: the default, what the table names, then the simpler."""
-    return lambda config: (config != default, config != incumbent, space.simplicity(config))
+) -> Callable[[Config], tuple[bool, bool, int, tuple[int, ...]]]:
+    """Return the sort key of equals: the default, what the table names, our own kernels, the simpler."""
+
+    def key(config: Config) -> tuple[bool, bool, int, tuple[int, ...]]:
+        own = space_of(config, space.family, space.arch)
+        return config != default, config != incumbent, SOURCES.index(config.source), own.simplicity(config)
+
+    return key
 
 
 def choose_winner(
@@ -49,10 +55,10 @@ def choose_winner(
 
     The one that costs least wins unless others are tied with it. Among those the default comes first, since
     an entry must beat it to be worth having; then the config that the table already names, so that tuning
-    again does not flip between equals; then the simpler one.
+    again does not flip between equals; then our own kernels, and of one source the simpler one.
 
     Args:
-        space: Says which of two configs is simpler.
+        space: Our own; with those of other sources it says which of two configs is simpler.
         timings: Settled timings, at least one.
         default: What is used without a table.
         incumbent: What the table names now.

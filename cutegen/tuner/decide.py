@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from cutegen.catalog import space_of
 from cutegen.device import Device
 from cutegen.entry import Entry
 from cutegen.errors import StoreError
@@ -20,7 +21,8 @@ from cutegen.untuned import default_config
 
 __all__ = ["decide", "entry_of", "predicted_result", "recorded_result"]
 
-Predict = Callable[[Config], float]
+#: Microseconds, None for a kernel that the model does not know.
+Predict = Callable[[Config], "float | None"]
 
 
 def decide(
@@ -94,7 +96,7 @@ def entry_of(result: TuneResult, torch_trial: str) -> Entry:
     return Entry(
         problem=result.problem,
         config=winner.config,
-        source="torch" if result.torch_wins else "cutegen",
+        source="torch" if result.torch_wins else winner.config.source,
         artifact_key=winner.artifact_key,
         time_us=timing.median_us,
         interval=(timing.low_us, timing.high_us),
@@ -117,7 +119,8 @@ def recorded_result(
     latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
-    if entry.config not in timings or any(config.keys() != default.keys() for config in latest):
+    domains = {config: space_of(config, space.family, space.arch).domains for config in latest}
+    if entry.config not in timings or any(config.keys() != domains[config].keys() for config in latest):
         return None
     objective = request.objective
     choice = choose_winner(
@@ -126,7 +129,7 @@ def recorded_result(
     rows = [
         Row(
             # The database sorts knobs by name; people know them in the order of the space.
-            config=Config({knob: config[knob] for knob in space.domains}),
+            config=Config({knob: config[knob] for knob in domains[config]}),
             default=config == default,
             chosen=config == entry.config,
             equal=config in choice.equals,
@@ -157,7 +160,8 @@ def predicted_result(
     """Return the ranking by the model of candidates that were only compiled; without one, as they come."""
     best_first = list(attempts)
     if predict is not None:
-        best_first.sort(key=lambda a: (predict(a.config), a.config.digest))
+        times = {a.config: predict(a.config) for a in best_first}
+        best_first.sort(key=lambda a: (times[a.config] is None, times[a.config] or 0.0, a.config.digest))
     rows = [
         Row(
             config=attempt.config,

@@ -75,7 +75,7 @@ class Ledger:
 
     def outcomes(self) -> Counter[str]:
         """Return how the candidates of earlier runs of this name ended, each by its newest trial."""
-        latest = {t.key: t.outcome for t in self._known if t.run == self.run and t.origin == "cutegen"}
+        latest = {t.key: t.outcome for t in self._known if t.run == self.run and t.origin != "torch"}
         return Counter(latest.values())
 
     def write(
@@ -98,6 +98,7 @@ class Ledger:
             problem=self._problem,
             outcome=outcome,
             config=attempt.config,
+            origin=attempt.config.source,
             arch=self._arch,
             source_digest=attempt.source.digest,
             artifact_key=attempt.artifact_key,

@@ -72,6 +72,8 @@ class Request:
         allow_torch: Whether ``torch.mm`` may win the table's entry.
         objective: What finalists are chosen by: one of :data:`cutegen.policy.OBJECTIVES`. Candidates are
             screened by time in any case.
+        sources: Whose kernels are tried, of :data:`cutegen.catalog.SOURCES`; the default competes anyway.
+        package: What the operators come from, as :func:`cutegen.operator_api.require_package` names it.
 
     Raises:
         UsageError: There is no such objective.
@@ -87,6 +89,8 @@ class Request:
     seed: int = 0
     allow_torch: bool = False
     objective: str = "time"
+    sources: tuple[str, ...] = ("cutegen",)
+    package: str = ""
 
     def __post_init__(self) -> None:
         require_objective(self.objective)
@@ -145,7 +149,8 @@ class Request:
                 "policies": [self.screen_policy.digest, self.final_policy.digest],
                 "device": [device.key, device.cuda_driver_version] if device else [],
                 "toolchain": toolchain,
-                "text": _text_digest(self.problem.family, self.arch),
+                "sources": [*self.sources, self.package],
+                "text": _text_digest(self.problem.family, self.arch, self.sources),
             },
             length=16,
         )
@@ -160,9 +165,13 @@ def _is_heavy(problem: Problem) -> bool:
     return problem.flops >= 64e9 and problem.flops >= 200 * problem.min_bytes
 
 
-def _text_digest(family: str, arch: Arch) -> str:
+def _text_digest(family: str, arch: Arch, sources: tuple[str, ...]) -> str:
     """Digest of what proposes and renders candidates: template, space, search and model."""
     paths = [find_template(family, arch), resource_root("spaces") / family / f"{arch.family}.py"]
+    for source in sources:
+        if source != "cutegen":
+            paths += [*sorted(find_template(family, arch, source).parent.iterdir())]
+            paths.append(resource_root("spaces") / family / f"{source}.py")
     paths += [Path(module.__file__) for module in _PROPOSERS if module.__file__]
     texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
     return digest([__version__, *texts])

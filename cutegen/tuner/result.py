@@ -64,6 +64,7 @@ class TuneResult:
         seconds: Wall-clock time of this call.
         reused: Whether everything came from records and nothing ran.
         run: Name of the run that measured it.
+        refused: Kernels of the Operator API that were no candidates, with reasons.
     """
 
     problem: Problem
@@ -79,6 +80,7 @@ class TuneResult:
     seconds: float = 0.0
     reused: bool = False
     run: str = ""
+    refused: tuple[str, ...] = ()
 
     @property
     def winner(self) -> Row:

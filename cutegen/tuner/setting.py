@@ -13,6 +13,7 @@ from cutegen.device import Device
 from cutegen.dispatch import default_table_path
 from cutegen.entry import Entry, Fingerprint
 from cutegen.errors import StoreError, TableError
+from cutegen.manifest import Offers, find_offers
 from cutegen.problem import Problem
 from cutegen.store import Store
 from cutegen.table import Table
@@ -35,6 +36,7 @@ class Setting:
         toolchain: What compiled, or compiles, the candidates.
         make_compiler: Makes the builder.
         make_bench: Makes the measuring child.
+        list_offers: Says which kernels of NVIDIA's Operator API are candidates for a problem.
     """
 
     arch: Arch
@@ -46,6 +48,7 @@ class Setting:
     toolchain: Toolchain
     make_compiler: Callable[[], Compiler]
     make_bench: Callable[[], Bench] | None
+    list_offers: Callable[[Problem], Offers]
 
     @classmethod
     def of(
@@ -60,6 +63,7 @@ class Setting:
         toolchain: Toolchain | None = None,
         make_compiler: Callable[[], Compiler] | None = None,
         make_bench: Callable[[], Bench] | None = None,
+        list_offers: Callable[[Problem], Offers] | None = None,
     ) -> Setting:
         """Return the setting with the usual places for what is not given.
 
@@ -73,6 +77,7 @@ class Setting:
             toolchain: Whose artifacts to use; the installed one by default.
             make_compiler: Replaces the builder.
             make_bench: Replaces the measuring child.
+            list_offers: Replaces the question to the Operator API.
         """
         store = Store(cache_dir) if cache_dir else Store.default()
         tools = toolchain or Toolchain.current()
@@ -87,6 +92,7 @@ class Setting:
             toolchain=tools,
             make_compiler=make_compiler or (lambda: Builder(store, tools, workers)),
             make_bench=(make_bench or _bench) if device else None,
+            list_offers=list_offers or (lambda problem: find_offers(problem, arch, store)),
         )
 
     @property

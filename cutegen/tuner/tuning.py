@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from cutegen.catalog import find_space
 from cutegen.digest import digest
 from cutegen.entry import Entry
-from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError
+from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError, ResourceError
 from cutegen.machine import is_modelled
+from cutegen.manifest import Offers
 from cutegen.model import Estimator
+from cutegen.operator_api import require_package
 from cutegen.problem import Problem
 from cutegen.space import Config
 from cutegen.trials import TrialStore
@@ -47,6 +49,7 @@ class _Prepared:
     request: Request
     finished: TuneResult | None
     campaign: Campaign | None
+    offers: Offers
 
 
 class Tuning:
@@ -88,7 +91,7 @@ class Tuning:
             budget_s: Seconds for all of them together; each gets an equal share of what is left.
 
         Raises:
-            BuildError: There is no compiler, or it cannot run.
+            BuildError: There is no compiler, or it cannot run; or the Operator API cannot be asked.
             DeviceError: The GPU cannot be used.
             StoreError: Cache, database or table cannot be read or written.
             TableError: The table is malformed or holds elsewhere.
@@ -119,20 +122,23 @@ class Tuning:
             request.final_policy,
             forget=self._again,
         )
+        asked = "operators" in request.sources and not request.explicit
+        offers = setting.list_offers(request.problem) if asked else Offers((), ())
         finished = self._finished(request, entry, ledger)
         if finished is not None:
-            return _Prepared(request, finished, None)
+            return _Prepared(request, finished, None, offers)
         campaign = Campaign(
             request,
             self._workshop,
             ledger,
             setting.toolchain,
-            incumbent=entry.config if entry else None,
+            incumbent=_incumbent(entry, request),
+            offers=offers.configs,
             observe=self._observe,
             clock=self._clock,
         )
         campaign.prepare()
-        return _Prepared(request, None, campaign)
+        return _Prepared(request, None, campaign, offers)
 
     def _finished(self, request: Request, entry: Entry | None, ledger: Ledger) -> TuneResult | None:
         """Return the recorded result if this very run was finished before and its kernel is still there."""
@@ -147,8 +153,9 @@ class Tuning:
         return None if result is None else replace(result, outcomes=ledger.outcomes())
 
     def _conclude(self, prepared: _Prepared, budget_s: float | None, begun: float) -> TuneResult | Failed:
+        refused = tuple(map(str, prepared.offers.refused))
         if prepared.finished is not None:
-            return replace(prepared.finished, seconds=self._clock() - begun)
+            return replace(prepared.finished, seconds=self._clock() - begun, refused=refused)
         campaign = prepared.campaign
         assert campaign is not None
         try:
@@ -162,6 +169,7 @@ class Tuning:
             seconds=self._clock() - begun,
             reused=not campaign.ran,
             run=campaign.ledger.run,
+            refused=refused,
         )
 
     def _result(self, campaign: Campaign, finalists: Sequence[Attempt]) -> TuneResult:
@@ -172,7 +180,9 @@ class Tuning:
         if setting.device is None:
             estimator = Estimator(request.problem, request.arch, request.sm_count)
 
-            def predict(config: Config) -> float:
+            def predict(config: Config) -> float | None:
+                if config.source != "cutegen":
+                    return None  # the model knows our kernels only
                 derived = space.derive(config, request.problem, request.arch)
                 return estimator.estimate(config, derived).time_us
 
@@ -188,3 +198,18 @@ class Tuning:
         )
         setting.save(entry_of(result, campaign.torch_trial))
         return result
+
+
+def _incumbent(entry: Entry | None, request: Request) -> Config | None:
+    """Return the config that the table names, unless what it is rendered from is not here.
+
+    It competes even if its source was not asked for, or a run for one source would undo another's winner.
+    """
+    if entry is None or entry.config is None:
+        return None
+    if entry.config.source == "operators" and "operators" not in request.sources:
+        try:
+            require_package()
+        except ResourceError:
+            return None
+    return entry.config

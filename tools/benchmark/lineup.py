@@ -76,7 +76,8 @@ def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool
     if "operators" in wanted:
         known = _reused(args, "operators")
         own = Store(_peers(store) / "operators")
-        found.append(Operators(own, device.arch, workers=workers, known=known, known_from=source))
+        peer = Operators(own, device.arch, device.sm_count, workers=workers, known=known, known_from=source)
+        found.append(peer)
     return found
 
 

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cutegen.arch import Arch
 from cutegen.build import Artifact
-from cutegen.catalog import find_space
+from cutegen.catalog import find_space, space_of
 from cutegen.digest import Json
 from cutegen.dispatch import Answer, Dispatcher
 from cutegen.errors import LaunchError, UsageError
@@ -22,14 +23,14 @@ __all__ = ["Ours", "read_tuning_seconds", "short_config"]
 
 
 def short_config(space: Space, config: Config) -> str:
-    """Return tile and cluster, then the knobs that are not at their simplest value."""
+    """Return the source unless it is our own, tile and cluster, then knobs not at their simplest value."""
     shapes = [format_value(config[knob]) for knob in ("tile_shape_mn", "cluster_shape_mn")]
     rest = [
         f"{knob}={format_value(value)}"
         for knob, value in config.items()
         if knob not in ("tile_shape_mn", "cluster_shape_mn") and value != space.domains[knob][0]
     ]
-    return " ".join([*shapes, *rest])
+    return " ".join([*([] if config.source == OWN else [config.source]), *shapes, *rest])
 
 
 def read_tuning_seconds(path: Path) -> dict[Problem, float]:
@@ -92,7 +93,7 @@ class Ours:
         if answer.config is not None:
             return answer, answer.config
         own = answer.entry.config if answer.entry is not None else None
-        return answer, own or self._space(problem).default(problem)
+        return answer, own or find_space(problem.family, self._arch).default(problem)
 
     def plan(self, problem: Problem) -> str:
         """Return what would be measured, in words; the dispatcher must not be allowed to build."""
@@ -102,7 +103,7 @@ class Ours:
             state = "compiled"
         except LaunchError:
             state = "not compiled yet"
-        return f"{answer.how}: {short_config(self._space(problem), config)} ({state})"
+        return f"{answer.how}: {short_config(space_of(config, problem.family, self._arch), config)} ({state})"
 
     def artifact(self, problem: Problem) -> Artifact:
         """Return the compiled kernel, compiling it if need be."""
@@ -112,14 +113,14 @@ class Ours:
         return self._dispatcher.kernels.artifact(
             problem,
             config,
-            self._dispatcher.device(self._device).arch,
+            self._arch,
             known_key=entry.artifact_key if entry is not None and same else "",
         )
 
     def enter(self, arena: Arena, problem: Problem) -> Entrant:
         """Check the table's choice, and the library's own call."""
         answer, config = self.answer(problem)
-        space, artifact = self._space(problem), self.artifact(problem)
+        space, artifact = space_of(config, problem.family, self._arch), self.artifact(problem)
         sm_count = self._dispatcher.device(self._device).sm_count
         candidate = Candidate.of(
             self.name, artifact.library, artifact.symbol, space, config, problem, sm_count
@@ -138,15 +139,16 @@ class Ours:
         result = arena.check(candidate)
         return "ok" if result.ok else f"{result.outcome}: {result.error}"
 
-    def _space(self, problem: Problem) -> Space:
-        return find_space(problem.family, self._dispatcher.device(self._device).arch)
+    @property
+    def _arch(self) -> Arch:
+        return self._dispatcher.device(self._device).arch
 
 
 def _evidence(answer: Answer) -> dict[str, Json]:
     entry = answer.entry
     return {
         "lookup": answer.how,
-        "table_gives_it_to": "torch" if answer.config is None else OWN,
+        "table_gives_it_to": "torch" if answer.config is None else answer.config.source,
         "measured_for": "" if entry is None else str(entry.problem),
         "table_us": None if entry is None else entry.time_us,
     }

@@ -1,0 +1,152 @@
+"""Answers of the Operator API's manifest: asked once per package and kind of product, kept in the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.build import Toolchain
+from cutegen.digest import Json, digest
+from cutegen.errors import BuildError
+from cutegen.manifest.child import Kind
+from cutegen.operator_api import PACKAGE, require_package
+from cutegen.problem import LAYOUTS, Problem
+from cutegen.store import Store
+
+__all__ = ["Design", "Listing", "Refused", "ask_api", "find_listing", "kind_of", "listing_key"]
+
+#: Seconds that the API gets to import torch and answer; it takes 5 on an idle core.
+LIMIT_S = 180.0
+#: Raised when an answer means something else than before.
+_SCHEMA = 1
+_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent.parent)
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from cutegen.manifest.child import main
+sys.exit(main(*sys.argv[2:]))
+"""
+
+#: What an operator is made of, by the API's names: ``operator`` (its class), ``tile_shape`` and so on.
+Design = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Operators that are no candidates, for one reason.
+
+    Attributes:
+        operator: The class of them.
+        count: How many; 0 for all there are, without having asked.
+        reason: Why not, in the words of whoever refuses.
+    """
+
+    operator: str
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.operator}: {self.reason}" if self.count else f"all: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the API has for one kind of product on one target.
+
+    Attributes:
+        designs: What each operator that it offers is made of, in its order.
+        refused: What its ``supports`` turned down, and why.
+    """
+
+    designs: tuple[Design, ...]
+    refused: tuple[Refused, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Listing:
+        """Return the listing that the child printed."""
+        counts: dict[tuple[str, str], int] = {}
+        for item in data["refused"]:
+            key = (str(item["operator"]), " ".join(str(item["reason"]).split()))
+            counts[key] = counts.get(key, 0) + 1
+        refused = tuple(Refused(name, count, reason) for (name, reason), count in counts.items())
+        return cls(tuple(data["designs"]), refused)
+
+
+def kind_of(problem: Problem) -> Kind:
+    """Return what of ``problem`` the API looks at: dtypes, layouts and the number of modes of a tensor."""
+    a_axis, b_axis = LAYOUTS[problem.layout]
+    return problem.ab_dtype, problem.out_dtype, a_axis, b_axis, 3 if problem.batch > 1 else 2
+
+
+def listing_key(kind: Kind, arch: Arch) -> str:
+    """Return the 32 hexadecimal digits under which the store keeps the answer for ``kind``.
+
+    Raises:
+        ResourceError: The package is not installed.
+    """
+    packages: dict[str, Json] = {"": require_package(), **dict(Toolchain.current().packages)}
+    return digest({"listing": _SCHEMA, "kind": [*kind], "arch": arch.name, "packages": packages})
+
+
+Ask = Callable[[Kind, Arch], Mapping[str, Any]]
+
+
+def find_listing(problem: Problem, arch: Arch, store: Store, *, ask: Ask | None = None) -> Listing:
+    """Return what the API has for products like ``problem``; asking it takes seconds, and is done once.
+
+    Args:
+        problem: What is to be computed.
+        arch: The target.
+        store: Where answers are kept, under a key of the installed versions.
+        ask: Replaces :func:`ask_api`, for tests.
+
+    Raises:
+        BuildError: The API cannot answer; the message holds its last words.
+        ResourceError: The package is not installed.
+        StoreError: The store cannot be read or written.
+    """
+    kind = kind_of(problem)
+    key = listing_key(kind, arch)
+    entry = store.find(arch.name, key)
+    if entry is None:
+        with store.lock(arch.name, key) as lock:
+            entry = store.read(arch.name, key)
+            if entry is None:
+                answer: Any = (ask or ask_api)(kind, arch)
+                store.stage(lock)
+                entry = store.publish(lock, {"listing": answer, "about": [*kind, require_package()]})
+    data: Any = entry.meta["listing"]
+    return Listing.from_json(data)
+
+
+def ask_api(kind: Kind, arch: Arch) -> Mapping[str, Any]:
+    """Return what the API lists for ``kind``, asked in a process that sees no GPU; takes seconds.
+
+    Raises:
+        BuildError: It cannot answer, or takes too long; the message holds its last words.
+    """
+    path = sys.path if _PACKAGE_ROOT in sys.path else [_PACKAGE_ROOT, *sys.path]
+    target = arch.name.removeprefix("sm_")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _BOOT, json.dumps(path), target, json.dumps(kind)],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CUTE_DSL_ARCH": arch.name},
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{PACKAGE} did not list its operators within {LIMIT_S:g} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise BuildError(f"{PACKAGE} cannot list its operators: {last}", log=done.stderr)
+    answer: dict[str, Json] = json.loads(done.stdout[done.stdout.index("{") :])
+    return answer
