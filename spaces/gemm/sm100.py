@@ -8,26 +8,38 @@ second along m. Kernels of this space were compiled and inspected, never run by 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from cutegen.arch import Arch
 from cutegen.problem import DTYPE_BYTES, Problem
 from cutegen.space import Config, Launch, Rule, Space, Value
 
-TILE_K = 64
-"""Elements along k: one row of 128 bytes, the span of the shared-memory swizzle."""
-WARPS = 6
-"""Four that store, one that multiplies, one that loads."""
+ROW_BYTES = 128
+"""Bytes of a tile along k: the span of the shared-memory swizzle, hence the k extent of a tile."""
+WORKERS = 6
+"""Warps of each block that take part in every work unit: four store, one multiplies, one loads."""
+STORERS = 4
 BARRIER_BYTES = 1024
 """Shared memory before the first tile: mbarriers and the address of tensor memory, padded to the 1024
 bytes that swizzled tiles align to."""
 MAX_STAGES = 32
 """A stage has two 8-byte mbarriers, which live in those 1024 bytes."""
+CLC_STAGES = 1
+"""Answers of cluster launch control under way: each further one would claim work that an idle
+multiprocessor could begin at once."""
+CLC_BYTES = 16
+"""Source: PTX ISA, clusterlaunchcontrol.try_cancel: an answer has 16 bytes."""
 ACC_STAGES = 2
 """Tiles of sums in tensor memory: one is stored while the next is computed."""
 MIN_TMEM_COLUMNS = 32
 """Source: PTX ISA, tcgen05.alloc."""
 LONE_HALF = 64
 """Rows of the smallest MMA, whose sums are read from tensor memory as pairs of columns."""
+REDUCED = 8
+"""Sums that one thread of the second kernel of split_k finishes."""
+ADDERS = 4
+"""Groups of 128 threads of its blocks, each adding up a quarter of the parts."""
+WORKSPACE_LIMIT_BYTES = 256 * 2**20
 PIECE = 4096
 """Elements that leave tensor memory at once: 32 for each of 128 threads."""
 MAX_STORE_BUFFERS = 4
@@ -36,7 +48,10 @@ GPC = 18
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "mma_tiler_mn": tuple(
-        (m, n) for m in (128, 256, 64) for n in range(16, 257, 16) if m < 256 or n % 32 == 0
+        (m, n)
+        for m in (128, 256, 64)
+        for n in range(16, 257, 8)
+        if n % {64: 8, 128: 16, 256: 32}[m] == 0
     ),
     "use_2cta_instrs": (False, True),
     "cluster_shape_mn": tuple(
@@ -44,10 +59,54 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     ),
     "swap_ab": (False, True),
     "use_tma_store": (True, False),
+    "use_clc": (False, True),
+    "use_pdl": (False, True),
+    "split_k": (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32),
     "swizzle_size": (1, 2, 4, 8),
     "raster_along_m": (False, True),
 }
-RUN_TIME_KNOBS = frozenset({"swizzle_size", "raster_along_m"})
+RUN_TIME_KNOBS = frozenset({"split_k", "swizzle_size", "raster_along_m"})
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Buffers that go round between roles, with a full and an empty mbarrier for each of its stages.
+
+    Attributes:
+        name: ``ab`` for tiles in shared memory, ``acc`` for sums in tensor memory, ``clc`` for answers of cluster
+            launch control.
+        stages: Buffers.
+        full_arrivals: Arrivals that complete a phase of a full barrier.
+        full_bytes: Bytes that must arrive as well; 0 for none.
+        empty_arrivals: Arrivals that complete a phase of an empty barrier.
+    """
+
+    name: str
+    stages: int
+    full_arrivals: int
+    full_bytes: int
+    empty_arrivals: int
+
+
+def rings(config: Config, problem: Problem, stages: int) -> tuple[Ring, ...]:
+    """Return the rings of a kernel: the one place where arrivals are counted.
+
+    Who arrives and who waits is told at the top of the template.
+    """
+    tiler, cluster = _pair(config["mma_tiler_mn"]), _pair(config["cluster_shape_mn"])
+    blocks = 2 if config["use_2cta_instrs"] else 1
+    # The loads of a pair count at its leader. A stage is free once the MMAs of every pair (or lone block)
+    # in the same row and column of the cluster have read it, since they share its tiles.
+    loaded = sum(tiler) * ROW_BYTES
+    found = [
+        Ring("ab", stages, 1, loaded, cluster[0] // blocks + cluster[1] - 1),
+        Ring("acc", ACC_STAGES, 1, 0, STORERS * blocks),
+    ]
+    if config["use_clc"]:
+        # One set of answers for all blocks: every working warp of the cluster reads them, and the asker.
+        readers = WORKERS * cluster[0] * cluster[1] + 1
+        found.append(Ring("clc", CLC_STAGES, 1, CLC_BYTES, readers))
+    return tuple(found)
 
 
 def _pair(value: Value) -> tuple[int, int]:
@@ -60,10 +119,10 @@ def block_rows(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
     return mma_tiler_mn[0] // (2 if use_2cta_instrs else 1)
 
 
-def stage_bytes(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, problem: Problem) -> int:
-    """Return the shared memory of one pipeline stage in bytes; a pair shares out the rows of B as well."""
+def stage_bytes(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
+    """Return the shared memory of one stage of tiles in bytes; a pair shares out the rows of B as well."""
     blocks = 2 if use_2cta_instrs else 1
-    return sum(mma_tiler_mn) // blocks * TILE_K * DTYPE_BYTES[problem.ab_dtype]
+    return sum(mma_tiler_mn) // blocks * ROW_BYTES
 
 
 def epilogue_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
@@ -98,10 +157,10 @@ def neighbouring_columns(config: Config, problem: Problem) -> int:
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
-def operands_are_16_bit(problem: Problem) -> bool:
-    """The Blackwell kernels of this version multiply bf16 and fp16 only; fp8 and int8 run on sm_90a (and
-    sm_103a has no int8 MMA at all)."""
-    return DTYPE_BYTES[problem.ab_dtype] == 2
+def integers_are_for_hopper(problem: Problem) -> bool:
+    """The Blackwell kernels of this version multiply no int8: sm_103a has no such MMA (PTX ISA,
+    tcgen05.mma kind::i8), and for sm_100a none is built; int8 runs on sm_90a."""
+    return problem.ab_dtype != "int8"
 
 
 def rows_fit_the_instruction(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
@@ -128,6 +187,40 @@ def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> boo
     return not (use_tma_store and problem.unaligned_out)
 
 
+def split_k_leaves_work(split_k: int, problem: Problem) -> bool:
+    """Every part of a split k range needs at least 4 k tiles of 128 bytes, or its sums cost more than its
+    products."""
+    return split_k == 1 or split_k * 4 * ROW_BYTES <= problem.k * DTYPE_BYTES[problem.ab_dtype]
+
+
+def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:
+    """With split_k > 1 the second kernel writes D from registers, so use_tma_store must be false."""
+    return split_k == 1 or not use_tma_store
+
+
+def split_k_is_for_few_tiles(
+    mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, swap_ab: bool, split_k: int, problem: Problem
+) -> bool:
+    """split_k makes up for missing tiles; above 1024 of them every multiprocessor is busy anyway."""
+    tiles_m, tiles_n = _tiles(mma_tiler_mn, use_2cta_instrs, swap_ab, problem)
+    return split_k == 1 or tiles_m * tiles_n * problem.batch <= 1024
+
+
+def split_k_workspace_is_bounded(
+    mma_tiler_mn: tuple[int, int],
+    use_2cta_instrs: bool,
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    split_k: int,
+    problem: Problem,
+) -> bool:
+    """The fp32 partial sums of all parts together may take at most 256 MiB."""
+    if split_k == 1:
+        return True
+    blocks = _blocks(mma_tiler_mn, use_2cta_instrs, cluster_shape_mn, swap_ab, problem)
+    return split_k * blocks * _sums_bytes(mma_tiler_mn, use_2cta_instrs) <= WORKSPACE_LIMIT_BYTES
+
+
 def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
     """swap_ab puts m on the finely divisible side of the MMA; with m above 512 the plain order does the
     same work with better stores."""
@@ -147,22 +240,29 @@ def cluster_is_no_larger_than_problem(
 
 
 def tile_counts_fit_32_bits(
-    mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, swap_ab: bool, problem: Problem
+    mma_tiler_mn: tuple[int, int],
+    use_2cta_instrs: bool,
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    problem: Problem,
 ) -> bool:
-    """Work units are numbered with 32-bit integers."""
-    tiles_m, tiles_n = _tiles(mma_tiler_mn, use_2cta_instrs, swap_ab, problem)
-    return tiles_m * tiles_n * problem.batch < 2**30
+    """Work units are numbered with 32-bit integers; with use_clc each is a cluster of the grid."""
+    return _blocks(mma_tiler_mn, use_2cta_instrs, cluster_shape_mn, swap_ab, problem) < 2**30
 
 
 RULES = tuple(
     Rule.of(function)
     for function in (
-        operands_are_16_bit,
+        integers_are_for_hopper,
         rows_fit_the_instruction,
         pairs_split_columns_evenly,
         pairs_lie_along_m,
         tma_store_needs_aligned_output,
         swap_ab_is_for_narrow_m,
+        split_k_leaves_work,
+        split_k_stores_partial_sums,
+        split_k_is_for_few_tiles,
+        split_k_workspace_is_bounded,
         cluster_is_no_larger_than_problem,
         tile_counts_fit_32_bits,
     )
@@ -175,6 +275,24 @@ def _tiles(
     """Return the tiles of single thread blocks along m and n of the kernel."""
     m, n = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
     return -(-m // block_rows(mma_tiler_mn, use_2cta_instrs)), -(-n // mma_tiler_mn[1])
+
+
+def _blocks(
+    mma_tiler_mn: tuple[int, int],
+    use_2cta_instrs: bool,
+    cluster_shape_mn: tuple[int, int],
+    swap_ab: bool,
+    problem: Problem,
+) -> int:
+    """Return the tiles of all batches, rounded up to whole clusters."""
+    tiles = _tiles(mma_tiler_mn, use_2cta_instrs, swap_ab, problem)
+    along_m, along_n = (-(-t // c) * c for t, c in zip(tiles, cluster_shape_mn, strict=True))
+    return along_m * along_n * problem.batch
+
+
+def _sums_bytes(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
+    """Return the bytes of one thread block's sums of one tile."""
+    return block_rows(mma_tiler_mn, use_2cta_instrs) * mma_tiler_mn[1] * 4
 
 
 # --- what follows from a config ---
@@ -192,10 +310,12 @@ def clusters_at_once(sm_count: int, blocks: int) -> int:
 
 
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
-    """Return stages, store buffers, tensor memory, threads and exact shared memory (bytes) of a config."""
+    """Return stages, barrier arrivals, tensor memory, threads and exact shared memory (bytes) of a config."""
     tiler, pair = _pair(config["mma_tiler_mn"]), bool(config["use_2cta_instrs"])
+    split = config["split_k"] != 1
     columns = epilogue_columns(tiler, pair)
-    per_stage = stage_bytes(tiler, pair, problem)
+    fragment = block_rows(tiler, pair) * columns // (32 * STORERS)
+    per_stage = stage_bytes(tiler, pair)
     per_buffer = 0
     if config["use_tma_store"]:
         per_buffer = block_rows(tiler, pair) * columns * DTYPE_BYTES[problem.out_dtype]
@@ -206,29 +326,46 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
         per_buffer and buffers < MAX_STORE_BUFFERS and (buffers + 1) * per_buffer + stages * per_stage <= free
     ):
         buffers += 1
+    threads = 32 * (WORKERS + (1 if config["use_clc"] else 0))
+    arrivals: dict[str, Value] = {}
+    for ring in rings(config, problem, stages):
+        for word in ("stages", "full_arrivals", "full_bytes", "empty_arrivals"):
+            arrivals[f"{ring.name}_{word}"] = int(getattr(ring, word))
     return {
-        "tile_k": TILE_K,
+        **arrivals,
         "stages": stages,
-        "acc_stages": ACC_STAGES,
+        "split": split,
+        "tile_k": ROW_BYTES // DTYPE_BYTES[problem.ab_dtype],
         "tmem_columns": tmem_columns(tiler, pair),
         "epi_n": columns,
         "epi_stages": buffers,
+        "reduced": min(REDUCED, fragment),
+        "adders": ADDERS,
         "vector": neighbouring_columns(config, problem),
         "smem_bytes": BARRIER_BYTES + stages * per_stage + buffers * per_buffer,
-        "threads": 32 * WARPS,
+        "threads": threads,
+        "max_registers": min(arch.registers_per_thread, arch.registers // threads // 8 * 8),
     }
 
 
 def compile_view(config: Config) -> Config:
-    """Return what is compiled in: run-time knobs fall away."""
-    return Config({knob: value for knob, value in config.items() if knob not in RUN_TIME_KNOBS})
+    """Return what is compiled in: run-time knobs fall away, split_k stays as one of two kinds of kernel."""
+    kept = {knob: value for knob, value in config.items() if knob not in RUN_TIME_KNOBS}
+    return Config({**kept, "split_k": 1 if config["split_k"] == 1 else 2})
 
 
 def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
-    """Return clusters, swizzle_size and raster_along_m; no workspace."""
-    cluster = _pair(config["cluster_shape_mn"])
-    clusters = clusters_at_once(sm_count, cluster[0] * cluster[1])
-    return Launch((clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"]))), 0)
+    """Return clusters (unless the hardware hands out work), swizzle_size, raster_along_m (and split_k if it
+    is not 1), and the workspace."""
+    tiler, pair = _pair(config["mma_tiler_mn"]), bool(config["use_2cta_instrs"])
+    cluster, split_k = _pair(config["cluster_shape_mn"]), int(str(config["split_k"]))
+    scalars = [int(str(config["swizzle_size"])), int(bool(config["raster_along_m"]))]
+    if not config["use_clc"]:
+        scalars.insert(0, clusters_at_once(sm_count, cluster[0] * cluster[1]))
+    if split_k == 1:
+        return Launch(tuple(scalars), 0)
+    blocks = _blocks(tiler, pair, cluster, bool(config["swap_ab"]), problem)
+    return Launch((*scalars, split_k), split_k * blocks * _sums_bytes(tiler, pair))
 
 
 def choose_default(space: Space, problem: Problem) -> Config:
@@ -249,6 +386,9 @@ def choose_default(space: Space, problem: Problem) -> Config:
             "cluster_shape_mn": (2, 1) if pair else (1, 1),
             "swap_ab": swap,
             "use_tma_store": not problem.unaligned_out,
+            "use_clc": False,
+            "use_pdl": False,
+            "split_k": 1,
             "swizzle_size": 8 if pair else 1,
             "raster_along_m": True,
         }
