@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cutegen.arch import Arch
-from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.problem import DTYPE_BYTES, LAYOUTS, Problem
 from cutegen.space import Config, Launch, Rule, Space, Value
 
 ROW_BYTES = 128
@@ -48,10 +48,7 @@ GPC = 18
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "mma_tiler_mn": tuple(
-        (m, n)
-        for m in (128, 256, 64)
-        for n in range(16, 257, 8)
-        if n % {64: 8, 128: 16, 256: 32}[m] == 0
+        (m, n) for m in (128, 256, 64) for n in range(16, 257, 8) if n % {64: 8, 128: 16, 256: 32}[m] == 0
     ),
     "use_2cta_instrs": (False, True),
     "cluster_shape_mn": tuple(
@@ -73,8 +70,8 @@ class Ring:
     """Buffers that go round between roles, with a full and an empty mbarrier for each of its stages.
 
     Attributes:
-        name: ``ab`` for tiles in shared memory, ``acc`` for sums in tensor memory, ``clc`` for answers of cluster
-            launch control.
+        name: ``ab`` for tiles in shared memory, ``acc`` for sums in tensor memory, ``clc`` for answers of
+            cluster launch control.
         stages: Buffers.
         full_arrivals: Arrivals that complete a phase of a full barrier.
         full_bytes: Bytes that must arrive as well; 0 for none.
@@ -175,6 +172,17 @@ def pairs_split_columns_evenly(mma_tiler_mn: tuple[int, int], use_2cta_instrs: b
     return not use_2cta_instrs or mma_tiler_mn[1] % 32 == 0
 
 
+def tf32_columns_fill_swizzle_rows(
+    mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, swap_ab: bool, problem: Problem
+) -> bool:
+    """Where k is not the contiguous extent of tf32 values, the MMA reads them in rows of 128 swizzled bytes
+    only (PTX ISA, tcgen05 shared memory layouts): each block needs a multiple of 32 columns of such a B."""
+    axis = LAYOUTS[problem.layout][0 if swap_ab else 1]
+    if problem.ab_dtype != "tf32" or axis == "k":
+        return True
+    return mma_tiler_mn[1] // (2 if use_2cta_instrs else 1) % 32 == 0
+
+
 def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) -> bool:
     """use_2cta_instrs joins two blocks that lie next to each other along m of their cluster, so
     cluster_shape_mn must be even along m."""
@@ -256,6 +264,7 @@ RULES = tuple(
         integers_are_for_hopper,
         rows_fit_the_instruction,
         pairs_split_columns_evenly,
+        tf32_columns_fill_swizzle_rows,
         pairs_lie_along_m,
         tma_store_needs_aligned_output,
         swap_ab_is_for_narrow_m,
@@ -373,7 +382,8 @@ def choose_default(space: Space, problem: Problem) -> Config:
     sm_count = space.arch.nominal_sm_count
     swap = problem.m <= 64 and problem.n > problem.m
     n = problem.m if swap else problem.n
-    tiler, pair = (128, 64 if n > 32 else 32 if n > 16 else 16), False
+    narrow = 32 if problem.ab_dtype == "tf32" else 16
+    tiler, pair = (128, 64 if n > 32 else 32 if n > 16 else narrow), False
     for wide, two in (((256, 256), True), ((256, 128), True), ((128, 128), False)):
         tiles_m, tiles_n = _tiles(wide, two, swap, problem)
         if not swap and tiles_m * tiles_n * problem.batch * 10 >= sm_count * 8 and (tiles_m > 1 or not two):
