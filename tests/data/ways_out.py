@@ -1,6 +1,6 @@
 """Trace rendered Blackwell kernels to learn where the sums of each thread lie inside a tile.
 
-``python ways_out.py KERNEL.py ...`` prints a JSON list with one entry per kernel: the rows and columns of its
+``python ways_out.py KERNEL.py ...`` writes a JSON list with one entry per kernel: the rows and columns of its
 tile, and for every half of a pair, thread, piece and register the row and column it holds. No GPU, no torch.
 """
 
@@ -15,17 +15,17 @@ from typing import Any
 
 sys.modules["torch"] = None  # type: ignore[assignment]
 
-import cutlass
-from cutlass import cute
+import cutlass  # noqa: E402
+from cutlass import cute  # noqa: E402
 
-PROBE = '''
+PROBE = """
 
 @cute.jit
 def probe(_: cute.Tensor):
     group = tcgen05.CtaGroup.TWO if PAIR == 2 else tcgen05.CtaGroup.ONE
     mma = sm100.make_trivial_tiled_mma(AB, AB, A_MAJOR, B_MAJOR, ACC, group, (MMA_M, MMA_N))
     RECORD(mma)
-'''
+"""
 
 
 def load(path: Path, record: Any) -> ModuleType:
@@ -59,4 +59,4 @@ def places(path: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([places(Path(name)) for name in sys.argv[1:]]))
+    sys.stdout.write(json.dumps([places(Path(name)) for name in sys.argv[1:]]))
