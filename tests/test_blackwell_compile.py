@@ -355,6 +355,13 @@ def test_results_leave_by_tma_exactly_when_the_config_says_so(listings: list[tup
         assert "LDTM" in listing, str(kernel)
 
 
+def test_registers_stay_where_they_are(listings: list[tuple[Kernel, str]]) -> None:
+    """No warpgroup asks for more: all threads together can have as many as one may hold."""
+    for kernel, listing in listings:
+        assert kernel.derived["max_registers"] == B200.registers_per_thread, str(kernel)
+        assert "USETMAXREG" not in listing, str(kernel)
+
+
 def test_nothing_touches_local_memory(listings: list[tuple[Kernel, str]]) -> None:
     """Spills would show as local loads and stores."""
     assert [str(k) for k, listing in listings if re.search(r"\b(LDL|STL)\b", listing)] == []

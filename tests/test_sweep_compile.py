@@ -80,6 +80,7 @@ def test_restrictions_are_read_as_users_write_them(tool: Any) -> None:
         ({"spill_store_bytes": 4}, "spilled"),
         ({"spill_load_bytes": 4, "plain": False}, "spilled (fused)"),
         ({"smem_bytes": 2048}, "smem"),
+        ({"registers": 256}, "registers"),
         ({"notes": ["C7514 serialized"]}, "noted"),
     ],
 )
@@ -91,6 +92,8 @@ def test_what_is_wrong_gets_a_name(tool: Any, changes: dict[str, object], verdic
         "notes": [],
         "smem_bytes": 1024,
         "predicted_smem_bytes": 1024,
+        "registers": 255,
+        "max_registers": 255,
         "spill_store_bytes": 0,
         "spill_load_bytes": 0,
     }
