@@ -27,7 +27,10 @@ REPRESENTATIVE = [PLAIN, Problem(512, 4096, 4096), Problem(4096, 4097, 4096), Pr
 
 #: Problems and changes of the default that break exactly one rule each.
 ONLY = {
-    "integers_are_for_hopper": ("gemm 4096x4096x4096 int8 tn", ""),
+    "int8_tiles_have_widths_of_the_mma": (
+        "gemm 4096x4096x4096 int8 tn",
+        "mma_tiler_mn=64x40 use_2cta_instrs=false",
+    ),
     "rows_fit_the_instruction": (
         "gemm 4096x4096x4096 bf16 tn",
         "mma_tiler_mn=256x256 use_2cta_instrs=false",
@@ -70,7 +73,7 @@ def pair(value: Value) -> tuple[int, int]:
 
 def test_every_rule_has_an_example_that_it_alone_rejects() -> None:
     """No rule is dead, and none repeats another."""
-    assert set(ONLY) == {rule.name for rule in SPACE.rules}
+    assert set(ONLY) | {"arch_multiplies_the_dtype"} == {rule.name for rule in SPACE.rules}
     for name, example in ONLY.items():
         problem, config = parsed(*example)
         assert [v.rule for v in SPACE.explain(problem, config)] == [name]
@@ -88,6 +91,8 @@ def test_every_rule_has_an_example_that_it_alone_rejects() -> None:
         ("gemm 4096x4096x4096 bf16 tn", "use_clc=true use_pdl=true"),
         ("gemm 512x512x4096 bf16 tn", "split_k=16 use_tma_store=false"),
         ("gemm 512x512x4096 e4m3 tn scale promote", "split_k=8 use_tma_store=false"),
+        ("gemm 4096x4096x4096 int8 tn", "mma_tiler_mn=64x24 use_2cta_instrs=false"),
+        ("gemm 4096x4096x4096 int8 tn", "mma_tiler_mn=64x48 use_2cta_instrs=false"),
         ("gemm 4096x4096x65536 bf16 tn", "split_k=4 use_tma_store=false mma_tiler_mn=128x256"),
         ("gemm 4096x4096x4096 tf32 nn", "mma_tiler_mn=256x64"),
         ("gemm 4096x4096x4096 tf32 tn", "mma_tiler_mn=256x96"),
@@ -110,13 +115,18 @@ def test_every_value_of_every_knob_can_be_had(space: Space) -> None:
     assert len(kernels) > 400
 
 
-@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.arch.name)
-def test_integers_are_refused_with_the_reason(space: Space) -> None:
-    """No config is legal on either target, and asking for the default says why."""
+def test_integers_are_refused_where_there_is_no_mma_for_them() -> None:
+    """No config is legal on sm_103a, and asking for the default says why; on sm_100a hundreds are."""
     problem = Problem(512, 512, 512, ab_dtype="int8")
-    assert next(space.configs(problem), None) is None
-    with pytest.raises(ProblemError, match=f"cannot be computed on {space.arch}: integers_are_for_hopper: "):
-        space.default(problem)
+    b200, b300 = SPACES
+    assert next(b300.configs(problem), None) is None
+    with pytest.raises(
+        ProblemError, match="cannot be computed on sm_103a: arch_multiplies_the_dtype: sm_103a"
+    ):
+        b300.default(problem)
+    assert len({b200.compile_view(config) for config in b200.configs(problem)}) > 400
+    widths = {pair(config["mma_tiler_mn"])[1] for config in b200.configs(problem)}
+    assert widths == {16, 24, *range(32, 257, 16)}
 
 
 @pytest.mark.parametrize(("dtype", "tile_k"), [("e4m3", 128), ("e5m2", 128), ("fp16", 64), ("tf32", 32)])

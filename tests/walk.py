@@ -56,7 +56,7 @@ def _epilogue(generator: Random) -> Epilogue:
 
 #: 16-bit types come up more often: they have more layouts.
 DTYPES = ("bf16", "bf16", "fp16", "fp16", "e4m3", "e5m2", "int8")
-BLACKWELL_DTYPES = ("bf16", "bf16", "fp16", "fp16", "tf32", "e4m3", "e5m2")
+BLACKWELL_DTYPES = ("bf16", "bf16", "fp16", "fp16", "tf32", "e4m3", "e5m2", "int8")
 
 
 def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str] = DTYPES) -> Problem:

@@ -157,16 +157,21 @@ def neighbouring_columns(config: Config, problem: Problem) -> int:
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
-def integers_are_for_hopper(problem: Problem) -> bool:
-    """The Blackwell kernels of this version multiply no int8: sm_103a has no such MMA (PTX ISA,
-    tcgen05.mma kind::i8), and for sm_100a none is built; int8 runs on sm_90a."""
-    return problem.ab_dtype != "int8"
+def arch_multiplies_the_dtype(problem: Problem, arch: Arch) -> bool:
+    """sm_103a has no MMA of int8 (PTX ISA, tcgen05.mma kind::i8); sm_100a and sm_90a have one."""
+    return problem.ab_dtype != "int8" or arch.name != "sm_103a"
 
 
 def rows_fit_the_instruction(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
     """The MMA of one thread block has 64 or 128 rows, that of two has 128 or 256 (PTX ISA, tcgen05.mma):
     M=256 needs use_2cta_instrs and M=64 forbids it."""
     return mma_tiler_mn[0] in ((128, 256) if use_2cta_instrs else (64, 128))
+
+
+def int8_tiles_have_widths_of_the_mma(mma_tiler_mn: tuple[int, int], problem: Problem) -> bool:
+    """The int8 MMA has up to 32 columns in steps of 8, above that in steps of 16 (PTX ISA, tcgen05.mma
+    kind::i8), so N must too."""
+    return problem.ab_dtype != "int8" or mma_tiler_mn[1] <= 32 or mma_tiler_mn[1] % 16 == 0
 
 
 def pairs_split_columns_evenly(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
@@ -264,8 +269,9 @@ def tile_counts_fit_32_bits(
 RULES = tuple(
     Rule.of(function)
     for function in (
-        integers_are_for_hopper,
+        arch_multiplies_the_dtype,
         rows_fit_the_instruction,
+        int8_tiles_have_widths_of_the_mma,
         pairs_split_columns_evenly,
         tf32_columns_fill_swizzle_rows,
         pairs_lie_along_m,
