@@ -265,6 +265,10 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
 # --- the instructions ---
 
 
+#: What goes round between warps, and who gives it back; each is filled by one arrival.
+RINGS = (("stages", "empty_arrivals"), ("acc_stages", "acc_arrivals"), ("answers", "answer_arrivals"))
+
+
 def barrier_arrivals(listing: str) -> Counter[int]:
     """How many mbarriers are initialised with each count of arrivals.
 
@@ -318,10 +322,9 @@ def test_barriers_await_as_many_arrivals_as_the_space_counts(listings: list[tupl
     """One full and one empty barrier for each stage of each ring; the allocator of a pair has one more."""
     for kernel, listing in listings:
         wanted: Counter[int] = Counter()
-        for ring in ("ab", "acc", "clc"):
-            stages = int(str(kernel.derived.get(f"{ring}_stages", 0)))
-            for barrier in ("full", "empty"):
-                wanted[int(str(kernel.derived.get(f"{ring}_{barrier}_arrivals", 0)))] += stages
+        for stages, arrivals in RINGS:
+            wanted[1] += int(str(kernel.derived[stages]))
+            wanted[int(str(kernel.derived[arrivals]))] += int(str(kernel.derived[stages]))
         wanted[32] += bool(kernel.config["use_2cta_instrs"])
         assert +wanted == barrier_arrivals(listing), str(kernel)
 

@@ -11,7 +11,6 @@ second along m. Kernels of this space were compiled and inspected, never run by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cutegen.arch import Arch
 from cutegen.problem import DTYPE_BYTES, LAYOUTS, Problem
@@ -19,19 +18,17 @@ from cutegen.space import Config, Launch, Rule, Space, Value
 
 ROW_BYTES = 128
 """Bytes of a tile along k: the span of the shared-memory swizzle, hence the k extent of a tile."""
-WORKERS = 6
-"""Warps of each block that take part in every work unit: four store, one multiplies, one loads."""
-STORERS = 4
+STORING_WARPS = 4
+WARPS = STORING_WARPS + 2
+"""Four that store, one that multiplies, one that loads: they take part in every work unit."""
 BARRIER_BYTES = 1024
 """Shared memory before the first tile: mbarriers and the address of tensor memory, padded to the 1024
 bytes that swizzled tiles align to."""
 MAX_STAGES = 32
 """A stage has two 8-byte mbarriers, which live in those 1024 bytes."""
-CLC_STAGES = 1
+ANSWERS = 1
 """Answers of cluster launch control under way: each further one would claim work that an idle
 multiprocessor could begin at once."""
-CLC_BYTES = 16
-"""Source: PTX ISA, clusterlaunchcontrol.try_cancel: an answer has 16 bytes."""
 ACC_STAGES = 2
 """Tiles of sums in tensor memory: one is stored while the next is computed."""
 MIN_TMEM_COLUMNS = 32
@@ -68,47 +65,6 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 RUN_TIME_KNOBS = frozenset({"split_k", "swizzle_size", "raster_along_m"})
 
 
-@dataclass(frozen=True)
-class Ring:
-    """Buffers that go round between roles, with a full and an empty mbarrier for each of its stages.
-
-    Attributes:
-        name: ``ab`` for tiles in shared memory, ``acc`` for sums in tensor memory, ``clc`` for answers of
-            cluster launch control.
-        stages: Buffers.
-        full_arrivals: Arrivals that complete a phase of a full barrier.
-        full_bytes: Bytes that must arrive as well; 0 for none.
-        empty_arrivals: Arrivals that complete a phase of an empty barrier.
-    """
-
-    name: str
-    stages: int
-    full_arrivals: int
-    full_bytes: int
-    empty_arrivals: int
-
-
-def rings(config: Config, problem: Problem, stages: int) -> tuple[Ring, ...]:
-    """Return the rings of a kernel: the one place where arrivals are counted.
-
-    Who arrives and who waits is told at the top of the template.
-    """
-    tiler, cluster = _pair(config["mma_tiler_mn"]), _pair(config["cluster_shape_mn"])
-    blocks = 2 if config["use_2cta_instrs"] else 1
-    # The loads of a pair count at its leader. A stage is free once the MMAs of every pair (or lone block)
-    # in the same row and column of the cluster have read it, since they share its tiles.
-    loaded = sum(tiler) * ROW_BYTES
-    found = [
-        Ring("ab", stages, 1, loaded, cluster[0] // blocks + cluster[1] - 1),
-        Ring("acc", ACC_STAGES, 1, 0, STORERS * blocks),
-    ]
-    if config["use_clc"]:
-        # One set of answers for all blocks: every working warp of the cluster reads them, and the asker.
-        readers = WORKERS * cluster[0] * cluster[1] + 1
-        found.append(Ring("clc", CLC_STAGES, 1, CLC_BYTES, readers))
-    return tuple(found)
-
-
 def _pair(value: Value) -> tuple[int, int]:
     assert isinstance(value, tuple)
     return value[0], value[1]
@@ -123,6 +79,30 @@ def stage_bytes(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
     """Return the shared memory of one stage of tiles in bytes; a pair shares out the rows of B as well."""
     blocks = 2 if use_2cta_instrs else 1
     return sum(mma_tiler_mn) // blocks * ROW_BYTES
+
+
+# Arrivals are counted here only; who arrives and who waits is told at the top of the template.
+
+
+def empty_arrivals(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) -> int:
+    """Return the arrivals that free a stage: one for each pair of blocks (or lone block) that reads it.
+
+    Those are the ones in the same row and in the same column of the cluster, which share its tiles.
+    """
+    return cluster_shape_mn[0] // (2 if use_2cta_instrs else 1) + cluster_shape_mn[1] - 1
+
+
+def acc_arrivals(use_2cta_instrs: bool) -> int:
+    """Return the arrivals that free a tile of sums: one for each storing warp, of both blocks of a pair."""
+    return STORING_WARPS * (2 if use_2cta_instrs else 1)
+
+
+def answer_arrivals(cluster_shape_mn: tuple[int, int]) -> int:
+    """Return the arrivals that free an answer of cluster launch control at the cluster's first block.
+
+    One for each warp of every block that takes part in work units, and one for the warp that asks.
+    """
+    return WARPS * cluster_shape_mn[0] * cluster_shape_mn[1] + 1
 
 
 def epilogue_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
@@ -332,7 +312,7 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     tiler, pair = _pair(config["mma_tiler_mn"]), bool(config["use_2cta_instrs"])
     split = config["split_k"] != 1
     columns = epilogue_columns(tiler, pair)
-    fragment = block_rows(tiler, pair) * columns // (32 * STORERS)
+    fragment = block_rows(tiler, pair) * columns // (32 * STORING_WARPS)
     per_stage = stage_bytes(tiler, pair)
     per_buffer = 0
     if config["use_tma_store"]:
@@ -344,14 +324,17 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
         per_buffer and buffers < MAX_STORE_BUFFERS and (buffers + 1) * per_buffer + stages * per_stage <= free
     ):
         buffers += 1
-    threads = 32 * (WORKERS + (1 if config["use_clc"] else 0))
-    arrivals: dict[str, Value] = {}
-    for ring in rings(config, problem, stages):
-        for word in ("stages", "full_arrivals", "full_bytes", "empty_arrivals"):
-            arrivals[f"{ring.name}_{word}"] = int(getattr(ring, word))
+    clc, cluster = bool(config["use_clc"]), _pair(config["cluster_shape_mn"])
+    threads = 32 * (WARPS + (1 if clc else 0))
     return {
-        **arrivals,
         "stages": stages,
+        "stage_bytes": per_stage,
+        "expected_bytes": per_stage * (2 if pair else 1),
+        "empty_arrivals": empty_arrivals(pair, cluster),
+        "acc_stages": ACC_STAGES,
+        "acc_arrivals": acc_arrivals(pair),
+        "answers": ANSWERS if clc else 0,
+        "answer_arrivals": answer_arrivals(cluster) if clc else 0,
         "split": split,
         "tile_k": ROW_BYTES // DTYPE_BYTES[problem.ab_dtype],
         "tmem_columns": tmem_columns(tiler, pair),
