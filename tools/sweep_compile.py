@@ -5,7 +5,7 @@ interrupted sweep continues; a new template or compiler starts new ones.
 
     python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout tn,nn --sample 600
     python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
-    python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,e4m3,tf32 --sample 400
+    python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,e4m3,tf32 --pairs
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -107,6 +107,29 @@ def stratified(
     generator.shuffle(piles)
     rounds = (pile[i] for i in range(max(map(len, piles), default=0)) for pile in piles if i < len(pile))
     return list(islice(rounds, count))
+
+
+def pairwise(
+    space: Space, pairs: Sequence[tuple[Problem, Config]], seed: int
+) -> list[tuple[Problem, Config]]:
+    """Return some of ``pairs`` that together hold every two values of knobs (dtype and layout too) that meet.
+
+    Greedy, in rounds that ask for ever less: the first take those that add most.
+    """
+    order = list(pairs)
+    random.Random(seed).shuffle(order)
+    held: set[object] = set()
+    chosen: list[tuple[Problem, Config]] = []
+    twos = [
+        list(combinations([("", p.ab_dtype, p.layout), *space.compile_view(config).items()], 2))
+        for p, config in order
+    ]
+    for least in range(max(map(len, twos), default=0), 0, -1):
+        for pair, two in zip(order, twos, strict=True):
+            if sum(both not in held for both in two) >= least:
+                held.update(two)
+                chosen.append(pair)
+    return chosen
 
 
 def make_case(space: Space, problem: Problem, config: Config, toolchain: Toolchain) -> Case:
@@ -223,6 +246,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=V1,V2", help="restrict a knob")
     parser.add_argument("--sample", type=int, default=0, help="compile only so many, spread over --by")
     parser.add_argument("--by", default="", help=f"knobs to spread over (default: {', '.join(SPREAD)})")
+    parser.add_argument(
+        "--pairs", action="store_true", help="compile a set with every two values that can meet"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds per kernel")
@@ -240,6 +266,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     total = len(pairs)
+    if args.pairs:
+        pairs = pairwise(space, pairs, args.seed)
     by = args.by.split(",") if args.by else [knob for knob in SPREAD if knob in space.domains]
     pairs = stratified(pairs, by, args.sample or total, args.seed)
     toolchain = Toolchain.current()

@@ -40,6 +40,16 @@ def load(path: Path, record: Any) -> ModuleType:
     return module
 
 
+def as_read(kernel: Any, held: Any) -> list[tuple[int, int]]:
+    """Return the places of one piece in the order of its registers, as the kernel that stores them counts."""
+    if not hasattr(kernel, "REDUCED"):
+        return [held[v] for v in range(kernel.FRAGMENT)]
+    shares = cute.composition(held, cute.make_layout((kernel.REDUCED, kernel.SHARES)))
+    found = [shares[(None, share)][v] for share in range(kernel.SHARES) for v in range(kernel.REDUCED)]
+    assert found == [held[v] for v in range(kernel.FRAGMENT)]  # the order in which they were written
+    return found
+
+
 def places(path: Path) -> dict[str, object]:
     """Return the places of one kernel."""
     found: list[tuple[int, int, int, int, int, int]] = []
@@ -49,8 +59,8 @@ def places(path: Path) -> dict[str, object]:
             for thread in range(128):
                 held = kernel.ways_out(mma, kernel.sums_in_tmem(mma), thread, half)[2]
                 for piece in range(kernel.MMA_N // kernel.EPI_N):
-                    at = held[(None, None, None, piece)]
-                    found.extend((half, thread, piece, v, *at[v]) for v in range(kernel.FRAGMENT))
+                    at = as_read(kernel, held[(None, None, None, piece)])
+                    found.extend((half, thread, piece, v, *place) for v, place in enumerate(at))
 
     kernel: Any = load(path, record)
     fake = cute.runtime.make_fake_tensor(cutlass.Float32, (cute.sym_int(),), stride=(1,), assumed_align=16)
