@@ -44,8 +44,8 @@ def as_read(kernel: Any, held: Any) -> list[tuple[int, int]]:
     """Return the places of one piece in the order of its registers, as the kernel that stores them counts."""
     if not hasattr(kernel, "REDUCED"):
         return [held[v] for v in range(kernel.FRAGMENT)]
-    shares = cute.composition(held, cute.make_layout((kernel.REDUCED, kernel.SHARES)))
-    found = [shares[(None, share)][v] for share in range(kernel.SHARES) for v in range(kernel.REDUCED)]
+    shares = [kernel.share_of(held, share) for share in range(kernel.SHARES)]
+    found = [places[v] for places in shares for v in range(kernel.REDUCED)]
     assert found == [held[v] for v in range(kernel.FRAGMENT)]  # the order in which they were written
     return found
 
