@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 import subprocess
 import sys
-from contextlib import suppress
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from walk import BLACKWELL_DTYPES, random_pairs
@@ -250,61 +246,6 @@ def test_a_plain_product_has_no_trace_of_an_epilogue() -> None:
     fused = Problem(512, 512, 512, epilogue=Epilogue(True, True, "n", "gelu", True))
     text = render(fused, SPACE.default(fused), SPACE.arch).text
     assert text.startswith('"""D = act(alpha * scale_a * scale_b * A @ B + beta * C + bias) on sm_100a.')
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("gemm 512x512x4096 bf16 tn", "mma_tiler_mn=128x64"),
-        ("gemm 2x512x512x4096 bf16 tn", "mma_tiler_mn=64x24"),
-        (
-            "gemm 3x512x512x4096 bf16 tn out=fp32",
-            "mma_tiler_mn=256x96 use_2cta_instrs=true cluster_shape_mn=2x1",
-        ),
-    ],
-)
-@pytest.mark.parametrize("splits", [2, 3, 7])
-def test_partial_sums_are_read_where_they_were_written(line: str, words: str, splits: int) -> None:
-    """The second kernel reads each of them once, those of a tile in the order of the parts."""
-    problem, config = parsed(line, f"split_k=2 use_tma_store=false {words}")
-    text = render(problem, config, SPACE.arch).text
-    first, second = text.split("def reduce_kernel(")
-    known: dict[str, int] = {}
-    for name, value in re.findall(r"^(\w+(?:, \w+)*) = ([^#\n]+)", first, re.MULTILINE):
-        with suppress(NameError, SyntaxError):
-            exec(f"{name} = {value}", {}, known)
-
-    def evaluated(where: str, name: str, **values: int) -> Any:
-        [expression] = re.findall(rf"^ +{re.escape(name)} = (.+)$", where, re.MULTILINE)
-        return eval(expression, {}, {**known, **values})
-
-    batch, blocks_m, blocks_n = problem.batch, 4, 3
-    blocks = batch * blocks_m * blocks_n
-    pieces, chunks, per_unit = known["PIECES"], known["CHUNKS"], known["REDUCED"] // 4
-    written: dict[int, tuple[int, ...]] = {}
-    for part, at, m, n in product(range(splits), range(batch), range(blocks_m), range(blocks_n)):
-        places = {"n": n, "blocks_m": blocks_m, "m_block": m, "batch": at, "blocks_mn": blocks_m * blocks_n}
-        block = evaluated(first, "block", **places)
-        slot = evaluated(first, "slot", part=part, blocks=blocks, block=block)
-        for i in range(pieces * chunks):
-            assert slot + i not in written
-            written[slot + i] = (part, at, m, n, i)
-    read = []
-    part_slots = evaluated(second, "part_slots", blocks=blocks)
-    for block, unit in product(range(blocks), range(pieces * known["SHARES"])):
-        rest, at = block % (blocks_m * blocks_n), block // (blocks_m * blocks_n)
-        for chunk in range(per_unit):
-            found = []
-            for adder in range(known["ADDERS"]):
-                low, high = evaluated(second, "first, end", adder=adder, splits=splits)
-                values = {"block": block, "unit": unit, "first": low, "part_slots": part_slots}
-                slot = evaluated(second, "slot", **values) + chunk
-                found += [slot + i * part_slots for i in range(high - low)]
-            i = unit * per_unit + chunk
-            here = (at, rest % blocks_m, rest // blocks_m, i)
-            assert [written[slot] for slot in found] == [(part, *here) for part in range(splits)]
-            read += found
-    assert sorted(read) == sorted(written)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="needs ruff")
