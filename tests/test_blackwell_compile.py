@@ -10,88 +10,37 @@ import importlib.util
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
-from random import Random
 
 import pytest
-from covering import cover
+from blackwell import (
+    B200,
+    B300,
+    LAUNCHED,
+    ODD,
+    RINGS,
+    SPACE,
+    Kernel,
+    barrier_arrivals,
+    chosen,
+    instruction_descriptor,
+    pair,
+)
 from fake_gpu import build_driver, run_with_driver
 from test_templates_compile import cubins, nvdisasm
-from walk import BLACKWELL_DTYPES, random_config, random_pairs
 
-from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
-from cutegen.build.artifact import KernelResources
-from cutegen.catalog import find_space
-from cutegen.problem import Epilogue, Problem
 from cutegen.render import render
-from cutegen.space import Config, Value
 from cutegen.store import Store
 
 pytestmark = [
     pytest.mark.dsl,
     pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL"),
 ]
-B200, B300 = find_arch("sm_100a"), find_arch("sm_103a")
-SPACE = find_space("gemm", B200)
 KERNELS = 72
 """Most kernels that this module compiles, so that it stays within its time."""
-FOR_B300 = 5
-"""Kernels of the set that are compiled for sm_103a as well: they differ in the name of the target only."""
 
 
-STEERS: tuple[Mapping[str, Sequence[Value]], ...] = (
-    {"swap_ab": (True,)},
-    {"split_k": (2, 3, 4)},
-    {"use_clc": (True,), "use_tma_store": (True,)},
-)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One member of the covering set, compiled."""
-
-    problem: Problem
-    config: Config
-    derived: Mapping[str, Value]
-    artifact: Artifact
-    arch: Arch
-
-    @property
-    def main(self) -> KernelResources:
-        """Resources of the kernel that multiplies; split_k has another that adds up."""
-        return next(k for k in self.artifact.resources.kernels if "_k0" in k.name)
-
-    @property
-    def staged(self) -> bool:
-        """Whether its results leave through shared memory."""
-        return self.config["use_tma_store"] is True
-
-    @property
-    def plain(self) -> bool:
-        return self.problem.epilogue == Epilogue()
-
-    @property
-    def sharing(self) -> tuple[bool, bool]:
-        """Whether other blocks, or pairs of blocks, of the cluster want the same tiles of A, of B."""
-        return shared(self.config)
-
-    def __str__(self) -> str:
-        return f"{self.problem} | {self.config} | {self.arch}"
-
-
-#: A product with odd edges in every direction, and how it is to be launched.
-ODD = Problem(1000, 520, 1032, layout="nn")
-LAUNCHED = (
-    "mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=4x2",
-    "cluster_shape_mn=2x8",
-    "mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=4x2 use_clc=true use_pdl=true",
-    "mma_tiler_mn=64x40 cluster_shape_mn=1x2 use_tma_store=false split_k=3",
-    "mma_tiler_mn=128x64 cluster_shape_mn=2x1 use_tma_store=false split_k=2 use_clc=true",
-)
 LAUNCH = """
 from pathlib import Path
 import tvm_ffi
@@ -102,69 +51,6 @@ a, b, d = (tvm_ffi.from_dlpack(FakeTensor(*shape, code=4, bits=16)) for shape in
 scratch = [tvm_ffi.from_dlpack(FakeTensor({elements}))] if {elements} else []
 load_kernel(Path({library!r}), {symbol!r})(a, b, d, *scratch, *{scalars!r})
 """
-
-
-def pair(value: Value) -> tuple[int, int]:
-    assert isinstance(value, tuple)
-    return value[0], value[1]
-
-
-def shared(config: Config) -> tuple[bool, bool]:
-    along_m, along_n = pair(config["cluster_shape_mn"])
-    return along_n > 1, along_m > (2 if config["use_2cta_instrs"] else 1)
-
-
-def choices(problem: Problem, config: Config) -> dict[str, object]:
-    """What was chosen, in classes: what one class does for the code, its other members do too."""
-    epilogue = problem.epilogue
-    derived = SPACE.derive(config, problem, B200)
-    return {
-        "mma": (pair(config["mma_tiler_mn"])[0], config["use_2cta_instrs"]),
-        "epi_n": derived["epi_n"],
-        "shared": shared(config),
-        "swap_ab": config["swap_ab"],
-        "store": "tma" if config["use_tma_store"] else derived["vector"],
-        "scheduler": "clc" if config["use_clc"] else "static",
-        "pdl": config["use_pdl"],
-        "split": config["split_k"] != 1,
-        "ab": problem.ab_dtype,
-        "out": problem.out_dtype,
-        "layout": problem.layout,
-        "batched": problem.batch > 1,
-        "beta": epilogue.beta,
-        "bias": epilogue.bias,
-    }
-
-
-def held(problem: Problem, config: Config) -> list[object]:
-    """Pairs of choices, and what each kernel has of the values that do not come in pairs."""
-    epilogue = problem.epilogue
-    tile_n = pair(config["mma_tiler_mn"])[1]
-    alone = [("n", tile_n), ("cluster", config["cluster_shape_mn"])]
-    alone += [("plain", problem.out_dtype if epilogue == Epilogue() else "")]
-    alone += [("act", epilogue.activation), ("alpha", epilogue.alpha), ("scale", epilogue.scale)]
-    return [*alone, *combinations(choices(problem, config).items(), 2)]
-
-
-def draws() -> Iterator[tuple[Problem, Config]]:
-    """Random problems, most of them of extents at which every choice can be had."""
-    generator = Random(0)
-    yield from random_pairs(SPACE, seed=0, count=300, per_problem=2, dtypes=BLACKWELL_DTYPES)
-    for problem, _ in random_pairs(SPACE, seed=1, count=500, dtypes=BLACKWELL_DTYPES):
-        rows = generator.choice((min(problem.m, 512) // 16 * 16 or 16, 512))
-        few = problem.with_extents(rows, 2048, 4096, min(problem.batch, 2))
-        for fixed in STEERS:
-            config = random_config(SPACE, few, generator, fixed)
-            if config is not None:
-                yield few, config
-
-
-def chosen() -> list[tuple[Problem, Config, Arch]]:
-    """The covering set for one target, and some of it for the other."""
-    found = cover(list(draws()), held)
-    odd = [(ODD, SPACE.default(ODD).replace(**Config.parse(words)), B200) for words in LAUNCHED]
-    again = [one for one in found if one[0].ab_dtype != "int8"]  # sm_103a has no MMA for it
-    return [(*one, B200) for one in found] + [(*one, B300) for one in again[:FOR_B300]] + odd
 
 
 @pytest.fixture(scope="module")
@@ -265,30 +151,6 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
 # --- the instructions ---
 
 
-#: What goes round between warps, and who gives it back; each is filled by one arrival.
-RINGS = (("stages", "empty_arrivals"), ("acc_stages", "acc_arrivals"), ("answers", "answer_arrivals"))
-
-
-def barrier_arrivals(listing: str) -> Counter[int]:
-    """How many mbarriers are initialised with each count of arrivals.
-
-    A count is moved to a register, negated into another and shifted by one into the pair that is stored.
-    """
-    counts: dict[str, int] = {}
-    found: Counter[int] = Counter()
-    move = re.compile(r"UMOV (UR\d+), 0x([0-9a-f]+) ")
-    negate = re.compile(r"UIADD3 (UR\d+), UPT, UPT, -(UR\d+), 0x100000, URZ")
-    shift = re.compile(r"USHF\.L\.U32 (UR\d+), (UR\d+), 0x1, URZ")
-    for line in listing.splitlines():
-        if match := move.search(line):
-            counts[match[1]] = int(match[2], 16)
-        elif match := (negate.search(line) or shift.search(line)):
-            counts[match[1]] = counts.get(match[2], 0)
-        elif match := re.search(r"SYNCS\.EXCH\.64 URZ, \[\S+\], (UR\d+) ", line):
-            found[counts[match[1]]] += 1
-    return found
-
-
 @pytest.fixture(scope="module")
 def listings(kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, str]]:
     """The instructions of each kernel that multiplies."""
@@ -316,6 +178,15 @@ def test_the_mma_is_of_one_block_or_of_two_as_the_config_says(listings: list[tup
         assert {"2CTA" in flag for _, flag in found} == {kernel.config["use_2cta_instrs"]}, str(kernel)
         loads = re.findall(r"UTMALDG\.\dD(\S*)", listing)
         assert {"2CTA" in flag for flag in loads} == {kernel.config["use_2cta_instrs"]}, str(kernel)
+
+
+def test_the_mma_is_told_types_sizes_and_orders_of_its_operands(listings: list[tuple[Kernel, str]]) -> None:
+    """Its descriptor is one constant, but for signs that are never turned; the other width's is not there."""
+    for kernel, listing in listings:
+        constants = {int(number, 16) for number in re.findall(r"\b0x[0-9a-f]{6,8}\b", listing)}
+        wanted = instruction_descriptor(kernel)
+        assert wanted in constants, f"{kernel}: {wanted:#x} {sorted(map(hex, constants))}"
+        assert not {wanted ^ 1 << bit for bit in (4, 7, 10, 15, 16, 18, 25)} & constants, str(kernel)
 
 
 def test_barriers_await_as_many_arrivals_as_the_space_counts(listings: list[tuple[Kernel, str]]) -> None:
