@@ -35,7 +35,7 @@ __all__ = [
     "refuse_shared",
 ]
 
-#: torch's name of each dtype.
+#: torch's name of each dtype. There is none for tf32: fp32 tensors must not lose digits unasked.
 TORCH_DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -145,7 +145,8 @@ def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
     """
     short = _SHORT.get(str(a_dtype), "")
     if short not in OUT_DTYPES:
-        raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(OUT_DTYPES)}")
+        known = [name for name in OUT_DTYPES if name in TORCH_DTYPES]
+        raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(known)}")
     valid = OUT_DTYPES[short]
     if out_dtype is None:
         return valid[0]

@@ -28,6 +28,7 @@ def torch_dtype(name: str) -> torch.dtype:
         "bf16": torch.bfloat16,
         "fp16": torch.float16,
         "fp32": torch.float32,
+        "tf32": torch.float32,
         "int32": torch.int32,
         "e4m3": torch.float8_e4m3fn,
         "e5m2": torch.float8_e5m2,
@@ -119,7 +120,10 @@ def _matrix(
     import torch
 
     outer, inner = reversed(shape) if along_rows else shape
-    values = _values((problem.batch, outer, inner), dtype, generator, small=problem.out_dtype == "fp16")
+    # Halves have the 10 bits of fraction that the MMA reads of an fp32 value.
+    drawn = torch.float16 if problem.ab_dtype == "tf32" else dtype
+    values = _values((problem.batch, outer, inner), drawn, generator, small=problem.out_dtype == "fp16")
+    values = values.to(dtype)
     if pad:
         poison = math.nan if dtype.is_floating_point else 127
         size = (problem.batch, outer + 1, inner + pad)
