@@ -99,6 +99,9 @@ def accumulation_error(problem: Problem) -> float:
 
     For fp8 the running sum keeps about 14 bits and grows k/32 times, and the slack is only six deviations.
     With promotion that holds for sums of 128 terms, whose errors have random signs. Integers add exactly.
+
+    Operands of tf32 are taken to be tf32 numbers, as those that are measured are: nothing is lost when
+    the MMA reads them, and their products are exact in fp32.
     """
     root = math.sqrt(problem.k)
     fp32 = 2.0**-23 * max(4.0, root)

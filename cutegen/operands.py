@@ -136,7 +136,8 @@ def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
     """
     short = _SHORT.get(str(a_dtype), "")
     if short not in OUT_DTYPES:
-        raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(OUT_DTYPES)}")
+        known = [name for name in OUT_DTYPES if name in TORCH_DTYPES]
+        raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(known)}")
     valid = OUT_DTYPES[short]
     if out_dtype is None:
         return valid[0]

@@ -13,8 +13,8 @@ from cutegen.errors import ProblemError
 __all__ = ["ACTIVATIONS", "BIASES", "DTYPE_BYTES", "LAYOUTS", "Epilogue", "Problem", "Signature"]
 
 #: Bytes of one element, by the short name used everywhere in cutegen.
-DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "int32": 4, "e4m3": 1, "e5m2": 1, "int8": 1}
-#: torch's name of each dtype.
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "int32": 4, "e4m3": 1, "e5m2": 1, "int8": 1}
+#: torch's name of each dtype. There is none for tf32: fp32 tensors must not lose digits unasked.
 TORCH_DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -31,6 +31,7 @@ OUT_DTYPES = {
     "fp16": ("fp16", "bf16", "fp32"),
     "e4m3": ("bf16", "fp16", "fp32"),
     "e5m2": ("bf16", "fp16", "fp32"),
+    "tf32": ("fp32", "bf16", "fp16"),
     "int8": ("int32", "bf16", "fp16", "fp32"),
 }
 
@@ -96,7 +97,8 @@ class Problem:
         n: Columns of B and D.
         k: Columns of A, rows of B.
         batch: Independent products; 1 means plain matrices.
-        ab_dtype: Element type of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2`` or ``int8``. Sums are in
+        ab_dtype: Element type of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or
+            ``tf32``, which are fp32 values of whose fractions the MMA reads the first 10 bits. Sums are in
             fp32, in int32 for ``int8``.
         out_dtype: Element type of D (and C): ``bf16``, ``fp16``, ``fp32``, or ``int32`` for ``int8``.
         layout: ``tn`` (A and B contiguous along k), ``nn`` (A along k, B along n),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from walk import random_pairs
+from walk import BLACKWELL_DTYPES, random_pairs
 
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
@@ -23,19 +23,33 @@ ROOT = Path(__file__).resolve().parent.parent
 SPACES = [find_space("gemm", find_arch(name)) for name in ("sm_100a", "sm_103a")]
 SPACE = SPACES[0]
 PLAIN = Problem(4096, 4096, 4096)
-REPRESENTATIVE = [PLAIN, Problem(512, 4096, 4096), Problem(4096, 4097, 4096)]
+REPRESENTATIVE = [PLAIN, Problem(512, 4096, 4096), Problem(4096, 4097, 4096), Problem(256, 256, 65536)]
 
 #: Problems and changes of the default that break exactly one rule each.
 ONLY = {
-    "operands_are_16_bit": ("gemm 4096x4096x4096 e4m3 tn", ""),
+    "int8_tiles_have_widths_of_the_mma": (
+        "gemm 4096x4096x4096 int8 tn",
+        "mma_tiler_mn=64x40 use_2cta_instrs=false",
+    ),
     "rows_fit_the_instruction": (
         "gemm 4096x4096x4096 bf16 tn",
         "mma_tiler_mn=256x256 use_2cta_instrs=false",
     ),
     "pairs_split_columns_evenly": ("gemm 4096x4096x4096 bf16 tn", "mma_tiler_mn=128x240"),
+    "tf32_columns_fill_swizzle_rows": ("gemm 4096x4096x4096 tf32 nn", "mma_tiler_mn=256x96"),
     "pairs_lie_along_m": ("gemm 4096x4096x4096 bf16 tn", "cluster_shape_mn=1x2"),
     "tma_store_needs_aligned_output": ("gemm 4096x4097x4096 bf16 tn", "use_tma_store=true"),
     "swap_ab_is_for_narrow_m": ("gemm 520x4096x4096 bf16 tn", "swap_ab=true"),
+    "split_k_leaves_work": ("gemm 512x512x4088 bf16 tn", "split_k=16 use_tma_store=false"),
+    "split_k_stores_partial_sums": ("gemm 512x512x4096 bf16 tn", "split_k=2"),
+    "split_k_is_for_few_tiles": (
+        "gemm 4096x4104x4096 bf16 tn",
+        "split_k=2 use_tma_store=false mma_tiler_mn=128x128 use_2cta_instrs=false",
+    ),
+    "split_k_workspace_is_bounded": (
+        "gemm 4096x4096x65536 bf16 tn",
+        "split_k=5 use_tma_store=false mma_tiler_mn=128x256",
+    ),
     "cluster_is_no_larger_than_problem": ("gemm 4096x256x4096 bf16 tn", "cluster_shape_mn=2x8"),
     "tile_counts_fit_32_bits": ("gemm 2147483640x2147483640x64 bf16 tn", ""),
 }
@@ -59,7 +73,7 @@ def pair(value: Value) -> tuple[int, int]:
 
 def test_every_rule_has_an_example_that_it_alone_rejects() -> None:
     """No rule is dead, and none repeats another."""
-    assert set(ONLY) == {rule.name for rule in SPACE.rules}
+    assert set(ONLY) | {"arch_multiplies_the_dtype"} == {rule.name for rule in SPACE.rules}
     for name, example in ONLY.items():
         problem, config = parsed(*example)
         assert [v.rule for v in SPACE.explain(problem, config)] == [name]
@@ -73,6 +87,16 @@ def test_every_rule_has_an_example_that_it_alone_rejects() -> None:
         ("gemm 4096x4096x4096 bf16 tn", "mma_tiler_mn=256x224"),
         ("gemm 4096x4096x4096 bf16 tn", "mma_tiler_mn=128x240 use_2cta_instrs=false"),
         ("gemm 4096x4096x4096 bf16 tn", "mma_tiler_mn=64x16 use_2cta_instrs=false"),
+        ("gemm 4096x4096x4096 bf16 tn", "mma_tiler_mn=64x24 use_2cta_instrs=false"),
+        ("gemm 4096x4096x4096 bf16 tn", "use_clc=true use_pdl=true"),
+        ("gemm 512x512x4096 bf16 tn", "split_k=16 use_tma_store=false"),
+        ("gemm 512x512x4096 e4m3 tn scale promote", "split_k=8 use_tma_store=false"),
+        ("gemm 4096x4096x4096 int8 tn", "mma_tiler_mn=64x24 use_2cta_instrs=false"),
+        ("gemm 4096x4096x4096 int8 tn", "mma_tiler_mn=64x48 use_2cta_instrs=false"),
+        ("gemm 4096x4096x65536 bf16 tn", "split_k=4 use_tma_store=false mma_tiler_mn=128x256"),
+        ("gemm 4096x4096x4096 tf32 nn", "mma_tiler_mn=256x64"),
+        ("gemm 4096x4096x4096 tf32 tn", "mma_tiler_mn=256x96"),
+        ("gemm 16x4096x4096 tf32 nt", ""),
         ("gemm 4096x4096x4096 bf16 tn", "mma_tiler_mn=128x32 cluster_shape_mn=16x1"),
         ("gemm 512x4096x4096 bf16 tn", "swap_ab=true"),
         ("gemm 4096x4096x64 fp16 nt out=fp32 alpha beta bias=m act=gelu scale any_order", ""),
@@ -91,13 +115,46 @@ def test_every_value_of_every_knob_can_be_had(space: Space) -> None:
     assert len(kernels) > 400
 
 
-@pytest.mark.parametrize("dtype", ["e4m3", "e5m2", "int8"])
-def test_8_bit_problems_are_refused_with_the_reason(dtype: str) -> None:
-    """No config is legal, and asking for the default says why."""
-    problem = Problem(512, 512, 512, ab_dtype=dtype)
-    assert next(SPACE.configs(problem), None) is None
-    with pytest.raises(ProblemError, match="cannot be computed on sm_100a: operands_are_16_bit: "):
-        SPACE.default(problem)
+def test_integers_are_refused_where_there_is_no_mma_for_them() -> None:
+    """No config is legal on sm_103a, and asking for the default says why; on sm_100a hundreds are."""
+    problem = Problem(512, 512, 512, ab_dtype="int8")
+    b200, b300 = SPACES
+    assert next(b300.configs(problem), None) is None
+    with pytest.raises(
+        ProblemError, match="cannot be computed on sm_103a: arch_multiplies_the_dtype: sm_103a"
+    ):
+        b300.default(problem)
+    assert len({b200.compile_view(config) for config in b200.configs(problem)}) > 400
+    widths = {pair(config["mma_tiler_mn"])[1] for config in b200.configs(problem)}
+    assert widths == {16, 24, *range(32, 257, 16)}
+
+
+@pytest.mark.parametrize(("dtype", "tile_k"), [("e4m3", 128), ("e5m2", 128), ("fp16", 64), ("tf32", 32)])
+def test_a_k_tile_is_one_swizzle_row_of_any_type(dtype: str, tile_k: int) -> None:
+    """128 bytes; a tile of 256x256 of a pair then brings 64 KiB in each stage, whatever the type."""
+    problem = Problem(4096, 4096, 4096, ab_dtype=dtype)
+    derived = SPACE.derive(SPACE.default(problem), problem, SPACE.arch)
+    assert (derived["tile_k"], derived["expected_bytes"]) == (tile_k, 65536)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", {"empty_arrivals": 1, "acc_arrivals": 8, "answers": 0}),
+        ("cluster_shape_mn=4x2", {"empty_arrivals": 3, "acc_arrivals": 8}),
+        (
+            "mma_tiler_mn=128x64 use_2cta_instrs=false cluster_shape_mn=4x2",
+            {"empty_arrivals": 5, "expected_bytes": 24576, "acc_arrivals": 4},
+        ),
+        ("use_clc=true", {"answers": 1, "answer_arrivals": 13, "threads": 224}),
+        ("use_clc=true cluster_shape_mn=4x4", {"answer_arrivals": 97, "empty_arrivals": 5}),
+    ],
+)
+def test_arrivals_are_counted_over_all_who_share(words: str, wanted: dict[str, int]) -> None:
+    """Stages: pairs in a row and column of the cluster; sums: storing warps; answers: all working warps."""
+    problem, config = parsed("gemm 4096x4096x4096 bf16 tn", words)
+    derived = SPACE.derive(config, problem, SPACE.arch)
+    assert {name: derived[name] for name in wanted} == wanted
 
 
 def test_defaults_share_tiles_only_where_there_are_enough() -> None:
@@ -110,28 +167,37 @@ def test_defaults_share_tiles_only_where_there_are_enough() -> None:
 
 def test_what_is_derived_fits_tensor_memory_and_the_barriers() -> None:
     """Two tiles of sums in a power of two of columns; barriers in the 1024 bytes set aside for them."""
-    for problem, config in random_pairs(SPACE, seed=1, count=300, per_problem=2):
+    for problem, config in random_pairs(SPACE, seed=1, count=300, per_problem=2, dtypes=BLACKWELL_DTYPES):
         derived = SPACE.derive(config, problem, SPACE.arch)
         tiler, columns = pair(config["mma_tiler_mn"]), number(derived["tmem_columns"])
         blocks = 2 if config["use_2cta_instrs"] else 1
         assert columns in (32, 64, 128, 256, 512) and columns <= SPACE.arch.tmem_columns
         assert columns * 128 >= number(derived["acc_stages"]) * tiler[0] * tiler[1] // blocks
-        assert 16 * number(derived["stages"]) + 16 * number(derived["acc_stages"]) + 32 <= 1024
+        barriers = 16 * sum(number(derived[name]) for name in ("stages", "acc_stages", "answers"))
+        assert barriers + 16 * number(derived["answers"]) + 32 <= 1024
+        assert number(derived["threads"]) * number(derived["max_registers"]) <= SPACE.arch.registers
         assert tiler[1] % number(derived["epi_n"]) == 0
         assert number(derived["epi_n"]) * tiler[0] // blocks <= 4096
         assert number(derived["vector"]) <= number(derived["epi_n"])
 
 
-def test_a_launch_has_small_integers_and_no_workspace() -> None:
-    """Scalars as on Hopper: clusters, swizzle and direction; never more clusters than fit."""
-    for problem, config in random_pairs(SPACE, seed=2, count=200):
+def test_a_launch_has_small_integers_and_room_for_partial_sums() -> None:
+    """Scalars as on Hopper, without clusters where the hardware hands out work; never more than fit."""
+    for problem, config in random_pairs(SPACE, seed=2, count=200, dtypes=BLACKWELL_DTYPES):
         for sm_count in (1, 74, 148):
             launch = SPACE.launch(config, problem, sm_count)
-            clusters, swizzle, along_m = launch.scalars
+            scalars, splits = list(launch.scalars), number(config["split_k"])
             blocks = int.__mul__(*pair(config["cluster_shape_mn"]))
-            assert 1 <= clusters <= max(1, sm_count // blocks)
-            assert swizzle in (1, 2, 4, 8) and along_m in (0, 1)
-            assert (launch.workspace_bytes, launch.zeroed) == (0, False)
+            if not config["use_clc"]:
+                assert 1 <= scalars.pop(0) <= max(1, sm_count // blocks)
+            assert scalars == [
+                config["swizzle_size"],
+                int(bool(config["raster_along_m"])),
+                *([splits] if splits > 1 else []),
+            ]
+            sums = 4 * splits * problem.batch * problem.m * problem.n if splits > 1 else 0
+            assert sums <= launch.workspace_bytes <= 256 * 2**20 and not launch.zeroed
+            assert (launch.workspace_bytes == 0) == (splits == 1)
 
 
 def test_without_a_model_the_default_leads_a_survey_of_the_space() -> None:
@@ -139,7 +205,7 @@ def test_without_a_model_the_default_leads_a_survey_of_the_space() -> None:
     found = rank(SPACE, PLAIN, 148, 40)
     assert found[0] == SPACE.default(PLAIN) and len(found) == 40
     assert len({SPACE.compile_view(config) for config in found}) == 40
-    assert len({config["mma_tiler_mn"] for config in found}) > 20
+    assert len({config["mma_tiler_mn"] for config in found}) > 15
     assert found == rank(SPACE, PLAIN, 148, 40)
     lone = rank(SPACE, PLAIN, 148, 8, {"use_2cta_instrs": [False]})
     assert len(lone) == 8 and not any(config["use_2cta_instrs"] for config in lone)
@@ -155,10 +221,12 @@ def test_without_a_model_the_default_leads_a_survey_of_the_space() -> None:
 
 def test_launch_takes_what_the_calling_convention_says() -> None:
     """In order: tensors, the launch's scalars, alpha and beta, the stream; one stand-in for each."""
-    for problem, config in random_pairs(SPACE, seed=3, count=60):
+    for problem, config in random_pairs(SPACE, seed=3, count=60, dtypes=BLACKWELL_DTYPES):
         epilogue = problem.epilogue
         wanted = ["a", "b", "d"] + ["c"] * epilogue.beta + ["bias"] * bool(epilogue.bias)
-        wanted += ["scale_a", "scale_b"] * epilogue.scale + ["clusters", "swizzle", "along_m"]
+        split = config["split_k"] != 1
+        wanted += ["scale_a", "scale_b"] * epilogue.scale + ["workspace"] * split
+        wanted += ["clusters"] * (not config["use_clc"]) + ["swizzle", "along_m"] + ["splits"] * split
         wanted += ["alpha"] * epilogue.alpha + ["beta"] * epilogue.beta + ["stream"]
         tree = ast.parse(render(problem, config, SPACE.arch).text)
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -171,7 +239,10 @@ def test_launch_takes_what_the_calling_convention_says() -> None:
 def test_a_plain_product_has_no_trace_of_an_epilogue() -> None:
     """Parts that a kernel does not use are left out, words and all."""
     text = render(PLAIN, SPACE.default(PLAIN), SPACE.arch).text
-    assert not any(word in text for word in ("alpha", "bias", "activate", "load_c", "batch", "store_direct"))
+    assert not any(
+        word in text
+        for word in ("alpha", "bias", "activate", "load_c", "batch", "store_direct", "splits", "answers")
+    )
     fused = Problem(512, 512, 512, epilogue=Epilogue(True, True, "n", "gelu", True))
     text = render(fused, SPACE.default(fused), SPACE.arch).text
     assert text.startswith('"""D = act(alpha * scale_a * scale_b * A @ B + beta * C + bias) on sm_100a.')
@@ -181,7 +252,7 @@ def test_a_plain_product_has_no_trace_of_an_epilogue() -> None:
 @pytest.mark.parametrize("command", ["check", "format"])
 def test_a_kernel_is_as_tidy_as_the_rest_of_the_repository(tmp_path: Path, command: str) -> None:
     """ruff finds nothing to report and nothing to format, by the rules of this repository."""
-    for problem, config in random_pairs(SPACE, seed=4, count=60):
+    for problem, config in random_pairs(SPACE, seed=4, count=80, dtypes=BLACKWELL_DTYPES):
         source = render(problem, config, SPACE.arch)
         (tmp_path / f"k_{source.digest}.py").write_text(source.text)
     options = ["--check"] if command == "format" else []

@@ -59,6 +59,8 @@ PROBLEMS = [
     Problem(24, 41, 64, ab_dtype="int8", out_dtype="bf16", epilogue=Epilogue(scale=True, bias="n")),
     Problem(24, 40, 64, ab_dtype="int8", out_dtype="fp16"),
     Problem(24, 40, 64, any_order=True),
+    Problem(24, 40, 64, ab_dtype="tf32"),
+    Problem(24, 41, 64, 2, "tf32", "bf16", epilogue=Epilogue(alpha=True, bias="m")),
 ]  # fmt: skip
 
 
@@ -227,6 +229,21 @@ def test_tail_operands_are_strided_and_surrounded_by_nan(problem: Problem) -> No
         assert values[:extent].isfinite().all() and values[extent].isnan()
     plain = Workload.fill(problem, torch.Generator().manual_seed(1))
     assert all(x.is_contiguous() or x.transpose(-1, -2).is_contiguous() for x in (plain.a, plain.b))
+
+
+def test_tf32_operands_hold_no_more_than_the_mma_reads() -> None:
+    """The lower 13 bits of their fractions are zero, or the reference would be of another product; and
+    torch may round operands only while it is compared with."""
+    problem = Problem(24, 40, 64, ab_dtype="tf32")
+    load, _ = filled(problem)
+    for matrix in (load.a, load.b):
+        assert matrix.dtype == torch.float32 and matrix.unique().numel() > 100
+        assert not (matrix.contiguous().view(torch.int32) & 0x1FFF).any()
+    before = torch.get_float32_matmul_precision()
+    theirs = Workload.new_output(problem, torch.device("cpu"))
+    name, call = vendor_call(load, theirs)
+    call(load, theirs)
+    assert name == "torch.mm in tf32" and torch.get_float32_matmul_precision() == before
 
 
 def test_sampled_comparison_finds_errors_on_tile_edges() -> None:

@@ -109,6 +109,11 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     anywhere = write_table(tmp_path / "any.json", LINES[:1], compute_capability="*")
     with pytest.raises(PinError, match=r"the table is for compute capability \*"):
         pin_table(anywhere, out, kernels=gpu.kernels())
+    nameless = tmp_path / "tf32.json"
+    entry = Entry(Problem.parse("gemm 64x128x256 tf32 tn"), None, source="torch")
+    Table(Fingerprint.of(H200, Toolchain.current()), [entry]).save(nameless)
+    with pytest.raises(PinError, match="torch has no dtype tf32, so no call poses it"):
+        pin_table(nameless, out, kernels=gpu.kernels())
     assert not out.exists()
     words = ["--table", str(table), "--out", str(out), "--no-build", "--cache-dir", str(tmp_path / "none")]
     assert main(words) == 3

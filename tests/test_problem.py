@@ -109,9 +109,18 @@ def test_eight_bit_operands_are_contiguous_along_k() -> None:
 def test_only_fp8_sums_can_be_promoted() -> None:
     """Other types are summed exactly enough already."""
     assert Problem(64, 64, 64, ab_dtype="e5m2", promote=True).promote
-    for dtype in ("bf16", "fp16", "int8"):
+    for dtype in ("bf16", "fp16", "tf32", "int8"):
         with pytest.raises(ProblemError, match="fp8"):
             Problem(64, 64, 64, ab_dtype=dtype, promote=True)
+
+
+def test_tf32_problems_are_of_fp32_values_in_any_layout() -> None:
+    """Four bytes each, so extents are multiples of 4; the result is in fp32 unless another is named."""
+    problem = Problem.parse("gemm 64x36x20 tf32 nn")
+    assert (problem.out_dtype, problem.min_bytes) == ("fp32", 4 * (64 * 20 + 20 * 36 + 64 * 36))
+    assert Problem(60, 36, 21, ab_dtype="tf32", layout="nt").layout == "nt"
+    with pytest.raises(ProblemError, match=r"multiple of 4 \(16 bytes of tf32\); pad k to 24"):
+        Problem(64, 36, 22, ab_dtype="tf32")
 
 
 def test_an_integer_output_is_the_plain_product() -> None:

@@ -229,3 +229,29 @@ def test_the_blackwell_kernel_synchronises_as_it_is_simulated() -> None:
     assert (
         kernel("sm_100a", "gemm 4096x4096x2048 bf16 tn", "use_tma_store=true") == PAIRS.strip().splitlines()
     )
+
+
+LISTEN = """
++         answers.consumer_wait(turn)
++         cute.arch.fence_proxy("async.shared", space="cta")
++         with cute.arch.elect_one():
++             answers.consumer_release(turn)
++         turn.advance()
+"""
+ASK = """
++ if warp == CLC_WARP and in_cluster == 0:
++     while work < total:
++         answers.producer_acquire(ask)
++         with cute.arch.elect_one():
++             cute.arch.issue_clc_query(answers.producer_get_barrier(ask), answer + ask.index)
++         ask.advance()
+"""
+
+
+def test_with_a_dynamic_scheduler_every_role_listens_as_it_is_simulated() -> None:
+    """The loading, the multiplying, the asking and the storing warps, once per tile each."""
+    found = kernel("sm_100a", "gemm 4096x4096x2048 bf16 tn", "use_tma_store=true use_clc=true")
+    changed = [each for each in ndiff(PAIRS.strip().splitlines(), found) if each[0] in "+-"]
+    asking = ASK + LISTEN + "+     answers.producer_tail(ask)\n"
+    expected = LISTEN * 2 + asking + LISTEN
+    assert changed == [line for line in expected.splitlines() if line]

@@ -168,6 +168,10 @@ def test_every_rule_has_a_reason_of_its_own(space: Space) -> None:
 
 #: Problems and configs that break exactly one rule each.
 ONLY: dict[str, tuple[str, str]] = {
+    "tf32_is_for_blackwell": (
+        "gemm 4096x4096x4096 tf32 tn",
+        "tile_k=64 tile_shape_mn=64x64 mma_warpgroups=1",
+    ),
     "warpgroups_divide_tile": ("gemm 4096x4096x4096 bf16 tn", "tile_shape_mn=192x128 mma_warpgroups=2"),
     "tile_k_is_one_or_two_swizzle_rows": ("gemm 512x512x8192 e4m3 tn", "tile_k=64"),
     "int8_tiles_have_widths_of_the_mma": ("gemm 512x512x8192 int8 tn", "tile_shape_mn=64x40"),

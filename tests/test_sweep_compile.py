@@ -53,6 +53,25 @@ def test_a_sample_is_spread_over_the_groups(tool: Any) -> None:
     assert len(tool.stratified(pairs, ["tile_shape_mn"], len(pairs), 1)) == len(pairs)
 
 
+def test_a_covering_set_holds_every_two_values_that_meet(tool: Any) -> None:
+    """Of compiled knobs, and of each with dtype and layout; a fraction of all kernels is enough for that."""
+    space = find_space("gemm", find_arch("sm_100a"))
+    fixed = {"mma_tiler_mn": [(128, 64), (256, 128), (64, 24)]}
+    problems = tool.problems_of(["bf16", "tf32"], ["tn", "nn"], "", 1)
+    pairs = tool.classes(space, list(problems), fixed)
+    chosen = tool.pairwise(space, pairs, 1)
+
+    def held(pairs: Any) -> set[object]:
+        found: set[object] = set()
+        for problem, config in pairs:
+            named = [("", problem.ab_dtype, problem.layout), *space.compile_view(config).items()]
+            found |= {(one, other) for one in named for other in named}
+        return found
+
+    assert held(chosen) == held(pairs)
+    assert len(chosen) * 10 < len(pairs) and chosen == tool.pairwise(space, pairs, 1)
+
+
 def test_layouts_leave_out_the_extents_that_they_cannot_have(tool: Any) -> None:
     """A mistake in the words is still an error."""
     assert len(list(tool.problems_of(["bf16"], ["tn", "nt"], "", 1))) == 2 * len(tool.EXTENTS)
@@ -80,6 +99,7 @@ def test_restrictions_are_read_as_users_write_them(tool: Any) -> None:
         ({"spill_store_bytes": 4}, "spilled"),
         ({"spill_load_bytes": 4, "plain": False}, "spilled (fused)"),
         ({"smem_bytes": 2048}, "smem"),
+        ({"registers": 256}, "registers"),
         ({"notes": ["C7514 serialized"]}, "noted"),
     ],
 )
@@ -91,6 +111,8 @@ def test_what_is_wrong_gets_a_name(tool: Any, changes: dict[str, object], verdic
         "notes": [],
         "smem_bytes": 1024,
         "predicted_smem_bytes": 1024,
+        "registers": 255,
+        "max_registers": 255,
         "spill_store_bytes": 0,
         "spill_load_bytes": 0,
     }

@@ -17,7 +17,16 @@ from cutegen.problem import (
 )
 from cutegen.space import Config, Space, Value
 
-__all__ = ["DTYPES", "FAR", "NEAR", "Reach", "random_config", "random_pairs", "random_problem"]
+__all__ = [
+    "BLACKWELL_DTYPES",
+    "DTYPES",
+    "FAR",
+    "NEAR",
+    "Reach",
+    "random_config",
+    "random_pairs",
+    "random_problem",
+]
 
 #: Largest extents along m, n, k and of the batch.
 Reach = tuple[int, int, int, int]
@@ -47,12 +56,13 @@ def _epilogue(generator: Random) -> Epilogue:
 
 #: 16-bit types come up more often: they have more layouts.
 DTYPES = ("bf16", "bf16", "fp16", "fp16", "e4m3", "e5m2", "int8")
+BLACKWELL_DTYPES = ("bf16", "bf16", "fp16", "fp16", "tf32", "e4m3", "e5m2", "int8")
 
 
 def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str] = DTYPES) -> Problem:
     """Return a problem of any of ``dtypes``, any layout, epilogue, batch and alignment."""
     ab_dtype = generator.choice(dtypes)
-    layout = generator.choice(tuple(LAYOUTS)) if DTYPE_BYTES[ab_dtype] == 2 else "tn"
+    layout = generator.choice(tuple(LAYOUTS)) if DTYPE_BYTES[ab_dtype] > 1 else "tn"
     out_dtype = generator.choice(OUT_DTYPES[ab_dtype])
     extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
     step = 16 // DTYPE_BYTES[ab_dtype]

@@ -5,6 +5,7 @@ interrupted sweep continues; a new template or compiler starts new ones.
 
     python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout tn,nn --sample 600
     python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
+    python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,e4m3,tf32 --pairs
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,7 +39,9 @@ from cutegen.store import Store
 EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
 CHUNK = 128
 """Kernels compiled into one temporary store before it is deleted."""
-BAD = ("failed", "spilled", "smem")
+BAD = ("failed", "spilled", "smem", "registers")
+#: Knobs to spread a sample over: those of them that a space has.
+SPREAD = ("tile_shape_mn", "mma_tiler_mn", "mma_warpgroups", "pingpong", "use_2cta_instrs", "use_clc")
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Case:
     config: Config
     source: Source
     smem_bytes: int
+    max_registers: int
     plain: bool
 
 
@@ -104,15 +109,38 @@ def stratified(
     return list(islice(rounds, count))
 
 
+def pairwise(
+    space: Space, pairs: Sequence[tuple[Problem, Config]], seed: int
+) -> list[tuple[Problem, Config]]:
+    """Return some of ``pairs`` that together hold every two values of knobs (dtype and layout too) that meet.
+
+    Greedy, in rounds that ask for ever less: the first take those that add most.
+    """
+    order = list(pairs)
+    random.Random(seed).shuffle(order)
+    held: set[object] = set()
+    chosen: list[tuple[Problem, Config]] = []
+    twos = [
+        list(combinations([("", p.ab_dtype, p.layout), *space.compile_view(config).items()], 2))
+        for p, config in order
+    ]
+    for least in range(max(map(len, twos), default=0), 0, -1):
+        for pair, two in zip(order, twos, strict=True):
+            if sum(both not in held for both in two) >= least:
+                held.update(two)
+                chosen.append(pair)
+    return chosen
+
+
 def make_case(space: Space, problem: Problem, config: Config, toolchain: Toolchain) -> Case:
     """Render one kernel."""
     derived = space.derive(config, problem, space.arch)
     epilogue = problem.epilogue
-    smem_bytes = derived["smem_bytes"]
-    assert isinstance(smem_bytes, int)
+    smem_bytes = int(str(derived["smem_bytes"]))
+    max_registers = int(str(derived.get("max_registers", space.arch.registers_per_thread)))
     source = render(problem, config, space.arch)
     name = digest([source.digest, source.arch, toolchain.digest])
-    return Case(name, problem, config, source, smem_bytes, epilogue == Epilogue())
+    return Case(name, problem, config, source, smem_bytes, max_registers, epilogue == Epilogue())
 
 
 def describe(case: Case, result: Artifact | Failure) -> dict[str, Json]:
@@ -123,6 +151,7 @@ def describe(case: Case, result: Artifact | Failure) -> dict[str, Json]:
         "config": str(case.config),
         "plain": case.plain,
         "predicted_smem_bytes": case.smem_bytes,
+        "max_registers": case.max_registers,
     }
     if isinstance(result, Failure):
         return {**line, "outcome": result.outcome, "message": result.message, "log": result.log[-4000:]}
@@ -130,13 +159,15 @@ def describe(case: Case, result: Artifact | Failure) -> dict[str, Json]:
 
 
 def verdict(line: Mapping[str, Json]) -> str:
-    """Return what is wrong with a result: ``failed``, ``spilled``, ``smem``, ``noted`` or ``""``."""
+    """Return what is wrong: ``failed``, ``spilled``, ``smem``, ``registers``, ``noted`` or ``""``."""
     if line["outcome"] != "ok":
         return "failed"
     if line["spill_store_bytes"] or line["spill_load_bytes"]:
         return "spilled" if line["plain"] else "spilled (fused)"
     if line["smem_bytes"] != line["predicted_smem_bytes"]:
         return "smem"
+    if int(str(line["registers"])) > int(str(line["max_registers"])):
+        return "registers"
     return "noted" if line["notes"] else ""
 
 
@@ -214,7 +245,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=V1,V2", help="restrict a knob")
     parser.add_argument("--sample", type=int, default=0, help="compile only so many, spread over --by")
-    parser.add_argument("--by", default="tile_shape_mn,mma_warpgroups,pingpong", help="knobs to spread over")
+    parser.add_argument("--by", default="", help=f"knobs to spread over (default: {', '.join(SPREAD)})")
+    parser.add_argument(
+        "--pairs", action="store_true", help="compile a set with every two values that can meet"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds per kernel")
@@ -232,13 +266,19 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     total = len(pairs)
-    pairs = stratified(pairs, args.by.split(","), args.sample or total, args.seed)
+    if args.pairs:
+        pairs = pairwise(space, pairs, args.seed)
+    by = args.by.split(",") if args.by else [knob for knob in SPREAD if knob in space.domains]
+    pairs = stratified(pairs, by, args.sample or total, args.seed)
     toolchain = Toolchain.current()
     by_id = {case.id: case for case in (make_case(space, *pair, toolchain) for pair in pairs)}
     known = read_results(args.out)
     missing = [case for name, case in by_id.items() if name not in known]
     print(f"{total} kernels, {len(by_id)} chosen, {len(by_id) - len(missing)} known", file=sys.stderr)
     sweep(missing, args.out, args.workers, args.timeout)
+    if missing:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"{(used.ru_utime + used.ru_stime) / len(missing):.2f} CPU seconds per kernel", file=sys.stderr)
     results = read_results(args.out)
     counts = Counter(verdict(results[name]) or "good" for name in by_id)
     print(", ".join(f"{count} {name}" for name, count in counts.most_common()))

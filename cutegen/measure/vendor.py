@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import MeasureError
@@ -54,6 +54,9 @@ def vendor_call(workload: Workload, d: torch.Tensor) -> tuple[str, Call]:
 def _options(problem: Problem) -> list[_Product | None]:
     """Return ways to multiply, best first; the last one always works."""
     batched = problem.batch > 1
+    if problem.ab_dtype == "tf32":
+        exact = problem.out_dtype == "fp32"
+        return [_in_tf32(_same_dtype(problem) if exact else _converted(batched=batched, cast=False))]
     if problem.out_dtype == problem.ab_dtype:
         return [_same_dtype(problem)]
     if DTYPE_BYTES[problem.ab_dtype] == 1:
@@ -91,6 +94,21 @@ def _same_dtype(problem: Problem) -> _Product:
 
     covers = {"alpha", "beta", *(["bias"] if adds_bias else [])}
     return _Product(f"torch.{fused.__name__}", add, frozenset(covers))
+
+
+def _in_tf32(product: _Product) -> _Product:
+    """Return the product with torch allowed, for as long as the call lasts, to round its operands."""
+    import torch
+
+    def multiply(load: Workload, out: torch.Tensor) -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            product.call(load, out)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return replace(product, name=f"{product.name} in tf32", call=multiply)
 
 
 def _mixed_dtype(*, batched: bool) -> _Product | None:

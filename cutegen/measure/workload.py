@@ -24,7 +24,7 @@ def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of cutegen's short name."""
     import torch
 
-    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[name])
+    dtype: torch.dtype = getattr(torch, "float32" if name == "tf32" else TORCH_DTYPES[name])
     return dtype
 
 
@@ -112,7 +112,10 @@ def _matrix(
     import torch
 
     outer, inner = reversed(shape) if along_rows else shape
-    values = _values((problem.batch, outer, inner), dtype, generator, small=problem.out_dtype == "fp16")
+    # Halves have the 10 bits of fraction that the MMA reads of an fp32 value.
+    drawn = torch.float16 if problem.ab_dtype == "tf32" else dtype
+    values = _values((problem.batch, outer, inner), drawn, generator, small=problem.out_dtype == "fp16")
+    values = values.to(dtype)
     if pad:
         poison = math.nan if dtype.is_floating_point else 127
         size = (problem.batch, outer + 1, inner + pad)

@@ -21,6 +21,7 @@ from cutegen.dispatch import Answer, look_up
 from cutegen.entry import ANY, Fingerprint
 from cutegen.errors import ArchError, CutegenError, PinError
 from cutegen.kernels import Kernels
+from cutegen.operands import TORCH_DTYPES
 from cutegen.pin.pinned import FIELDS
 from cutegen.problem import Problem
 from cutegen.space import Launch
@@ -102,6 +103,10 @@ def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
 
 
 def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Kernels) -> Pinned:
+    if problem.ab_dtype not in TORCH_DTYPES:
+        raise PinError(
+            f"{problem} cannot be pinned: torch has no dtype {problem.ab_dtype}, so no call poses it"
+        )
     space = find_space(problem.family, arch)
     answer = look_up(table, problem, space, sm_count)
     if answer.config is None:

@@ -135,6 +135,11 @@ def _pair(value: Value) -> tuple[int, int]:
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
+def tf32_is_for_blackwell(problem: Problem) -> bool:
+    """The compiler has no tf32 MMA for sm_90a, so tf32 runs on sm_100a and sm_103a only."""
+    return problem.ab_dtype != "tf32"
+
+
 def warpgroups_divide_tile(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
     """tile_m must be a multiple of 64 rows for each of the mma_warpgroups that share it."""
     return tile_shape_mn[0] % (SLAB * mma_warpgroups) == 0
@@ -310,6 +315,7 @@ def tile_counts_fit_32_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, probl
 RULES = tuple(
     Rule.of(function)
     for function in (
+        tf32_is_for_blackwell,
         warpgroups_divide_tile,
         tile_k_is_one_or_two_swizzle_rows,
         int8_tiles_have_widths_of_the_mma,

@@ -1,0 +1,72 @@
+"""Trace rendered Blackwell kernels to learn where the sums of each thread lie inside a tile.
+
+``python ways_out.py KERNEL.py ...`` writes a JSON list with one entry per kernel: the rows and columns of its
+tile, and for every half of a pair, thread, piece and register the row and column it holds. No GPU, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+sys.modules["torch"] = None  # type: ignore[assignment]
+
+import cutlass  # noqa: E402
+from cutlass import cute  # noqa: E402
+
+PROBE = """
+
+@cute.jit
+def probe(_: cute.Tensor):
+    group = tcgen05.CtaGroup.TWO if PAIR == 2 else tcgen05.CtaGroup.ONE
+    mma = sm100.make_trivial_tiled_mma(AB, AB, A_MAJOR, B_MAJOR, ACC, group, (MMA_M, MMA_N))
+    RECORD(mma)
+"""
+
+
+def load(path: Path, record: Any) -> ModuleType:
+    """Execute a kernel's source with a function behind it that calls ``record`` with the MMA."""
+    name = f"{path}.probe"
+    text = path.read_text() + PROBE
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = ModuleType(path.stem)
+    module.__dict__.update(__file__=name, RECORD=record)
+    sys.modules[path.stem] = module
+    exec(compile(text, name, "exec"), module.__dict__)
+    return module
+
+
+def as_read(kernel: Any, held: Any) -> list[tuple[int, int]]:
+    """Return the places of one piece in the order of its registers, as the kernel that stores them counts."""
+    if not hasattr(kernel, "REDUCED"):
+        return [held[v] for v in range(kernel.FRAGMENT)]
+    shares = [kernel.share_of(held, share) for share in range(kernel.SHARES)]
+    found = [places[v] for places in shares for v in range(kernel.REDUCED)]
+    assert found == [held[v] for v in range(kernel.FRAGMENT)]  # the order in which they were written
+    return found
+
+
+def places(path: Path) -> dict[str, object]:
+    """Return the places of one kernel."""
+    found: list[tuple[int, int, int, int, int, int]] = []
+
+    def record(mma: Any) -> None:
+        for half in range(kernel.PAIR):
+            for thread in range(128):
+                held = kernel.ways_out(mma, kernel.sums_in_tmem(mma), thread, half)[2]
+                for piece in range(kernel.MMA_N // kernel.EPI_N):
+                    at = as_read(kernel, held[(None, None, None, piece)])
+                    found.extend((half, thread, piece, v, *place) for v, place in enumerate(at))
+
+    kernel: Any = load(path, record)
+    fake = cute.runtime.make_fake_tensor(cutlass.Float32, (cute.sym_int(),), stride=(1,), assumed_align=16)
+    cute.compile[(cute.GPUArch("sm_100a"),)](kernel.probe, fake, no_jit_engine=True)
+    return {"tile": (kernel.MMA_M, kernel.MMA_N), "places": found}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps([places(Path(name)) for name in sys.argv[1:]]))
