@@ -117,7 +117,8 @@ def test_equal_kernels_take_equal_energy(bench: Bench) -> None:
     """Two names of one product, and the reference, agree within 3 %."""
     problem = Problem(8192, 8192, 8192)
     bench.open(problem)
-    twins = [pretend("right", problem), pretend("right", problem, name="twin")]
+    right = pretend("right", problem)
+    twins = [right, replace(right, name="twin")]
     run = bench.time(twins, Policy.final(objective="energy"))
     energies = [timing.energy for timing in (*run.values(), run.reference)]
     assert all(energy is not None and energy.half_width < 0.03 for energy in energies), energies
