@@ -98,7 +98,8 @@ def accumulation_error(problem: Problem) -> float:
     deviations of the sum and any order of summation. Four units are the floor, for the epilogue itself.
 
     For fp8 the running sum keeps about 14 bits and grows k/32 times, and the slack is only six deviations.
-    With promotion that holds for sums of 128 terms, whose errors have random signs. Integers add exactly.
+    With promotion that holds for sums of up to 256 terms, whose errors have random signs. Integers add
+    exactly.
 
     Operands of tf32 are taken to be tf32 numbers, as those that are measured are: nothing is lost when
     the MMA reads them, and their products are exact in fp32.
@@ -109,7 +110,7 @@ def accumulation_error(problem: Problem) -> float:
         return 0.0 if problem.out_dtype == "int32" else 2.0**-21
     if problem.ab_dtype not in ("e4m3", "e5m2"):
         return fp32
-    return fp32 + 2.0**-13 * (64 / root if problem.promote and root > 12 else max(4.0, 6 * root / 32))
+    return fp32 + 2.0**-13 * (96 / root if problem.promote and root > 16 else max(4.0, 6 * root / 32))
 
 
 def sample_lines(extent: int, step: int, limit: int, seed: int) -> tuple[int, ...] | None:

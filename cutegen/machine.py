@@ -49,6 +49,8 @@ class Machine:
             on B200 and 0.7-1 us seen here.
         mma_efficiency: Share of the peak multiply rate in a long main loop. Source: fitted to 4096^3 at
             settled clocks.
+        drain_clk: From a warpgroup's last multiply to its result, which promotion waits for when nobody else
+            multiplies. Source: fitted to 4096^3 in fp8, ping-pong against two warpgroups on a tile.
         smem_overlap: Share of shared-memory reads plus writes that costs time. Source: fitted to
             64x2112x7168 and 4096x256x7168.
         step_clk: Fewest clocks of one k step: barriers and issue. Source: assumed.
@@ -82,6 +84,7 @@ class Machine:
     split_line: float = 2.0
     latency_us: float = 1.0
     mma_efficiency: float = 0.94
+    drain_clk: float = 50.0
     smem_overlap: float = 0.6
     step_clk: float = 80.0
     store_bytes_clk: float = 14.0

@@ -34,7 +34,6 @@ _LINE_BYTES = 128  # of L2
 _LANES = 128  # fp32 lanes of one SM
 _FEW_ROWS = 16384  # with more rows in flight their addresses spread over the channels by themselves
 _STREAM_PARTS = 32  # more are not worth adding up
-_PROMOTE_TERMS = 128  # products that fp8 sums stay in the tensor cores for
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class Estimator:
         return _Kernel(
             shape=shape,
             steps=ceil(p.k / tile_k),
-            mma=self._multiply(area, tile_k),
+            mma=self._multiply(area, tile_k, overlaps=groups > 1),
             smem=smem_bytes / self._arch.smem_bytes_per_clk * machine.smem_overlap,
             step_bytes=side_m * slow_m + side_n * slow_n,
             step_heat=shape.blocks * (step_bytes * machine.l2_flops + smem_bytes * machine.smem_flops),
@@ -200,13 +199,17 @@ class Estimator:
         pitch = getattr(self.problem, axis) * self._in_bytes
         return 1.0 if pitch % _LINE_BYTES == 0 else self._machine.split_line
 
-    def _multiply(self, area: int, tile_k: int) -> float:
-        """Clocks of the tensor cores for one k step; 8-bit operands go twice as fast."""
+    def _multiply(self, area: int, tile_k: int, overlaps: bool) -> float:
+        """Clocks of the tensor cores for one k step; 8-bit operands go twice as fast.
+
+        Promotion waits for the products of the step and adds them up outside. Warpgroups that share a tile
+        hide half of that behind each other's products; one that multiplies alone hides nothing.
+        """
         flops_clk = self._arch.mma_flops_per_clk * 2 / self._in_bytes
         clocks = 2 * area * tile_k / flops_clk / self._machine.mma_efficiency
         if self.problem.promote:
-            # Half of the additions outside the tensor cores hide behind another warpgroup's products.
-            clocks += 0.5 * area / _LANES * tile_k / _PROMOTE_TERMS
+            additions = area / _LANES
+            clocks += 0.5 * additions if overlaps else additions + self._machine.drain_clk
         return clocks
 
     def _launch(self, kernel: _Kernel, split: int, traffic: float) -> Estimate:

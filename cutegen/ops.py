@@ -108,7 +108,7 @@ def scaled_gemm(
         activation: As there.
         out_dtype: dtype of the result, bf16 by default.
         fast_accum: Leave fp8 sums to the tensor cores, which keep about 14 bits of them, instead of adding
-            them up in fp32 every 128 terms.
+            them up in fp32 every 128 or 256 terms.
         config: As there.
 
     Raises:

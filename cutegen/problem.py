@@ -107,7 +107,7 @@ class Problem:
             pass True for an output tensor with an odd pitch or address.
         epilogue: What is fused behind the product.
         promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
-            128 terms, to be added up in fp32.
+            128 or 256 terms (a k tile), to be added up in fp32.
         any_order: Whether partial sums may meet in any order, so that the last bits of a result may differ
             from run to run. Faster for some problems with deep k.
         family: The kernel family that computes it.

@@ -6,7 +6,7 @@ Compiling costs more than measuring, so ``limit`` counts kernels. What a kernel 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log2
 from typing import Any
 
@@ -162,7 +162,8 @@ def refine(
     scored: dict[Config, float] = {}
     for time, parent in parents:
         base = ranker.predict(parent)
-        for neighbour in _neighbours(space, problem, parent):
+        near = _neighbours(space, problem, parent)
+        for neighbour in _with_best_splits(ranker, near) if parent.get("split_k", 1) != 1 else near:
             if neighbour in results or not ranker.legal(neighbour):
                 continue
             score = time * ranker.predict(neighbour) / base
@@ -171,6 +172,14 @@ def refine(
     return _within_limit(
         space, [c for c in ordered if space.compile_view(c) not in failed - built], built, limit
     )
+
+
+def _with_best_splits(ranker: Ranker, configs: Iterable[Config]) -> Iterator[Config]:
+    """Yield each config, and if it splits k, the same kernel with the split that fits its own tiles."""
+    for config in configs:
+        yield config
+        if config["split_k"] != 1:
+            yield config.replace(split_k=ranker.finish(config).config["split_k"])
 
 
 def _within_limit(space: Space, configs: Sequence[Config], built: set[Config], limit: int) -> list[Config]:

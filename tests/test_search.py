@@ -222,6 +222,16 @@ def test_refinement_steps_the_split() -> None:
     assert proposed == {domain[at - 1], domain[at + 1]}
 
 
+def test_a_neighbour_splits_as_its_own_tiles_ask() -> None:
+    """A wider tile that leaves fewer of them is tried with more parts too, not only with its parent's."""
+    start = SPACE.default(S1).replace(
+        tile_shape_mn=(64, 128), mma_warpgroups=1, cluster_shape_mn=(4, 1), use_tma_store=False, split_k=13
+    )
+    SPACE.require(S1, start)
+    wider = [c for c in _around(S1, start) if c["tile_shape_mn"] == (64, 136)]
+    assert {c["split_k"] for c in wider} >= {13, 15}
+
+
 def test_refinement_starts_from_the_fastest() -> None:
     """Neighbours of a slow config are not proposed while faster ones have untried neighbours."""
     fast, slow = SPACE.default(T1), SPACE.default(T1).replace(tile_shape_mn=(64, 64), mma_warpgroups=1)

@@ -467,7 +467,8 @@ def choose_default(space: Space, problem: Problem) -> Config:
 
 def starters(problem: Problem) -> Iterator[dict[str, Value]]:
     """Yield what is chosen from before anybody measured; the rest of each is the default's."""
-    for tile, cluster, warpgroups, lines, kind in STARTERS:
+    promoted = [((128, 128), (1, 1), 2, 2, "")] if problem.promote else []
+    for tile, cluster, warpgroups, lines, kind in (*promoted, *STARTERS):
         yield {
             "tile_shape_mn": tile,
             "tile_k": lines * 128 // DTYPE_BYTES[problem.ab_dtype],
