@@ -228,18 +228,6 @@ def test_a_missing_quack_is_a_failed_launch(monkeypatch: pytest.MonkeyPatch) -> 
         QuackCall(QuackOrder())
 
 
-def test_the_library_call_is_made_with_the_table_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty name leaves the cache's table."""
-    import cutegen
-
-    seen: list[Any] = []
-    monkeypatch.setattr(cutegen, "load_table", seen.append, raising=False)
-    monkeypatch.setattr(cutegen, "gemm", lambda a, b, out: seen.append((a, b, out)), raising=False)
-    child.load(Path(child.GEMM_CALL), "t.json")("a", "b", "d")
-    child.load(Path(child.GEMM_CALL), "")("a", "b", "d")
-    assert seen == ["t.json", ("a", "b", "d"), ("a", "b", "d")]
-
-
 # --- the Operator API ---
 
 

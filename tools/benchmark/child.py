@@ -10,13 +10,14 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutegen.digest import Json
 from cutegen.errors import LaunchError
+from cutegen.problem import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,8 @@ __all__ = ["ENGINE", "GEMM_CALL", "QUACK_CALL", "QuackCall", "QuackOrder", "load
 
 #: What to start the measuring child with.
 ENGINE = "tools.benchmark.child:open_engine"
-#: ``cutegen.gemm``; the symbol is the table to load, empty for the cache's.
+#: ``cutegen.gemm`` or ``scaled_gemm``; the symbol says for which problem, and which table to load (empty: the
+#: cache's).
 GEMM_CALL = "call-cutegen-gemm"
 #: ``quack.gemm``; the symbol is a :class:`QuackOrder`.
 QUACK_CALL = "call-quack-gemm"
@@ -68,16 +70,40 @@ def load(library: Path, symbol: str) -> Call:
     return load_kernel(library, symbol)
 
 
-def _gemm_call(table: str) -> Call:
+def _gemm_call(order: str) -> Call:
+    """Return the library call that a user would write for a problem, taking a kernel's arguments."""
     import cutegen
 
-    if table:
-        cutegen.load_table(table)
+    wanted = json.loads(order)
+    problem = Problem.parse(wanted["problem"])
+    if wanted["table"]:
+        cutegen.load_table(wanted["table"])
 
-    def call(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
-        cutegen.gemm(a, b, out=d)
+    def call(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *rest: Any) -> None:
+        given = _keywords(problem, rest)
+        if problem.epilogue.scale:
+            cutegen.scaled_gemm(a, b, out=d, fast_accum=not problem.promote, **given)
+        else:
+            cutegen.gemm(a, b, out=d, any_order=problem.any_order, **given)
 
     return call
+
+
+def _keywords(problem: Problem, rest: Sequence[Any]) -> dict[str, Any]:
+    """Return what follows a, b and d in a kernel's arguments under the names that the library gives it."""
+    epilogue = problem.epilogue
+    present = {
+        "c": epilogue.beta,
+        "bias": epilogue.bias,
+        "scale_a": epilogue.scale,
+        "scale_b": epilogue.scale,
+        "alpha": epilogue.alpha,
+        "beta": epilogue.beta,
+    }
+    given = dict(zip((name for name, there in present.items() if there), rest, strict=True))
+    if epilogue.bias == "m":
+        given["bias"] = given["bias"][:, None]
+    return {**given, "activation": epilogue.activation}
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,10 @@ class Ours:
         return Entrant((finalist,), self._tuning_s.get(problem), details)
 
     def _call(self, arena: Arena, problem: Problem) -> str:
-        """Return ``ok`` if ``cutegen.gemm(a, b, out=d)`` gives the right answer, else why not."""
+        """Return ``ok`` if the library's own call gives the right answer, else why not."""
         table = "" if self.table is None else str(self.table.absolute())
-        candidate = Candidate("cutegen.gemm", Path(GEMM_CALL), table, Launch((), 0), problem)
+        order = json.dumps({"table": table, "problem": str(problem)})
+        candidate = Candidate("cutegen.gemm", Path(GEMM_CALL), order, Launch((), 0), problem)
         result = arena.check(candidate)
         return "ok" if result.ok else f"{result.outcome}: {result.error}"
 
