@@ -207,3 +207,17 @@ def test_spread_lists_the_shapes_on_which_runs_disagree_most_first() -> None:
     assert lines[0].startswith("geometric means: one 1.0000, two 0.948")
     assert [re.sub(r"\s+", " ", line).split()[2] for line in lines[1:]] == ["B", "A"]
     assert float(lines[1].split()[0]) >= 10.0
+
+
+def test_spread_names_the_shapes_that_disagree_and_has_a_place_of_its_own(tmp_path: Path) -> None:
+    """Within 1 % is agreement; the place is called after the first file."""
+    one = results(row("A", {"cutegen": entry(100.0)}), row("B", {"cutegen": entry(100.0)}))
+    two = results(row("A", {"cutegen": entry(100.9)}), row("B", {"cutegen": entry(110.0)}))
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for run, path in zip((one, two), paths, strict=True):
+        run.save(path)
+    page = tmp_path / "PAGE.md"
+    page.write_text("<!-- results: one_spread -->\n<!-- end results: one_spread -->\n")
+    command = [*map(str, paths), "--spread", "--into", str(page)]
+    assert rt.main(command) == 0 and rt.main([*command, "--check"]) == 0
+    assert "1 of 2 shapes agree within 1 %; the others: B 10.0" in page.read_text()

@@ -12,6 +12,8 @@ down, the others' times down and their ratios up.
     python tools/results_table.py docs/results/gemm_dev.json --into README.md    # write
     python tools/results_table.py docs/results/*.json --into README.md --check   # exit 1 if it would change
     python tools/results_table.py run1.json run2.json run3.json --spread         # how far runs disagree
+
+With --into, --spread writes a summary to the place called like the first file with ``_spread`` behind.
 """
 
 from __future__ import annotations
@@ -217,18 +219,37 @@ def has_place(document: str, name: str) -> bool:
 
 def spread(runs: Mapping[str, Results]) -> list[str]:
     """Return how far runs disagree: in the geometric mean, and for each shape in torch.mm / cutegen."""
-    lines = []
+    lines = [f"geometric means: {_means(runs)}"]
+    for (name, problem), (width, values) in _widths(runs).items():
+        lines.append(f"{up(100 * width, 2)} %  {name} {problem}: {', '.join(down(v, 4) for v in values)}")
+    return lines
+
+
+def spread_summary(runs: Mapping[str, Results]) -> str:
+    """Return the same as Markdown, with the shapes by name that disagree by 1 % or more."""
+    widths = _widths(runs)
+    apart = [f"{name} {up(100 * width, 2)} %" for (name, _), (width, _) in widths.items() if width >= 0.01]
+    others = f"; the others: {', '.join(apart)}" if apart else ""
+    return (
+        f"- {len(runs)} runs, geometric means of torch.mm / cutegen: {_means(runs)}\n"
+        f"- {len(widths) - len(apart)} of {len(widths)} shapes agree within 1 %{others}"
+    )
+
+
+def _means(runs: Mapping[str, Results]) -> str:
     means = {name: geometric_mean(Group(name, run.shapes).ratios()) for name, run in runs.items()}
-    lines.append(f"geometric means: {', '.join(f'{n} {down(v, 4)}' for n, v in means.items())}")
-    found: dict[str, list[float]] = {}
+    return ", ".join(f"{name} {down(value, 4)}" for name, value in means.items())
+
+
+def _widths(runs: Mapping[str, Results]) -> dict[tuple[str, str], tuple[float, list[float]]]:
+    """Return how far the ratios of each shape lie apart, with these, widest first."""
+    found: dict[tuple[str, str], list[float]] = {}
     for run in runs.values():
         for row in run.shapes:
             if (value := ratio(row)) is not None:
-                found.setdefault(f"{row.name} {row.problem}", []).append(value)
-    widths = {name: max(values) / min(values) - 1 for name, values in found.items()}
-    for name, width in sorted(widths.items(), key=lambda item: -item[1]):
-        lines.append(f"{up(100 * width, 2)} %  {name}: {', '.join(down(v, 4) for v in found[name])}")
-    return lines
+                found.setdefault((row.name, str(row.problem)), []).append(value)
+    widths = {shape: (max(values) / min(values) - 1, values) for shape, values in found.items()}
+    return dict(sorted(widths.items(), key=lambda item: -item[1][0]))
 
 
 def write(paths: Sequence[Path], texts: Mapping[str, str], *, check: bool) -> int:
@@ -274,7 +295,8 @@ def _run(args: argparse.Namespace) -> int:
     runs = {path.stem: Results.load(path) for path in args.results}
     if args.spread:
         print("\n".join(spread(runs)))
-        return 0
+        place = f"{args.results[0].stem}_spread"
+        return write(args.into, {place: spread_summary(runs)}, check=args.check) if args.into else 0
     texts = {name: render(results) for name, results in runs.items()}
     for name, results in runs.items():
         print("\n".join([f"{name}:", *summary(results)]) if args.into else texts[name])
