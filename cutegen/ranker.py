@@ -72,7 +72,8 @@ class Ranker:
         view = self._space.compile_view(config)
         splits = [int(str(s)) for s in self._domains.get("split_k", (1,))]
         if "split_k" in config:
-            splits = [s for s in splits if self._space.compile_view(config.replace(split_k=s)) == view]
+            same = [s for s in splits if self._space.compile_view(config.replace(split_k=s)) == view]
+            splits = same or [int(str(config["split_k"]))]  # the default competes whatever is fixed
         time_us, split = self._fastest(config, tuple(sorted(splits)))
         return self._complete(config, split, time_us)
 

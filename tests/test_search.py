@@ -15,6 +15,7 @@ from cutegen.model import Estimator
 from cutegen.problem import Epilogue, Problem
 from cutegen.search import rank, refine
 from cutegen.space import Config, Value
+from cutegen.untuned import default_config
 
 SM90 = find_arch("sm_90a")
 SPACE = find_space("gemm", SM90)
@@ -258,6 +259,17 @@ def test_refinement_keeps_to_fixed_values() -> None:
     assert proposed
     assert {c["tile_shape_mn"] for c in proposed} == {(128, 256)}
     assert {c["swizzle_size"] for c in proposed} == {8}
+
+
+def test_refinement_around_a_default_outside_the_fixed_splits() -> None:
+    """The default competes whatever is fixed; one that splits k has neighbours, none of which is proposed
+    with a split that is not among the fixed ones."""
+    start = default_config(SPACE, S1)
+    assert start["split_k"] != 1
+    best = rank(SPACE, S1, 132, 4, {"split_k": [1]})
+    results: dict[Config, float | None] = {start: 10.0, **dict.fromkeys(best, 11.0)}
+    proposed = refine(SPACE, S1, results, 8, fixed={"split_k": [1]})
+    assert proposed and {config["split_k"] for config in proposed} == {1}
 
 
 def test_a_small_list_keeps_the_cluster_variants_of_the_best_tiles() -> None:
