@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import cutegen
+from cutegen.tuner.request import _PROPOSERS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -165,6 +166,12 @@ def test_the_linter_watches_every_module_that_is_not_a_gpu_module() -> None:
     watched = {name.split(".")[1] for name in contract("gpu")["source_modules"]}
     assert everything - gpu_modules() == watched
     assert set(contract("gpu")["forbidden_modules"]) == GPU_LIBRARIES
+
+
+def test_a_run_is_named_after_all_modules_that_propose_candidates() -> None:
+    """Else a better search would be answered from the records of the one before it."""
+    [layer] = [layer for layer in layers_of_the_linter() if "search" in layer]
+    assert {module.__name__ for module in _PROPOSERS} == {f"cutegen.{name}" for name in layer}
 
 
 def test_gpu_libraries_are_imported_only_inside_functions() -> None:

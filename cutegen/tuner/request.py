@@ -8,9 +8,11 @@ from pathlib import Path
 
 import cutegen.machine
 import cutegen.model
+import cutegen.ranker
 import cutegen.search
 import cutegen.survey
 import cutegen.tiling
+import cutegen.untuned
 from cutegen import __version__
 from cutegen.arch import Arch
 from cutegen.catalog import find_template
@@ -23,7 +25,16 @@ from cutegen.space import Config, Value
 
 __all__ = ["Effort", "Request"]
 
-_PROPOSERS = (cutegen.search, cutegen.survey, cutegen.model, cutegen.machine, cutegen.tiling)
+#: What decides which candidates there are: another text of one of these is another question.
+_PROPOSERS = (
+    cutegen.survey,
+    cutegen.search,
+    cutegen.untuned,
+    cutegen.ranker,
+    cutegen.model,
+    cutegen.machine,
+    cutegen.tiling,
+)
 
 
 @dataclass(frozen=True)
