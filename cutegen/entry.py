@@ -177,7 +177,10 @@ class Entry:
 
 
 def _require_number(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and 0 < value < float("inf")):  # JSON of Python may say NaN
         raise TableError(f"{name} is {value!r}, not a positive number")
 
 
