@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutegen.arch import Arch, find_arch
-from cutegen.errors import ConfigError, SpaceError
+from cutegen.errors import ConfigError, ProblemError, SpaceError
 from cutegen.problem import Problem
 from cutegen.space import Config, Launch, Rule, Space, Value, format_value, parse_value
 from cutegen.space.census import blockers, take_census
@@ -180,6 +180,12 @@ def test_a_default_that_breaks_a_rule_is_its_authors_mistake() -> None:
     with pytest.raises(SpaceError, match="fast_is_small"):
         bad.default(PROBLEM)
     assert toy().default(PROBLEM) == Config({"size": 1, "fast": False, "shape": (1, 1)})
+
+
+def test_a_problem_that_no_config_computes_is_nobodys_mistake() -> None:
+    """The default breaks a rule there, as everything does; the rule says what is wrong with the problem."""
+    with pytest.raises(ProblemError, match=r"cannot be computed on sm_90a: shape_fits: size times shape"):
+        toy().default(Problem(8, 64, 64))
 
 
 @pytest.mark.parametrize("missing", [None, "", "   \n  "])

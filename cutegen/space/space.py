@@ -207,15 +207,16 @@ class Space:
             ProblemError: No config computes this problem; the message gives the reason.
             SpaceError: The family's default breaks a rule, which is its author's mistake.
         """
-        for rule in self._free_rules:
-            if not self._holds(rule, {}, problem):
-                raise ProblemError(f"{problem} cannot be computed on {self.arch}: {rule.name}: {rule.reason}")
-        config = self.choose_default(self, problem)
-        violations = self.explain(problem, config)
-        if violations:
-            broken = ", ".join(v.rule for v in violations)
-            raise SpaceError(f"default {config} for {problem} breaks {broken}")
-        return config
+        impossible = self.explain(problem, {})
+        config = Config({}) if impossible else self.choose_default(self, problem)
+        violations = impossible or self.explain(problem, config)
+        if not violations:
+            return config
+        if next(self.configs(problem), None) is None:
+            first = violations[0]
+            raise ProblemError(f"{problem} cannot be computed on {self.arch}: {first.rule}: {first.reason}")
+        broken = ", ".join(v.rule for v in violations)
+        raise SpaceError(f"default {config} for {problem} breaks {broken}")
 
     def neighbours(self, problem: Problem, config: Config) -> Iterator[Config]:
         """Yield the legal configs that differ from ``config`` in one knob, by one step of its domain.
