@@ -8,10 +8,11 @@ from pathlib import Path
 
 from cutegen.arch import Arch
 from cutegen.errors import ConfigError, ResourceError, SpaceError, UsageError
+from cutegen.problem import Problem
 from cutegen.resources import load_space_module, resource_root
 from cutegen.space import Config, Space
 
-__all__ = ["SOURCES", "families", "find_space", "find_template", "require_sources", "space_of"]
+__all__ = ["SOURCES", "families", "find_space", "find_template", "is_legal", "require_sources", "space_of"]
 
 #: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
 SOURCES = ("cutegen", "operators")
@@ -78,3 +79,16 @@ def _space(family: str, arch: Arch, source: str) -> Space:
 def space_of(config: Config, family: str, arch: Arch) -> Space:
     """Return the space that ``config`` comes from, by its source; raises as :func:`find_space`."""
     return find_space(family, arch, config.source)
+
+
+def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:
+    """Return whether ``config`` is complete and breaks no rule of its own space; raises as :func:`find_space`.
+
+    For configs that come from a file: another version, or a person, may have written knobs or values that
+    are not there, which counts as no.
+    """
+    try:
+        space_of(config, problem.family, arch).require(problem, config)
+    except ConfigError:
+        return False
+    return True

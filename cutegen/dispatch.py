@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutegen.catalog import find_space, space_of
+from cutegen.catalog import find_space, is_legal, space_of
 from cutegen.device import Device, present_device
 from cutegen.entry import ANY, Entry, Fingerprint
 from cutegen.errors import ArchError, CutegenError
@@ -217,16 +217,11 @@ def look_up(table: Table | None, problem: Problem, space: Space, sm_count: int) 
     """Return what ``table`` answers to ``problem`` on so many multiprocessors, or else the default config."""
     if table is not None:
         estimate = _estimate(space, problem, sm_count)
-        found = table.lookup(problem, lambda config: _is_legal(config, problem, space), estimate)
+        found = table.lookup(problem, lambda config: is_legal(config, problem, space.arch), estimate)
         answer = _of_entry(problem, found, space)
         if answer is not None:
             return answer
     return Answer(problem, "default", default_config(space, problem, sm_count))
-
-
-def _is_legal(config: Config, problem: Problem, space: Space) -> bool:
-    """Whether ``config`` is legal by the rules of its own space, which may be another than ``space``."""
-    return not space_of(config, space.family, space.arch).explain(problem, config)
 
 
 def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:
@@ -238,7 +233,7 @@ def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:
     plain = problem.epilogue == Epilogue() and problem.out_dtype == problem.ab_dtype
     if entry.source == "torch" and plain:
         return Answer(problem, found.how, None, entry)
-    if entry.config is None or not _is_legal(entry.config, problem, space):
+    if entry.config is None or not is_legal(entry.config, problem, space.arch):
         return None
     return Answer(problem, found.how, entry.config, entry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cutegen.dispatch import Dispatcher, default_table_path
 from cutegen.entry import ANY, Entry, Fingerprint
 from cutegen.errors import ArchError, ConfigError, DeviceError, LaunchError, StoreError, TableError
 from cutegen.problem import Epilogue, Problem
-from cutegen.space import Config
+from cutegen.space import Config, Value
 from cutegen.table import Table
 from cutegen.untuned import default_config
 
@@ -127,6 +128,27 @@ def test_torch_may_win_plain_products_only(gpu: FakeGpu) -> None:
     assert dispatcher.explain(fused).config == dispatcher.explain(wide).config == config
     lone = gpu.dispatcher(table(Entry(fused, None, source="torch")))
     assert lone.explain(fused).how == "default"
+
+
+OTHERS: dict[str, Callable[[dict[str, Value]], object]] = {
+    "lacks a knob": lambda knobs: knobs.pop("use_pdl"),
+    "unknown knob": lambda knobs: knobs.update(warps=4),
+    "unknown value": lambda knobs: knobs.update(tile_k=3),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("source", ["cutegen", "torch"])
+def test_configs_of_another_version_do_not_answer(
+    gpu: FakeGpu, change: Callable[[dict[str, Value]], object], source: str
+) -> None:
+    """A table may be edited, or be from before a knob was added; such entries answer nothing."""
+    knobs = dict(other_than_default())
+    change(knobs)
+    problem = replace(PROBLEM, out_dtype="fp32")  # not one that torch itself would compute
+    dispatcher = gpu.dispatcher(table(Entry(problem, Config(knobs), source=source)))
+    assert dispatcher.explain(problem).how == "default"
+    assert dispatcher.kernel(problem) is not None
 
 
 def test_default_table_is_found_in_the_cache_folder(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:

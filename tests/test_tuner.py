@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -338,6 +339,34 @@ def test_a_table_from_elsewhere_is_never_overwritten(tmp_path: Path) -> None:
     Rig(tmp_path).tuner.tune(*SHAPE)
     assert Table.load(path).fingerprint.gpu_name == "Fake GPU"
     assert len(list(path.parent.glob("*until*"))) == 1
+
+
+def test_a_malformed_table_of_the_cache_is_set_aside(tmp_path: Path) -> None:
+    """Tuning begins a new one, and keeps the old; a file that the user named is refused."""
+    rig = Rig(tmp_path)
+    rig.tuner.tune(*SHAPE)
+    path = rig.tuner.setting.table
+    path.write_text("{")
+    with pytest.raises(TableError, match="is not JSON"):
+        Rig(tmp_path, table=path).tuner.tune(*SHAPE)
+    Rig(tmp_path).tuner.tune(*SHAPE)
+    assert PROBLEM in Table.load(path).entries
+    assert [aside.read_text() for aside in path.parent.glob("*until*")] == ["{"]
+
+
+@pytest.mark.parametrize("knob", ["use_pdl", "warps"])
+def test_an_entry_whose_config_is_of_another_version_does_not_compete(tmp_path: Path, knob: str) -> None:
+    """A knob that it lacks, or that is unknown here, makes it no candidate; tuning replaces it."""
+    rig = Rig(tmp_path)
+    best = rig.tuner.tune(*SHAPE).config
+    path = rig.tuner.setting.table
+    table = json.loads(path.read_text())
+    [entry] = table["entries"].values()
+    if entry["config"].pop(knob, None) is None:
+        entry["config"][knob] = 4
+    path.write_text(json.dumps(table))
+    assert Rig(tmp_path).tuner.tune(*SHAPE).config == best
+    assert Table.load(path).entries[PROBLEM].config == best
 
 
 def test_a_real_measuring_process_survives_what_candidates_do(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cutegen.build import Artifact, Toolchain, artifact_key
-from cutegen.catalog import find_space, space_of
+from cutegen.catalog import find_space, is_legal, space_of
 from cutegen.errors import MeasureError, NoWinnerError
 from cutegen.measure import Candidate
 from cutegen.policy import Policy, Timing
@@ -36,7 +36,7 @@ class Campaign:
         workshop: Compiler and measuring child.
         ledger: What is known, and where to write.
         toolchain: What compiles; with the text it names every artifact.
-        incumbent: The config that the table names now; it competes.
+        incumbent: The config that the table names now; it competes if it is legal.
         offers: Configs of another source, of which as many are tried as of our own.
         observe: Told about progress.
         clock: Seconds of a steady clock.
@@ -60,7 +60,8 @@ class Campaign:
         self.torch: Timing | None = None
         self.torch_trial = ""
         self.ran = False
-        self.incumbent = incumbent
+        legal = incumbent is not None and is_legal(incumbent, request.problem, request.arch)
+        self.incumbent = incumbent if legal else None
         self._offers = offers
         self._budget_s: float | None = None
         self._workshop = workshop
@@ -90,8 +91,7 @@ class Campaign:
     def _plan(self) -> list[Config]:
         configs = [*self.request.explicit] or self._proposals()
         extra = [] if self.incumbent is None else [self.incumbent]
-        legal = [c for c in extra if not self._space_of(c).explain(self.request.problem, c)]
-        return list(dict.fromkeys([*legal, *configs]))
+        return list(dict.fromkeys([*extra, *configs]))
 
     def _proposals(self) -> list[Config]:
         """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""

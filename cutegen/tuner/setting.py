@@ -107,8 +107,8 @@ class Setting:
     def load_table(self) -> Table | None:
         """Return the table if there is one that holds here.
 
-        A table of the cache that was made by other software or for another GPU is set aside under a dated
-        name; one that the user named is refused.
+        A table of the cache that was made by other software or for another GPU, or that is malformed, is set
+        aside under a dated name; one that the user named is refused.
 
         Raises:
             TableError: The named table is malformed or holds elsewhere.
@@ -116,7 +116,13 @@ class Setting:
         """
         if self.device is None or self.table is None or not self.table.exists():
             return None
-        table = Table.load(self.table)
+        try:
+            table = Table.load(self.table)
+        except TableError:
+            if not self.own_table:
+                raise
+            self._set_aside(self.table)
+            return None
         reasons = table.mismatch(Fingerprint.of(self.device))
         if not reasons:
             return table
