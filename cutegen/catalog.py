@@ -82,7 +82,7 @@ def space_of(config: Config, family: str, arch: Arch) -> Space:
 
 
 def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:
-    """Return whether ``config`` is complete and breaks no rule of its own space; raises as :func:`find_space`.
+    """Return whether ``config`` is complete and legal in its own space; raises as :func:`find_space`.
 
     For configs that come from a file: another version, or a person, may have written knobs or values that
     are not there, which counts as no.

@@ -179,8 +179,8 @@ class Entry:
 def _require_number(name: str, value: object) -> None:
     if value is None:
         return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and 0 < value < float("inf")):  # JSON of Python may say NaN
+    # Python reads NaN and Infinity in JSON, but they could not be written again.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise TableError(f"{name} is {value!r}, not a positive number")
 
 
