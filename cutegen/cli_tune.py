@@ -25,6 +25,7 @@ from cutegen.cli_run import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli_space import refuse
 from cutegen.device import Device, present_device
 from cutegen.digest import Json
+from cutegen.dispatch import autotune_disabled
 from cutegen.errors import DeviceError, UsageError
 from cutegen.operator_api import EXTRA
 from cutegen.policy import OBJECTIVES
@@ -136,6 +137,8 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if autotune_disabled():
+        raise UsageError("CUTEGEN_DISABLE_AUTOTUNE is set, so nothing is tuned; unset it to tune")
     device = None if args.arch else _device()
     imported = _import(args, device)
     if imported is not None and not args.shape and args.shapes is None:

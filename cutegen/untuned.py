@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cutegen.machine import is_modelled
+from cutegen.model import Estimator
 from cutegen.problem import Problem
 from cutegen.ranker import Ranker
 from cutegen.space import Config, Space
 
-__all__ = ["default_config"]
+__all__ = ["default_config", "predictor"]
 
 
 def default_config(space: Space, problem: Problem, sm_count: int | None = None) -> Config:
@@ -29,3 +32,25 @@ def default_config(space: Space, problem: Problem, sm_count: int | None = None) 
     starters = (safe.replace(**knobs) for knobs in space.starters(problem))
     found = [ranker.finish(config) for config in starters if not space.explain(problem, config)]
     return min(found, key=lambda candidate: candidate.time_us).config if found else safe
+
+
+def predictor(
+    space: Space, problem: Problem, sm_count: int | None = None
+) -> Callable[[Config], float | None] | None:
+    """Return what predicts microseconds of configs for ``problem``, None where no model knows the target.
+
+    Args:
+        space: Where our own configs come from; of those of another source the model knows nothing.
+        problem: What is to be computed.
+        sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
+    """
+    if not is_modelled(space.arch):
+        return None
+    estimator = Estimator(problem, space.arch, sm_count or space.arch.nominal_sm_count)
+
+    def predict(config: Config) -> float | None:
+        if config.source != "cutegen":
+            return None
+        return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
+
+    return predict

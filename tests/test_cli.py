@@ -54,6 +54,16 @@ def space(*words: str) -> int:
     return cli_space.main(["gemm", "--arch", "sm_90a", *words])
 
 
+def test_disabled_autotuning_is_said(
+    gpu: FakeBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that tunes does not tune then, nor does it pretend to."""
+    monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", "1")
+    assert tune("--shape", SHAPE) == 2
+    assert "CUTEGEN_DISABLE_AUTOTUNE is set" in capsys.readouterr().err
+    assert not gpu.opened
+
+
 def test_a_measured_run_prints_a_table(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """One row per finalist with time, rate, ratio to torch.mm with its interval, registers, shared memory."""
     assert tune("--shape", SHAPE) == 0

@@ -58,6 +58,8 @@ def test_disabled_autotuning_answers_the_default(tmp_path: Path, monkeypatch: py
     rig = Rig(tmp_path)
     result = rig.tuner.tune(*SHAPE)
     assert result.config == DEFAULT and not result.measured
+    assert result.time_us is not None and result.time_us > 100
+    assert [r.config for r in rig.tuner.tune_all([PROBLEM])] == [DEFAULT]  # type: ignore[union-attr]
     assert not rig.started and not (tmp_path / "trials.db").exists()
 
 

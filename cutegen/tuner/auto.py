@@ -26,7 +26,7 @@ from cutegen.tuner.result import Row, TuneResult
 from cutegen.tuner.setting import Setting
 from cutegen.tuner.tuning import Failed, Tuning
 from cutegen.tuner.workshop import Bench, Compiler, Workshop
-from cutegen.untuned import default_config
+from cutegen.untuned import default_config, predictor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -172,15 +172,15 @@ class AutoTuner:
     ) -> TuneResult:
         """Return the best config for ``D[m, n] = A[m, k] @ B[k, n]``, tuning it unless that is known.
 
-        With ``CUTEGEN_DISABLE_AUTOTUNE=1`` the answer is the default config, with a predicted time.
+        With ``CUTEGEN_DISABLE_AUTOTUNE=1`` the answer is the default config, with the model's time if any.
 
         Args:
             m: Rows of A and D.
             n: Columns of B and D.
             k: Columns of A, rows of B.
             batch: Independent products.
-            dtype: Of A and B: ``bf16`` or ``fp16``.
-            out_dtype: Of D; as ``dtype`` by default.
+            dtype: Of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or (Blackwell) ``tf32``.
+            out_dtype: Of D; by default as ``dtype``, bf16 for fp8, int32 for int8, fp32 for tf32.
             layout: Which extents A and B are contiguous along: ``tn``, ``nn``, ``nt`` or ``tt``.
             epilogue: What is fused behind the product.
             candidates: How many kernels to compile, or the very configs to try. When given, an answer that
@@ -252,7 +252,10 @@ class AutoTuner:
     def run(
         self, requests: Sequence[Request], budget_s: float | None = None
     ) -> Iterator[TuneResult | Failed]:
-        """Yield what each of ``requests`` (see :meth:`request`) came to, in order."""
+        """Yield what each of ``requests`` (see :meth:`request`) came to, in order; as :meth:`tune`."""
+        if autotune_disabled():
+            yield from (self._default(request.problem) for request in requests)
+            return
         workshop = self._workshop or self.setting.workshop()
         try:
             with TrialStore(self.setting.db) as trials:
@@ -320,7 +323,9 @@ class AutoTuner:
 
     def _default(self, problem: Problem) -> TuneResult:
         space = find_space(problem.family, self.setting.arch)
-        row = Row(default_config(space, problem, self.setting.sm_count), default=True, chosen=True)
+        sm_count = self.setting.sm_count
+        config, predict = default_config(space, problem, sm_count), predictor(space, problem, sm_count)
+        row = Row(config, default=True, chosen=True, predicted_us=predict(config) if predict else None)
         return TuneResult(problem, self.setting.arch.name, "", (row,))
 
     # -- memory
@@ -328,16 +333,9 @@ class AutoTuner:
     def _remember(self, result: TuneResult) -> None:
         self._cache.pop((result.problem, result.objective), None)  # the newest is the last
         self._cache[result.problem, result.objective] = result
-        self._history.append(
-            HistoryEntry(
-                result.problem,
-                result.candidates,
-                result.config,
-                result.time_us,
-                result.seconds,
-                result.objective,
-            )
-        )
+        r = result
+        entry = HistoryEntry(r.problem, r.candidates, r.config, r.time_us, r.seconds, r.objective)
+        self._history.append(entry)
 
     def _lookup(self, problem: Problem, objective: str | None) -> TuneResult | None:
         self._lookups += 1

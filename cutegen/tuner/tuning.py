@@ -10,9 +10,7 @@ from cutegen.catalog import find_space
 from cutegen.digest import digest
 from cutegen.entry import Entry
 from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError, ResourceError
-from cutegen.machine import is_modelled
 from cutegen.manifest import Offers
-from cutegen.model import Estimator
 from cutegen.operator_api import require_package
 from cutegen.problem import Problem
 from cutegen.space import Config
@@ -26,6 +24,7 @@ from cutegen.tuner.request import Request
 from cutegen.tuner.result import TuneResult
 from cutegen.tuner.setting import Setting
 from cutegen.tuner.workshop import Workshop
+from cutegen.untuned import predictor
 
 __all__ = ["Failed", "Tuning"]
 
@@ -175,17 +174,8 @@ class Tuning:
     def _result(self, campaign: Campaign, finalists: Sequence[Attempt]) -> TuneResult:
         request, setting = campaign.request, self._setting
         space = find_space(request.problem.family, request.arch)
-        if setting.device is None and not is_modelled(request.arch):
-            return predicted_result(request, finalists, campaign.default, None)
         if setting.device is None:
-            estimator = Estimator(request.problem, request.arch, request.sm_count)
-
-            def predict(config: Config) -> float | None:
-                if config.source != "cutegen":
-                    return None  # the model knows our kernels only
-                derived = space.derive(config, request.problem, request.arch)
-                return estimator.estimate(config, derived).time_us
-
+            predict = predictor(space, request.problem, request.sm_count)
             return predicted_result(request, finalists, campaign.default, predict)
         result = decide(
             request,
