@@ -28,7 +28,8 @@ def rank(
     """Return the configs to try first: the default, then the most promising kernels.
 
     Without a model of the target nothing is known to be promising: kernels are then taken at even distances
-    from the whole space, in its own order, with the run-time arguments of the default.
+    from the whole space, in its own order, with the run-time arguments of the default or, where a rule asks
+    for others, the simplest.
 
     Args:
         space: Where configs come from.
@@ -49,10 +50,12 @@ def rank(
     fixed = fixed or {}
     default = default or space.default(problem)
     lead = [default] if all(default[knob] in values for knob, values in fixed.items()) else []
-    run_time = {knob: fixed.get(knob, [default[knob]])[:1] for knob in space.run_time_knobs}
-    known = space.compile_view(default) if lead else None
-    rest = [c for c in space.configs(problem, {**fixed, **run_time}) if space.compile_view(c) != known]
-    return lead + spread(rest, limit - len(lead))
+    ruled = {knob for rule in space.rules for knob in rule.knobs}
+    free = {k: fixed.get(k, [default[k]])[:1] for k in space.run_time_knobs if k not in ruled}
+    kernels = {space.compile_view(config): config for config in lead}
+    for config in space.configs(problem, {**fixed, **free}):
+        kernels.setdefault(space.compile_view(config), config)
+    return lead + spread([c for c in kernels.values() if c not in lead], limit - len(lead))
 
 
 def refine(

@@ -216,6 +216,16 @@ def test_without_a_model_the_default_leads_a_survey_of_the_space() -> None:
         SPACE.require(PLAIN, config)
 
 
+def test_a_survey_has_kernels_that_split_k() -> None:
+    """They are kernels of their own, whatever the default's split; of several values the first legal one."""
+    deep = Problem(256, 256, 65536)
+    found = rank(SPACE, deep, 148, 40)
+    assert found[0]["split_k"] == 1 and {config["split_k"] for config in found} == {1, 2}
+    assert len({SPACE.compile_view(config) for config in found}) == 40
+    short = rank(SPACE, Problem(256, 256, 512), 148, 8, {"split_k": [16, 2]})
+    assert len(short) == 8 and {config["split_k"] for config in short} == {2}
+
+
 # --- the text ---
 
 
