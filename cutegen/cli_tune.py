@@ -88,7 +88,11 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         f"and {Effort().light_classes} more for shapes that are quickly measured)",
     )
     group.add_argument(
-        "--set", action="append", default=[], metavar="KNOB=V1,V2", help="try only these values, beside the default; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=V1,V2",
+        help="try only these values, beside the default; repeatable",
     )
     group.add_argument(
         "--sources",
