@@ -250,3 +250,29 @@ def test_choosing_from_nothing_is_an_error_whatever_the_objective() -> None:
     with pytest.raises(MeasureError, match="no timing"):
         choose_winner(SPACE, {}, default=DEFAULT, objective="energy")
     assert Policy.final(objective="energy") != Policy.final(objective="edp")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"objective": "speed"}, "objective is 'speed'; valid: time, energy, edp"),
+        ({"objective": None}, "objective is None, not text"),
+        ({"source": "operators"}, "won by operators has a config of cutegen"),
+        ({"energy_mj": float("nan")}, "energy_mj is nan, not a positive number"),
+        ({"time_us": float("inf")}, "time_us is inf, not a positive number"),
+    ],
+)
+def test_a_table_whose_evidence_makes_no_sense_is_malformed(
+    tmp_path: Path, fields: dict[str, object], message: str
+) -> None:
+    """The entry is named; numbers that are none could not be written again."""
+    rig = Rig(tmp_path)
+    rig.tuner.tune(*SHAPE)
+    path = rig.tuner.setting.table
+    assert path is not None
+    table = json.loads(path.read_text())
+    table["entries"][str(PROBLEM)] |= fields
+    path.write_text(json.dumps(table))
+    with pytest.raises(TableError) as caught:
+        Table.load(path)
+    assert message in str(caught.value) and str(PROBLEM) in str(caught.value)
