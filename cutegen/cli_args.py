@@ -16,6 +16,7 @@ __all__ = [
     "EXIT_CODES",
     "add_problem_arguments",
     "named_problems",
+    "parse_fixed",
     "parse_set",
     "positive_float",
     "positive_int",
@@ -115,6 +116,19 @@ def parse_set(words: Sequence[str], space: Space, problem: Problem) -> Mapping[s
         UsageError: A word is not of that form or a knob is named twice.
         ConfigError: A knob or a value does not exist.
     """
+    fixed = parse_fixed(words)
+    for knob, values in fixed.items():
+        for value in values:
+            space.explain(problem, {knob: value})
+    return fixed
+
+
+def parse_fixed(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """Return what ``knob=v1,v2`` words say, whether or not there are such knobs and values.
+
+    Raises:
+        UsageError: A word is not of that form or a knob is named twice.
+    """
     fixed: dict[str, tuple[Value, ...]] = {}
     for word in words:
         knob, equals, values = word.partition("=")
@@ -123,6 +137,4 @@ def parse_set(words: Sequence[str], space: Space, problem: Problem) -> Mapping[s
         if knob in fixed:
             raise UsageError(f"--set names {knob} twice; write {knob}=v1,v2")
         fixed[knob] = tuple(dict.fromkeys(parse_value(value) for value in values.split(",")))
-        for value in fixed[knob]:
-            space.explain(problem, {knob: value})
     return fixed

@@ -34,7 +34,7 @@ def test_results_name_what_ran_and_where(tmp_path: Path) -> None:
     times = {name: [2.0, 2.0, 3.0] for name in bench_dispatch.STATEMENTS} | {"torch": [4.0, 4.0, 6.0]}
     args = argparse.Namespace(rounds=3, calls=5, commit="")
     results = bench_dispatch.report(Problem(256, 256, 256), H200, times, [7.0, 8.0, 9.0], args)
-    bench_dispatch.write(tmp_path / "new" / "out.json", results)
+    bench_dispatch.write_json(tmp_path / "new" / "out.json", results)
     found = json.loads((tmp_path / "new" / "out.json").read_text())
     assert {"date", "commit", "device", "software", "session", "problem", "host_us"} <= set(found)
     assert found["torch_over_gemm"]["median"] == 2.0
@@ -43,7 +43,7 @@ def test_results_name_what_ran_and_where(tmp_path: Path) -> None:
     assert "   2.00 us  [2.00, 3.00]  gemm(a, b, out=c)" in lines[1]
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"out\.json cannot be written"):
-        bench_dispatch.write(tmp_path / "file" / "out.json", results)
+        bench_dispatch.write_json(tmp_path / "file" / "out.json", results)
 
 
 def test_without_a_gpu_the_command_says_so(

@@ -148,6 +148,26 @@ def test_the_walk_over_a_space_ends_clean(capsys: pytest.CaptureFixture[str]) ->
     assert "sm_90a: 3 configs, 3 protocols" in printed and "all clean" in printed
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "tile=1"], "unknown knob 'tile'"),
+        (["--set", "pingpong"], "not of the form"),
+        (["--problem", "gemm 64x64x64 tf32 tn"], "no config of sm_90a is legal"),
+    ],
+)
+def test_bad_words_are_said(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and a message, as of every command."""
+    assert simulate_space.main(["--arch", "sm_90a", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_name_that_no_break_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing tried is nothing shown."""
+    assert break_template.main(["--compile-only", "--only", "no such break"]) == 2
+    assert "in the name of no break" in capsys.readouterr().err
+
+
 def test_the_walk_says_which_config_is_not_clean(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,8 +83,8 @@ def test_layouts_leave_out_the_extents_that_they_cannot_have(tool: Any) -> None:
 def test_restrictions_are_read_as_users_write_them(tool: Any) -> None:
     """knob=value,value; anything else is refused."""
     assert tool.parse_fixed(["tile_shape_mn=64x64,128x64", "pingpong=true"]) == {
-        "tile_shape_mn": [(64, 64), (128, 64)],
-        "pingpong": [True],
+        "tile_shape_mn": ((64, 64), (128, 64)),
+        "pingpong": (True,),
     }
     for wrong in ("pingpong", "pingpong="):
         with pytest.raises(UsageError, match="pingpong"):

@@ -35,13 +35,14 @@ from cutegen.cli_args import positive_int
 from cutegen.cli_run import run_command
 from cutegen.device import Device, present_device
 from cutegen.digest import Json
-from cutegen.errors import BuildError, StoreError
+from cutegen.errors import BuildError
 from cutegen.problem import Problem
 from cutegen.render import Source, render
-from cutegen.search import rank
 from cutegen.shapes import parse_shape
 from cutegen.store import Store
+from cutegen.survey import rank
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
+from tools.benchmark.results import write_json
 
 KIND = "cold start"
 #: What is promised, in seconds: the first two for 16 cores and a GPU, the import on any machine.
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         },
         "limits": {**LIMITS, "compiled_per_s": LEAST_COMPILED_PER_S},
     }
-    write(args.out, document)
+    write_json(args.out, document)
     for sentence in sentences(document):
         print(sentence)
     return 0 if cold.code == 0 and again.code == 0 else 1
@@ -223,26 +224,11 @@ def some_sources(problem: Problem, arch: Arch, device: Device | None, count: int
     """Return the first ``count`` different kernels that a search would try."""
     space = find_space(problem.family, arch)
     sm_count = device.sm_count if device else arch.nominal_sm_count
-    configs = rank(space, problem, sm_count, count, variants=1)
+    configs = rank(space, problem, sm_count, count)
     found = {source.digest: source for source in (render(problem, config, arch) for config in configs)}
     if not found:
         raise BuildError(f"the search proposes nothing for {problem}")
     return list(found.values())[:count]
-
-
-def write(path: Path, document: Mapping[str, Json]) -> None:
-    """Write the file in one step.
-
-    Raises:
-        StoreError: The folder or the disk does not allow it.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
 
 
 def sentences(document: Mapping[str, Json]) -> list[str]:

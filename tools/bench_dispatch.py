@@ -13,7 +13,6 @@ exit codes: 0 measured; 2 bad usage; 3 no GPU, or an unusable file; 130 interrup
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from cutegen.device import Device, present_device
 from cutegen.digest import Json
 from cutegen.dispatch import Dispatcher
 from cutegen.entry import Entry, Fingerprint
-from cutegen.errors import CheckError, StoreError, UsageError
+from cutegen.errors import CheckError, UsageError
 from cutegen.kernels import Kernels
 from cutegen.pin import pin_table
 from cutegen.problem import Problem
@@ -41,6 +40,7 @@ from cutegen.stats import median_interval, ratio_interval
 from cutegen.store import Store
 from cutegen.table import Table
 from tools.benchmark.environment import git_commit, session_facts, software
+from tools.benchmark.results import write_json
 
 __all__ = ["STATEMENTS", "host_times", "main"]
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     for line in summary(results):
         print(line)
     if args.out is not None:
-        write(args.out, results)
+        write_json(args.out, results)
     return EXIT_OK
 
 
@@ -236,21 +236,6 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     lines.append(f"torch.mm / cutegen.gemm, both with out=: {ratio['median']:.3f}")
     lines.append(f"first call of a pinned folder after import of torch: {first['median']:.1f} ms")
     return lines
-
-
-def write(path: Path, results: Mapping[str, Json]) -> None:
-    """Replace the results file in one step.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

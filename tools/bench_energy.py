@@ -162,6 +162,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not args.shape and args.shapes is None:
         args.shape = [DEFAULT_SHAPE]
+    if args.arch is not None:
+        parser.error("--arch: energy is measured on the GPU here")
     if args.out is None and not args.dry_run:
         parser.error("--out FILE.json is needed; results are kept there")
     return args

@@ -7,19 +7,17 @@ checked like any candidate: in a child process, on poisoned outputs, with a limi
     python tools/break_template.py --only turn --repeats 50
     python tools/break_template.py --compile-only        (no GPU: see that the edits apply and compile)
 
-exit codes: 0 all as foretold; 1 something else was seen; 3 no usable GPU
+exit codes: 0 all as foretold; 1 something else was seen; 2 bad usage; 3 no usable GPU, or no compiler
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,9 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder, Failure
 from cutegen.catalog import find_space
+from cutegen.cli_args import positive_float, positive_int
+from cutegen.cli_run import run_command
 from cutegen.device import Device, present_device
 from cutegen.digest import Json
-from cutegen.errors import DeviceError
+from cutegen.errors import DeviceError, UsageError
 from cutegen.measure import Bench, Candidate
 from cutegen.problem import Problem
 from cutegen.render import Source, render
@@ -37,7 +37,8 @@ from cutegen.schedule import protocol_of, simulate_cluster
 from cutegen.schedule.sm90 import HopperProtocol
 from cutegen.space import Config
 from cutegen.store import Store
-from tools.benchmark.environment import git_commit, session_facts, software
+from tools.benchmark.environment import check_facts
+from tools.benchmark.results import write_json
 from tools.schedule.breaks import BREAKS, CASES, OUTCOMES, Break, broken_source, case_of
 
 ARCH = "sm_90a"
@@ -144,44 +145,51 @@ def describe(record: Mapping[str, Json]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
+    options = parse(arguments)
+    return run_command(lambda: try_all(options))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="part of the names of the breaks to try")
-    parser.add_argument("--repeats", type=int, default=20, help="further runs that must give the same bits")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one check")
+    parser.add_argument(
+        "--repeats", type=positive_int, default=20, help="further runs that must give the same bits"
+    )
+    parser.add_argument("--timeout", type=positive_float, default=10.0, help="seconds for one check")
     parser.add_argument("--compile-only", action="store_true", help="no GPU: see that the edits compile")
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
-    options = parser.parse_args(arguments)
-    device = None
-    if not options.compile_only:
-        try:
-            device = present_device()
-        except DeviceError as error:
-            print(f"break_template: {error}", file=sys.stderr)
-            return 3
-        if device.arch.name != ARCH:
-            print(f"break_template: kernels are for {ARCH}, the GPU is {device.name}", file=sys.stderr)
-            return 3
+    return parser.parse_args(arguments)
+
+
+def try_all(options: argparse.Namespace) -> int:
+    """Try every kernel that was asked for, write the file, and return the exit code.
+
+    Raises:
+        DeviceError: There is no GPU, or the kernels are not for it.
+        UsageError: No break has such a name.
+    """
     chosen = list(trials(find_arch(ARCH), options.only))
+    if not chosen:
+        names = ", ".join(each.name for each in BREAKS)
+        raise UsageError(f"--only {options.only!r} is in the name of no break; there are: {names}")
+    device = None if options.compile_only else present_device()
+    if device is not None and device.arch.name != ARCH:
+        raise DeviceError(f"the kernels are for {ARCH}, the GPU is {device.name}")
     records = run(chosen, device, options.repeats, options.timeout)
     agreeing = sum(record["agrees"] is True for record in records)
     print(f"{agreeing} of {len(records)} as foretold")
     if options.out is not None:
         summary = {
-            "kind": "broken kernels",
-            "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "commit": options.commit or git_commit(),
-            "gpu": device.name if device else "",
-            "software": software(),
-            "machine": session_facts(device),
+            **check_facts("broken kernels", device, options.commit),
             "repeats": options.repeats,
             "timeout_s": options.timeout,
             "trials": records,
         }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write_json(options.out, summary)
     return 0 if agreeing == len(records) else 1
 
 

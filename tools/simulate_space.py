@@ -7,7 +7,8 @@ kernel's rendered text are compared with those that are simulated.
     python tools/simulate_space.py --arch sm_100a --tiles 5 --shuffles 20 --set use_2cta_instrs=true
     python tools/simulate_space.py --problem "gemm 4096x4096x4096 bf16 tn" --set pingpong=true --pairs 20
 
-exit codes: 0 all clean; 1 some config violates its protocol, or its text differs from what was simulated
+exit codes: 0 all clean; 1 some config violates its protocol, or its text differs from what was simulated;
+2 bad usage
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.arch import ARCHES, Arch, find_arch
 from cutegen.catalog import find_space
+from cutegen.cli_args import parse_fixed, positive_int
+from cutegen.cli_run import run_command
 from cutegen.errors import UsageError
 from cutegen.problem import Problem
 from cutegen.render import render
 from cutegen.schedule import KernelProtocol, lengths, pipelines, protocol_of, simulate_cluster
-from cutegen.space import Config, Value, parse_value
+from cutegen.space import Config, Value
 from tests.walk import random_config, random_problem
 
 Pair = tuple[Problem, Config]
@@ -87,40 +90,40 @@ def complaints(protocol: KernelProtocol, pair: Pair, arch: Arch, amount: Amount)
     return found if report.clean else [*found, str(report)]
 
 
-def parse_fixed(words: Sequence[str]) -> dict[str, list[Value]]:
-    """Return restrictions written as ``knob=value,value``.
-
-    Raises:
-        UsageError: A restriction is malformed.
-    """
-    fixed: dict[str, list[Value]] = {}
-    for word in words:
-        knob, equals, values = word.partition("=")
-        if not (knob and equals and values):
-            raise UsageError(f"--set {word!r} is malformed; write knob=value or knob=value,value")
-        fixed[knob] = [parse_value(value) for value in values.split(",")]
-    return fixed
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
+    options = parse(arguments)
+    return run_command(lambda: run(options))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--arch", choices=tuple(ARCHES), action="append", help="targets; all by default")
     parser.add_argument("--problem", type=Problem.parse, help="instead of random ones")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE,...", dest="fixed")
-    parser.add_argument("--pairs", type=int, default=200, help="configs of each target")
+    parser.add_argument("--pairs", type=positive_int, default=200, help="configs of each target")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tiles", type=int, default=3, help="units of work of the cluster")
-    parser.add_argument("--k-tiles", type=int, help="steps along k of each; default: stages + 1")
+    parser.add_argument("--tiles", type=positive_int, default=3, help="units of work of the cluster")
+    parser.add_argument("--k-tiles", type=positive_int, help="steps along k of each; default: stages + 1")
     parser.add_argument("--shuffles", type=int, default=4, help="random schedules of each config")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate, print, and return the exit code.
+
+    Raises:
+        UsageError: Nothing is legal with what is given, or --set is malformed.
+        ConfigError: A knob or a value does not exist.
+    """
     amount = Amount(options.tiles, options.k_tiles, options.shuffles, options.seed)
-    bad = 0
+    fixed, bad = parse_fixed(options.fixed), 0
     for name in options.arch or ARCHES:
         arch, start = find_arch(name), time.monotonic()
-        pairs = draw(arch, options.pairs, options.seed, options.problem, parse_fixed(options.fixed))
+        pairs = draw(arch, options.pairs, options.seed, options.problem, fixed)
         found = by_protocol(pairs, arch)
         for protocol, pair in found.items():
             wrong = complaints(protocol, pair, arch, amount)

@@ -28,11 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Failure, Toolchain
 from cutegen.catalog import find_space
+from cutegen.cli_args import parse_fixed
 from cutegen.digest import Json, digest
-from cutegen.errors import CutegenError, ProblemError, UsageError
+from cutegen.errors import CutegenError, ProblemError
 from cutegen.problem import Epilogue, Problem
 from cutegen.render import Source, render
-from cutegen.space import Config, Space, Value, parse_value
+from cutegen.space import Config, Space, Value
 from cutegen.store import Store
 
 #: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
@@ -209,17 +210,6 @@ def detail(line: Mapping[str, Json]) -> str:
         f"registers {line['registers']}, spills {line['spill_store_bytes']}+{line['spill_load_bytes']} B, "
         f"smem {line['smem_bytes']} (predicted {line['predicted_smem_bytes']}) {codes}"
     )
-
-
-def parse_fixed(items: Iterable[str]) -> dict[str, list[Value]]:
-    """Return the restriction that ``--set knob=v1,v2`` words express."""
-    fixed: dict[str, list[Value]] = {}
-    for item in items:
-        knob, equals, values = item.partition("=")
-        if not equals or not values:
-            raise UsageError(f"--set {item!r} is not of the form knob=value,value")
-        fixed[knob] = [parse_value(value) for value in values.split(",")]
-    return fixed
 
 
 def read_results(out: Path) -> dict[str, Mapping[str, Json]]:

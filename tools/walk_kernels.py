@@ -5,18 +5,16 @@ tail, and repeated for equal bits, as every candidate of a tuning run is, only m
 
     python tools/walk_kernels.py --pairs 300 --repeats 20 --seed 1 --out results/walk.json
 
-exit codes: 0 all right; 1 some pair is wrong; 3 no usable GPU
+exit codes: 0 all right; 1 some pair is wrong; 2 bad usage; 3 no usable GPU, or no compiler
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.build import Artifact, Builder
 from cutegen.catalog import find_space
+from cutegen.cli_args import positive_int
+from cutegen.cli_run import run_command
 from cutegen.device import Device, present_device
-from cutegen.errors import DeviceError
+from cutegen.errors import UsageError
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import Problem
+from cutegen.problem import OUT_DTYPES, Problem
 from cutegen.render import render
-from cutegen.space import Config
+from cutegen.space import Config, Space
 from cutegen.store import Store
-from tests.walk import DTYPES, random_pairs
-from tools.benchmark.environment import git_commit, session_facts, software
+from tests.walk import random_pairs
+from tools.benchmark.environment import check_facts
+from tools.benchmark.results import write_json
 
 Pair = tuple[Problem, Config]
 
@@ -75,6 +76,11 @@ def check_pairs(
     return records
 
 
+def dtypes_of(space: Space) -> list[str]:
+    """Return the types of operands that a space has kernels for."""
+    return [dtype for dtype in OUT_DTYPES if not space.explain(Problem(64, 64, 64, ab_dtype=dtype), {})]
+
+
 def _by_dtype(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Return, per type of the operands, how many pairs ended how, and how many repeated their bits."""
     table: dict[str, Counter[str]] = {}
@@ -87,26 +93,40 @@ def _by_dtype(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
+    options = parse(arguments)
+    return run_command(lambda: run(options))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=300, help="pairs of each dtype")
-    parser.add_argument("--dtypes", default=",".join(dict.fromkeys(DTYPES)), help="of the operands")
+    parser.add_argument("--pairs", type=positive_int, default=300, help="pairs of each dtype")
+    parser.add_argument("--dtypes", help="of the operands, with commas; default: all that the GPU has")
     parser.add_argument("--repeats", type=int, help="further runs that must give the same bits")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
-    options = parser.parse_args(arguments)
-    try:
-        device = present_device()
-    except DeviceError as error:
-        print(f"walk_kernels: {error}", file=sys.stderr)
-        return 3
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Walk, print, write the file, and return the exit code.
+
+    Raises:
+        DeviceError: There is no GPU.
+        UsageError: There is no such dtype, or not for this GPU.
+    """
+    device = present_device()
     space = find_space("gemm", device.arch)
+    known = dtypes_of(space)
+    dtypes = options.dtypes.split(",") if options.dtypes else known
+    unknown = [dtype for dtype in dtypes if dtype not in known]
+    if unknown:
+        raise UsageError(f"--dtypes {','.join(unknown)}: not for {device.arch}; valid: {', '.join(known)}")
     pairs = [
-        pair
-        for dtype in options.dtypes.split(",")
-        for pair in random_pairs(space, options.seed, options.pairs, dtypes=(dtype,))
+        pair for dtype in dtypes for pair in random_pairs(space, options.seed, options.pairs, dtypes=(dtype,))
     ]
     with tempfile.TemporaryDirectory() as folder:
         records = check_pairs(pairs, device, Path(folder), options.repeats)
@@ -117,19 +137,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(records)} pairs: {dict(outcomes)}")
     if options.out is not None:
         summary = {
-            "kind": "random walk",
-            "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "commit": options.commit or git_commit(),
-            "gpu": device.name,
-            "software": software(),
-            "machine": session_facts(device),
+            **check_facts("random walk", device, options.commit),
             "seed": options.seed,
             "repeats": options.repeats,
             "outcomes": _by_dtype(records),
             "pairs": records,
         }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write_json(options.out, summary)
     return 0 if set(outcomes) == {"ok"} else 1
 
 

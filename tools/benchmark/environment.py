@@ -19,6 +19,7 @@ from cutegen.digest import Json
 __all__ = [
     "ROOT",
     "UNKNOWN_COMMIT",
+    "check_facts",
     "git_commit",
     "package_versions",
     "session",
@@ -92,6 +93,24 @@ def session_facts(device: Device | None) -> dict[str, Json]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def check_facts(kind: str, device: Device | None, commit: str = "") -> dict[str, Json]:
+    """Return what a file of checks begins with: what it is, when, where and with what software.
+
+    Args:
+        kind: What was checked.
+        device: The GPU, None where there was none.
+        commit: Of the checkout, where git cannot tell.
+    """
+    return {
+        "kind": kind,
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit or git_commit(),
+        "gpu": device.name if device else "",
+        "software": software(),
+        "machine": session_facts(device),
     }
 
 

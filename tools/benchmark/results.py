@@ -16,7 +16,7 @@ from cutegen.errors import CutegenError, StoreError, UsageError
 from cutegen.policy import Timing
 from cutegen.problem import Problem
 
-__all__ = ["CONTEST", "ENERGY", "OWN", "Entry", "Results", "ShapeResult", "differences"]
+__all__ = ["CONTEST", "ENERGY", "OWN", "Entry", "Results", "ShapeResult", "differences", "write_json"]
 
 SCHEMA = 1
 #: What a file may hold: implementations side by side, or one implementation with its knobs changed.
@@ -211,19 +211,28 @@ class Results:
         Raises:
             StoreError: The folder or the disk does not allow it; the old file is untouched.
         """
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("x", encoding="utf-8") as file:
-                file.write(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except OSError as error:
-            raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+        write_json(path, self.to_json())
+
+
+def write_json(path: Path, document: Mapping[str, Json]) -> None:
+    """Write a results file in one step: readers see the old one or the new one.
+
+    Raises:
+        StoreError: The folder or the disk does not allow it; the old file is untouched.
+    """
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def differences(there: Json, here: Json, where: str = "") -> Iterator[str]:
