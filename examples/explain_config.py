@@ -3,13 +3,14 @@
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
 from cutegen.problem import Problem
+from cutegen.untuned import default_config
 
 problem = Problem(4096, 4096, 4096, ab_dtype="bf16", layout="tn")
 space = find_space("gemm", find_arch("sm_90a"))
 
-default = space.default(problem)
+default = default_config(space, problem)
 print("default:", default)
 
-changed = default.replace(tile_shape_mn=(256, 256), pingpong=True)
+changed = default.replace(tile_shape_mn=(256, 256), mma_warpgroups=2, pingpong=True)
 for violation in space.explain(problem, changed):
     print(f"{violation.rule}: {violation.reason}")

@@ -25,6 +25,7 @@ from cutegen.store import Store
 from cutegen.table import Table
 from tools import bench_energy, results_table
 from tools.benchmark import energy_table
+from tools.benchmark.ours import short_config
 from tools.benchmark.results import ENERGY, Results
 from tools.benchmark.variations import coarse_values, complete_base, variations
 
@@ -217,6 +218,20 @@ def test_mistakes_are_named(
     FakeBuilder.compiled = []
     assert run(*words) == 2
     assert message in capsys.readouterr().err and FakeBuilder.compiled == []
+
+
+def test_another_target_than_the_gpu_here_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be measured for it."""
+    with pytest.raises(SystemExit, match="2"):
+        run("--arch", "sm_100a", *TILES)
+    assert "--arch: energy is measured on the GPU here" in capsys.readouterr().err
+
+
+def test_blackwell_configs_are_shown_by_their_tiles_too() -> None:
+    """Theirs are called otherwise."""
+    space = find_space("gemm", find_arch("sm_100a"))
+    shown = short_config(space, space.default(PROBLEM))
+    assert shown == "256x256 2x1 use_2cta_instrs=true swizzle_size=8 raster_along_m=true"
 
 
 def test_a_gpu_that_hides_its_energy_gives_no_results(

@@ -42,6 +42,7 @@ from cutegen.shapes import NamedProblem
 from cutegen.space import Config, Space, Value
 from cutegen.store import Store, file_digest
 from cutegen.table import Table
+from cutegen.untuned import default_config
 from tools.bench_gemm import ASSUMED
 from tools.benchmark import energy_table
 from tools.benchmark.contest import Arena, Entrant, Finalist, require_ok, run_contest
@@ -200,10 +201,10 @@ def make_plans(args: argparse.Namespace, device: Device) -> list[Plan]:
         space = find_space(named.problem.family, device.arch)
         answer = look_up(table, named.problem, space, device.sm_count)
         start = answer.config or (answer.entry.config if answer.entry else None)
-        if start is not None:
-            space = space_of(start, named.problem.family, device.arch)
+        start = start or default_config(space, named.problem, device.sm_count)
+        space = space_of(start, named.problem.family, device.arch)
         changes = {k: v[0] for k, v in parse_set(args.base, space, named.problem).items()}
-        base = complete_base(space, named.problem, start or space.default(named.problem), changes)
+        base = complete_base(space, named.problem, start, changes)
         found = list(variations(space, named.problem, base, _wanted(args, space, named.problem)).items())
         if len(found) > args.most:
             raise UsageError(

@@ -15,6 +15,7 @@ from cutegen.errors import LaunchError, UsageError
 from cutegen.measure import Candidate
 from cutegen.problem import Problem
 from cutegen.space import Config, Launch, Space, format_value
+from cutegen.untuned import default_config
 from tools.benchmark.child import GEMM_CALL
 from tools.benchmark.contest import Arena, Entrant, Finalist, require_ok
 from tools.benchmark.results import OWN
@@ -24,11 +25,12 @@ __all__ = ["Ours", "read_tuning_seconds", "short_config"]
 
 def short_config(space: Space, config: Config) -> str:
     """Return the source unless it is our own, tile and cluster, then knobs not at their simplest value."""
-    shapes = [format_value(config[knob]) for knob in ("tile_shape_mn", "cluster_shape_mn")]
+    names = [knob for knob in ("tile_shape_mn", "mma_tiler_mn", "cluster_shape_mn") if knob in config]
+    shapes = [format_value(config[knob]) for knob in names]
     rest = [
         f"{knob}={format_value(value)}"
         for knob, value in config.items()
-        if knob not in ("tile_shape_mn", "cluster_shape_mn") and value != space.domains[knob][0]
+        if knob not in names and value != space.domains[knob][0]
     ]
     return " ".join([*([] if config.source == OWN else [config.source]), *shapes, *rest])
 
@@ -93,7 +95,9 @@ class Ours:
         if answer.config is not None:
             return answer, answer.config
         own = answer.entry.config if answer.entry is not None else None
-        return answer, own or find_space(problem.family, self._arch).default(problem)
+        device = self._dispatcher.device(self._device)
+        space = find_space(problem.family, self._arch)
+        return answer, own or default_config(space, problem, device.sm_count)
 
     def plan(self, problem: Problem) -> str:
         """Return what would be measured, in words; the dispatcher must not be allowed to build."""
