@@ -75,7 +75,7 @@ def test_an_answer_that_was_not_tuned_for_time_says_so(gpu: FakeGpu) -> None:
 
 
 def test_no_table_means_default(gpu: FakeGpu) -> None:
-    """Without a table every answer is the space's default."""
+    """Without a table every answer is the default."""
     answer = gpu.dispatcher().explain(PROBLEM)
     assert (answer.how, answer.config, answer.entry) == ("default", default_config(SPACE, PROBLEM), None)
 
