@@ -126,6 +126,11 @@ def test_a_failed_question_is_an_error_with_its_last_words(
     monkeypatch.setattr(listing, "_BOOT", "raise ValueError('its last words')")
     with pytest.raises(BuildError, match="cannot list its operators: ValueError: its last words"):
         ask_api(("bf16", "bf16", "k", "k", 2), SM90)
+    monkeypatch.setattr(listing, "_BOOT", "print('{a warning}')")
+    with pytest.raises(BuildError, match=r"but said: '{a warning}'"):
+        ask_api(("bf16", "bf16", "k", "k", 2), SM90)
+    monkeypatch.setattr(listing, "_BOOT", "print('{a warning}'); print('{\"designs\": []}')")
+    assert ask_api(("bf16", "bf16", "k", "k", 2), SM90) == {"designs": []}
     monkeypatch.setattr(listing, "_BOOT", "import time; time.sleep(60)")
     monkeypatch.setattr(listing, "LIMIT_S", 0.2)
     with pytest.raises(BuildError, match=r"within 0\.2 s"):

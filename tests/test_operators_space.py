@@ -68,6 +68,7 @@ def test_an_unknown_source_is_refused_with_the_known_ones() -> None:
         ("gemm 256x511x1024 bf16 tn", "output_rows_are_aligned"),
         ("gemm 256x512x1024 e4m3 tn promote", "sums_are_not_promoted"),
         ("gemm 256x512x1024 int8 tn out=bf16", "integer_sums_stay_exact"),
+        ("gemm 256x512x1024 tf32 tn", "operands_are_tensors"),
     ],
 )
 @pytest.mark.parametrize("space", [SPACE, BLACKWELL])

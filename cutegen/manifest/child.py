@@ -25,8 +25,8 @@ _SCHEDULERS = {
 
 
 def main(target: str, kind: str) -> int:
-    """Print what :func:`listed` returns for ``kind``, a JSON list."""
-    json.dump(listed(target, tuple(json.loads(kind))), sys.stdout)
+    """Print what :func:`listed` returns for ``kind``, a JSON list, as the last line."""
+    sys.stdout.write("\n" + json.dumps(listed(target, tuple(json.loads(kind)))) + "\n")
     return 0
 
 

@@ -148,5 +148,9 @@ def ask_api(kind: Kind, arch: Arch) -> Mapping[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise BuildError(f"{PACKAGE} cannot list its operators: {last}", log=done.stderr)
-    answer: dict[str, Json] = json.loads(done.stdout[done.stdout.index("{") :])
+    lines = done.stdout.splitlines() or [""]
+    try:
+        answer: dict[str, Json] = json.loads(lines[-1])  # what libraries print stands above it
+    except ValueError:
+        raise BuildError(f"{PACKAGE} did not list its operators but said: {lines[-1]!r}") from None
     return answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cutegen.arch import Arch, resident_clusters
-from cutegen.problem import DTYPE_BYTES, LAYOUTS, Epilogue, Problem
+from cutegen.problem import DTYPE_BYTES, LAYOUTS, TORCH_DTYPES, Epilogue, Problem
 from cutegen.space import Config, Launch, Rule, Space, Value
 
 HOPPER: Mapping[str, tuple[Value, ...]] = {
@@ -41,6 +41,11 @@ out before the launch, ``clc`` as clusters ask for them (cluster launch control)
 def product_is_plain(problem: Problem) -> bool:
     """The operators fuse nothing: alpha, beta, bias, activation and scales are for cutegen's own kernels."""
     return problem.epilogue == Epilogue()
+
+
+def operands_are_tensors(problem: Problem) -> bool:
+    """The Operator API is asked with torch tensors, and torch has no tf32; fp32 would be another product."""
+    return problem.ab_dtype in TORCH_DTYPES
 
 
 def output_rows_are_aligned(problem: Problem) -> bool:
@@ -75,6 +80,7 @@ def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) 
 
 PROBLEM_RULES: tuple[Callable[..., bool], ...] = (
     product_is_plain,
+    operands_are_tensors,
     output_rows_are_aligned,
     sums_are_not_promoted,
     bytes_lie_along_k,
