@@ -114,6 +114,10 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     Table(Fingerprint.of(H200, Toolchain.current()), [entry]).save(nameless)
     with pytest.raises(PinError, match="torch has no dtype tf32, so no call poses it"):
         pin_table(nameless, out, kernels=gpu.kernels())
+    other = write_table(tmp_path / "other.json", LINES[:1])
+    other.write_text(other.read_text().replace('"use_pdl"', '"use_pdm"'))
+    with pytest.raises(PinError, match=r"winner of gemm 64x128x256 bf16 tn is not legal .* use_pdm=true"):
+        pin_table(other, out, kernels=gpu.kernels())
     assert not out.exists()
     words = ["--table", str(table), "--out", str(out), "--no-build", "--cache-dir", str(tmp_path / "none")]
     assert main(words) == 3

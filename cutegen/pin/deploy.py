@@ -109,6 +109,10 @@ def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Ker
         )
     space = find_space(problem.family, arch)
     answer = look_up(table, problem, space, sm_count)
+    entry = table.entries.get(problem)
+    if entry is not None and entry.config is not None and answer.entry is not entry:
+        # A call would take the next best answer; who pins winners wants to know.
+        raise PinError(f"the winner of {problem} is not legal in this version: {entry.config}; tune again")
     if answer.config is None:
         return Pinned(answer, None, None)
     try:
