@@ -9,7 +9,7 @@ from protocols import SMALL_BLACKWELL, SMALL_HOPPER, covering_protocols
 
 from cutegen.arch import Arch, find_arch
 from cutegen.catalog import find_space
-from cutegen.errors import ConfigError, RenderError
+from cutegen.errors import ConfigError, RenderError, UsageError
 from cutegen.problem import Problem
 from cutegen.render import render
 from cutegen.schedule import (
@@ -54,6 +54,14 @@ def test_kernels_that_hold_every_pair_of_facts_are_clean(arch: Arch) -> None:
         report = simulate_cluster(protocol.play(lengths(protocol, 3)), shuffles=2)
         assert report.clean and len(report.outcomes) == 6, f"{pair[0]} | {pair[1]}\n{report}"
         assert pipelines(render(*pair, arch).text) == protocol.pipelines
+
+
+@pytest.mark.parametrize(("tiles", "k_tiles"), [(0, 3), (3, 0), (-1, None)])
+def test_nothing_to_do_is_no_clean_schedule(tiles: int, k_tiles: int | None) -> None:
+    """A cluster without work would show nothing, and units without k tiles are none of the kernels'."""
+    config = find_space("gemm", HOPPER).default(PLAIN)
+    with pytest.raises(UsageError, match="both must be at least 1"):
+        simulate(PLAIN, config, HOPPER, tiles=tiles, k_tiles=k_tiles)
 
 
 @pytest.mark.parametrize("arch", [HOPPER, BLACKWELL], ids=str)

@@ -32,7 +32,7 @@ from cutegen.problem import Problem
 from cutegen.render import render
 from cutegen.schedule import KernelProtocol, lengths, pipelines, protocol_of, simulate_cluster
 from cutegen.space import Config, Value
-from tests.walk import random_config, random_problem
+from tests.walk import BLACKWELL_DTYPES, random_config, random_problem
 
 Pair = tuple[Problem, Config]
 
@@ -58,7 +58,7 @@ def draw(
     space, generator = find_space("gemm", arch), Random(seed)
     for _ in range(count):
         for _ in range(10_000):
-            drawn = problem or random_problem(generator)
+            drawn = problem or random_problem(generator, dtypes=BLACKWELL_DTYPES)
             config = random_config(space, drawn, generator, fixed)
             if config is not None:
                 yield drawn, config

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cutegen.arch import Arch
 from cutegen.catalog import find_space
-from cutegen.errors import ResourceError
+from cutegen.errors import ResourceError, UsageError
 from cutegen.problem import Problem
 from cutegen.schedule.declared import Pipeline
 from cutegen.schedule.explore import Outcome, in_order, orders, shuffled
@@ -104,7 +104,12 @@ def lengths(protocol: KernelProtocol, tiles: int, k_tiles: int | None = None) ->
 
     By default one stage more than a round of the pipeline, so that every unit starts at another stage; the
     parts of a k range that is cut are of two lengths.
+
+    Raises:
+        UsageError: There is no unit, or it has no k tile.
     """
+    if tiles < 1 or (k_tiles is not None and k_tiles < 1):
+        raise UsageError(f"tiles={tiles} of k_tiles={k_tiles}: both must be at least 1")
     length = protocol.stages + 1 if k_tiles is None else k_tiles
     uneven = not protocol.equal_tiles and length > 1
     return tuple(length - (tile % 2 if uneven else 0) for tile in range(tiles))
@@ -140,6 +145,7 @@ def simulate(
     Raises:
         ConfigError: The config breaks rules of its space.
         ResourceError: There is no such kernel, or its roles are not described here.
+        UsageError: ``tiles`` or ``k_tiles`` is not positive.
     """
     protocol = protocol_of(problem, config, arch)
     return simulate_cluster(protocol.play(lengths(protocol, tiles, k_tiles)), seed, shuffles)
