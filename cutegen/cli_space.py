@@ -194,7 +194,12 @@ def _print_summary(space: Space, census: Census, default: Config, derived: Mappi
 
 
 def refuse(space: Space, problem: Problem, fixed: Mapping[str, tuple[Value, ...]]) -> None:
-    """Raise because nothing is legal, naming the rules that the first choice of values meets."""
+    """Raise because nothing is legal, naming the rules that the first choice of values meets.
+
+    Raises:
+        UsageError: Always.
+        ProblemError: No config computes the problem, whatever is fixed.
+    """
     names = [f"{v.rule}: {v.reason}" for v, _, _ in blockers(space, problem, fixed)]
     lines = "\n  ".join(names) or "the family does not accept this problem"
     words = " ".join(f"{knob}={','.join(map(format_value, values))}" for knob, values in fixed.items())

@@ -145,6 +145,7 @@ class Dispatcher:
         Raises:
             ArchError: cutegen has no target for that GPU.
             DeviceError: There is no such GPU.
+            ProblemError: No config computes the problem there.
         """
         device = self.device(index)
         space = find_space(problem.family, device.arch)
@@ -214,7 +215,11 @@ class Dispatcher:
 
 
 def look_up(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
-    """Return what ``table`` answers to ``problem`` on so many multiprocessors, or else the default config."""
+    """Return what ``table`` answers to ``problem`` on so many multiprocessors, or else the default config.
+
+    Raises:
+        ProblemError: No config computes it.
+    """
     if table is not None:
         estimate = _estimate(space, problem, sm_count)
         found = table.lookup(problem, lambda config: is_legal(config, problem, space.arch), estimate)

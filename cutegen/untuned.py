@@ -24,6 +24,9 @@ def default_config(space: Space, problem: Problem, sm_count: int | None = None) 
         space: Where configs come from.
         problem: What is to be computed.
         sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
+
+    Raises:
+        ProblemError: No config computes the problem.
     """
     safe = space.default(problem)
     if not is_modelled(space.arch):

@@ -221,7 +221,11 @@ def time_compiling(
 
 
 def some_sources(problem: Problem, arch: Arch, device: Device | None, count: int) -> list[Source]:
-    """Return the first ``count`` different kernels that a search would try."""
+    """Return the first ``count`` different kernels that a search would try.
+
+    Raises:
+        BuildError: It proposes none.
+    """
     space = find_space(problem.family, arch)
     sm_count = device.sm_count if device else arch.nominal_sm_count
     configs = rank(space, problem, sm_count, count)

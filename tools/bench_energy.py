@@ -251,7 +251,11 @@ def _store(args: argparse.Namespace) -> Store:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, check and measure; return the exit code."""
+    """Compile, check and measure; return the exit code.
+
+    Raises:
+        DeviceError: There is no GPU, or it hides its energy.
+    """
     device = present_device(args.device)
     plans = make_plans(args, device)
     results = Results(conditions(args, device), kind=ENERGY).begin(session(vars(args), device, args.commit))

@@ -6,6 +6,9 @@ interrupted sweep continues; a new template or compiler starts new ones.
     python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout tn,nn --sample 600
     python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
     python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,e4m3,tf32 --pairs
+
+exit codes: 0 all as predicted; 1 some kernel failed, spilled without a fused epilogue, or is not as
+predicted; 2 bad usage
 """
 
 from __future__ import annotations

@@ -85,7 +85,11 @@ def _ratio(default: Timing | None, winner: Timing, objective: str) -> Interval |
 
 
 def entry_of(result: TuneResult, torch_trial: str) -> Entry:
-    """Return what the table should say about the problem of a measured ``result``."""
+    """Return what the table should say about the problem of a measured ``result``.
+
+    Raises:
+        StoreError: Nothing was measured.
+    """
     winner = result.winner
     timing = result.torch if result.torch_wins else winner.timing
     if timing is None:
