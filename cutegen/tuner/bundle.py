@@ -20,7 +20,7 @@ from cutegen.store import Store
 from cutegen.tuner.result import TuneResult
 from cutegen.tuner.setting import Setting
 
-__all__ = ["Imported", "export_candidates", "import_candidates"]
+__all__ = ["Imported", "export_candidates", "import_candidates", "write_candidates"]
 
 _SCHEMA = 1
 
@@ -47,32 +47,53 @@ def export_candidates(path: Path, setting: Setting, results: Iterable[TuneResult
         StoreError: An artifact is gone from the store, or the file cannot be written.
         BuildError: There is nothing to export.
     """
-    artifacts: dict[str, Artifact] = {}
-    problems: list[Json] = []
-    for result in results:
-        rows: list[Json] = []
-        for row in result.rows:
-            artifacts.setdefault(row.artifact_key, _stored(setting, row.artifact_key))
-            rows.append({"config": row.config.to_json(), "key": row.artifact_key})
-        problems.append({"problem": str(result.problem), "candidates": rows})
-    if not artifacts:
+    compiled = {result.problem: {row.config: row.artifact_key for row in result.rows} for result in results}
+    return write_candidates(path, setting.store, setting.arch, setting.toolchain, compiled)
+
+
+def write_candidates(
+    path: Path,
+    store: Store,
+    arch: Arch,
+    toolchain: Toolchain,
+    compiled: Mapping[Problem, Mapping[Config, str]],
+) -> int:
+    """Write artifacts of ``store`` into the tar file ``path`` and return how many there are.
+
+    Args:
+        path: The file.
+        store: Where the artifacts are.
+        arch: Their target.
+        toolchain: What compiled them.
+        compiled: The configs for each problem, with the key of the artifact of each.
+
+    Raises:
+        StoreError: An artifact is gone from the store, or the file cannot be written.
+        BuildError: There is nothing to export.
+    """
+    keys = dict.fromkeys(key for configs in compiled.values() for key in configs.values())
+    if not keys:
         raise BuildError("nothing compiled, so there is nothing to export")
+    problems: list[Json] = []
+    for problem, configs in compiled.items():
+        rows: list[Json] = [{"config": config.to_json(), "key": key} for config, key in configs.items()]
+        problems.append({"problem": str(problem), "candidates": rows})
     manifest: dict[str, Json] = {
         "schema": _SCHEMA,
         "cutegen": __version__,
-        "arch": setting.arch.name,
-        "toolchain": setting.toolchain.to_json(),
+        "arch": arch.name,
+        "toolchain": toolchain.to_json(),
         "problems": problems,
     }
-    export_bundle(path, setting.store, artifacts.values(), manifest)
-    return len(artifacts)
+    export_bundle(path, store, [_stored(store, arch, key) for key in keys], manifest)
+    return len(keys)
 
 
-def _stored(setting: Setting, key: str) -> Artifact:
-    entry = setting.store.find(setting.arch.name, key)
+def _stored(store: Store, arch: Arch, key: str) -> Artifact:
+    entry = store.find(arch.name, key)
     result = None if entry is None else from_entry(entry)
     if not isinstance(result, Artifact):
-        raise StoreError(f"artifact {key} is gone from {setting.store.root}; run the same command again")
+        raise StoreError(f"artifact {key} is gone from {store.root}; run the same command again")
     return result
 
 

@@ -1,0 +1,310 @@
+"""The first hour on a GPU: try its kernels in tiers, stop at the first broken one, say which knob is at fault.
+
+Tiers: one tile; tails (odd extents, layouts, batches, epilogues); every value of every knob; races (many runs that
+must give equal bits); the full list (random problems and configs, and a file of shapes). Each trial is compiled and
+checked like any candidate of a tuning run: in a child process, on poisoned outputs, with a limit of time.
+
+    python tools/bringup.py --out results/bringup.json
+    python tools/bringup.py --dry-run --arch sm_100a              (no GPU: list tiers and counts)
+    python tools/bringup.py --arch sm_100a --export bringup.tar   (no GPU: compile what the tiers need)
+    python tools/bringup.py --import bringup.tar                  (no compiler; a bundle of cutegen.tune will do, too)
+    python tools/bringup.py --break "own block's arrivals"        (Hopper: a rehearsal with a broken template)
+
+exit codes: 0 all tiers pass (or: listed, or exported); 1 a tier is broken, and the fault has a name; 4 a tier is
+broken, but no knob could be blamed for all of it; 2 bad usage; 3 no usable GPU or no compiler; 130 interrupted
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build import Artifact, Builder, Toolchain
+from cutegen.catalog import find_space
+from cutegen.cli_args import positive_float, positive_int
+from cutegen.cli_run import run_command
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.errors import DeviceError, UsageError
+from cutegen.measure import Bench
+from cutegen.problem import Problem
+from cutegen.shapes import read_shapes
+from cutegen.space import Config, Space
+from cutegen.store import Store
+from cutegen.tuner.bundle import Imported, import_candidates, write_candidates
+from tools.benchmark.environment import ROOT, git_commit, session_facts, software
+from tools.bringup_parts.inquiry import Inquiry, Verdict, inquire
+from tools.bringup_parts.lab import Edit, Kernels, Lab, Record, outcomes
+from tools.bringup_parts.tiers import Extent, Tier, kernels_of, plan
+from tools.schedule.breaks import BREAKS, Break
+
+EXIT_OK, EXIT_NAMED, EXIT_UNNAMED = 0, 1, 4
+SHAPES = ROOT / "tools" / "shapes" / "gemm_dev.toml"
+
+
+@dataclass
+class Outcome:
+    """What came of the tiers so far.
+
+    Attributes:
+        planned: The tiers, each with the points whose kernels can be had.
+        ran: How each tier that was run ended.
+        verdicts: Why the last of them is broken.
+        explained: Whether those findings explain every failure of it.
+    """
+
+    planned: Sequence[Tier]
+    ran: list[dict[str, Json]]
+    verdicts: list[Verdict]
+    explained: bool = True
+
+    @property
+    def broken(self) -> str:
+        """The name of the broken tier, empty if there is none."""
+        return str(self.ran[-1]["name"]) if self.ran and not self.ran[-1]["passed"] else ""
+
+
+def find_break(name: str, arch: Arch) -> Break:
+    """Return the edit whose name is, or alone contains, ``name``.
+
+    Raises:
+        UsageError: There is none, more than one, or the target is another one.
+    """
+    if arch.name != "sm_90a":
+        raise UsageError(f"--break edits kernels for sm_90a, not for {arch}")
+    exact = [each for each in BREAKS if each.name == name]
+    found = exact or [each for each in BREAKS if name in each.name]
+    if len(found) != 1:
+        names = "; ".join(each.name for each in found or BREAKS)
+        raise UsageError(f"--break {name!r} names {len(found)} edits; valid: {names}")
+    return found[0]
+
+
+def edit_of(each: Break) -> Edit:
+    """Return what applies a break to the text of any kernel that has the place."""
+    return lambda text: text.replace(each.old, each.new)
+
+
+def bench_of(timeout_s: float) -> Bench:
+    """Return the bench that checks the trials."""
+    return Bench(timeout_s=timeout_s)
+
+
+def show(record: Record) -> None:
+    """Print a trial that failed, or that belongs to a bisection; count the others."""
+    if record.ok and not record.tier.startswith("bisection"):
+        print(".", end="", file=sys.stderr, flush=True)
+        return
+    print(f"  {record.outcome}: {record.point} {record.error[:200]}".rstrip(), flush=True)
+
+
+def run_tiers(lab: Lab, tiers: Sequence[Tier], space: Space, args: argparse.Namespace) -> Iterator[Outcome]:
+    """Run tier after tier until one is broken, and yield what is known after each, and after each finding."""
+    outcome = Outcome(tiers, [], [])
+    for number, tier in enumerate(tiers, 1):
+        if not tier.points:
+            print(f"tier {number}, {tier.name}: skipped, the bundle has none of its kernels")
+            continue
+        print(f"tier {number}, {tier.name}: {_size(tier, space)}", flush=True)
+        started = time.monotonic()
+        records = lab.run(tier, args.enough)
+        counts = outcomes(records)
+        passed = set(counts) <= {"ok"}
+        seconds = round(time.monotonic() - started, 1)
+        outcome.ran.append(
+            {
+                "name": tier.name,
+                "planned": len(tier.points),
+                "outcomes": {**counts},
+                "passed": passed,
+                "seconds": seconds,
+            }
+        )
+        words = ", ".join(f"{count} {name}" for name, count in counts.items())
+        print(f"\ntier {number}, {tier.name}: {'passed' if passed else 'BROKEN'}: {words} in {seconds} s")
+        yield outcome
+        if not passed:
+            inquiry = Inquiry(lab, tier, space)
+            outcome.verdicts = inquire(
+                inquiry, records, args.findings, lambda v: print(f"==> {v}", flush=True)
+            )
+            failed = sum(not record.ok for record in records)
+            named = [verdict for verdict in outcome.verdicts if verdict.finding.pinned]
+            outcome.explained = sum(verdict.explained for verdict in named) == failed
+            yield outcome
+            return
+
+
+def document(
+    args: argparse.Namespace, device: Device, records: Sequence[Record], outcome: Outcome
+) -> dict[str, Json]:
+    """Return the results file."""
+    return {
+        "kind": "bring-up",
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": args.commit or git_commit(),
+        "gpu": device.name,
+        "arch": device.arch.name,
+        "software": software(),
+        "machine": session_facts(device),
+        "bundle": args.bundle.name if args.bundle else "",
+        "break": args.breaks,
+        "seed": args.seed,
+        "timeout_s": args.timeout,
+        "tiers": list(outcome.ran),
+        "broken": outcome.broken,
+        "findings": [verdict.to_json() for verdict in outcome.verdicts],
+        "explained": outcome.explained,
+        "edited_kernels": sum(record.edited for record in records),
+        "trials": [record.to_json() for record in records],
+    }
+
+
+def save(path: Path | None, results: Mapping[str, Json]) -> None:
+    """Write the results file in one step."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.part")
+    partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def extent_of(args: argparse.Namespace) -> Extent:
+    """Return how much is to be tried."""
+    shapes = tuple(item.problem for item in read_shapes(args.shapes))
+    return Extent(args.repeats, args.races, args.pairs, shapes, args.seed)
+
+
+def list_tiers(space: Space, tiers: Sequence[Tier]) -> int:
+    """Print the tiers and what they need."""
+    for number, tier in enumerate(tiers, 1):
+        print(f"tier {number}, {tier.name} on {space.arch}: {_size(tier, space)}")
+    points = [point for tier in tiers for point in tier.points]
+    print(f"in all {len(points)} trials, {kernels_of(space, points)} kernels")
+    return EXIT_OK
+
+
+def _size(tier: Tier, space: Space) -> str:
+    runs = f", {tier.repeats} further runs each" if tier.repeats else ""
+    return f"{len(tier.points)} trials, {kernels_of(space, tier.points)} kernels{runs}"
+
+
+def export(path: Path, space: Space, tiers: Sequence[Tier], store: Store) -> int:
+    """Compile what the tiers need and write it into a bundle."""
+    compiled: dict[Problem, dict[Config, str]] = {}
+    with Builder(store) as builder:
+        kernels = Kernels(builder, space.arch)
+        points = [point for tier in tiers for point in tier.points]
+        kernels.provide(points)
+        for point in points:
+            result = kernels.find(point)
+            if isinstance(result, Artifact):
+                compiled.setdefault(point.problem, {})[point.config] = result.key
+            else:
+                print(f"  build_failed: {point} {getattr(result, 'message', '')}")
+        count = write_candidates(path, store, space.arch, builder.toolchain, compiled)
+    print(f"exported {count} compiled kernels to {path}")
+    return EXIT_OK
+
+
+def bring_up(
+    device: Device, store: Store, imported: Imported | None, args: argparse.Namespace, extent: Extent
+) -> int:
+    """Run the tiers on the present GPU."""
+    space = find_space("gemm", device.arch)
+    edit = edit_of(find_break(args.breaks, device.arch)) if args.breaks else None
+    toolchain = imported.toolchain if imported else Toolchain.current()
+    tiers = plan(space, extent, imported.candidates if imported else None)
+    print(f"bringing up {device.name} ({device.arch}, {device.sm_count} multiprocessors)")
+    with Builder(store, toolchain) as builder, bench_of(args.timeout) as bench:
+        kernels = Kernels(builder, device.arch, compiles=imported is None, edit=edit)
+        lab = Lab(kernels, bench, space, device.sm_count, show)
+        if imported is not None:
+            tiers = kernels.at_hand(tiers)
+        outcome = Outcome(tiers, [], [])
+        try:
+            for outcome in run_tiers(lab, tiers, space, args):
+                save(args.out, document(args, device, lab.records, outcome))
+        finally:
+            save(args.out, document(args, device, lab.records, outcome))
+    if args.breaks:
+        print(f"{sum(r.edited for r in lab.records)} of {len(lab.records)} trials had the broken place")
+    if not outcome.ran:
+        raise UsageError(f"bundle {args.bundle} has no kernel that any tier can try")
+    if not outcome.broken:
+        print(f"all {len(outcome.ran)} tiers passed")
+        return EXIT_OK
+    print(f"tier {outcome.broken} is broken; {len(outcome.verdicts)} findings")
+    return EXIT_NAMED if outcome.explained else EXIT_UNNAMED
+
+
+@contextmanager
+def _store(folder: Path | None) -> Iterator[Store]:
+    if folder is not None:
+        yield Store(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="cutegen-bringup-") as temporary:
+        yield Store(Path(temporary))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.breaks and args.bundle:
+        raise UsageError("--break edits kernels before they are compiled; it does not go with --import")
+    extent = extent_of(args)
+    with _store(args.cache_dir) as store:
+        if args.dry_run or args.export:
+            arch = find_arch(args.arch) if args.arch else present_device().arch
+            space = find_space("gemm", arch)
+            tiers = plan(space, extent)
+            return list_tiers(space, tiers) if args.dry_run else export(args.export, space, tiers, store)
+        device = present_device()
+        imported = import_candidates(args.bundle, store) if args.bundle else None
+        wanted = imported.arch if imported else find_arch(args.arch) if args.arch else device.arch
+        if wanted != device.arch or (args.arch and find_arch(args.arch) != device.arch):
+            raise DeviceError(
+                f"kernels are for {args.arch or wanted}, the GPU is {device.name} ({device.arch})"
+            )
+        return bring_up(device, store, imported, args, extent)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arch", help="target (default: the present GPU's)")
+    parser.add_argument("--dry-run", action="store_true", help="list tiers and counts; no GPU")
+    parser.add_argument("--export", type=Path, metavar="FILE.tar", help="compile what the tiers need; no GPU")
+    parser.add_argument(
+        "--import", type=Path, metavar="FILE.tar", dest="bundle", help="kernels from a bundle"
+    )
+    parser.add_argument("--break", dest="breaks", default="", metavar="NAME", help="break kernels on purpose")
+    parser.add_argument("--repeats", type=positive_int, default=50, help="further runs of the tier of races")
+    parser.add_argument("--races", type=positive_int, default=60, help="kernels of that tier")
+    parser.add_argument("--pairs", type=positive_int, default=200, help="random pairs of the full list")
+    parser.add_argument("--shapes", type=Path, default=SHAPES, help="shapes of the full list")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--enough", type=positive_int, default=8, help="failures after which a tier is left")
+    parser.add_argument("--findings", type=positive_int, default=3, help="faults to look for in it")
+    parser.add_argument("--timeout", type=positive_float, default=10.0, help="seconds for one check")
+    parser.add_argument("--cache-dir", type=Path, help="keep compiled kernels (default: a temporary folder)")
+    parser.add_argument("--out", type=Path, help="results file")
+    parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
+    args = parser.parse_args(arguments)
+    return run_command(lambda: _run(args))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

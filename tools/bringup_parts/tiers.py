@@ -1,0 +1,250 @@
+"""What is tried on a new GPU, in tiers: each adds one thing that can go wrong to what the ones before it showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+from random import Random
+
+from cutegen.errors import ProblemError
+from cutegen.measure import tail_problems
+from cutegen.problem import DTYPE_BYTES, OUT_DTYPES, Problem
+from cutegen.space import Config, Space, Value
+from tests.walk import random_config, random_pairs
+from tools.benchmark.variations import TILES, coarse_values
+from tools.bringup_parts.points import Point, nearest
+
+__all__ = ["TIERS", "Extent", "Tier", "kernels_of", "plan"]
+
+TIERS = ("one tile", "tails", "every knob", "races", "full list")
+#: k tiles, of 128 bytes, in the tier of one tile: one, a few, and more than any kernel has stages.
+DEPTHS = (1, 3, 40)
+ROW_BYTES = 128
+#: Extents, dtype and options behind the dtype's own; ``{k}`` is filled with what the dtype allows.
+TAILS = (
+    "333x392x{k} {dtype} tn",
+    "333x391x{k} {dtype} tn",
+    "3x333x392x{k} {dtype} tn",
+    "1x4096x{deep} {dtype} tn",
+    "4096x8x{deep} {dtype} tn",
+    "1000x1000x{deep} {dtype} tn",
+    "333x392x{k} {dtype} nn",
+    "336x392x{k} {dtype} nt",
+    "336x391x{k} {dtype} tt",
+    "2x336x392x{k} {dtype} nt",
+    "333x392x{k} {dtype} tn alpha beta bias=n act=relu",
+    "333x391x{k} {dtype} tn scale bias=m act=gelu",
+    "333x392x{k} {dtype} tn out=fp32 beta act=silu",
+    "333x392x{k} {dtype} tn out=fp16 act=gelu_tanh",
+    "333x392x{k} {dtype} tn promote",
+)
+#: Where every value of every knob can be had: many tiles; few rows and any order; few tiles and a deep k; bytes.
+KNOBS = (
+    "gemm 4096x4096x1024 bf16 tn",
+    "gemm 300x4096x4096 bf16 tn any_order",
+    "gemm 512x512x36864 bf16 tn any_order",
+    "gemm 2048x3072x4096 {byte} tn",
+)
+#: Where barriers go round many times, and partial sums meet.
+RACES = (
+    "gemm 4096x4096x2048 bf16 tn",
+    "gemm 2048x3072x4096 {byte} tn",
+    "gemm 300x4096x4096 bf16 tn any_order",
+    "gemm 512x512x16384 bf16 tn",
+)
+DRAWS = 60
+"""Random configs for each of those problems, from which the tier takes those that bring most new pairs of values."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is tried.
+
+    Attributes:
+        repeats: Further runs, in the tier of races, that must give the same bits.
+        races: Most kernels in that tier.
+        pairs: Random problems with random configs in the full list.
+        shapes: Problems whose default config is in the full list.
+        seed: Of what is random.
+    """
+
+    repeats: int = 50
+    races: int = 60
+    pairs: int = 200
+    shapes: Sequence[Problem] = ()
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One step of bringing up a GPU.
+
+    Attributes:
+        name: One of :data:`TIERS`.
+        points: What is tried, those of one problem next to each other.
+        tail: Whether each is also run on a small problem with odd extents.
+        repeats: Further runs that must give the same bits; None leaves their number to the engine.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    tail: bool = True
+    repeats: int | None = None
+
+
+def plan(
+    space: Space, extent: Extent, bundle: Mapping[Problem, Sequence[Config]] | None = None
+) -> tuple[Tier, ...]:
+    """Return the tiers, in order.
+
+    Args:
+        space: Says what is legal.
+        extent: How much is tried.
+        bundle: Configs that were compiled elsewhere, by problem: those that no tier tries anyway are tried in
+            all of them.
+    """
+    tiers = _plan(space, extent, ())
+    planned = {point for tier in tiers for point in tier.points}
+    brought = (Point(problem, config) for problem, configs in (bundle or {}).items() for config in configs)
+    own = [point for point in brought if point not in planned]
+    return _plan(space, extent, own) if own else tiers
+
+
+def _plan(space: Space, extent: Extent, own: Sequence[Point]) -> tuple[Tier, ...]:
+    return (
+        Tier(
+            TIERS[0],
+            _ordered([*one_tile(space), *_adapted(space, own, _tile_problems, len(DEPTHS))]),
+            tail=False,
+        ),
+        Tier(
+            TIERS[1],
+            _ordered([*tails(space), *_adapted(space, own, lambda problem, _: tail_problems(problem))]),
+        ),
+        Tier(TIERS[2], _ordered([*every_knob(space), *own])),
+        Tier(TIERS[3], _ordered([*races(space, extent), *own]), repeats=extent.repeats),
+        Tier(TIERS[4], _ordered([*full_list(space, extent), *own])),
+    )
+
+
+def kernels_of(space: Space, points: Iterable[Point]) -> int:
+    """Return how many kernels these points need: run-time knobs and extents make none."""
+    return len({(point.problem.signature, space.compile_view(point.config)) for point in points})
+
+
+def _ordered(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Each point once, problems in the order in which they first come up."""
+    groups: dict[Problem, dict[Point, None]] = {}
+    for point in points:
+        groups.setdefault(point.problem, {})[point] = None
+    return tuple(point for group in groups.values() for point in group)
+
+
+def dtypes_of(space: Space) -> list[str]:
+    """Return the dtypes of operands that the target multiplies."""
+    return [dtype for dtype in OUT_DTYPES if not space.explain(Problem(256, 256, 256, ab_dtype=dtype), {})]
+
+
+def _byte(space: Space) -> str:
+    """Return a dtype of one byte that the target multiplies."""
+    return next(dtype for dtype in dtypes_of(space) if DTYPE_BYTES[dtype] == 1)
+
+
+def one_tile(space: Space) -> Iterator[Point]:
+    """Yield, for every dtype, the default on a single tile of D, of one k tile and more."""
+    for dtype in dtypes_of(space):
+        problem = Problem(128, 128, 256, ab_dtype=dtype)
+        for tile in _tile_problems(problem, space.default(problem)):
+            yield Point(tile, space.default(tile))
+
+
+def _tile_problems(problem: Problem, config: Config) -> tuple[Problem, ...]:
+    shape = next(config[knob] for knob in TILES if knob in config)
+    assert isinstance(shape, tuple)
+    m, n = reversed(shape) if config["swap_ab"] else shape
+    step = ROW_BYTES // DTYPE_BYTES[problem.ab_dtype]
+    plain = replace(problem, batch=1)
+    return tuple(plain.with_extents(m, n, step * depth) for depth in DEPTHS)
+
+
+def tails(space: Space) -> Iterator[Point]:
+    """Yield, for every dtype, layout, output and epilogue, the default on extents that fit no tile."""
+    for dtype in dtypes_of(space):
+        step = 16 // DTYPE_BYTES[dtype]
+        for words in TAILS:
+            line = words.format(dtype=dtype, k=192 + step, deep=1024 + step)
+            try:
+                problem = Problem.parse(f"gemm {line}")
+            except ProblemError:
+                continue  # a layout or an output that the dtype does not have
+            if not space.explain(problem, {}):
+                yield Point(problem, space.default(problem))
+
+
+def every_knob(space: Space) -> Iterator[Point]:
+    """Yield every value of every knob, with as little else changed from the default as is legal."""
+    problems = [Problem.parse(line.format(byte=_byte(space))) for line in KNOBS]
+    defaults = [(problem, space.default(problem)) for problem in problems]
+    for problem, default in defaults:
+        yield Point(problem, default)
+    for knob, domain in space.domains.items():
+        for value in domain:
+            for problem, default in defaults:
+                config = nearest(space, problem, default, knob, value)
+                if config is not None:
+                    yield Point(problem, config)
+                    break
+
+
+def races(space: Space, extent: Extent) -> list[Point]:
+    """Return random kernels in which as many pairs of knob values as possible meet, on problems of many waves."""
+    generator = Random(extent.seed)
+    coarse = {knob: coarse_values(space, knob) for knob in space.domains}
+    draws = []
+    for line in RACES:
+        problem = Problem.parse(line.format(byte=_byte(space)))
+        found = (random_config(space, problem, generator, coarse) for _ in range(DRAWS))
+        draws += [Point(problem, config) for config in found if config is not None]
+    return _varied(space, draws, extent.races)
+
+
+def _varied(space: Space, draws: Sequence[Point], most: int) -> list[Point]:
+    """Return up to ``most`` of the draws; each is the one that brings most pairs of values not yet held."""
+    held: set[object] = set()
+    pairs = {point: set(combinations(_values(space, point), 2)) for point in draws}
+    chosen: list[Point] = []
+    while pairs and len(chosen) < most:
+        best = max(pairs, key=lambda point: len(pairs[point] - held))
+        held |= pairs.pop(best)
+        chosen.append(best)
+    return chosen
+
+
+def _values(space: Space, point: Point) -> list[tuple[str, Value]]:
+    return [("ab_dtype", point.problem.ab_dtype), *space.compile_view(point.config).items()]
+
+
+def full_list(space: Space, extent: Extent) -> Iterator[Point]:
+    """Yield random problems of every dtype with random configs, then the default on every shape given."""
+    dtypes = dtypes_of(space)
+    for i, dtype in enumerate(dtypes):
+        share = extent.pairs // len(dtypes) + (i < extent.pairs % len(dtypes))
+        for problem, config in random_pairs(space, extent.seed, share, dtypes=(dtype,)):
+            yield Point(problem, config)
+    for problem in extent.shapes:
+        if not space.explain(problem, {}):
+            yield Point(problem, space.default(problem))
+
+
+def _adapted(
+    space: Space,
+    points: Iterable[Point],
+    problems: Callable[[Problem, Config], Sequence[Problem]],
+    most: int = 1,
+) -> Iterator[Point]:
+    """Yield each config on up to ``most`` of the problems made for it on which its own artifact is legal."""
+    for point in points:
+        same = (p for p in problems(point.problem, point.config) if p.signature == point.problem.signature)
+        legal = (p for p in same if not space.explain(p, point.config))
+        yield from (Point(problem, point.config) for problem in islice(legal, most))
