@@ -1,30 +1,28 @@
-"""The first hour on a GPU: try its kernels in tiers, stop at the first broken one, say which knob is at fault.
+"""The first hour on a GPU: try its kernels in tiers, stop at the first broken one, name the knob at fault.
 
-Tiers: one tile; tails (odd extents, layouts, batches, epilogues); every value of every knob; races (many runs that
-must give equal bits); the full list (random problems and configs, and a file of shapes). Each trial is compiled and
-checked like any candidate of a tuning run: in a child process, on poisoned outputs, with a limit of time.
+Tiers: one tile; tails (odd extents, layouts, batches, epilogues); every knob (every value of it); races (many
+runs that must give equal bits); full list (random problems and configs, and a file of shapes). Each trial is
+compiled and checked like any candidate of a tuning run: in a child process, on poisoned outputs, with a limit
+of time. A tier passes if all its trials are ok.
 
     python tools/bringup.py --out results/bringup.json
     python tools/bringup.py --dry-run --arch sm_100a              (no GPU: list tiers and counts)
     python tools/bringup.py --arch sm_100a --export bringup.tar   (no GPU: compile what the tiers need)
-    python tools/bringup.py --import bringup.tar                  (no compiler; a bundle of cutegen.tune will do, too)
-    python tools/bringup.py --break "own block's arrivals"        (Hopper: a rehearsal with a broken template)
+    python tools/bringup.py --import bringup.tar                  (no compiler; cutegen.tune bundles will do)
+    python tools/bringup.py --break "own block's arrivals"        (Hopper: rehearse with a broken template)
 
-exit codes: 0 all tiers pass (or: listed, or exported); 1 a tier is broken, and the fault has a name; 4 a tier is
-broken, but no knob could be blamed for all of it; 2 bad usage; 3 no usable GPU or no compiler; 130 interrupted
+exit codes: 0 all tiers pass (or: listed, or exported); 1 a tier is broken, and what was found explains all
+its failures; 4 a tier is broken, and some failure has no explanation; 2 bad usage; 3 no usable GPU or no
+compiler; 130 interrupted
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -35,7 +33,6 @@ from cutegen.catalog import find_space
 from cutegen.cli_args import positive_float, positive_int
 from cutegen.cli_run import run_command
 from cutegen.device import Device, present_device
-from cutegen.digest import Json
 from cutegen.errors import DeviceError, UsageError
 from cutegen.measure import Bench
 from cutegen.problem import Problem
@@ -43,36 +40,14 @@ from cutegen.shapes import read_shapes
 from cutegen.space import Config, Space
 from cutegen.store import Store
 from cutegen.tuner.bundle import Imported, import_candidates, write_candidates
-from tools.benchmark.environment import ROOT, git_commit, session_facts, software
-from tools.bringup_parts.inquiry import Inquiry, Verdict, inquire
-from tools.bringup_parts.lab import Edit, Kernels, Lab, Record, outcomes
+from tools.benchmark.environment import ROOT
+from tools.bringup_parts.climb import Outcome, document, run_tiers, save, show, size_of
+from tools.bringup_parts.lab import Edit, Kernels, Lab
 from tools.bringup_parts.tiers import Extent, Tier, kernels_of, plan
 from tools.schedule.breaks import BREAKS, Break
 
 EXIT_OK, EXIT_NAMED, EXIT_UNNAMED = 0, 1, 4
 SHAPES = ROOT / "tools" / "shapes" / "gemm_dev.toml"
-
-
-@dataclass
-class Outcome:
-    """What came of the tiers so far.
-
-    Attributes:
-        planned: The tiers, each with the points whose kernels can be had.
-        ran: How each tier that was run ended.
-        verdicts: Why the last of them is broken.
-        explained: Whether those findings explain every failure of it.
-    """
-
-    planned: Sequence[Tier]
-    ran: list[dict[str, Json]]
-    verdicts: list[Verdict]
-    explained: bool = True
-
-    @property
-    def broken(self) -> str:
-        """The name of the broken tier, empty if there is none."""
-        return str(self.ran[-1]["name"]) if self.ran and not self.ran[-1]["passed"] else ""
 
 
 def find_break(name: str, arch: Arch) -> Break:
@@ -101,86 +76,6 @@ def bench_of(timeout_s: float) -> Bench:
     return Bench(timeout_s=timeout_s)
 
 
-def show(record: Record) -> None:
-    """Print a trial that failed, or that belongs to a bisection; count the others."""
-    if record.ok and not record.tier.startswith("bisection"):
-        print(".", end="", file=sys.stderr, flush=True)
-        return
-    print(f"  {record.outcome}: {record.point} {record.error[:200]}".rstrip(), flush=True)
-
-
-def run_tiers(lab: Lab, tiers: Sequence[Tier], space: Space, args: argparse.Namespace) -> Iterator[Outcome]:
-    """Run tier after tier until one is broken, and yield what is known after each, and after each finding."""
-    outcome = Outcome(tiers, [], [])
-    for number, tier in enumerate(tiers, 1):
-        if not tier.points:
-            print(f"tier {number}, {tier.name}: skipped, the bundle has none of its kernels")
-            continue
-        print(f"tier {number}, {tier.name}: {_size(tier, space)}", flush=True)
-        started = time.monotonic()
-        records = lab.run(tier, args.enough)
-        counts = outcomes(records)
-        passed = set(counts) <= {"ok"}
-        seconds = round(time.monotonic() - started, 1)
-        outcome.ran.append(
-            {
-                "name": tier.name,
-                "planned": len(tier.points),
-                "outcomes": {**counts},
-                "passed": passed,
-                "seconds": seconds,
-            }
-        )
-        words = ", ".join(f"{count} {name}" for name, count in counts.items())
-        print(f"\ntier {number}, {tier.name}: {'passed' if passed else 'BROKEN'}: {words} in {seconds} s")
-        yield outcome
-        if not passed:
-            inquiry = Inquiry(lab, tier, space)
-            outcome.verdicts = inquire(
-                inquiry, records, args.findings, lambda v: print(f"==> {v}", flush=True)
-            )
-            failed = sum(not record.ok for record in records)
-            named = [verdict for verdict in outcome.verdicts if verdict.finding.pinned]
-            outcome.explained = sum(verdict.explained for verdict in named) == failed
-            yield outcome
-            return
-
-
-def document(
-    args: argparse.Namespace, device: Device, records: Sequence[Record], outcome: Outcome
-) -> dict[str, Json]:
-    """Return the results file."""
-    return {
-        "kind": "bring-up",
-        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": args.commit or git_commit(),
-        "gpu": device.name,
-        "arch": device.arch.name,
-        "software": software(),
-        "machine": session_facts(device),
-        "bundle": args.bundle.name if args.bundle else "",
-        "break": args.breaks,
-        "seed": args.seed,
-        "timeout_s": args.timeout,
-        "tiers": list(outcome.ran),
-        "broken": outcome.broken,
-        "findings": [verdict.to_json() for verdict in outcome.verdicts],
-        "explained": outcome.explained,
-        "edited_kernels": sum(record.edited for record in records),
-        "trials": [record.to_json() for record in records],
-    }
-
-
-def save(path: Path | None, results: Mapping[str, Json]) -> None:
-    """Write the results file in one step."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
 def extent_of(args: argparse.Namespace) -> Extent:
     """Return how much is to be tried."""
     shapes = tuple(item.problem for item in read_shapes(args.shapes))
@@ -190,15 +85,10 @@ def extent_of(args: argparse.Namespace) -> Extent:
 def list_tiers(space: Space, tiers: Sequence[Tier]) -> int:
     """Print the tiers and what they need."""
     for number, tier in enumerate(tiers, 1):
-        print(f"tier {number}, {tier.name} on {space.arch}: {_size(tier, space)}")
+        print(f"tier {number}, {tier.name} on {space.arch}: {size_of(tier, space)}")
     points = [point for tier in tiers for point in tier.points]
     print(f"in all {len(points)} trials, {kernels_of(space, points)} kernels")
     return EXIT_OK
-
-
-def _size(tier: Tier, space: Space) -> str:
-    runs = f", {tier.repeats} further runs each" if tier.repeats else ""
-    return f"{len(tier.points)} trials, {kernels_of(space, tier.points)} kernels{runs}"
 
 
 def export(path: Path, space: Space, tiers: Sequence[Tier], store: Store) -> int:

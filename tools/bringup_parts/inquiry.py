@@ -1,4 +1,4 @@
-"""A broken tier in, findings out: which features the failures of a tier have in common, one fault after another."""
+"""A broken tier in, findings out: what its failures have in common, one fault after another."""
 
 from __future__ import annotations
 
@@ -104,14 +104,24 @@ class Inquiry:
 
 
 def inquire(
-    inquiry: Inquiry, records: Sequence[Record], most: int, note: Callable[[Verdict], None]
+    inquiry: Inquiry,
+    records: Sequence[Record],
+    known: Sequence[Point],
+    most: int,
+    note: Callable[[Verdict], None],
 ) -> list[Verdict]:
-    """Return up to ``most`` findings that between them explain the failing trials among ``records``.
+    """Return up to ``most`` findings that between them explain the failing trials of a tier.
 
     Each starts from the failing trial that is nearest to one that passes; quick failures go before hangs.
+
+    Args:
+        inquiry: Tries points.
+        records: The trials of the tier.
+        known: Points that passed, in this tier or an earlier one.
+        most: Most findings.
+        note: Is told of each.
     """
     left = [record for record in records if record.failed]
-    known = [record.point for record in records if record.ok]
     verdicts: list[Verdict] = []
     while left and len(verdicts) < most:
         start = min(left, key=lambda record: (record.outcome == "timeout", _distance(record.point, known)))

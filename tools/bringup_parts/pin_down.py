@@ -1,15 +1,15 @@
 """From a point that fails to what makes it fail: the fewest features that tell it from one that passes.
 
-Delta debugging over knobs and over what is computed: the failing point is moved towards the nearest passing one
-while it is legal and still fails, the passing one towards it while it passes. Then every feature of the failing
-point is changed alone; those of which some other value passes are needed for the failure.
+Delta debugging over knobs and over what is computed: the failing point is moved towards the nearest passing
+one while it is legal and still fails, the passing one towards it while it passes. Then every feature of the
+failing point is changed alone; those of which some other value passes are needed for the failure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from cutegen.digest import Json
 from cutegen.space import Space, Value, format_value
@@ -19,6 +19,7 @@ from tools.bringup_parts.points import (
     difference,
     features,
     groups,
+    near,
     nearest,
     other_values,
     show,
@@ -30,9 +31,11 @@ __all__ = ["Cause", "Finding", "Oracle", "explains", "holds", "pin_down"]
 #: Whether a point fails; None where nobody can tell, because its kernel is not at hand.
 Oracle = Callable[[Point], "bool | None"]
 #: Other values of a knob to try: of one that tells the two points apart, and of one that does not.
-LOOK, GLANCE = 3, 1
+LOOK, GLANCE = 3, 2
 #: Other values to try of a knob that is known to be needed.
 SCAN = 8
+#: Choices of knobs that follow one, where it cannot change alone.
+WAYS = 3
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,11 @@ class Finding:
         named = self.causes or ()
         if not named:
             assert self.passing is not None
-            bad, good = features(self.failing), features(self.passing)
-            return (
-                f"{show({n: bad[n] for n in self.differing})} breaks; with "
-                f"{show({n: good[n] for n in self.differing})} it passes (no part of it is legal alone); {seen}"
+            bad, good = (
+                show({name: features(point)[name] for name in self.differing})
+                for point in (self.failing, self.passing)
             )
+            return f"{bad} breaks; with {good} it passes (no part of it can be had alone); {seen}"
         what = " together with ".join(f"{cause.name}={format_value(cause.value)}" for cause in named)
         ways = " or ".join(f"{c.name}={_listed(c.passes_with)}" for c in named)
         more = [f"{c.name}={_listed(c.breaks_with[1:])}" for c in named if c.breaks_with[1:]]
@@ -162,15 +165,27 @@ def pin_down(point: Point, space: Space, known: Sequence[Point], fails: Oracle) 
         return Finding(point, point)
     failing = _shrink(point, start, space, lambda other: fails(other) is True)
     passing = _shrink(start, failing, space, lambda other: fails(other) is False)
-    causes, closest = [], passing
+    causes, pair = _causes(failing, passing, space, fails)
+    if causes and pair[0] != failing:  # what needs others to follow is told from a point where they have
+        failing = pair[0]
+        causes, pair = _causes(failing, pair[1], space, fails)
+    return Finding(point, *pair, tuple(causes), tuple(difference(*pair)))
+
+
+def _causes(
+    failing: Point, passing: Point, space: Space, fails: Oracle
+) -> tuple[list[Cause], tuple[Point, Point]]:
+    """Return what a failure needs, and the failing and the passing point that are closest to each other.
+
+    The failing one of them is ``failing`` itself if any knob can be changed alone.
+    """
+    causes, pairs = [], [(failing, passing)]
     for name in features(failing):
-        alone = _alone(failing, name, passing, space, fails)
-        if alone is not None:
-            cause, other = alone
-            causes.append(cause)
-            if len(difference(other, failing)) < len(difference(closest, failing)):
-                closest = other
-    return Finding(point, failing, closest, tuple(causes), tuple(difference(failing, closest)))
+        found = _cause(failing, name, passing, space, fails)
+        if found is not None:
+            causes.append(found[0])
+            pairs.append(found[1])
+    return causes, min(pairs, key=lambda pair: (len(difference(*pair)), pair[0] != failing))
 
 
 def _passing(point: Point, space: Space, known: Sequence[Point], fails: Oracle) -> Point | None:
@@ -183,16 +198,22 @@ def _passing(point: Point, space: Space, known: Sequence[Point], fails: Oracle) 
 
 
 def _near(point: Point, space: Space) -> Iterator[Point]:
-    """Yield points of the same problem: its default, then one for every knob, with another value of it."""
+    """Yield points of the same problem: its default, then with every knob at its simplest value, one at a
+    time, then with every knob at the value nearest to its own."""
     default = Point(point.problem, space.default(point.problem))
     if default != point:
         yield default
-    for knob in space.domains:
-        for value in other_values(space, knob, point.config[knob]):
-            config = nearest(space, point.problem, point.config, knob, value)
+    for pick in (_simplest, other_values):
+        for knob in space.domains:
+            values = pick(space, knob, point.config[knob])
+            configs = (nearest(space, point.problem, point.config, knob, value) for value in values)
+            config = next((config for config in configs if config is not None), None)
             if config is not None:
                 yield Point(point.problem, config)
-                break
+
+
+def _simplest(space: Space, knob: str, value: Value) -> tuple[Value, ...]:
+    return tuple(other for other in space.domains[knob][:1] if other != value)
 
 
 def _shrink(moving: Point, target: Point, space: Space, keeps: Callable[[Point], bool]) -> Point:
@@ -207,48 +228,65 @@ def _shrink(moving: Point, target: Point, space: Space, keeps: Callable[[Point],
         moving = step
 
 
-def _alone(
+def _cause(
     failing: Point, name: str, passing: Point, space: Space, fails: Oracle
-) -> tuple[Cause, Point] | None:
-    """Return the cause that a feature is, and a point that passes with another value of it; None if it is none."""
+) -> tuple[Cause, tuple[Point, Point]] | None:
+    """Return the cause that a feature is and two points that it alone tells apart; None if it is none."""
     own, other = features(failing)[name], features(passing)[name]
-    differs = own != other
-    values = [other] if differs else []
+    values = [other] if own != other else []
     if name in space.domains:
         values += [value for value in _spread(space, name, own) if value != other]
+    found: dict[Value, tuple[Point, Point] | None] = {}
     tried = _outcomes(failing, name, values, space, fails)
-    found: dict[Value, bool] = {}
-    for value, outcome in tried:
-        found[value] = outcome
-        if not outcome or len(found) >= (LOOK if differs else GLANCE):
+    for value, pair in tried:
+        found[value] = pair
+        if pair is not None or len(found) >= (LOOK if own != other else GLANCE):
             break
-    if all(found.values()):
+    if not any(found.values()):
         return None
-    for value, outcome in tried:
-        if len(found) >= SCAN:
-            break
-        found[value] = outcome
-    good = [value for value, outcome in found.items() if not outcome]
-    bad = [value for value, outcome in found.items() if outcome]
-    neighbour = with_values(failing, {name: good[0]}, space)
-    assert neighbour is not None
-    return Cause(name, own, tuple(good), (own, *bad)), neighbour
+    for value, pair in islice(tried, SCAN - len(found)):
+        found[value] = pair
+    good = [value for value, pair in found.items() if pair is not None]
+    bad = [value for value, pair in found.items() if pair is None]
+    closest = min((pair for pair in found.values() if pair), key=lambda pair: pair[0] != failing)
+    return Cause(name, own, tuple(good), (own, *bad)), closest
 
 
 def _spread(space: Space, knob: str, value: Value) -> list[Value]:
-    """Return the other values of a knob, the nearest first, and of long lists every few."""
+    """Return other values of a knob: the simplest, the nearest, and of long lists every few of the rest."""
     values = other_values(space, knob, value)
-    return [*values[: 2 * SCAN], *values[2 * SCAN :: SCAN]]
+    return list(
+        dict.fromkeys([*_simplest(space, knob, value), *values[: 2 * SCAN], *values[2 * SCAN :: SCAN]])
+    )
 
 
 def _outcomes(
     failing: Point, name: str, values: Iterable[Value], space: Space, fails: Oracle
-) -> Iterator[tuple[Value, bool]]:
-    """Yield, value by value, whether the point fails with it; values that are illegal alone are left out."""
+) -> Iterator[tuple[Value, tuple[Point, Point] | None]]:
+    """Yield, value by value, a failing and a passing point that it alone tells apart, None if it fails too.
+
+    Where a value is not legal alone, other knobs change as well, provided that these alone mend nothing.
+    """
     for value in values:
-        other = with_values(failing, {name: value}, space)
-        if other is None or difference(other, failing) != [name]:
-            continue
-        outcome = fails(other)
-        if outcome is not None:
-            yield value, outcome
+        for base, other in islice(_changes(failing, name, value, space), WAYS):
+            outcome = fails(other)
+            if outcome is None or fails(base) is not True:
+                continue
+            yield value, None if outcome else (base, other)
+            break
+
+
+def _changes(failing: Point, name: str, value: Value, space: Space) -> Iterator[tuple[Point, Point]]:
+    """Yield points that differ in one feature alone: at ``failing`` itself, or near it if that is not legal."""
+    alone = with_values(failing, {name: value}, space)
+    if alone is not None:
+        if difference(alone, failing) == [name]:
+            yield failing, alone
+        return
+    if name not in space.domains:
+        return
+    for config in near(space, failing.problem, failing.config, name, value):
+        other = Point(failing.problem, config)
+        base = with_values(other, {name: features(failing)[name]}, space)
+        if base is not None:
+            yield base, other

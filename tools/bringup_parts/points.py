@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from cutegen.errors import CutegenError
@@ -17,6 +17,7 @@ __all__ = [
     "difference",
     "features",
     "groups",
+    "near",
     "nearest",
     "other_values",
     "show",
@@ -67,7 +68,7 @@ def with_values(point: Point, values: Mapping[str, Value], space: Space) -> Poin
 
 
 def changed(point: Point, names: Sequence[str], target: Point, space: Space) -> Point | None:
-    """Return ``point`` with the features ``names`` as they are in ``target``, None where that is not legal."""
+    """Return ``point`` with the features ``names`` of ``target``, None where that is not legal."""
     wanted = features(target)
     return with_values(point, {name: wanted[name] for name in names}, space)
 
@@ -77,15 +78,20 @@ def nearest(space: Space, problem: Problem, base: Config, knob: str, value: Valu
 
     None if more than two others would have to follow. Of equally many, those by the smallest steps.
     """
+    return next(near(space, problem, base, knob, value), None)
+
+
+def near(space: Space, problem: Problem, base: Config, knob: str, value: Value) -> Iterator[Config]:
+    """Yield legal configs with ``knob=value``, by the number of other knobs that differ from ``base``.
+
+    For any choice of at most two others it is the one of the smallest steps.
+    """
     others = [other for other in space.domains if other != knob]
     for count in range(FOLLOWERS + 1):
         for freed in combinations(others, count):
             fixed: dict[str, Sequence[Value]] = {other: [base[other]] for other in others}
             fixed |= {other: other_values(space, other, base[other]) for other in freed}
-            found = next(space.configs(problem, {**fixed, knob: [value]}), None)
-            if found is not None:
-                return found
-    return None
+            yield from islice(space.configs(problem, {**fixed, knob: [value]}), 1)
 
 
 def other_values(space: Space, knob: str, value: Value) -> tuple[Value, ...]:

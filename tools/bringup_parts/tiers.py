@@ -1,4 +1,4 @@
-"""What is tried on a new GPU, in tiers: each adds one thing that can go wrong to what the ones before it showed."""
+"""What is tried on a new GPU, in tiers: each adds one thing that can go wrong to those before it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TAILS = (
     "333x392x{k} {dtype} tn out=fp16 act=gelu_tanh",
     "333x392x{k} {dtype} tn promote",
 )
-#: Where every value of every knob can be had: many tiles; few rows and any order; few tiles and a deep k; bytes.
+#: Where every value of every knob can be had: many tiles; few rows; few tiles and a deep k; bytes.
 KNOBS = (
     "gemm 4096x4096x1024 bf16 tn",
     "gemm 300x4096x4096 bf16 tn any_order",
@@ -54,7 +54,7 @@ RACES = (
     "gemm 512x512x16384 bf16 tn",
 )
 DRAWS = 60
-"""Random configs for each of those problems, from which the tier takes those that bring most new pairs of values."""
+"""Random configs for each of those problems; the tier takes those that bring most new pairs of values."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def every_knob(space: Space) -> Iterator[Point]:
 
 
 def races(space: Space, extent: Extent) -> list[Point]:
-    """Return random kernels in which as many pairs of knob values as possible meet, on problems of many waves."""
+    """Return random kernels, on problems of many waves, in which many pairs of knob values meet."""
     generator = Random(extent.seed)
     coarse = {knob: coarse_values(space, knob) for knob in space.domains}
     draws = []
