@@ -41,7 +41,7 @@ from cutegen.space import Config, Space
 from cutegen.store import Store
 from cutegen.tuner.bundle import Imported, import_candidates, write_candidates
 from tools.benchmark.environment import ROOT
-from tools.bringup_parts.climb import Outcome, document, run_tiers, save, show, size_of
+from tools.bringup_parts.climb import Outcome, document, reporter, run_tiers, save, size_of
 from tools.bringup_parts.lab import Edit, Kernels, Lab
 from tools.bringup_parts.tiers import Extent, Tier, kernels_of, plan
 from tools.schedule.breaks import BREAKS, Break
@@ -120,7 +120,7 @@ def bring_up(
     print(f"bringing up {device.name} ({device.arch}, {device.sm_count} multiprocessors)")
     with Builder(store, toolchain) as builder, bench_of(args.timeout) as bench:
         kernels = Kernels(builder, device.arch, compiles=imported is None, edit=edit)
-        lab = Lab(kernels, bench, space, device.sm_count, show)
+        lab = Lab(kernels, bench, space, device.sm_count, reporter(space))
         if imported is not None:
             tiers = kernels.at_hand(tiers)
         outcome = Outcome(tiers, [], [])

@@ -6,20 +6,20 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from cutegen.device import Device
 from cutegen.digest import Json
-from cutegen.space import Space
+from cutegen.space import Config, Space
 from tools.benchmark.environment import git_commit, session_facts, software
 from tools.bringup_parts.inquiry import Inquiry, Verdict, inquire
 from tools.bringup_parts.lab import Lab, Record, outcomes
 from tools.bringup_parts.tiers import Tier, kernels_of
 
-__all__ = ["Outcome", "document", "run_tiers", "save", "show", "size_of"]
+__all__ = ["Outcome", "document", "reporter", "run_tiers", "save", "size_of"]
 
 
 @dataclass
@@ -50,12 +50,19 @@ def size_of(tier: Tier, space: Space) -> str:
     return f"{len(tier.points)} trials, {kernels_of(space, tier.points)} kernels{runs}"
 
 
-def show(record: Record) -> None:
-    """Print a trial that failed, or that belongs to a bisection; count the others."""
-    if record.ok and not record.tier.startswith("bisection"):
-        print(".", end="", file=sys.stderr, flush=True)
-        return
-    print(f"  {record.outcome}: {record.point} {record.error[:200]}".rstrip(), flush=True)
+def reporter(space: Space) -> Callable[[Record], None]:
+    """Return what prints a trial that failed, or that belongs to a bisection, and counts the others."""
+
+    def show(record: Record) -> None:
+        if record.ok and not record.tier.startswith("bisection"):
+            print(".", end="", file=sys.stderr, flush=True)
+            return
+        config = record.point.config
+        chosen = {knob: value for knob, value in config.items() if value != space.domains[knob][0]}
+        words = f"{record.outcome}: {record.point.problem} | {Config(chosen) if chosen else 'simplest'}"
+        print(f"  {words} {record.error[:120]}".rstrip(), flush=True)
+
+    return show
 
 
 def run_tiers(lab: Lab, tiers: Sequence[Tier], space: Space, args: argparse.Namespace) -> Iterator[Outcome]:

@@ -233,14 +233,15 @@ def _cause(
 ) -> tuple[Cause, tuple[Point, Point]] | None:
     """Return the cause that a feature is and two points that it alone tells apart; None if it is none."""
     own, other = features(failing)[name], features(passing)[name]
+    most = LOOK if own != other else GLANCE
     values = [other] if own != other else []
-    if name in space.domains:
+    if name in space.domains and most:
         values += [value for value in _spread(space, name, own) if value != other]
     found: dict[Value, tuple[Point, Point] | None] = {}
     tried = _outcomes(failing, name, values, space, fails)
     for value, pair in tried:
         found[value] = pair
-        if pair is not None or len(found) >= (LOOK if own != other else GLANCE):
+        if pair is not None or len(found) >= most:
             break
     if not any(found.values()):
         return None
@@ -277,7 +278,7 @@ def _outcomes(
 
 
 def _changes(failing: Point, name: str, value: Value, space: Space) -> Iterator[tuple[Point, Point]]:
-    """Yield points that differ in one feature alone: at ``failing`` itself, or near it if that is not legal."""
+    """Yield points that differ in one feature alone: at ``failing``, or near it if that is not legal."""
     alone = with_values(failing, {name: value}, space)
     if alone is not None:
         if difference(alone, failing) == [name]:

@@ -87,10 +87,11 @@ def near(space: Space, problem: Problem, base: Config, knob: str, value: Value) 
     For any choice of at most two others it is the one of the smallest steps.
     """
     others = [other for other in space.domains if other != knob]
+    rest = {other: other_values(space, other, base[other]) for other in others}
     for count in range(FOLLOWERS + 1):
         for freed in combinations(others, count):
             fixed: dict[str, Sequence[Value]] = {other: [base[other]] for other in others}
-            fixed |= {other: other_values(space, other, base[other]) for other in freed}
+            fixed |= {other: rest[other] for other in freed}
             yield from islice(space.configs(problem, {**fixed, knob: [value]}), 1)
 
 
