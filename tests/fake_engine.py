@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from cutegen.check import Verdict
@@ -185,6 +186,24 @@ def make(index: int) -> FakeEngine:
 def make_without_counter(index: int) -> FakeEngine:
     """Make an engine whose GPU hides its energy."""
     return FakeEngine(counts=False)
+
+
+class DoubtfulEngine(FakeEngine):
+    """For artifacts of the real compiler, whose symbols say nothing: those that split k are wrong."""
+
+    def check(self, candidate: Candidate, problem: Problem, repeats: int | None = None) -> Verdict:
+        wrong = candidate.launch.workspace_bytes > 0
+        return super().check(replace(candidate, symbol="wrong" if wrong else "ok"), problem, repeats)
+
+    def prepare(self, candidate: Candidate | None) -> Prepared:
+        """The later a candidate is captured, the slower it is."""
+        count = sum(event.startswith("prepare") for event in self.events)
+        return super().prepare(candidate and replace(candidate, symbol=f"ok:{count + 5}"))
+
+
+def make_doubtful(index: int) -> FakeEngine:
+    """Make an engine for artifacts of the real compiler."""
+    return DoubtfulEngine()
 
 
 def make_without_gpu(index: int) -> FakeEngine:

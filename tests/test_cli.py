@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +21,9 @@ import cutegen.cli_tune
 from cutegen import cli, cli_space
 from cutegen.build import Builder
 from cutegen.errors import DeviceError
+from cutegen.measure import Bench
 from cutegen.store import Store
+from cutegen.table import Table
 from cutegen.trials import TrialStore
 from cutegen.tuner import AutoTuner
 
@@ -318,3 +322,39 @@ def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
     data[len(data) // 2] ^= 1
     bundle.write_bytes(data)
     assert tune(*there, "--cache-dir", str(tmp_path / "c")) == 3
+
+
+@pytest.mark.dsl
+def test_a_bundle_for_a_b200_is_checked_measured_and_put_into_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled here for sm_100a, tried on a pretended B200: one is wrong, the fastest of the others wins."""
+    shapes, bundle = tmp_path / "shapes.toml", tmp_path / "bundle.tar"
+    shapes.write_text('[[shape]]\nid = "one"\nm = 300\nn = 1024\nk = 4096\n')
+    words = ["--shapes", str(shapes), "--arch", "sm_100a", "--candidates", "3", "--quiet"]
+    kinds = ["--set", "use_pdl=false", "--set", "split_k=4,1", "--set", "mma_tiler_mn=128x64"]
+    kinds += ["--set", "cluster_shape_mn=1x1", "--set", "swap_ab=false", "--set", "use_clc=false"]
+    here = ["--cache-dir", str(tmp_path / "here"), "--export", str(bundle)]
+    assert tune(*words, *kinds, *here) == 0
+    monkeypatch.setattr(Builder, "_require_compiler", lambda self: pytest.fail("it compiled"))
+    b200 = replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)
+    engine = {"engine": "fake_engine:make_doubtful", "search_path": [Path(__file__).parent]}
+    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: b200)
+    monkeypatch.setattr(cutegen.cli_tune, "AutoTuner", partial(AutoTuner, make_bench=lambda: Bench(**engine)))
+    capsys.readouterr()
+    table = tmp_path / "b200.json"
+    there = ["--import", str(bundle), "--cache-dir", str(tmp_path / "there"), "--table", str(table), "--json"]
+    assert tune(*there) == 0
+    [result] = json.loads(capsys.readouterr().out)["results"]
+    assert result["problem"] == "gemm 300x1024x4096 bf16 tn"
+    with TrialStore(tmp_path / "there" / "trials.db") as trials:
+        ended = Counter((t.outcome, t.config["split_k"]) for t in trials.find() if t.config)
+    assert {outcome for outcome, split in ended if split == 4} == {"wrong_result"}
+    assert {outcome for outcome, split in ended if split == 1} == {"ok"}
+    made = Table.load(table)
+    [entry] = made.entries.values()
+    assert entry.config["split_k"] == 1 and made.fingerprint.gpu_name == "Fake B200"
+    assert made.fingerprint.compute_capability == "10.0a"
+    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: DEVICE)
+    assert tune(*there) == 2
+    assert "is for sm_100a, not for sm_90a" in capsys.readouterr().err
