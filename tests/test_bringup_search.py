@@ -240,27 +240,32 @@ def test_nothing_that_passes_is_said_plainly() -> None:
 
 
 class FlakyLab:
-    """Points with pingpong fail at every third run; everything else passes."""
+    """Points with pingpong fail now and then; everything else passes."""
 
-    def __init__(self) -> None:
-        self.runs = 0
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.generator = random.Random(7)
 
     def attempt(self, point: Point, tier: Tier, name: str = "") -> Record | None:
-        self.runs += 1
-        wrong = point.config["pingpong"] is True and self.runs % 3 == 0
+        wrong = point.config["pingpong"] is True and self.generator.random() < self.share
         return Record(name, point, "wrong_result" if wrong else "ok")
 
 
-def test_what_fails_now_and_then_is_asked_more_often() -> None:
-    """Two failures in six runs are enough to name the knob; what never fails again is said to."""
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_what_fails_now_and_then_is_asked_more_often(share: float) -> None:
+    """However rare, the knob is named, in most of three tries; what never fails again is said to."""
     config = nearest(HOPPER, SQUARE, HOPPER.default(SQUARE), "pingpong", True)
     assert config is not None
     point, fine = Point(SQUARE, config.replace(use_pdl=True)), Point(SQUARE, HOPPER.default(SQUARE))
-    lab: Any = FlakyLab()
-    inquiry = Inquiry(lab, Tier("races", (point,)), HOPPER)
+    lab: Any = FlakyLab(share)
     records = [Record("races", point, "wrong_result"), Record("races", fine, "ok")]
-    [verdict] = inquire(inquiry, records, [fine], 3, lambda _: None)
-    assert [cause.name for cause in verdict.finding.causes] == ["pingpong"]
-    assert verdict.finding.again == (2, 2, 2) and (verdict.explained, verdict.contradicted) == (1, 0)
+    named = []
+    for _ in range(3):
+        inquiry = Inquiry(lab, Tier("races", (point,)), HOPPER)
+        [verdict] = inquire(inquiry, records, [fine], 3, lambda _: None)
+        named.append([cause.name for cause in verdict.finding.causes])
+        assert verdict.contradicted == 0
+    assert named.count(["pingpong"]) >= 2, named
+    inquiry = Inquiry(lab, Tier("races", (point,)), HOPPER)
     [verdict] = inquire(inquiry, [Record("races", fine, "wrong_result")], [], 3, lambda _: None)
     assert verdict.finding == Finding(fine) and "never again" in str(verdict)

@@ -9,15 +9,24 @@ from cutegen.digest import Json
 from cutegen.space import Space
 from tools.bringup_parts.lab import Lab, Record
 from tools.bringup_parts.pin_down import Finding, explains, holds, pin_down
-from tools.bringup_parts.points import Point, difference
+from tools.bringup_parts.points import Point, difference, with_values
 from tools.bringup_parts.tiers import Tier
 
 __all__ = ["Inquiry", "Verdict", "inquire"]
 
 #: Runs after which a point that does not fail again is given up.
 ATTEMPTS = 10
-#: Further runs of the pair that a finding rests on.
+#: Runs of a failing point that tell how often it fails.
+PROBES = 3
+#: Runs for an answer, for each that it takes on average to see the failure: one pass in 50 would be luck.
+#: Only points that pass take all of them, and those are quick.
+CERTAIN = 4
+#: Further answers about the pair that a finding rests on.
 AGAIN = 2
+#: How many times as often the causes of a finding are asked about in the end.
+SURE = 3
+#: Searches for one fault, each with three times as many runs for an answer, if that pair does not hold.
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -86,18 +95,45 @@ class Inquiry:
 
     def investigate(self, point: Point, known: Sequence[Point]) -> Finding:
         """Return why a point fails that was seen to fail once; ``known`` were seen to pass."""
-        needed = next((n for n in range(1, ATTEMPTS + 1) if self._run(point, 1)), None)
-        if needed is None:
+        tries = self._tries_for(point)
+        if tries is None:
             return Finding(point)
-        tries = 1 if needed == 1 else 2 * needed
+        finding = Finding(point)
+        for _ in range(ROUNDS):
+            self._trust(tries)
+            self._known[point] = True
+            finding = self._verified(pin_down(point, self._space, known, self.fails))
+            if finding.passing is None or (finding.again == (AGAIN, AGAIN, AGAIN) and self._holds(finding)):
+                break
+            tries *= 3  # some answer was luck
+        return finding
+
+    def _tries_for(self, point: Point) -> int | None:
+        """Return how many runs tell whether points like this fail; None if it does not fail again."""
+        failed = [self._run(point, 1) is True for _ in range(PROBES)]
+        while not any(failed) and len(failed) < ATTEMPTS:
+            failed.append(self._run(point, 1) is True)
+        return -(-CERTAIN * len(failed) // sum(failed)) if any(failed) else None
+
+    def _trust(self, tries: int) -> None:
+        """Ask that often from now on, and forget answers that took less."""
         if tries > self._tries:
-            self._known.clear()  # what passed may have passed by luck
-        self._tries = max(tries, self._tries)
-        self._known[point] = True
-        finding = pin_down(point, self._space, known, self.fails)
-        if finding.passing is None:
-            return finding
+            self._known.clear()
+            self._tries = tries
+
+    def _holds(self, finding: Finding) -> bool:
+        """Return whether each cause still mends the failure when that is asked more often."""
         assert finding.failing is not None
+        mended = (
+            with_values(finding.failing, {cause.name: cause.passes_with[0]}, self._space)
+            for cause in finding.causes
+        )
+        return not any(point and self._run(point, SURE * self._tries) for point in mended)
+
+    def _verified(self, finding: Finding) -> Finding:
+        """Return the finding with what further runs of its pair say."""
+        if finding.failing is None or finding.passing is None:
+            return finding
         fails = sum(self._run(finding.failing, self._tries) is True for _ in range(AGAIN))
         passes = sum(self._run(finding.passing, self._tries) is False for _ in range(AGAIN))
         return replace(finding, again=(fails, passes, AGAIN))

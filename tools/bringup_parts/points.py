@@ -88,8 +88,12 @@ def near(space: Space, problem: Problem, base: Config, knob: str, value: Value) 
     """
     others = [other for other in space.domains if other != knob]
     rest = {other: other_values(space, other, base[other]) for other in others}
+    names = {broken.rule for broken in space.explain(problem, base.replace(**{knob: value}))}
+    broken = [set(rule.knobs) for rule in space.rules if rule.name in names]
     for count in range(FOLLOWERS + 1):
         for freed in combinations(others, count):
+            if any(knobs.isdisjoint(freed) for knobs in broken):
+                continue  # that rule stays broken
             fixed: dict[str, Sequence[Value]] = {other: [base[other]] for other in others}
             fixed |= {other: rest[other] for other in freed}
             yield from islice(space.configs(problem, {**fixed, knob: [value]}), 1)
