@@ -207,6 +207,26 @@ def test_a_kernel_that_hangs_costs_its_time_limit_only(rig: Rig, monkeypatch: py
     assert [(c["name"], c["value"]) for c in finding["causes"]] == [("cluster_shape_mn", "2x2")]
 
 
+def test_operands_are_made_anew_after_a_failure_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken kernel may have written anywhere, also into the next one's operands."""
+    base = HOPPER.default(SQUARE)
+    points = [Point(SQUARE, base.replace(cluster_shape_mn=c)) for c in ((1, 1), (2, 1), (1, 2), (2, 2))]
+    monkeypatch.setattr(bringup, "plan", lambda *arguments: (Tier("races", tuple(points), repeats=3),))
+    monkeypatch.setattr("tools.bringup_parts.climb.inquire", lambda *arguments: [])
+    opened: list[Problem] = []
+    really = Bench.open
+
+    def count(bench: Bench, problem: Problem) -> Any:
+        opened.append(problem)
+        return really(bench, problem)
+
+    monkeypatch.setattr(Bench, "open", count)
+    rig.act = lambda source: "wrong" if source.config["cluster_shape_mn"] == (2, 1) else "ok"
+    assert rig() == 4
+    assert [t["outcome"] for t in rig.results["trials"]] == ["ok", "wrong_result", "ok", "ok"]
+    assert len(opened) == 2
+
+
 def test_what_cannot_be_checked_is_no_fault_of_a_kernel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A problem that does not open leaves its tier broken, without a finding."""
     huge = Problem(64, 64, 2**30)

@@ -110,7 +110,9 @@ def test_what_a_bundle_brings_is_tried_in_every_tier() -> None:
     """On one tile of its own, on tails, on its problem; what is planned anyway is not tried twice."""
     problem = Problem(640, 640, 4096)
     config = BLACKWELL.default(problem).replace(mma_tiler_mn=(128, 48), use_pdl=True)
-    tiers = plan(BLACKWELL, Extent(pairs=1), {problem: [config]})
+    theirs = config.replace(source="operators")
+    tiers = plan(BLACKWELL, Extent(pairs=1), {problem: [config, theirs]})
+    assert not any(point.config == theirs for tier in tiers for point in tier.points)
     mine = [[point.problem for point in tier.points if point.config == config] for tier in tiers]
     assert [str(p) for p in mine[0]] == [f"gemm 128x48x{k} bf16 tn" for k in (64, 192, 2560)]
     assert mine[1][0].m % 2 and mine[2:] == [[problem]] * 3

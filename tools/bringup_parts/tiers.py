@@ -101,13 +101,13 @@ def plan(
     Args:
         space: Says what is legal.
         extent: How much is tried.
-        bundle: Configs that were compiled elsewhere, by problem: those that no tier tries anyway are tried in
-            all of them.
+        bundle: Configs that were compiled elsewhere, by problem: those of our own kernels that no tier tries
+            anyway are tried in all of them.
     """
     tiers = _plan(space, extent, ())
     planned = {point for tier in tiers for point in tier.points}
     brought = (Point(problem, config) for problem, configs in (bundle or {}).items() for config in configs)
-    own = [point for point in brought if point not in planned]
+    own = [point for point in brought if point not in planned and point.config.source == "cutegen"]
     return _plan(space, extent, own) if own else tiers
 
 
