@@ -41,7 +41,8 @@ from cutegen.space import Config, Space
 from cutegen.store import Store
 from cutegen.tuner.bundle import Imported, import_candidates, write_candidates
 from tools.benchmark.environment import ROOT
-from tools.bringup_parts.climb import Outcome, document, reporter, run_tiers, save, size_of
+from tools.benchmark.results import write_json
+from tools.bringup_parts.climb import Outcome, document, reporter, run_tiers, size_of
 from tools.bringup_parts.lab import Edit, Kernels, Lab
 from tools.bringup_parts.tiers import Extent, Tier, kernels_of, plan
 from tools.schedule.breaks import BREAKS, Break
@@ -124,11 +125,16 @@ def bring_up(
         if imported is not None:
             tiers = kernels.at_hand(tiers)
         outcome = Outcome(tiers, [], [])
+
+        def save(outcome: Outcome) -> None:
+            if args.out is not None:
+                write_json(args.out, document(args, device, lab.records, outcome))
+
         try:
             for outcome in run_tiers(lab, tiers, space, args):
-                save(args.out, document(args, device, lab.records, outcome))
+                save(outcome)
         finally:
-            save(args.out, document(args, device, lab.records, outcome))
+            save(outcome)
     if args.breaks:
         print(f"{sum(r.edited for r in lab.records)} of {len(lab.records)} trials had the broken place")
     if not outcome.ran:

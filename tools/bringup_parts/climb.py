@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from pathlib import Path
 
 from cutegen.device import Device
 from cutegen.digest import Json
 from cutegen.space import Config, Space
-from tools.benchmark.environment import git_commit, session_facts, software
+from tools.benchmark.environment import check_facts
 from tools.bringup_parts.inquiry import Inquiry, Verdict, inquire
 from tools.bringup_parts.lab import Lab, Record, outcomes
 from tools.bringup_parts.tiers import Tier, kernels_of
 
-__all__ = ["Outcome", "document", "reporter", "run_tiers", "save", "size_of"]
+__all__ = ["Outcome", "document", "reporter", "run_tiers", "size_of"]
 
 
 @dataclass
@@ -113,13 +110,8 @@ def document(
 ) -> dict[str, Json]:
     """Return the results file."""
     return {
-        "kind": "bring-up",
-        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": args.commit or git_commit(),
-        "gpu": device.name,
+        **check_facts("bring-up", device, args.commit),
         "arch": device.arch.name,
-        "software": software(),
-        "machine": session_facts(device),
         "bundle": args.bundle.name if args.bundle else "",
         "break": args.breaks,
         "seed": args.seed,
@@ -131,13 +123,3 @@ def document(
         "edited_kernels": sum(record.edited for record in records),
         "trials": [record.to_json() for record in records],
     }
-
-
-def save(path: Path | None, results: Mapping[str, Json]) -> None:
-    """Write the results file in one step."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)

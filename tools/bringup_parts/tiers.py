@@ -9,11 +9,12 @@ from random import Random
 
 from cutegen.errors import ProblemError
 from cutegen.measure import tail_problems
-from cutegen.problem import DTYPE_BYTES, OUT_DTYPES, Problem
+from cutegen.problem import DTYPE_BYTES, Problem
 from cutegen.space import Config, Space, Value
 from tests.walk import random_config, random_pairs
 from tools.benchmark.variations import TILES, coarse_values
 from tools.bringup_parts.points import Point, nearest
+from tools.walk_kernels import dtypes_of
 
 __all__ = ["TIERS", "Extent", "Tier", "kernels_of", "plan"]
 
@@ -139,11 +140,6 @@ def _ordered(points: Iterable[Point]) -> tuple[Point, ...]:
     for point in points:
         groups.setdefault(point.problem, {})[point] = None
     return tuple(point for group in groups.values() for point in group)
-
-
-def dtypes_of(space: Space) -> list[str]:
-    """Return the dtypes of operands that the target multiplies."""
-    return [dtype for dtype in OUT_DTYPES if not space.explain(Problem(256, 256, 256, ab_dtype=dtype), {})]
 
 
 def _byte(space: Space) -> str:
