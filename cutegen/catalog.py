@@ -46,7 +46,13 @@ def find_template(family: str, arch: Arch, source: str = "cutegen") -> Path:
     path = (folder if source == "cutegen" else folder / source) / f"{arch.family}.py.j2"
     if not path.is_file():
         whose = "" if source == "cutegen" else f" from {source}"
-        raise ResourceError(f"no template of {family!r}{whose} for {arch}; families: {', '.join(families())}")
+        targets = ", ".join(
+            sorted(found.name.removesuffix(".py.j2") for found in path.parent.glob("sm*.py.j2"))
+        )
+        there = f"; it has some for {targets}" if targets else ""
+        raise ResourceError(
+            f"no template of {family!r}{whose} for {arch}{there}; families: {', '.join(families())}"
+        )
     return path
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.canvas import Canvas
 from cutegen.digest import Json
-from cutegen.problem import Problem
+from cutegen.errors import ProblemError
+from cutegen.problem import BLOCK_SCALED, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ __all__ = [
     "Verdict",
     "accumulation_error",
     "judge",
+    "require_reference",
     "sample_lines",
     "verify",
 ]
@@ -140,6 +142,19 @@ class _Part:
     before: torch.Tensor | None
 
 
+def require_reference(problem: Problem) -> None:
+    """Do nothing if results of ``problem`` can be checked.
+
+    Raises:
+        ProblemError: There is no reference for its operands.
+    """
+    if problem.ab_dtype in BLOCK_SCALED:
+        raise ProblemError(
+            f"{problem} cannot be measured: results of operands with scale factors along k have no reference "
+            "to be checked against; for a named target (--arch sm_100a) it is compiled and inspected"
+        )
+
+
 class Oracle:
     """What fp64 says about one problem and its operands, with the error allowed for each element.
 
@@ -148,6 +163,9 @@ class Oracle:
     Attributes:
         problem: The problem.
         compared: Fraction of the output that is represented.
+
+    Raises:
+        ProblemError: As raised by :func:`require_reference`.
     """
 
     def __init__(
@@ -163,6 +181,7 @@ class Oracle:
         full_elements: int = _FULL_ELEMENTS,
         seed: int = 0,
     ) -> None:
+        require_reference(problem)
         self.problem = problem
         self._alpha, self._beta = alpha, beta
         self._a, self._b = (x if x.dim() == 3 else x.unsqueeze(0) for x in (a, b))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cutegen.arch import ARCHES
 from cutegen.errors import UsageError
-from cutegen.problem import ACTIVATIONS, LAYOUTS, OUT_DTYPES, Problem
+from cutegen.problem import ACTIVATIONS, LAYOUTS, OUT_DTYPES, Problem, default_dtype
 from cutegen.shapes import NamedProblem, parse_shape, read_shapes
 from cutegen.space import Space, Value, parse_value
 
@@ -65,7 +65,7 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.toml",
         help="[[shape]] tables: id m n k dtype layout [batch out ...]",
     )
-    group.add_argument("--dtype", help=f"of A and B: {', '.join(OUT_DTYPES)} (default bf16)")
+    group.add_argument("--dtype", help=f"of A and B: {', '.join(OUT_DTYPES)} (default: the family's first)")
     group.add_argument(
         "--out-dtype", help="of D: bf16, fp16, fp32, int32 (default: as --dtype where it can be)"
     )
@@ -104,7 +104,8 @@ def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
 def _from_word(word: str, args: argparse.Namespace) -> NamedProblem:
     m, n, k, batch = parse_shape(word)
     out = f"out={args.out_dtype}" if args.out_dtype else ""
-    line = f"{args.family} {batch}x{m}x{n}x{k} {args.dtype or 'bf16'} {args.layout or 'tn'} {out} "
+    dtype = args.dtype or default_dtype(args.family)
+    line = f"{args.family} {batch}x{m}x{n}x{k} {dtype} {args.layout or 'tn'} {out} "
     line += args.options or ""
     return NamedProblem(word.strip().lower(), Problem.parse(line))
 

@@ -14,7 +14,7 @@ from cutegen.cli_args import EXIT_CODES, add_problem_arguments, named_problems, 
 from cutegen.cli_run import run_command
 from cutegen.digest import Json
 from cutegen.errors import UsageError
-from cutegen.problem import LAYOUTS, Problem
+from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, LAYOUTS, Problem
 from cutegen.space import Config, Space, Value, Violation, format_value
 from cutegen.space.census import Census, blockers, take_census
 from cutegen.untuned import default_config
@@ -227,6 +227,8 @@ def _lint(space: Space, args: argparse.Namespace) -> int:
 def _typical(family: str) -> Sequence[Problem]:
     """Problems that between them should reach every knob value: extreme sizes, layouts and dtypes."""
     sizes = ("4096x4096x4096", "16x8192x8192", "256x256x65536", "4x512x512x512")
+    if family == BLOCK_SCALED_FAMILY:
+        return [Problem.parse(f"{family} {size} {dtype} tn") for size, dtype in product(sizes, BLOCK_SCALED)]
     kinds = [
         *(f"bf16 {layout}" for layout in LAYOUTS),
         "bf16 tn out=fp32",

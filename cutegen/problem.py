@@ -10,7 +10,20 @@ from dataclasses import dataclass, field, replace
 
 from cutegen.errors import ProblemError
 
-__all__ = ["ACTIVATIONS", "BIASES", "DTYPE_BYTES", "LAYOUTS", "Epilogue", "Problem", "Signature"]
+__all__ = [
+    "ACTIVATIONS",
+    "BIASES",
+    "BLOCK_SCALED",
+    "BLOCK_SCALED_FAMILY",
+    "DTYPE_BYTES",
+    "LAYOUTS",
+    "BlockScaling",
+    "Epilogue",
+    "Problem",
+    "Signature",
+    "aligned_step",
+    "default_dtype",
+]
 
 #: Bytes of one element, by the short name used everywhere in cutegen.
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "tf32": 4, "int32": 4, "e4m3": 1, "e5m2": 1, "int8": 1}
@@ -25,6 +38,35 @@ TORCH_DTYPES = {
     "int8": "int8",
 }
 FP8_DTYPES = ("e4m3", "e5m2")
+
+
+@dataclass(frozen=True)
+class BlockScaling:
+    """Operands whose elements share scale factors, a block of neighbours along k each.
+
+    Attributes:
+        element: Type of an element.
+        bits: Of an element; smaller than a byte they lie side by side, the first in the lowest bits.
+        scale: Type of a scale factor, of one byte.
+        block: Elements along k that share one.
+    """
+
+    element: str
+    bits: int
+    scale: str
+    block: int
+
+
+#: Source: OCP Microscaling formats 1.0 for mxfp8; PTX ISA, tcgen05.mma kind::mxf4nvf4, for nvfp4.
+BLOCK_SCALED = {
+    "mxfp8_e4m3": BlockScaling("e4m3", 8, "e8m0", 32),
+    "mxfp8_e5m2": BlockScaling("e5m2", 8, "e8m0", 32),
+    "nvfp4": BlockScaling("e2m1", 4, "e4m3", 16),
+}
+#: The family that computes them, and nothing else.
+BLOCK_SCALED_FAMILY = "gemm_blockscaled"
+#: Scale factors lie in tiles of this many rows and this many blocks along k, padded to whole ones.
+SCALE_ROWS, SCALE_BLOCKS = 128, 4
 #: Output types of each input type, the one taken when none is named first.
 OUT_DTYPES = {
     "bf16": ("bf16", "fp16", "fp32"),
@@ -33,6 +75,7 @@ OUT_DTYPES = {
     "e5m2": ("bf16", "fp16", "fp32"),
     "tf32": ("fp32", "bf16", "fp16"),
     "int8": ("int32", "bf16", "fp16", "fp32"),
+    **dict.fromkeys(BLOCK_SCALED, ("bf16", "fp16", "fp32")),
 }
 
 #: Which extent each operand (A, B) is contiguous along, by the letters of the shapes files.
@@ -44,6 +87,24 @@ BIASES = ("", "m", "n")
 TMA_ALIGN_BYTES = 16
 #: Coordinates and layouts of the kernels are 32-bit.
 MAX_EXTENT = 2**31 - 1
+
+
+def default_dtype(family: str) -> str:
+    """Return the operands' dtype that a problem of ``family`` has when none is named."""
+    return next(iter(BLOCK_SCALED)) if family == BLOCK_SCALED_FAMILY else "bf16"
+
+
+def aligned_step(ab_dtype: str) -> int:
+    """Return the elements of A or B by which the extent grows that they are contiguous along.
+
+    They fill whole steps of 16 bytes, and whole blocks where scale factors come in blocks.
+    """
+    fills = 8 * TMA_ALIGN_BYTES // _operand_bits(ab_dtype)
+    return max(fills, BLOCK_SCALED[ab_dtype].block) if ab_dtype in BLOCK_SCALED else fills
+
+
+def _operand_bits(ab_dtype: str) -> int:
+    return BLOCK_SCALED[ab_dtype].bits if ab_dtype in BLOCK_SCALED else 8 * DTYPE_BYTES[ab_dtype]
 
 
 @dataclass(frozen=True)
@@ -99,7 +160,8 @@ class Problem:
         batch: Independent products; 1 means plain matrices.
         ab_dtype: Element type of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or
             ``tf32``, which are fp32 values of whose fractions the MMA reads the first 10 bits. Sums are in
-            fp32, in int32 for ``int8``.
+            fp32, in int32 for ``int8``. Those of :data:`BLOCK_SCALED` have scale factors along k, and a
+            family of their own.
         out_dtype: Element type of D (and C): ``bf16``, ``fp16``, ``fp32``, or ``int32`` for ``int8``.
         layout: ``tn`` (A and B contiguous along k), ``nn`` (A along k, B along n),
             ``nt`` (A along m, B along n) or ``tt`` (A along m, B along k).
@@ -132,6 +194,11 @@ class Problem:
     def __post_init__(self) -> None:
         if self.ab_dtype not in OUT_DTYPES:
             raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(OUT_DTYPES)}")
+        if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
+            raise ProblemError(
+                f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
+                f"{', '.join(BLOCK_SCALED)} and nothing else"
+            )
         object.__setattr__(self, "out_dtype", self.out_dtype or OUT_DTYPES[self.ab_dtype][0])
         self._check_names()
         self._check_extents()
@@ -146,10 +213,11 @@ class Problem:
             )
         if self.layout not in LAYOUTS:
             raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
-        if DTYPE_BYTES[self.ab_dtype] == 1 and self.layout != "tn":
+        if _operand_bits(self.ab_dtype) <= 8 and self.layout != "tn":
+            why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "Hopper's MMA reads no other"
             raise ProblemError(
-                f"layout {self.layout!r} of {self.ab_dtype} is not supported; 8-bit operands must both be "
-                "contiguous along k, which is layout 'tn' (Hopper's MMA reads no other)"
+                f"layout {self.layout!r} of {self.ab_dtype} is not supported; operands of 8 bits and fewer "
+                f"must both be contiguous along k, which is layout 'tn' ({why})"
             )
         if self.out_dtype == "int32" and self.epilogue != Epilogue():
             raise ProblemError(
@@ -164,13 +232,15 @@ class Problem:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_EXTENT:
                 raise ProblemError(f"{name}={value!r} must be an integer from 1 to {MAX_EXTENT}")
-        step = TMA_ALIGN_BYTES // DTYPE_BYTES[self.ab_dtype]
+        step, why = aligned_step(self.ab_dtype), f"{TMA_ALIGN_BYTES} bytes of {self.ab_dtype}"
+        if self.ab_dtype in BLOCK_SCALED:
+            why = f"{TMA_ALIGN_BYTES} bytes and {BLOCK_SCALED[self.ab_dtype].block} for each scale factor"
         for operand, axis in zip("AB", LAYOUTS[self.layout], strict=True):
             extent = getattr(self, axis)
             if extent % step:
                 raise ProblemError(
                     f"{operand} is contiguous along {axis}={extent}, which must be a multiple of {step} "
-                    f"({TMA_ALIGN_BYTES} bytes of {self.ab_dtype}); pad {axis} to {-(-extent // step) * step}"
+                    f"({why}); pad {axis} to {-(-extent // step) * step}"
                 )
 
     @property
@@ -195,9 +265,20 @@ class Problem:
     @property
     def min_bytes(self) -> int:
         """Bytes that must cross device memory: each input read once, the output written once."""
-        ab = (self.m + self.n) * self.k * DTYPE_BYTES[self.ab_dtype]
+        ab = (self.m + self.n) * self.k * _operand_bits(self.ab_dtype) // 8
         c = 2 if self.epilogue.beta else 1
-        return self.batch * (ab + c * self.m * self.n * DTYPE_BYTES[self.out_dtype])
+        out = c * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        return self.batch * (ab + out + sum(self.scale_factors))
+
+    @property
+    def scale_factors(self) -> tuple[int, int]:
+        """Scale factors of one batch of A and of B, one byte each, padded to whole tiles; 0 if none."""
+        if self.ab_dtype not in BLOCK_SCALED:
+            return 0, 0
+        tile_k = SCALE_BLOCKS * BLOCK_SCALED[self.ab_dtype].block
+        per_row = -(-self.k // tile_k) * SCALE_BLOCKS
+        a, b = (-(-extent // SCALE_ROWS) * SCALE_ROWS * per_row for extent in (self.m, self.n))
+        return a, b
 
     def with_extents(self, m: int, n: int, k: int, batch: int = 1) -> Problem:
         """Return the same kind of problem at another size."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.errors import ProblemError, UsageError
-from cutegen.problem import Problem
+from cutegen.problem import Problem, default_dtype
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,7 +20,7 @@ else:
 __all__ = ["NamedProblem", "parse_shape", "read_shapes"]
 
 _EXTENTS = ("m", "n", "k")
-_TEXTS = {"dtype": "bf16", "layout": "tn", "out": "", "bias": "", "act": ""}
+_TEXTS = {"dtype": "", "layout": "tn", "out": "", "bias": "", "act": ""}
 _FLAGS = ("alpha", "beta", "scale", "unaligned", "promote", "any_order")
 #: Keys that describe a shape to people only.
 _NOTES = ("id", "note")
@@ -89,9 +89,10 @@ def _read_shape(path: Path, index: int, table: object, family: str) -> NamedProb
     m, n, k = (_number(where, table, key) for key in _EXTENTS)
     batch = _number(where, table, "batch") if "batch" in table else 1
     texts = {key: _typed(where, table, key, str, default) for key, default in _TEXTS.items()}
+    dtype = texts["dtype"] or default_dtype(family)
     words = [key for key in _FLAGS if _typed(where, table, key, bool, False)]
     words += [f"{key}={texts[key]}" for key in ("out", "bias", "act") if texts[key]]
-    line = f"{family} {batch}x{m}x{n}x{k} {texts['dtype']} {texts['layout']} {' '.join(words)}"
+    line = f"{family} {batch}x{m}x{n}x{k} {dtype} {texts['layout']} {' '.join(words)}"
     try:
         problem = Problem.parse(line)
     except ProblemError as error:

@@ -8,12 +8,24 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from walk import FAR, random_problem
+from walk import DTYPES, FAR, random_problem
 
 from cutegen.errors import ProblemError
-from cutegen.problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPES, TMA_ALIGN_BYTES, Epilogue, Problem
+from cutegen.problem import (
+    BLOCK_SCALED,
+    BLOCK_SCALED_FAMILY,
+    DTYPE_BYTES,
+    LAYOUTS,
+    OUT_DTYPES,
+    TMA_ALIGN_BYTES,
+    Epilogue,
+    Problem,
+    default_dtype,
+)
 
-PROBLEMS = st.randoms(use_true_random=False).map(lambda generator: random_problem(generator, FAR))
+PROBLEMS = st.randoms(use_true_random=False).map(
+    lambda generator: random_problem(generator, FAR, (*DTYPES, *BLOCK_SCALED))
+)
 
 
 @given(PROBLEMS)
@@ -89,13 +101,14 @@ def test_the_padding_that_a_refusal_proposes_is_accepted(layout: str, axis: str,
 @pytest.mark.parametrize("dtype", sorted(OUT_DTYPES))
 def test_every_input_type_has_a_default_output_and_refuses_foreign_ones(dtype: str) -> None:
     """A missing output type is the first of the valid ones; a refusal lists them all."""
-    assert Problem(64, 64, 64, ab_dtype=dtype).out_dtype == OUT_DTYPES[dtype][0]
+    family = BLOCK_SCALED_FAMILY if dtype in BLOCK_SCALED else "gemm"
+    assert Problem(64, 64, 64, ab_dtype=dtype, family=family).out_dtype == OUT_DTYPES[dtype][0]
     for out in DTYPE_BYTES:
         if out in OUT_DTYPES[dtype]:
-            assert Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out).out_dtype == out
+            assert Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out, family=family).out_dtype == out
         else:
             with pytest.raises(ProblemError, match=", ".join(OUT_DTYPES[dtype])):
-                Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out)
+                Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out, family=family)
 
 
 def test_eight_bit_operands_are_contiguous_along_k() -> None:
@@ -152,7 +165,7 @@ def test_another_size_keeps_what_was_asked_for_and_drops_what_the_old_size_cause
 @given(PROBLEMS, st.integers(0, 2**32))
 def test_extents_are_not_compiled_in(problem: Problem, seed: int) -> None:
     """Another size of the same kind has the same signature, so one artifact serves it."""
-    step = Random(seed).randint(1, 50) * 16
+    step = Random(seed).randint(1, 50) * 32
     batch = problem.batch + 1 if problem.batch > 1 else 1
     other = problem.with_extents(step, step if problem.n % 16 == 0 else problem.n, step, batch)
     assert other.signature == problem.signature
@@ -187,3 +200,41 @@ def test_a_problem_cannot_change() -> None:
     """Problems are keys, so they are frozen."""
     with pytest.raises(FrozenInstanceError):
         Problem(8, 8, 8).m = 9  # type: ignore[misc]
+
+
+# --- operands with scale factors along k ---
+
+
+def test_block_scaled_dtypes_have_a_family_of_their_own() -> None:
+    """Neither family multiplies what the other does; without a dtype each has its own."""
+    line = "gemm_blockscaled 256x512x1024 nvfp4 tn out=fp32 alpha"
+    assert str(Problem.parse(line)) == line
+    with pytest.raises(
+        ProblemError, match="gemm does not multiply nvfp4; gemm_blockscaled multiplies mxfp8_"
+    ):
+        Problem(256, 512, 1024, ab_dtype="nvfp4")
+    with pytest.raises(ProblemError, match="gemm_blockscaled does not multiply bf16"):
+        Problem(256, 512, 1024, family=BLOCK_SCALED_FAMILY)
+    assert default_dtype("gemm") == "bf16"
+    assert default_dtype(BLOCK_SCALED_FAMILY) == "mxfp8_e4m3"
+
+
+@pytest.mark.parametrize("dtype", BLOCK_SCALED)
+def test_k_holds_whole_blocks_and_whole_16_bytes(dtype: str) -> None:
+    """32 elements for each dtype: 32 bytes and a block of mxfp8, 16 bytes and two blocks of nvfp4."""
+    with pytest.raises(ProblemError, match=r"k=1040, which must be a multiple of 32 .*pad k to 1056"):
+        Problem(256, 512, 1040, ab_dtype=dtype, family=BLOCK_SCALED_FAMILY)
+    with pytest.raises(ProblemError, match="blocks lie along k"):
+        Problem(256, 512, 1024, ab_dtype=dtype, layout="nn", family=BLOCK_SCALED_FAMILY)
+    assert Problem(256, 512, 1056, ab_dtype=dtype, family=BLOCK_SCALED_FAMILY).k == 1056
+
+
+def test_scale_factors_count_among_the_bytes_of_a_problem() -> None:
+    """Tiles of 128 rows and 4 blocks, padded: 3 by 2 of mxfp8 for A here, 3 by 3 of nvfp4."""
+    mxfp8 = Problem(300, 128, 160, ab_dtype="mxfp8_e5m2", family=BLOCK_SCALED_FAMILY)
+    assert mxfp8.scale_factors == (3 * 2 * 512, 1 * 2 * 512)
+    assert mxfp8.min_bytes == (300 + 128) * 160 + 8 * 512 + 300 * 128 * 2
+    nvfp4 = Problem(300, 128, 160, batch=2, ab_dtype="nvfp4", family=BLOCK_SCALED_FAMILY)
+    assert nvfp4.scale_factors == (3 * 3 * 512, 1 * 3 * 512)
+    assert nvfp4.min_bytes == 2 * ((300 + 128) * 80 + 12 * 512 + 300 * 128 * 2)
+    assert Problem(300, 128, 160).scale_factors == (0, 0)

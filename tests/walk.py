@@ -8,12 +8,14 @@ from random import Random
 from cutegen.problem import (
     ACTIVATIONS,
     BIASES,
-    DTYPE_BYTES,
+    BLOCK_SCALED,
+    BLOCK_SCALED_FAMILY,
     FP8_DTYPES,
     LAYOUTS,
     OUT_DTYPES,
     Epilogue,
     Problem,
+    aligned_step,
 )
 from cutegen.space import Config, Space, Value
 
@@ -23,6 +25,7 @@ __all__ = [
     "FAR",
     "NEAR",
     "Reach",
+    "dtypes_of",
     "random_config",
     "random_pairs",
     "random_problem",
@@ -42,9 +45,11 @@ def _extent(generator: Random, most: int) -> int:
     return min(max(value, 1), most)
 
 
-def _epilogue(generator: Random) -> Epilogue:
+def _epilogue(generator: Random, scaled: bool = False) -> Epilogue:
     if generator.random() < 0.3:
         return Epilogue()
+    if scaled and generator.random() < 0.9:  # most others are refused
+        return Epilogue(alpha=True)
     return Epilogue(
         alpha=generator.random() < 0.4,
         beta=generator.random() < 0.4,
@@ -59,13 +64,19 @@ DTYPES = ("bf16", "bf16", "fp16", "fp16", "e4m3", "e5m2", "int8")
 BLACKWELL_DTYPES = ("bf16", "bf16", "fp16", "fp16", "tf32", "e4m3", "e5m2", "int8")
 
 
+def dtypes_of(space: Space) -> Sequence[str]:
+    """Return the operands' dtypes of problems that may be posed to ``space``."""
+    return tuple(BLOCK_SCALED) if space.family == BLOCK_SCALED_FAMILY else DTYPES
+
+
 def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str] = DTYPES) -> Problem:
     """Return a problem of any of ``dtypes``, any layout, epilogue, batch and alignment."""
     ab_dtype = generator.choice(dtypes)
-    layout = generator.choice(tuple(LAYOUTS)) if DTYPE_BYTES[ab_dtype] > 1 else "tn"
+    scaled = ab_dtype in BLOCK_SCALED
+    layout = generator.choice(tuple(LAYOUTS)) if aligned_step(ab_dtype) < 16 else "tn"
     out_dtype = generator.choice(OUT_DTYPES[ab_dtype])
     extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
-    step = 16 // DTYPE_BYTES[ab_dtype]
+    step = aligned_step(ab_dtype)
     for axis in LAYOUTS[layout]:
         extents[axis] = -(-extents[axis] // step) * step
     return Problem(
@@ -77,9 +88,10 @@ def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str]
         out_dtype=out_dtype,
         layout=layout,
         unaligned_out=generator.random() < 0.2,
-        epilogue=Epilogue() if out_dtype == "int32" else _epilogue(generator),
+        epilogue=Epilogue() if out_dtype == "int32" else _epilogue(generator, scaled),
         promote=ab_dtype in FP8_DTYPES and generator.random() < 0.4,
         any_order=generator.random() < 0.3,
+        family=BLOCK_SCALED_FAMILY if scaled else "gemm",
     )
 
 
@@ -98,10 +110,11 @@ def random_pairs(
     count: int,
     reach: Reach = NEAR,
     per_problem: int = 1,
-    dtypes: Sequence[str] = DTYPES,
+    dtypes: Sequence[str] | None = None,
 ) -> Iterator[tuple[Problem, Config]]:
     """Yield ``count`` problems that the space accepts, each with ``per_problem`` legal configs."""
     generator = Random(seed)
+    dtypes = dtypes or dtypes_of(space)
     for _ in range(count):
         problem = random_problem(generator, reach, dtypes)
         while space.explain(problem, {}):  # refused whatever the config

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cutegen.errors import ProblemError
-from cutegen.problem import DTYPE_BYTES, LAYOUTS, TMA_ALIGN_BYTES, Problem
+from cutegen.problem import LAYOUTS, Problem, aligned_step
 
 __all__ = ["Rotation", "plan_launches", "plan_replays", "plan_rotation", "tail_problems"]
 
@@ -69,7 +69,7 @@ def tail_problems(problem: Problem) -> tuple[Problem, ...]:
     m and n leave remainders for every tile, k ends in 16 bytes. Later ones are larger, for configs that need
     more tiles or a deeper k (clusters, split k, more than one wave); take the first that is legal.
     """
-    step = TMA_ALIGN_BYTES // DTYPE_BYTES[problem.ab_dtype]
+    step = aligned_step(problem.ab_dtype)
     batch = 2 if problem.batch > 1 else 1
     sizes = [(m, n, blocks * 64 + step) for blocks in _TAIL_BLOCKS for m, n in _tail_faces(problem)]
     tails = (_resized(problem, m, n, k, batch) for m, n, k in sorted(sizes, key=math.prod))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cutegen.check import require_reference
 from cutegen.problem import DTYPE_BYTES, LAYOUTS, TMA_ALIGN_BYTES, TORCH_DTYPES, Problem
 from cutegen.space import Launch
 
@@ -57,7 +58,11 @@ class Workload:
             generator: Source of the values; its device is where they live.
             padded: Leave 16 bytes between rows of A and B and a row between batches, all filled with NaN, so
                 that a kernel that reads beyond the operand shows.
+
+        Raises:
+            ProblemError: There is no reference for such operands.
         """
+        require_reference(problem)
         p = problem
         axis_a, axis_b = LAYOUTS[p.layout]
         ab, out = torch_dtype(p.ab_dtype), torch_dtype(p.out_dtype)

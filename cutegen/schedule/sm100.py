@@ -1,4 +1,4 @@
-"""What the warps of the Blackwell GEMM do to each other; the text of that is templates/gemm/sm100.py.j2.
+"""What the warps of the Blackwell GEMMs do to each other, as their templates say.
 
 One warp loads, one queues MMAs, four read the sums from tensor memory and store them. Two blocks may share
 one MMA: the first of a pair, its leader, issues for both. With a dynamic scheduler a further warp of the
@@ -49,6 +49,8 @@ class BlackwellProtocol:
         empty_arrivals: Arrivals that free a stage.
         bytes_a: That one block loads of one stage of A, for itself and its row.
         bytes_b: The same of B and its column.
+        bytes_scales: The same of the scale factors of B, which go to both blocks of each pair of the column;
+            0 if there are none. Those of A go where A goes.
         expected_bytes: Bytes that the leader announces per stage, for all blocks of the pair.
         acc_stages: Tiles of sums in tensor memory.
         acc_arrivals: Arrivals that free one of them.
@@ -75,6 +77,7 @@ class BlackwellProtocol:
     answer_arrivals: int = 0
     warps: int = 4
     equal_tiles: bool = True
+    bytes_scales: int = 0
 
     @classmethod
     def of(cls, problem: Problem, config: Config, derived: Mapping[str, Value]) -> BlackwellProtocol:
@@ -87,13 +90,16 @@ class BlackwellProtocol:
         split = bool(derived.get("split", False))
         rows, columns = tiler
         per_row = number["stage_bytes"] // (rows + columns)
+        bytes_a, scales = rows * per_row, 0
+        if "bytes_scales" in derived:
+            bytes_a, scales = int(str(derived["bytes_a"])), int(str(derived["bytes_scales"]))
         return cls(
             cluster=(cluster[0], cluster[1]),
             pair=2 if config["use_2cta_instrs"] else 1,
             stages=number["stages"],
             empty_arrivals=number["empty_arrivals"],
-            bytes_a=rows * per_row,
-            bytes_b=columns * per_row,
+            bytes_a=bytes_a,
+            bytes_b=number["stage_bytes"] - bytes_a - scales,
             expected_bytes=number["expected_bytes"],
             acc_stages=number["acc_stages"],
             acc_arrivals=number["acc_arrivals"],
@@ -102,6 +108,7 @@ class BlackwellProtocol:
             answers=answers,
             answer_arrivals=answer_arrivals,
             equal_tiles=not split,
+            bytes_scales=scales,
         )
 
     @property
@@ -133,7 +140,7 @@ class _Play:
         self.board = board = Board(self.blocks)
         warps = self.blocks * (2 + protocol.warps) + bool(protocol.answers)
         self.everybody = board.barrier("the cluster's barrier", -1, warps)
-        parts = columns + rows // protocol.pair
+        parts = columns + rows // protocol.pair + (rows if protocol.bytes_scales else 0)
         each = range(self.blocks)
         self.full = [board.ring("full", block, protocol.stages, 1) for block in each]
         self.empty = [board.ring("empty", block, protocol.stages, protocol.empty_arrivals) for block in each]
@@ -232,10 +239,13 @@ class _Play:
         rows, columns = p.cluster
         m, n = block % rows, block // rows
         to_a, to_b = self.row_and_column(block)
-        slices = (
+        slices = [
             (to_a, 1 << n, p.bytes_a // columns),
             (to_b, 1 << columns + m // p.pair, p.bytes_b * p.pair // rows),
-        )
+        ]
+        if p.bytes_scales:
+            column = [other + n * rows for other in range(rows)]
+            slices.append((column, 1 << columns + rows // p.pair + m, p.bytes_scales // rows))
         script.sync(self.everybody)
         item = 0
         for tile, k_tiles in enumerate(self.units):
