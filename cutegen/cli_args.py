@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cutegen.arch import ARCHES
 from cutegen.errors import UsageError
-from cutegen.problem import ACTIVATIONS, LAYOUTS, OUT_DTYPES, Problem, default_dtype
+from cutegen.problem import ACTIVATIONS, BLOCK_SCALED, LAYOUTS, OUT_DTYPES, Problem, default_dtype
 from cutegen.shapes import NamedProblem, parse_shape, read_shapes
 from cutegen.space import Space, Value, parse_value
 
@@ -65,7 +65,8 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.toml",
         help="[[shape]] tables: id m n k dtype layout [batch out ...]",
     )
-    group.add_argument("--dtype", help=f"of A and B: {', '.join(OUT_DTYPES)} (default: the family's first)")
+    dtypes = ", ".join((*OUT_DTYPES, *BLOCK_SCALED))
+    group.add_argument("--dtype", help=f"of A and B: {dtypes} (default: the family's first)")
     group.add_argument(
         "--out-dtype", help="of D: bf16, fp16, fp32, int32 (default: as --dtype where it can be)"
     )

@@ -23,6 +23,7 @@ __all__ = [
     "Signature",
     "aligned_step",
     "default_dtype",
+    "output_dtypes",
 ]
 
 #: Bytes of one element, by the short name used everywhere in cutegen.
@@ -67,7 +68,7 @@ BLOCK_SCALED = {
 BLOCK_SCALED_FAMILY = "gemm_blockscaled"
 #: Scale factors lie in tiles of this many rows and this many blocks along k, padded to whole ones.
 SCALE_ROWS, SCALE_BLOCKS = 128, 4
-#: Output types of each input type, the one taken when none is named first.
+#: Output types of each input type that ``gemm`` multiplies, the one taken when none is named first.
 OUT_DTYPES = {
     "bf16": ("bf16", "fp16", "fp32"),
     "fp16": ("fp16", "bf16", "fp32"),
@@ -75,8 +76,9 @@ OUT_DTYPES = {
     "e5m2": ("bf16", "fp16", "fp32"),
     "tf32": ("fp32", "bf16", "fp16"),
     "int8": ("int32", "bf16", "fp16", "fp32"),
-    **dict.fromkeys(BLOCK_SCALED, ("bf16", "fp16", "fp32")),
 }
+#: The same for all of :data:`BLOCK_SCALED`.
+SCALED_OUT_DTYPES = ("bf16", "fp16", "fp32")
 
 #: Which extent each operand (A, B) is contiguous along, by the letters of the shapes files.
 LAYOUTS = {"tn": ("k", "k"), "nn": ("k", "n"), "nt": ("m", "n"), "tt": ("m", "k")}
@@ -92,6 +94,11 @@ MAX_EXTENT = 2**31 - 1
 def default_dtype(family: str) -> str:
     """Return the operands' dtype that a problem of ``family`` has when none is named."""
     return next(iter(BLOCK_SCALED)) if family == BLOCK_SCALED_FAMILY else "bf16"
+
+
+def output_dtypes(ab_dtype: str) -> tuple[str, ...]:
+    """Return the output types of an input type that exists, the one taken when none is named first."""
+    return SCALED_OUT_DTYPES if ab_dtype in BLOCK_SCALED else OUT_DTYPES[ab_dtype]
 
 
 def aligned_step(ab_dtype: str) -> int:
@@ -192,21 +199,22 @@ class Problem:
     family: str = "gemm"
 
     def __post_init__(self) -> None:
-        if self.ab_dtype not in OUT_DTYPES:
-            raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(OUT_DTYPES)}")
+        known = (*OUT_DTYPES, *BLOCK_SCALED)
+        if self.ab_dtype not in known:
+            raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(known)}")
         if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
             raise ProblemError(
                 f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
                 f"{', '.join(BLOCK_SCALED)} and nothing else"
             )
-        object.__setattr__(self, "out_dtype", self.out_dtype or OUT_DTYPES[self.ab_dtype][0])
+        object.__setattr__(self, "out_dtype", self.out_dtype or output_dtypes(self.ab_dtype)[0])
         self._check_names()
         self._check_extents()
         if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
             object.__setattr__(self, "unaligned_out", True)
 
     def _check_names(self) -> None:
-        valid = OUT_DTYPES[self.ab_dtype]
+        valid = output_dtypes(self.ab_dtype)
         if self.out_dtype not in valid:
             raise ProblemError(
                 f"unsupported output dtype {self.out_dtype!r} of {self.ab_dtype}; valid: {', '.join(valid)}"
@@ -293,7 +301,7 @@ class Problem:
             self.ab_dtype,
             self.layout,
         ]
-        if self.out_dtype != OUT_DTYPES[self.ab_dtype][0]:
+        if self.out_dtype != output_dtypes(self.ab_dtype)[0]:
             words.append(f"out={self.out_dtype}")
         epilogue = self.epilogue
         words += [name for name in ("alpha", "beta", "scale") if getattr(epilogue, name)]

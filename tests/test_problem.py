@@ -21,6 +21,7 @@ from cutegen.problem import (
     Epilogue,
     Problem,
     default_dtype,
+    output_dtypes,
 )
 
 PROBLEMS = st.randoms(use_true_random=False).map(
@@ -98,16 +99,16 @@ def test_the_padding_that_a_refusal_proposes_is_accepted(layout: str, axis: str,
     Problem(**{**extents, axis: padded}, layout=layout)
 
 
-@pytest.mark.parametrize("dtype", sorted(OUT_DTYPES))
+@pytest.mark.parametrize("dtype", sorted((*OUT_DTYPES, *BLOCK_SCALED)))
 def test_every_input_type_has_a_default_output_and_refuses_foreign_ones(dtype: str) -> None:
     """A missing output type is the first of the valid ones; a refusal lists them all."""
     family = BLOCK_SCALED_FAMILY if dtype in BLOCK_SCALED else "gemm"
-    assert Problem(64, 64, 64, ab_dtype=dtype, family=family).out_dtype == OUT_DTYPES[dtype][0]
+    assert Problem(64, 64, 64, ab_dtype=dtype, family=family).out_dtype == output_dtypes(dtype)[0]
     for out in DTYPE_BYTES:
-        if out in OUT_DTYPES[dtype]:
+        if out in output_dtypes(dtype):
             assert Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out, family=family).out_dtype == out
         else:
-            with pytest.raises(ProblemError, match=", ".join(OUT_DTYPES[dtype])):
+            with pytest.raises(ProblemError, match=", ".join(output_dtypes(dtype))):
                 Problem(64, 64, 64, ab_dtype=dtype, out_dtype=out, family=family)
 
 

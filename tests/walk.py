@@ -12,10 +12,10 @@ from cutegen.problem import (
     BLOCK_SCALED_FAMILY,
     FP8_DTYPES,
     LAYOUTS,
-    OUT_DTYPES,
     Epilogue,
     Problem,
     aligned_step,
+    output_dtypes,
 )
 from cutegen.space import Config, Space, Value
 
@@ -74,7 +74,7 @@ def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str]
     ab_dtype = generator.choice(dtypes)
     scaled = ab_dtype in BLOCK_SCALED
     layout = generator.choice(tuple(LAYOUTS)) if aligned_step(ab_dtype) < 16 else "tn"
-    out_dtype = generator.choice(OUT_DTYPES[ab_dtype])
+    out_dtype = generator.choice(output_dtypes(ab_dtype))
     extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
     step = aligned_step(ab_dtype)
     for axis in LAYOUTS[layout]:
