@@ -78,9 +78,9 @@ static struct {
     int (*ctx_set_current)(void *);
     int (*primary_retain)(void **, int);
     int (*device_attribute)(int *, int, int);
-    int (*library_load)(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
-    int (*library_unload)(void *);
-    int (*library_kernel)(void **, void *, const char *);
+    int (*load_library)(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
+    int (*unload_library)(void *);
+    int (*find_kernel)(void **, void *, const char *);
     int (*kernel_get)(int *, int, void *, int);
     int (*kernel_set)(int, int, void *, int);
     int (*launch)(const driver_config *, void *, void **, void **);
@@ -98,9 +98,9 @@ static const struct {
     {"cuCtxSetCurrent", &driver.ctx_set_current},
     {"cuDevicePrimaryCtxRetain", &driver.primary_retain},
     {"cuDeviceGetAttribute", &driver.device_attribute},
-    {"cuLibraryLoadData", &driver.library_load},
-    {"cuLibraryUnload", &driver.library_unload},
-    {"cuLibraryGetKernel", &driver.library_kernel},
+    {"cuLibraryLoadData", &driver.load_library},
+    {"cuLibraryUnload", &driver.unload_library},
+    {"cuLibraryGetKernel", &driver.find_kernel},
     {"cuKernelGetAttribute", &driver.kernel_get},
     {"cuKernelSetAttribute", &driver.kernel_set},
     {"cuLaunchKernelEx", &driver.launch},
@@ -214,7 +214,7 @@ EXPORT int cuda_dialect_init_library_once(void **state, init_fn init, load_fn lo
 }
 
 EXPORT void cuda_dialect_unload_library_once(void **state) {
-    if (*state && owner == getpid()) driver.library_unload(*state);
+    if (*state && owner == getpid()) driver.unload_library(*state);
     *state = NULL;
 }
 
@@ -286,12 +286,12 @@ EXPORT int _cudaLaunchKernelEx(const runtime_config *c, void *kernel, void **arg
 
 EXPORT int _cudaLibraryLoadData(void **out, const void *code, void *jit_options, void *jit_values, unsigned jit_count,
                                 void *options, void *values, unsigned count) {
-    int result = driver.library_load(out, code, jit_options, jit_values, jit_count, options, values, count);
+    int result = driver.load_library(out, code, jit_options, jit_values, jit_count, options, values, count);
     return result ? fail(result, "cuLibraryLoadData") : 0;
 }
 
 EXPORT int _cudaLibraryGetKernel(void **kernel, void *from, const char *name) {
-    int code = driver.library_kernel(kernel, from, name);
+    int code = driver.find_kernel(kernel, from, name);
     return code ? fail(code, "cuLibraryGetKernel") : 0;
 }
 
