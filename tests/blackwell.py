@@ -13,11 +13,13 @@ from covering import cover
 from walk import BLACKWELL_DTYPES, random_config, random_pairs
 
 from cutegen.arch import Arch, find_arch
-from cutegen.build import Artifact
+from cutegen.build import Artifact, Builder
 from cutegen.build.artifact import KernelResources
 from cutegen.catalog import find_space
 from cutegen.problem import LAYOUTS, Epilogue, Problem
-from cutegen.space import Config, Value
+from cutegen.render import Source
+from cutegen.space import Config, Space, Value
+from cutegen.store import Store
 
 __all__ = [
     "B200",
@@ -84,6 +86,22 @@ class Kernel:
 
     def __str__(self) -> str:
         return f"{self.problem} | {self.config} | {self.arch}"
+
+
+def compiled(
+    cases: Mapping[Source, tuple[Problem, Config, Arch]], space: Space, store: Store
+) -> list[Kernel]:
+    """Compile every case; fail with the reasons if some do not."""
+    built, failed = [], []
+    with Builder(store) as builder:
+        for source, result in builder.build(cases):
+            problem, config, arch = cases[source]
+            if isinstance(result, Artifact):
+                built.append(Kernel(problem, config, space.derive(config, problem, arch), result, arch))
+            else:
+                failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
+    assert not failed, "\n".join(failed)
+    return built
 
 
 def pair(value: Value) -> tuple[int, int]:

@@ -23,13 +23,13 @@ from blackwell import (
     Kernel,
     barrier_arrivals,
     chosen,
+    compiled,
     instruction_descriptor,
     pair,
 )
 from fake_gpu import build_driver, run_with_driver
 from test_templates_compile import cubins, nvdisasm
 
-from cutegen.build import Artifact, Builder
 from cutegen.render import render
 from cutegen.store import Store
 
@@ -58,17 +58,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The covering set, compiled; whatever fails to compile fails every test with its reason."""
     cases = {render(*case): case for case in chosen()}
     assert len(cases) <= KERNELS
-    built, failed = [], []
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(cases):
-            problem, config, arch = cases[source]
-            if isinstance(result, Artifact):
-                derived = SPACE.derive(config, problem, arch)
-                built.append(Kernel(problem, config, derived, result, arch))
-            else:
-                failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
-    assert not failed, "\n".join(failed)
-    return built
+    return compiled(cases, SPACE, Store(tmp_path_factory.mktemp("cache")))
 
 
 def test_the_set_holds_every_tile_width_and_cluster(kernels: list[Kernel]) -> None:

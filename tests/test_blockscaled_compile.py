@@ -14,12 +14,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from blackwell import B200, B300, RINGS, Kernel, barrier_arrivals, pair
+from blackwell import B200, B300, RINGS, Kernel, barrier_arrivals, compiled, pair
 from blockscaled import LAUNCHED, SPACE, changes, chosen, instruction_descriptor
 from fake_gpu import build_driver, run_with_driver
 from test_templates_compile import cubins, nvdisasm
 
-from cutegen.build import Artifact, Builder
 from cutegen.cli_tune import main
 from cutegen.problem import SCALE_BLOCKS, SCALE_ROWS, Problem
 from cutegen.render import render
@@ -39,17 +38,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The covering set, compiled; whatever fails to compile fails every test with its reason."""
     cases = {render(*case): case for case in chosen()}
     assert len(cases) <= KERNELS
-    built, failed = [], []
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(cases):
-            problem, config, arch = cases[source]
-            if isinstance(result, Artifact):
-                derived = SPACE.derive(config, problem, arch)
-                built.append(Kernel(problem, config, derived, result, arch))
-            else:
-                failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
-    assert not failed, "\n".join(failed)
-    return built
+    return compiled(cases, SPACE, Store(tmp_path_factory.mktemp("cache")))
 
 
 def number(kernel: Kernel, name: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import cutegen.footprint
 import cutegen.machine
 import cutegen.model
 import cutegen.ranker
@@ -183,6 +184,6 @@ def _text_digest(family: str, arch: Arch, sources: tuple[str, ...]) -> str:
         if source != "cutegen":
             paths += [*sorted(find_template(family, arch, source).parent.iterdir())]
             paths.append(resource_root("spaces") / family / f"{source}.py")
-    paths += [Path(module.__file__) for module in _PROPOSERS if module.__file__]
+    paths += [Path(module.__file__) for module in (*_PROPOSERS, cutegen.footprint) if module.__file__]
     texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
     return digest([__version__, *texts])
