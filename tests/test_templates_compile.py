@@ -209,3 +209,16 @@ def test_registers_move_between_warpgroups_exactly_when_planned(
         assert ("USETMAXREG.TRY_ALLOC" in listing) == ("USETMAXREG.DEALLOC" in listing) == planned, str(
             kernel
         )
+
+
+def test_partial_sums_travel_16_bytes_at_a_time(listings: list[tuple[Kernel, str]]) -> None:
+    """A pointer that lost its alignment would make four accesses of one, and only the clock would tell."""
+    cut = [(k, text) for k, text in listings if (k.config["split_k"] != 1 or k.config["stream_k"]) and k.plain]
+    second = [(k, text) for k, text in cut if k.config["reduction"] == "fixed"]
+    assert second
+    for kernel, listing in cut:
+        assert "LDG.E.128" in listing and "STG.E.128" in listing, str(kernel)
+    for kernel, listing in second:
+        parts = re.split(r"^\s*\.section\s+\.text\.", listing, flags=re.MULTILINE)[1:]
+        reduction = next(part for part in parts if "_reduce_kernel" in part.split(",", 1)[0])
+        assert re.findall(r"LDG\.E(\S*)", reduction).count("") == 0, str(kernel)

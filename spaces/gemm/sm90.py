@@ -342,7 +342,6 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
         "expected_bytes": per_stage,
         "empty_arrivals": empty_arrivals(_pair(config["cluster_shape_mn"]), mma_warpgroups),
         "epi_n": columns,
-        "red_n": 16 if tile[1] % 16 == 0 else 8,
         "epi_tail": tail,
         "epi_stages": rounds,
         "epi_bytes": rounds * per_round + tail_bytes,
