@@ -213,7 +213,9 @@ def test_registers_move_between_warpgroups_exactly_when_planned(
 
 def test_partial_sums_travel_16_bytes_at_a_time(listings: list[tuple[Kernel, str]]) -> None:
     """A pointer that lost its alignment would make four accesses of one, and only the clock would tell."""
-    cut = [(k, text) for k, text in listings if (k.config["split_k"] != 1 or k.config["stream_k"]) and k.plain]
+    cut = [
+        (k, text) for k, text in listings if (k.config["split_k"] != 1 or k.config["stream_k"]) and k.plain
+    ]
     second = [(k, text) for k, text in cut if k.config["reduction"] == "fixed"]
     assert second
     for kernel, listing in cut:
