@@ -222,7 +222,7 @@ class TorchEngine:
         tail = problem != session.problem
         load = self._tail_workload(problem) if tail else session.workloads[0]
         alpha, beta = load.factors
-        oracle = Oracle(problem, load.a, load.b, load.c, load.bias, alpha=alpha, beta=beta)
+        oracle = Oracle(problem, *load.numbers(), load.c, load.bias, alpha=alpha, beta=beta)
         dtype = torch_dtype(problem.out_dtype)
         first, again = (Canvas(problem, dtype, self._device, padded=tail) for _ in range(2))
         return _Bay(load, oracle, (first, again))

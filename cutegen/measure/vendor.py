@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import MeasureError
 from cutegen.measure.workload import ALPHA, BETA, SCALE_A, SCALE_B, Workload
-from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.problem import BLOCK_SCALED, DTYPE_BYTES, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +54,8 @@ def vendor_call(workload: Workload, d: torch.Tensor) -> tuple[str, Call]:
 def _options(problem: Problem) -> list[_Product | None]:
     """Return ways to multiply, best first; the last one always works."""
     batched = problem.batch > 1
+    if problem.ab_dtype in BLOCK_SCALED:
+        return [_two_level(problem), _block_scaled(problem), _decoded(batched=batched)]
     if problem.ab_dtype == "tf32":
         exact = problem.out_dtype == "fp32"
         return [_in_tf32(_same_dtype(problem) if exact else _converted(batched=batched, cast=False))]
@@ -137,6 +139,77 @@ def _scaled(problem: Problem) -> _Product:
         plain(load.a, load.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
     return _Product("torch._scaled_mm", multiply, frozenset({"scale"}))
+
+
+def _block_scaled(problem: Problem) -> _Product:
+    """Return cuBLAS's block-scaled product: one call for each batch, since torch has none for batches.
+
+    torch refuses two operands of e5m2, and any n that is no multiple of 16.
+    """
+    import torch
+
+    plain: Any = torch.ops.aten._scaled_mm.out
+
+    def multiply(load: Workload, out: torch.Tensor) -> None:
+        for a, b, scale_a, scale_b, d in _each_batch(load, out):
+            plain(a, b, scale_a, scale_b, out_dtype=d.dtype, out=d)
+
+    many = " for each batch" if problem.batch > 1 else ""
+    return _Product(f"torch._scaled_mm{many}", multiply)
+
+
+def _two_level(problem: Problem) -> _Product | None:
+    """Return the product that takes alpha as nvfp4's second level of scale factors; None if it does not."""
+    import torch
+
+    functional: Any = torch.nn.functional
+    plain: Any = getattr(torch.ops.aten, "_scaled_mm_v2", None)
+    kinds = getattr(functional, "ScalingType", None), getattr(functional, "SwizzleType", None)
+    if not problem.epilogue.alpha or problem.ab_dtype != "nvfp4" or plain is None or None in kinds:
+        return None
+    scaling: Any = kinds[0]
+    swizzle: Any = kinds[1]
+    recipe = [scaling.BlockWise1x16.value, scaling.TensorWise.value]
+    order = [swizzle.SWIZZLE_32_4_4.value, swizzle.NO_SWIZZLE.value]
+    given: list[torch.Tensor] = []
+
+    def multiply(load: Workload, out: torch.Tensor) -> None:
+        if not given:
+            given.extend(torch.tensor([value], device=out.device) for value in (ALPHA, 1.0))
+        for a, b, scale_a, scale_b, d in _each_batch(load, out):
+            of_a, of_b = [scale_a, given[0]], [scale_b, given[1]]
+            plain.out(a, b, of_a, recipe, order, of_b, recipe, order, None, d.dtype, out=d)
+
+    many = " for each batch" if problem.batch > 1 else ""
+    return _Product(f"torch.nn.functional.scaled_mm{many}", multiply, frozenset({"alpha"}))
+
+
+def _each_batch(load: Workload, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield A, B, their scale factors and D of each batch, as torch wants block-scaled operands."""
+    import torch
+
+    a, b = load.a, load.b
+    scale_a, scale_b = (_given(scale) for scale in load.scales or (None, None))
+    if a.dtype == torch.uint8:
+        a, b = a.view(torch.float4_e2m1fn_x2), b.view(torch.float4_e2m1fn_x2)
+    if a.dim() == 2:
+        yield a, b, scale_a, scale_b, out
+        return
+    count = a.shape[0]
+    yield from zip(a, b, scale_a.view(count, -1), scale_b.view(count, -1), out, strict=True)
+
+
+def _decoded(*, batched: bool) -> _Product:
+    """Return the product of what block-scaled operands stand for, in bf16, which holds it exactly."""
+    import torch
+
+    plain = torch.bmm if batched else torch.mm
+
+    def multiply(load: Workload, out: torch.Tensor) -> None:
+        a, b = load.numbers()
+        out.copy_(plain(a.bfloat16(), b.bfloat16()))
+
+    return _Product(f"torch.{plain.__name__} of decoded bf16 + copy", multiply)
 
 
 def _integer(out_dtype: str) -> _Product:

@@ -6,8 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cutegen.check import require_reference
-from cutegen.problem import DTYPE_BYTES, LAYOUTS, TMA_ALIGN_BYTES, TORCH_DTYPES, Problem
+from cutegen import blockscaled
+from cutegen.errors import ProblemError
+from cutegen.problem import (
+    BLOCK_SCALED,
+    DTYPE_BYTES,
+    LAYOUTS,
+    TMA_ALIGN_BYTES,
+    TORCH_DTYPES,
+    BlockScaling,
+    Problem,
+)
 from cutegen.space import Launch
 
 if TYPE_CHECKING:
@@ -35,11 +44,12 @@ class Workload:
 
     Attributes:
         problem: What they pose.
-        a: ``(m, k)`` or ``(batch, m, k)``.
-        b: ``(k, n)`` or ``(batch, k, n)``.
+        a: ``(m, k)`` or ``(batch, m, k)``; ``k / 2`` bytes where two elements share one.
+        b: ``(k, n)`` or ``(batch, k, n)``, likewise.
         c: Like the output, for problems with beta.
         bias: One value per column or per row, for problems with a bias.
-        scales: Of A and of B, one fp32 value each, for problems with scales.
+        scales: Of A and of B: one fp32 value each, for problems with scales; all tiles of scale factors as
+            they lie in memory, for block-scaled operands.
     """
 
     problem: Problem
@@ -51,31 +61,47 @@ class Workload:
 
     @classmethod
     def fill(cls, problem: Problem, generator: torch.Generator, *, padded: bool = False) -> Workload:
-        """Allocate operands, uniform in [-1, 1).
+        """Allocate operands, uniform in [-1, 1); packed ones hold every code, scale factors vary.
 
         Args:
             problem: What they pose.
             generator: Source of the values; its device is where they live.
-            padded: Leave 16 bytes between rows of A and B and a row between batches, all filled with NaN, so
-                that a kernel that reads beyond the operand shows.
+            padded: Leave 16 bytes between rows of A and B and a row between batches, all filled with NaN (the
+                largest numbers where there is none), so that a kernel that reads beyond the operand shows;
+                fill up tiles of scale factors with large numbers, else with zeros.
 
         Raises:
-            ProblemError: There is no reference for such operands.
+            ProblemError: The problem has scale factors along k and others as well.
         """
-        require_reference(problem)
         p = problem
-        axis_a, axis_b = LAYOUTS[p.layout]
-        ab, out = torch_dtype(p.ab_dtype), torch_dtype(p.out_dtype)
-        pad = TMA_ALIGN_BYTES // DTYPE_BYTES[p.ab_dtype] if padded else 0
-        a = _matrix(p, (p.m, p.k), axis_a == "m", ab, generator, pad)
-        b = _matrix(p, (p.k, p.n), axis_b == "k", ab, generator, pad)
+        out = torch_dtype(p.out_dtype)
+        scales = _scales(generator.device) if p.epilogue.scale else None
+        if p.ab_dtype in BLOCK_SCALED:
+            a, b, scales = _block_scaled(p, generator, padded=padded)
+        else:
+            axis_a, axis_b = LAYOUTS[p.layout]
+            ab = torch_dtype(p.ab_dtype)
+            pad = TMA_ALIGN_BYTES // DTYPE_BYTES[p.ab_dtype] if padded else 0
+            a = _matrix(p, (p.m, p.k), axis_a == "m", ab, generator, pad)
+            b = _matrix(p, (p.k, p.n), axis_b == "k", ab, generator, pad)
         c = bias = None
         if p.epilogue.beta:
             c = cls.new_output(p, generator.device)
             c.copy_(_values(tuple(c.shape), out, generator))
         if p.epilogue.bias:
             bias = _values((p.n if p.epilogue.bias == "n" else p.m,), out, generator)
-        return cls(p, a, b, c, bias, _scales(generator.device) if p.epilogue.scale else None)
+        return cls(p, a, b, c, bias, scales)
+
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A and B as the numbers that they stand for: themselves, or decoded to fp32."""
+        scaling = BLOCK_SCALED.get(self.problem.ab_dtype)
+        if scaling is None or self.scales is None:
+            return self.a, self.b
+        stored = (self.a, self.b.transpose(-1, -2))
+        three = (x if x.dim() == 3 else x.unsqueeze(0) for x in stored)
+        a, b = (blockscaled.decode(x, y, scaling) for x, y in zip(three, self.scales, strict=True))
+        b = b.transpose(1, 2)
+        return (a, b) if self.problem.batch > 1 else (a[0], b[0])
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -120,15 +146,49 @@ def _matrix(
     # Halves have the 10 bits of fraction that the MMA reads of an fp32 value.
     drawn = torch.float16 if problem.ab_dtype == "tf32" else dtype
     values = _values((problem.batch, outer, inner), drawn, generator, small=problem.out_dtype == "fp16")
-    values = values.to(dtype)
-    if pad:
-        poison = math.nan if dtype.is_floating_point else 127
-        size = (problem.batch, outer + 1, inner + pad)
-        whole = torch.full(size, poison, dtype=dtype, device=generator.device)
-        whole[:, :outer, :inner].copy_(values)
-        values = whole[:, :outer, :inner]
+    values = _surrounded(values.to(dtype), pad)
     values = values.transpose(1, 2) if along_rows else values
     return values if problem.batch > 1 else values[0]
+
+
+def _surrounded(values: torch.Tensor, pad: int) -> torch.Tensor:
+    """Return the values with ``pad`` poisoned elements behind each row and such a row behind each batch."""
+    import torch
+
+    if not pad:
+        return values
+    poison = math.nan if values.is_floating_point() else 127  # as bytes of e2m1: -6 and 6
+    batch, outer, inner = values.shape
+    whole = torch.full((batch, outer + 1, inner + pad), poison, dtype=values.dtype, device=values.device)
+    whole[:, :outer, :inner].copy_(values)
+    return whole[:, :outer, :inner]
+
+
+def _block_scaled(
+    p: Problem, generator: torch.Generator, *, padded: bool
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Return A, B and their scale factors."""
+    if p.epilogue.scale:
+        raise ProblemError(f"{p} has scale factors along k already; one for each operand goes into alpha")
+    scaling = BLOCK_SCALED[p.ab_dtype]
+    pad = TMA_ALIGN_BYTES if padded else 0  # an element of what is stored is a byte
+    a, b = (
+        _surrounded(blockscaled.draw((p.batch, rows, p.k), scaling, generator), pad) for rows in (p.m, p.n)
+    )
+    b = b.transpose(1, 2)
+    scales = tuple(_tiles(p, rows, scaling, generator, padded=padded) for rows in (p.m, p.n))
+    return (a, b, (scales[0], scales[1])) if p.batch > 1 else (a[0], b[0], (scales[0], scales[1]))
+
+
+def _tiles(
+    p: Problem, rows: int, scaling: BlockScaling, generator: torch.Generator, *, padded: bool
+) -> torch.Tensor:
+    """Return the scale factors of an operand as they lie in memory."""
+    import torch
+
+    drawn = blockscaled.draw_scales((p.batch, rows, p.k // scaling.block), scaling, generator)
+    laid = blockscaled.lay_out(drawn, blockscaled.padding(scaling.scale, poisoned=padded))
+    return laid.view(torch.float8_e8m0fnu if scaling.scale == "e8m0" else torch.float8_e4m3fn)
 
 
 def _values(

@@ -280,14 +280,12 @@ class AutoTuner:
 
         Raises:
             ConfigError: A given candidate breaks rules.
-            ProblemError: It is to be measured, and there is no reference to check its results against.
             ResourceError: The operators are a source, and their package is not installed.
             UsageError: There are no candidates, no such objective, or no GPU to read energy from.
         """
         wanted = require_objective(objective or self._objective)
         if wanted != "time" and self.setting.device is None:
             raise UsageError(f"objective {wanted} needs a GPU; valid without one: time")
-        self.setting.require_measurable(problem)
         effort = self._effort
         explicit: tuple[Config, ...] = ()
         if isinstance(candidates, int):

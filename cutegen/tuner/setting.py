@@ -9,7 +9,6 @@ from pathlib import Path
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Toolchain
-from cutegen.check import require_reference
 from cutegen.device import Device
 from cutegen.dispatch import default_table_path
 from cutegen.entry import Entry, Fingerprint
@@ -100,15 +99,6 @@ class Setting:
     def sm_count(self) -> int:
         """Multiprocessors to plan for."""
         return self.device.sm_count if self.device else self.arch.nominal_sm_count
-
-    def require_measurable(self, problem: Problem) -> None:
-        """Do nothing if candidates for ``problem`` can be judged: without a GPU they are only compiled.
-
-        Raises:
-            ProblemError: They would be measured, and there is no reference to check their results against.
-        """
-        if self.device is not None:
-            require_reference(problem)
 
     def workshop(self) -> Workshop:
         """Return a workshop; nothing is started yet."""
