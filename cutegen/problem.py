@@ -23,6 +23,7 @@ __all__ = [
     "Signature",
     "aligned_step",
     "default_dtype",
+    "operand_bits",
     "output_dtypes",
 ]
 
@@ -106,11 +107,12 @@ def aligned_step(ab_dtype: str) -> int:
 
     They fill whole steps of 16 bytes, and whole blocks where scale factors come in blocks.
     """
-    fills = 8 * TMA_ALIGN_BYTES // _operand_bits(ab_dtype)
+    fills = 8 * TMA_ALIGN_BYTES // operand_bits(ab_dtype)
     return max(fills, BLOCK_SCALED[ab_dtype].block) if ab_dtype in BLOCK_SCALED else fills
 
 
-def _operand_bits(ab_dtype: str) -> int:
+def operand_bits(ab_dtype: str) -> int:
+    """Return the bits of an element of A or B."""
     return BLOCK_SCALED[ab_dtype].bits if ab_dtype in BLOCK_SCALED else 8 * DTYPE_BYTES[ab_dtype]
 
 
@@ -221,7 +223,7 @@ class Problem:
             )
         if self.layout not in LAYOUTS:
             raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
-        if _operand_bits(self.ab_dtype) <= 8 and self.layout != "tn":
+        if operand_bits(self.ab_dtype) <= 8 and self.layout != "tn":
             why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "Hopper's MMA reads no other"
             raise ProblemError(
                 f"layout {self.layout!r} of {self.ab_dtype} is not supported; operands of 8 bits and fewer "
@@ -273,7 +275,7 @@ class Problem:
     @property
     def min_bytes(self) -> int:
         """Bytes that must cross device memory: each input read once, the output written once."""
-        ab = (self.m + self.n) * self.k * _operand_bits(self.ab_dtype) // 8
+        ab = (self.m + self.n) * self.k * operand_bits(self.ab_dtype) // 8
         c = 2 if self.epilogue.beta else 1
         out = c * self.m * self.n * DTYPE_BYTES[self.out_dtype]
         return self.batch * (ab + out + sum(self.scale_factors))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blackwell import B200, B300, RINGS, Kernel, barrier_arrivals, compiled, pair
@@ -22,6 +23,7 @@ from test_templates_compile import cubins, nvdisasm
 from cutegen.cli_tune import main
 from cutegen.problem import SCALE_BLOCKS, SCALE_ROWS, Problem
 from cutegen.render import render
+from cutegen.space import Launch
 from cutegen.store import Store
 
 pytestmark = [
@@ -68,48 +70,59 @@ def test_a_kernel_needs_what_was_predicted(kernels: list[Kernel]) -> None:
         assert len(found.kernels) == 1, str(kernel)
 
 
-#: DLPack's codes and bits of what is handed over: bytes or e5m2; e4m3 or e8m0; bfloat16.
-UINT8, E4M3, E5M2, E8M0, BF16 = (1, 8), (10, 8), (12, 8), (14, 8), (4, 16)
+#: DLPack's codes and bits of what is handed over.
+CODES = {
+    "torch.uint8": (1, 8),
+    "torch.float8_e4m3fn": (10, 8),
+    "torch.float8_e5m2": (12, 8),
+    "torch.float8_e8m0fnu": (14, 8),
+    "torch.bfloat16": (4, 16),
+}
 CALL = """
 from pathlib import Path
 import tvm_ffi
 from cutegen.loader import load_kernel
 from fake_gpu import FakeTensor
 
-def make(*shape, kind, turned=False):
-    tensor = FakeTensor(*shape, code=kind[0], bits=kind[1])
-    if turned:
-        tensor._strides[:] = [1, shape[0]]
+def make(shape, strides, code, bits):
+    tensor = FakeTensor(*shape, code=code, bits=bits)
+    tensor._strides[:] = strides
     return tvm_ffi.from_dlpack(tensor)
 
-a, b = make(1000, {k}, kind={ab}), make({k}, 520, kind={ab}, turned=True)
-d = make(1000, 520, kind={out})
-scales = [make(size, kind={scale}) for size in {sizes}]
-load_kernel(Path({library!r}), {symbol!r})(a, b, d, *scales, *{scalars!r})
+given = [make(*each) if isinstance(each, tuple) else each for each in {given!r}]
+load_kernel(Path({library!r}), {symbol!r})(*given)
 """
 
 
+def handed_over(problem: Problem, launch: Launch, *, padded: bool) -> list[Any]:
+    """What the measuring process calls a kernel with: numbers, and of tensors shape, strides, code and bits."""
+    torch = pytest.importorskip("torch")
+    from cutegen.measure.workload import Workload
+
+    load = Workload.fill(problem, torch.Generator().manual_seed(0), padded=padded)
+    d = Workload.new_output(problem, torch.device("cpu"))
+    return [
+        (tuple(x.shape), x.stride(), *CODES[str(x.dtype)]) if isinstance(x, torch.Tensor) else x
+        for x in load.arguments(d, launch, None)
+    ]
+
+
 def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: Path) -> None:
-    """Operands as torch has them are taken; grid, cluster and shared memory are what a driver records."""
+    """The operands of the check are taken; grid, cluster and shared memory are what a driver records."""
     driver = build_driver(tmp_path)
     for line, words in LAUNCHED:
         problem = Problem.parse(line)
         config = SPACE.default(problem).replace(**changes(words))
         [kernel] = [k for k in kernels if (k.problem, k.config) == (problem, config)]
-        fp4 = problem.ab_dtype == "nvfp4"
         launch = SPACE.launch(config, problem, 148)
-        code = CALL.format(
-            k=528 if fp4 else 1056,
-            ab=UINT8 if fp4 else E5M2,
-            scale=E4M3 if fp4 else E8M0,
-            out=BF16,
-            sizes=problem.scale_factors,
-            library=str(kernel.artifact.library),
-            symbol=kernel.artifact.symbol,
-            scalars=(*launch.scalars, 0.5) if problem.epilogue.alpha else launch.scalars,
+        library, symbol = str(kernel.artifact.library), kernel.artifact.symbol
+        code = "".join(
+            CALL.format(given=handed_over(problem, launch, padded=padded), library=library, symbol=symbol)
+            for padded in (False, True)
         )
-        _, log = run_with_driver(driver, code, tmp_path / kernel.artifact.symbol)
-        [call] = [entry for entry in log if entry.startswith("cuLaunchKernelEx")]
+        _, log = run_with_driver(driver, code, tmp_path / symbol)
+        [call, again] = [entry for entry in log if entry.startswith("cuLaunchKernelEx")]
+        assert call.split(" smem ")[0] == again.split(" smem ")[0]
         (cm, cn), tile_n = pair(config["cluster_shape_mn"]), pair(config["mma_tiler_mn"])[1]
         clusters = -(-1000 // (128 * cm)) * -(-520 // (tile_n * cn))
         grid = f"{cm} {cn} {min(clusters, launch.scalars[0])}"
@@ -226,6 +239,56 @@ def test_results_leave_by_tma_exactly_when_the_config_says_so(listings: list[tup
         assert bool(re.search(r"\bSTG\.", listing)) != kernel.staged, str(kernel)
         assert ("ACQBULK" in listing) == ("PREEXIT" in listing) == kernel.config["use_pdl"], str(kernel)
         assert not re.search(r"\b(LDL|STL)\b", listing), str(kernel)
+
+
+# --- what they are called with ---
+
+CALLED = (
+    "300x136x224 nvfp4 tn alpha",
+    "2x300x136x224 nvfp4 tn",
+    "300x137x224 mxfp8_e4m3 tn out=fp32",
+    "2x300x136x224 mxfp8_e5m2 tn out=fp16 alpha",
+)
+TYPES = {
+    "torch.uint8": "Uint8",
+    "torch.float8_e4m3fn": "Float8E4M3FN",
+    "torch.float8_e5m2": "Float8E5M2",
+    "torch.float8_e8m0fnu": "Float8E8M0FNU",
+    "torch.bfloat16": "BFloat16",
+    "torch.float16": "Float16",
+    "torch.float32": "Float32",
+}
+
+
+def test_kernels_are_called_with_what_they_are_compiled_for(tmp_path: Path) -> None:
+    """Order, types, ranks, extents that must agree, and which stride is 1; also for operands with padding."""
+    torch = pytest.importorskip("torch")
+    from cutegen.measure.workload import Workload
+
+    problems = [Problem.parse(f"gemm_blockscaled {line}") for line in CALLED]
+    paths = [tmp_path / f"kernel_{at}.py" for at in range(len(problems))]
+    for path, problem in zip(paths, problems, strict=True):
+        path.write_text(render(problem, SPACE.default(problem), B200).text)
+    command = [sys.executable, str(TRACER.with_name("arguments.py")), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for problem, wanted in zip(problems, json.loads(done.stdout), strict=True):
+        launch = SPACE.launch(SPACE.default(problem), problem, 148)
+        assert wanted.pop() == "_FakeStream", "TVM-FFI hands over the stream itself"
+        for padded in (False, True):
+            load = Workload.fill(problem, torch.Generator().manual_seed(0), padded=padded)
+            given = load.arguments(Workload.new_output(problem, torch.device("cpu")), launch, None)
+            extents: dict[int, int] = {}
+            for argument, want in zip(given, wanted, strict=True):
+                if not isinstance(argument, torch.Tensor):
+                    assert {int: "Int32", float: "Float32"}[type(argument)] == want, problem
+                    continue
+                assert TYPES[str(argument.dtype)] == want["dtype"], problem
+                assert len(argument.shape) == len(want["extents"]), problem
+                for extent, name, step in zip(argument.shape, want["names"], want["extents"], strict=True):
+                    assert extent == extents.setdefault(name, extent) and extent % step == 0, problem
+                for stride, step in zip(argument.stride(), want["strides"], strict=True):
+                    assert stride % step == 0 if step else stride == 1, problem
 
 
 # --- where things are ---

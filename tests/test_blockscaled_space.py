@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from difflib import ndiff
 from itertools import combinations
 from pathlib import Path
@@ -23,14 +24,16 @@ from walk import random_pairs
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
 from cutegen.cli_space import main
-from cutegen.errors import ConfigError, OperandError, ProblemError, ResourceError
+from cutegen.errors import ConfigError, OperandError, PinError, ProblemError, ResourceError
 from cutegen.operands import Request, describe
+from cutegen.pin import pin_table
 from cutegen.problem import Problem
 from cutegen.render import render
 from cutegen.schedule import lengths, pipelines, protocol_of, simulate_cluster
 from cutegen.schedule.sm100 import BlackwellProtocol
 from cutegen.shapes import read_shapes
 from cutegen.space import Config, Value
+from cutegen.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 B200, B300 = find_arch("sm_100a"), find_arch("sm_103a")
@@ -301,25 +304,17 @@ def test_an_epilogue_is_refused_by_name() -> None:
         SPACE.default(problem)
 
 
-def test_nothing_is_measured_that_cannot_be_checked(tmp_path: Path) -> None:
-    """With a GPU at hand the tuner refuses; nothing is compiled."""
-    rig = Rig(tmp_path)
-    assert rig.tuner.setting.device == DEVICE
-    with pytest.raises(ProblemError, match="no reference to be checked against; for a named target"):
-        rig.tuner.tune_problem(PLAIN)
-
-
-def test_no_reference_and_no_operands_are_made_up() -> None:
-    """Neither by the check nor by the measuring process."""
-    torch = pytest.importorskip("torch")
-    from cutegen.check import Oracle
-    from cutegen.measure.workload import Workload
-
-    small = PLAIN.with_extents(32, 32, 64)
-    with pytest.raises(ProblemError, match="no reference"):
-        Oracle(small, torch.zeros(32, 64), torch.zeros(64, 32))
-    with pytest.raises(ProblemError, match="no reference"):
-        Workload.fill(small, torch.Generator())
+def test_with_a_gpu_candidates_are_checked_and_timed(tmp_path: Path) -> None:
+    """As those of any family: the default competes with torch, the winner is written down."""
+    rig = Rig(tmp_path, device=replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148))
+    result = rig.tuner.tune_problem(PLAIN)
+    assert rig.bench.opened == [PLAIN] and len(rig.bench.checked) > 5
+    assert SPACE.default(PLAIN).digest in rig.bench.finals
+    assert result.torch is not None and any(row.default for row in result.rows)
+    entry = Table.load(rig.tuner.setting.table).entries[PLAIN]
+    assert entry.config == result.config and SPACE.explain(PLAIN, result.config) == ()
+    with pytest.raises(PinError, match="torch has no dtype nvfp4, so no call poses it"):
+        pin_table(rig.tuner.setting.table, tmp_path / "pinned")
 
 
 def test_the_library_takes_no_scale_factors_along_k() -> None:

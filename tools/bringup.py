@@ -6,6 +6,7 @@ compiled and checked like any candidate of a tuning run: in a child process, on 
 of time. A tier passes if all its trials are ok.
 
     python tools/bringup.py --out results/bringup.json
+    python tools/bringup.py --family gemm_blockscaled             (mxfp8 and nvfp4, for B200 and B300)
     python tools/bringup.py --dry-run --arch sm_100a              (no GPU: list tiers and counts)
     python tools/bringup.py --arch sm_100a --export bringup.tar   (no GPU: compile what the tiers need)
     python tools/bringup.py --import bringup.tar                  (no compiler; cutegen.tune bundles will do)
@@ -48,7 +49,9 @@ from tools.bringup_parts.tiers import Extent, Tier, kernels_of, plan
 from tools.schedule.breaks import BREAKS, Break
 
 EXIT_OK, EXIT_NAMED, EXIT_UNNAMED = 0, 1, 4
-SHAPES = ROOT / "tools" / "shapes" / "gemm_dev.toml"
+SHAPES = ROOT / "tools" / "shapes"
+#: The file of shapes of each family, unless another one is named.
+SHAPES_OF = {"gemm": SHAPES / "gemm_dev.toml", "gemm_blockscaled": SHAPES / "gemm_blockscaled.toml"}
 
 
 def find_break(name: str, arch: Arch) -> Break:
@@ -79,7 +82,7 @@ def bench_of(timeout_s: float) -> Bench:
 
 def extent_of(args: argparse.Namespace) -> Extent:
     """Return how much is to be tried."""
-    shapes = tuple(item.problem for item in read_shapes(args.shapes))
+    shapes = tuple(item.problem for item in read_shapes(args.shapes or SHAPES_OF[args.family], args.family))
     return Extent(args.repeats, args.races, args.pairs, shapes, args.seed)
 
 
@@ -114,11 +117,11 @@ def bring_up(
     device: Device, store: Store, imported: Imported | None, args: argparse.Namespace, extent: Extent
 ) -> int:
     """Run the tiers on the present GPU."""
-    space = find_space("gemm", device.arch)
+    space = find_space(args.family, device.arch)
     edit = edit_of(find_break(args.breaks, device.arch)) if args.breaks else None
     toolchain = imported.toolchain if imported else Toolchain.current()
     tiers = plan(space, extent, imported.candidates if imported else None)
-    print(f"bringing up {device.name} ({device.arch}, {device.sm_count} multiprocessors)")
+    print(f"bringing up {args.family} on {device.name} ({device.arch}, {device.sm_count} multiprocessors)")
     with Builder(store, toolchain) as builder, bench_of(args.timeout) as bench:
         kernels = Kernels(builder, device.arch, compiles=imported is None, edit=edit)
         lab = Lab(kernels, bench, space, device.sm_count, reporter(space))
@@ -162,7 +165,7 @@ def _run(args: argparse.Namespace) -> int:
     with _store(args.cache_dir) as store:
         if args.dry_run or args.export:
             arch = find_arch(args.arch) if args.arch else present_device().arch
-            space = find_space("gemm", arch)
+            space = find_space(args.family, arch)
             tiers = plan(space, extent)
             return list_tiers(space, tiers) if args.dry_run else export(args.export, space, tiers, store)
         device = present_device()
@@ -180,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--family", choices=sorted(SHAPES_OF), default="gemm", help="whose kernels")
     parser.add_argument("--arch", help="target (default: the present GPU's)")
     parser.add_argument("--dry-run", action="store_true", help="list tiers and counts; no GPU")
     parser.add_argument("--export", type=Path, metavar="FILE.tar", help="compile what the tiers need; no GPU")
@@ -190,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=positive_int, default=50, help="further runs of the tier of races")
     parser.add_argument("--races", type=positive_int, default=60, help="kernels of that tier")
     parser.add_argument("--pairs", type=positive_int, default=200, help="random pairs of the full list")
-    parser.add_argument("--shapes", type=Path, default=SHAPES, help="shapes of the full list")
+    parser.add_argument("--shapes", type=Path, help="shapes of the full list (default: the family's own)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--enough", type=positive_int, default=8, help="failures after which a tier is left")
     parser.add_argument("--findings", type=positive_int, default=3, help="faults to look for in it")

@@ -27,7 +27,7 @@ from cutegen.cli_run import run_command
 from cutegen.device import Device, present_device
 from cutegen.errors import UsageError
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import OUT_DTYPES, Problem
+from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, OUT_DTYPES, Problem
 from cutegen.render import render
 from cutegen.space import Config, Space
 from cutegen.store import Store
@@ -78,7 +78,9 @@ def check_pairs(
 
 def dtypes_of(space: Space) -> list[str]:
     """Return the types of operands that a space has kernels for."""
-    return [dtype for dtype in OUT_DTYPES if not space.explain(Problem(64, 64, 64, ab_dtype=dtype), {})]
+    known = BLOCK_SCALED if space.family == BLOCK_SCALED_FAMILY else OUT_DTYPES
+    problems = (Problem(64, 64, 64, ab_dtype=dtype, family=space.family) for dtype in known)
+    return [problem.ab_dtype for problem in problems if not space.explain(problem, {})]
 
 
 def _by_dtype(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ import pytest
 from cutegen.device import Device, present_device
 from cutegen.errors import DeviceError
 
-__all__ = ["GPU", "NEEDS_HOPPER"]
+__all__ = ["GPU", "NEEDS_BLACKWELL", "NEEDS_HOPPER"]
 
 
 def _the_gpu() -> Device | None:
@@ -22,4 +22,10 @@ GPU = _the_gpu()
 NEEDS_HOPPER = [
     pytest.mark.gpu,
     pytest.mark.skipif(GPU is None or GPU.arch.name != "sm_90a", reason="needs an NVIDIA GPU of sm_90a"),
+]
+NEEDS_BLACKWELL = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        GPU is None or GPU.arch.family != "sm100", reason="needs an NVIDIA GPU of sm_100a or sm_103a"
+    ),
 ]

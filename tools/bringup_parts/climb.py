@@ -112,6 +112,7 @@ def document(
     return {
         **check_facts("bring-up", device, args.commit),
         "arch": device.arch.name,
+        "family": args.family,
         "bundle": args.bundle.name if args.bundle else "",
         "break": args.breaks,
         "seed": args.seed,

@@ -9,7 +9,7 @@ from random import Random
 
 from cutegen.errors import ProblemError
 from cutegen.measure import tail_problems
-from cutegen.problem import DTYPE_BYTES, Problem
+from cutegen.problem import BLOCK_SCALED_FAMILY, Problem, aligned_step, operand_bits
 from cutegen.space import Config, Space, Value
 from tests.walk import random_config, random_pairs
 from tools.benchmark.variations import TILES, coarse_values
@@ -53,6 +53,26 @@ RACES = (
     "gemm 2048x3072x4096 {byte} tn",
     "gemm 300x4096x4096 bf16 tn any_order",
     "gemm 512x512x16384 bf16 tn",
+)
+#: The same for block-scaled operands: alpha is all that is fused.
+SCALED_TAILS = (
+    *TAILS[:6],
+    "333x392x{k} {dtype} tn alpha",
+    "333x391x{k} {dtype} tn out=fp32 alpha",
+    "3x333x391x{deep} {dtype} tn alpha",
+    "333x392x{k} {dtype} tn out=fp32",
+    "333x392x{k} {dtype} tn out=fp16",
+)
+SCALED_KNOBS = (
+    "gemm_blockscaled 4096x4096x1024 mxfp8_e4m3 tn",
+    "gemm_blockscaled 300x4096x4096 nvfp4 tn",
+    "gemm_blockscaled 2048x3072x4096 nvfp4 tn alpha",
+)
+SCALED_RACES = (
+    "gemm_blockscaled 4096x4096x2048 nvfp4 tn",
+    "gemm_blockscaled 2048x3072x4096 mxfp8_e4m3 tn",
+    "gemm_blockscaled 300x4096x4096 nvfp4 tn",
+    "gemm_blockscaled 512x512x16384 mxfp8_e5m2 tn",
 )
 DRAWS = 60
 """Random configs for each of those problems; the tier takes those that bring most new pairs of values."""
@@ -107,7 +127,12 @@ def plan(
     """
     tiers = _plan(space, extent, ())
     planned = {point for tier in tiers for point in tier.points}
-    brought = (Point(problem, config) for problem, configs in (bundle or {}).items() for config in configs)
+    brought = (
+        Point(problem, config)
+        for problem, configs in (bundle or {}).items()
+        for config in configs
+        if problem.family == space.family
+    )
     own = [point for point in brought if point not in planned and point.config.source == "cutegen"]
     return _plan(space, extent, own) if own else tiers
 
@@ -142,15 +167,18 @@ def _ordered(points: Iterable[Point]) -> tuple[Point, ...]:
     return tuple(point for group in groups.values() for point in group)
 
 
-def _byte(space: Space) -> str:
-    """Return a dtype of one byte that the target multiplies."""
-    return next(dtype for dtype in dtypes_of(space) if DTYPE_BYTES[dtype] == 1)
+def _problems(space: Space, lines: Sequence[str], scaled: Sequence[str]) -> list[Problem]:
+    """Return the problems of the lines for the family, on bytes that the target multiplies."""
+    if space.family == BLOCK_SCALED_FAMILY:
+        return [Problem.parse(line) for line in scaled]
+    byte = next(dtype for dtype in dtypes_of(space) if operand_bits(dtype) == 8)
+    return [Problem.parse(line.format(byte=byte)) for line in lines]
 
 
 def one_tile(space: Space) -> Iterator[Point]:
     """Yield, for every dtype, the default on a single tile of D, of one k tile and more."""
     for dtype in dtypes_of(space):
-        problem = Problem(128, 128, 256, ab_dtype=dtype)
+        problem = Problem(128, 128, 256, ab_dtype=dtype, family=space.family)
         for tile in _tile_problems(problem, space.default(problem)):
             yield Point(tile, space.default(tile))
 
@@ -159,7 +187,7 @@ def _tile_problems(problem: Problem, config: Config) -> tuple[Problem, ...]:
     shape = next(config[knob] for knob in TILES if knob in config)
     assert isinstance(shape, tuple)
     m, n = reversed(shape) if config["swap_ab"] else shape
-    step = ROW_BYTES // DTYPE_BYTES[problem.ab_dtype]
+    step = 8 * ROW_BYTES // operand_bits(problem.ab_dtype)
     plain = replace(problem, batch=1)
     return tuple(plain.with_extents(m, n, step * depth) for depth in DEPTHS)
 
@@ -167,11 +195,11 @@ def _tile_problems(problem: Problem, config: Config) -> tuple[Problem, ...]:
 def tails(space: Space) -> Iterator[Point]:
     """Yield, for every dtype, layout, output and epilogue, the default on extents that fit no tile."""
     for dtype in dtypes_of(space):
-        step = 16 // DTYPE_BYTES[dtype]
-        for words in TAILS:
+        step = aligned_step(dtype)
+        for words in SCALED_TAILS if space.family == BLOCK_SCALED_FAMILY else TAILS:
             line = words.format(dtype=dtype, k=192 + step, deep=1024 + step)
             try:
-                problem = Problem.parse(f"gemm {line}")
+                problem = Problem.parse(f"{space.family} {line}")
             except ProblemError:
                 continue  # a layout or an output that the dtype does not have
             if not space.explain(problem, {}):
@@ -180,8 +208,7 @@ def tails(space: Space) -> Iterator[Point]:
 
 def every_knob(space: Space) -> Iterator[Point]:
     """Yield every value of every knob, with as little else changed from the default as is legal."""
-    problems = [Problem.parse(line.format(byte=_byte(space))) for line in KNOBS]
-    defaults = [(problem, space.default(problem)) for problem in problems]
+    defaults = [(problem, space.default(problem)) for problem in _problems(space, KNOBS, SCALED_KNOBS)]
     for problem, default in defaults:
         yield Point(problem, default)
     for knob, domain in space.domains.items():
@@ -198,8 +225,7 @@ def races(space: Space, extent: Extent) -> list[Point]:
     generator = Random(extent.seed)
     coarse = {knob: coarse_values(space, knob) for knob in space.domains}
     draws = []
-    for line in RACES:
-        problem = Problem.parse(line.format(byte=_byte(space)))
+    for problem in _problems(space, RACES, SCALED_RACES):
         found = (random_config(space, problem, generator, coarse) for _ in range(DRAWS))
         draws += [Point(problem, config) for config in found if config is not None]
     return _varied(space, draws, extent.races)

@@ -1,0 +1,48 @@
+"""What rendered kernels are compiled for, argument by argument.
+
+``python arguments.py KERNEL.py ...`` writes a JSON list with one list per kernel. A tensor is its dtype, the
+names of its extents, and what its extents and strides are multiples of, 0 for a stride that is 1; a number is
+its type. No GPU, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def multiple(extent: Any) -> int:
+    """What an extent or stride that is not known yet is a multiple of."""
+    return 0 if extent == 1 else int(extent._divisibility)
+
+
+def arguments(path: Path) -> list[object]:
+    """What one kernel says."""
+    module = ModuleType(path.stem)
+    module.__dict__["__file__"] = str(path)
+    sys.modules[path.stem] = module
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    names: dict[int, int] = {}
+    found: list[object] = []
+    for given in module.fake_arguments():
+        if not hasattr(given, "stride"):
+            found.append(type(given).__name__)
+            continue
+        found.append(
+            {
+                "dtype": str(given.element_type),
+                "names": [names.setdefault(id(extent), len(names)) for extent in given.shape],
+                "extents": [multiple(extent) for extent in given.shape],
+                "strides": [multiple(stride) for stride in given.stride],
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps([arguments(Path(name)) for name in sys.argv[1:]]))

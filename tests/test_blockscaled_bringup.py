@@ -1,0 +1,92 @@
+"""The first hour on a B200 for the block-scaled family: its tiers, and a run of them on a fake GPU."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from blockscaled import SPACE
+from test_bringup import B200, HERE, Rig
+
+from cutegen.measure import Bench
+from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, Problem
+from cutegen.shapes import read_shapes
+from tools import bringup
+from tools.bringup_parts.tiers import SCALED_KNOBS, TIERS, Extent, Tier, plan
+
+FAMILY = ["--family", BLOCK_SCALED_FAMILY]
+
+
+@pytest.fixture(scope="module")
+def tiers() -> tuple[Tier, ...]:
+    return plan(SPACE, Extent(pairs=9, races=8))
+
+
+def test_every_point_is_legal_and_every_value_of_a_knob_is_tried(tiers: tuple[Tier, ...]) -> None:
+    assert tuple(tier.name for tier in tiers) == TIERS
+    for point in chain.from_iterable(tier.points for tier in tiers):
+        assert point.problem.family == BLOCK_SCALED_FAMILY
+        assert SPACE.explain(point.problem, point.config) == ()
+    tried = {(knob, value) for point in tiers[2].points for knob, value in point.config.items()}
+    there = {(knob, value) for knob, domain in SPACE.domains.items() for value in domain}
+    for knob, value in there - tried:
+        for line in SCALED_KNOBS:
+            found = next(SPACE.configs(Problem.parse(line), {knob: [value]}), None)
+            assert found is None, f"{knob}={value} was left out"
+
+
+def test_one_tile_and_tails_cover_what_a_problem_can_say(tiers: tuple[Tier, ...]) -> None:
+    """Every format; one k tile of 128 bytes and more; outputs, batches, odd n, alpha."""
+    first = [point.problem for point in tiers[0].points]
+    assert [(p.ab_dtype, p.k) for p in first] == [
+        (dtype, tile * depth)
+        for dtype, tile in (("mxfp8_e4m3", 128), ("mxfp8_e5m2", 128), ("nvfp4", 256))
+        for depth in (1, 3, 40)
+    ]
+    tails = [point.problem for point in tiers[1].points]
+    for dtype in BLOCK_SCALED:
+        mine = [p for p in tails if p.ab_dtype == dtype]
+        assert {p.out_dtype for p in mine} == {"bf16", "fp16", "fp32"}
+        assert {p.batch for p in mine} == {1, 3} and {p.epilogue.alpha for p in mine} == {False, True}
+        assert {p.unaligned_out for p in mine} == {False, True}
+        assert all(p.k % 128 for p in mine), "no whole tile of scale factors"
+
+
+def test_the_tiers_run_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiers: tuple[Tier, ...]
+) -> None:
+    """One command; a knob that is broken is named as for gemm."""
+    rig = Rig(tmp_path, monkeypatch)
+    seen: list[tuple[str, Extent]] = []
+
+    def remembered(space: object, extent: Extent, bundle: object) -> tuple[Tier, ...]:
+        seen.append((space.family, extent))  # type: ignore[attr-defined]
+        return tiers
+
+    monkeypatch.setattr(bringup, "plan", remembered)
+    monkeypatch.setattr(bringup, "present_device", lambda: B200)
+    monkeypatch.setattr(
+        bringup,
+        "bench_of",
+        lambda limit: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=limit),
+    )
+    assert rig(*FAMILY) == 0
+    [(family, extent)] = seen
+    assert family == BLOCK_SCALED_FAMILY and {p.ab_dtype for p in extent.shapes} == set(BLOCK_SCALED)
+    assert rig.results["family"] == BLOCK_SCALED_FAMILY and rig.results["arch"] == "sm_100a"
+    assert {trial["outcome"] for trial in rig.results["trials"]} == {"ok"}
+    rig.act = lambda source: "wrong" if source.config["use_pdl"] else "ok"
+    assert rig(*FAMILY) == 1
+    [finding] = rig.results["findings"]
+    assert [(cause["name"], cause["value"]) for cause in finding["causes"]] == [("use_pdl", "true")]
+
+
+def test_the_family_is_for_its_own_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    """And its shapes are a file of its own."""
+    assert bringup.main([*FAMILY, "--dry-run", "--arch", "sm_103a", "--pairs", "3"]) == 0
+    shapes = read_shapes(bringup.SHAPES_OF[BLOCK_SCALED_FAMILY], BLOCK_SCALED_FAMILY)
+    last = capsys.readouterr().out.splitlines()[4]
+    assert last.startswith(f"tier 5, full list on sm_103a: {3 + len(shapes)} trials")
+    assert bringup.main([*FAMILY, "--dry-run", "--arch", "sm_90a"]) != 0
+    assert "no template of 'gemm_blockscaled' for sm_90a" in capsys.readouterr().err
