@@ -6,6 +6,7 @@ of it can be captured into a graph.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from cutegen.problem import SCALE_BLOCKS, SCALE_ROWS, BlockScaling
@@ -153,7 +154,7 @@ def scale_values(scales: torch.Tensor, scale: str) -> torch.Tensor:
         return (scales & 0x7F).view(torch.float8_e4m3fn).float()
     # The byte becomes the exponent of a double, whose bias is 1023.
     double = (scales.long() + (1023 - _E8M0_BIAS)) << 52
-    return torch.where(scales == _E8M0_NAN, torch.nan, double.view(torch.float64)).float()
+    return double.view(torch.float64).masked_fill(scales == _E8M0_NAN, math.nan).float()
 
 
 def decode(stored: torch.Tensor, memory: torch.Tensor, scaling: BlockScaling) -> torch.Tensor:

@@ -95,7 +95,7 @@ load_kernel(Path({library!r}), {symbol!r})(*given)
 
 
 def handed_over(problem: Problem, launch: Launch, *, padded: bool) -> list[Any]:
-    """What the measuring process calls a kernel with: numbers, and of tensors shape, strides, code and bits."""
+    """What the measuring process calls a kernel with: of tensors shape, strides, code and bits."""
     torch = pytest.importorskip("torch")
     from cutegen.measure.workload import Workload
 
