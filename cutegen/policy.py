@@ -47,8 +47,8 @@ class Policy:
         launch: ``graph``: launches are replayed from a CUDA graph, so the host does not limit them.
         l2: ``cold``: operands rotate through more than three times the L2 cache.
         clock: ``settled`` (the GPU is loaded until its clock holds) or ``burst`` (it only leaves idle).
-        distribution: ``uniform``: operands are uniform in [-1, 1), those of 4 bits among all codes; data changes
-            power and so clocks.
+        distribution: ``uniform``: operands are uniform in [-1, 1), those of 4 bits among all codes; data
+            changes power and so clocks.
         rounds: Most rounds; each runs everyone and the reference once, in random order.
         min_rounds: Fewest rounds before ``precision`` may stop it.
         round_us: GPU time that one entry takes in one round, in microseconds (at least one graph).
