@@ -101,7 +101,7 @@ def accumulation_error(problem: Problem) -> float:
     With promotion that holds for sums of up to 256 terms, whose errors have random signs. Integers add
     exactly.
 
-    For block-scaled operands nobody has measured what Blackwell keeps of a running sum, so they are allowed
+    How many bits of a running sum Blackwell keeps we have not measured, so block-scaled operands are allowed
     what fp8 is without promotion: kind mxf8f6f4 adds k/32 times, mxf4nvf4 k/64 times and before that once for
     each block. Scale factors count in the norms; independent of each other and of the elements, they leave
     the sum near |row||column|/sqrt(k). One block of one row in error by a factor of two moves that row by
