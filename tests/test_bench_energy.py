@@ -24,7 +24,7 @@ from cutegen.space import Config
 from cutegen.store import Store
 from cutegen.table import Table
 from tools import bench_energy, results_table
-from tools.benchmark import energy_table
+from tools.benchmark import energy_table, fixed
 from tools.benchmark.ours import short_config
 from tools.benchmark.results import ENERGY, Results
 from tools.benchmark.variations import coarse_values, complete_base, variations
@@ -130,7 +130,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(bench_energy, "make_bench", make_bench)
     monkeypatch.setattr(bench_energy, "present_device", lambda index: fake_engine.DEVICE)
-    monkeypatch.setattr(bench_energy, "Builder", FakeBuilder)
+    monkeypatch.setattr(fixed, "Builder", FakeBuilder)
     monkeypatch.setattr("cutegen.dispatch.default_config", lambda space, problem, sms: space.default(problem))
 
     def call(*arguments: str) -> int:

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch
-from cutegen.build import Artifact, Builder
+from cutegen.build import Artifact
 from cutegen.catalog import find_space, space_of
 from cutegen.cli_args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
 from cutegen.cli_run import run_command
@@ -34,7 +34,7 @@ from cutegen.digest import Json
 from cutegen.dispatch import default_table_path, look_up
 from cutegen.entry import Fingerprint
 from cutegen.errors import CutegenError, DeviceError, UsageError
-from cutegen.measure import Bench, Candidate
+from cutegen.measure import Bench
 from cutegen.policy import Policy
 from cutegen.problem import Problem
 from cutegen.render import Source, render
@@ -45,8 +45,9 @@ from cutegen.table import Table
 from cutegen.untuned import default_config
 from tools.bench_gemm import ASSUMED
 from tools.benchmark import energy_table
-from tools.benchmark.contest import Arena, Entrant, Finalist, require_ok, run_contest
+from tools.benchmark.contest import run_contest
 from tools.benchmark.environment import session, software
+from tools.benchmark.fixed import Absent, Fixed, build, fixed
 from tools.benchmark.ours import short_config
 from tools.benchmark.results import ENERGY, OWN, Results
 from tools.benchmark.variations import coarse_values, complete_base, variations
@@ -70,50 +71,6 @@ class Plan:
     def source(self, name: str) -> Source:
         """Return the rendered kernel of a config."""
         return render(self.named.problem, self.configs[name], self.space.arch)
-
-
-class Variant:
-    """One config as a contestant: it is checked, and does not tune."""
-
-    def __init__(self, name: str, plan: Plan, artifact: Artifact, sm_count: int) -> None:
-        self.name = name
-        self._plan = plan
-        self._artifact = artifact
-        self._sm_count = sm_count
-
-    def prepare(self, problems: Sequence[Problem]) -> None:
-        """Do nothing: it is compiled."""
-
-    def enter(self, arena: Arena, problem: Problem) -> Entrant:
-        """Check the kernel."""
-        plan, artifact, config = self._plan, self._artifact, self._plan.configs[self.name]
-        candidate = Candidate.of(
-            self.name, artifact.library, artifact.symbol, plan.space, config, problem, self._sm_count
-        )
-        require_ok(arena.check(candidate))
-        resources: dict[str, Json] = {
-            "artifact_key": artifact.key,
-            "registers": artifact.resources.registers,
-            "smem_bytes": artifact.resources.smem_bytes,
-        }
-        return Entrant(
-            (Finalist(candidate, short_config(plan.space, config), config.to_json()),), None, resources
-        )
-
-
-class Absent:
-    """A config whose kernel does not compile."""
-
-    def __init__(self, name: str, error: CutegenError) -> None:
-        self.name = name
-        self.error = error
-
-    def prepare(self, problems: Sequence[Problem]) -> None:
-        """Do nothing."""
-
-    def enter(self, arena: Arena, problem: Problem) -> Entrant:
-        """Say why not."""
-        raise self.error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -261,7 +218,9 @@ def run(args: argparse.Namespace) -> int:
     results = Results(conditions(args, device), kind=ENERGY).begin(session(vars(args), device, args.commit))
     with make_bench(args) as bench:
         bench.start()  # imports torch while the kernels compile
-        built = build(args, plans)
+        built = build(
+            _store(args), [plan.source(name) for plan in plans for name in plan.configs], args.workers
+        )
         for plan in plans:
             row = run_contest(
                 bench, plan.named, _entrants(plan, built, device), policy_of(args), seed=args.seed
@@ -275,27 +234,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(entry.ok for row in results.shapes for entry in row.entries.values()) else 1
 
 
-def build(args: argparse.Namespace, plans: Sequence[Plan]) -> dict[str, Artifact | CutegenError]:
-    """Compile every kernel once, in parallel; return it, or why there is none, by the digest of its text."""
-    sources = {source.digest: source for plan in plans for source in map(plan.source, plan.configs)}
-    built: dict[str, Artifact | CutegenError] = {}
-    with Builder(_store(args), workers=args.workers) as builder:
-        for source, result in builder.build(list(sources.values())):
-            built[source.digest] = result if isinstance(result, Artifact) else result.error()
-    return built
-
-
 def _entrants(
     plan: Plan, built: Mapping[str, Artifact | CutegenError], device: Device
-) -> list[Variant | Absent]:
-    found: list[Variant | Absent] = []
-    for name in plan.configs:
-        result = built[plan.source(name).digest]
-        if isinstance(result, Artifact):
-            found.append(Variant(name, plan, result, device.sm_count))
-        else:
-            found.append(Absent(name, result))
-    return found
+) -> list[Fixed | Absent]:
+    return [
+        fixed(name, plan.space, config, built[plan.source(name).digest], device.sm_count)
+        for name, config in plan.configs.items()
+    ]
 
 
 def conditions(args: argparse.Namespace, device: Device) -> dict[str, Json]:

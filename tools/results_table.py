@@ -32,9 +32,9 @@ from cutegen.cli_run import run_command
 from cutegen.errors import UsageError
 from cutegen.policy import Timing
 from cutegen.stats import geometric_mean
-from tools.benchmark import energy_table
+from tools.benchmark import energy_table, tables_table
 from tools.benchmark.markdown import down, line, up, where
-from tools.benchmark.results import ENERGY, OWN, Results, ShapeResult
+from tools.benchmark.results import ENERGY, OWN, TABLES, Results, ShapeResult
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
@@ -130,6 +130,8 @@ def summary(results: Results) -> list[str]:
     """Return the lines that sum the table up: geometric means over all shapes and over the large ones."""
     if results.kind == ENERGY:
         return energy_table.summary(results)
+    if results.kind == TABLES:
+        return tables_table.summary(results)
     lines = []
     for group in groups(results.shapes):
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
@@ -194,6 +196,8 @@ def render(results: Results) -> str:
     """Return the Markdown of a results file."""
     if results.kind == ENERGY:
         return energy_table.render(results)
+    if results.kind == TABLES:
+        return tables_table.render(results)
     blocks = [summary(results), table(results), *[[text] for text in footing(results)]]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 

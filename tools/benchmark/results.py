@@ -16,11 +16,21 @@ from cutegen.errors import CutegenError, StoreError, UsageError
 from cutegen.policy import Timing
 from cutegen.problem import Problem
 
-__all__ = ["CONTEST", "ENERGY", "OWN", "Entry", "Results", "ShapeResult", "differences", "write_json"]
+__all__ = [
+    "CONTEST",
+    "ENERGY",
+    "OWN",
+    "TABLES",
+    "Entry",
+    "Results",
+    "ShapeResult",
+    "differences",
+    "write_json",
+]
 
 SCHEMA = 1
-#: What a file may hold: implementations side by side, or one implementation with its knobs changed.
-CONTEST, ENERGY = "gemm contest", "gemm energy"
+#: What a file may hold: implementations side by side, one with its knobs changed, or winners of tables.
+CONTEST, ENERGY, TABLES = "gemm contest", "gemm energy", "gemm tables"
 #: The contestant that the results are about.
 OWN = "cutegen"
 
@@ -134,7 +144,7 @@ class Results:
         conditions: What must agree for two rows to belong in one table.
         sessions: The runs that the rows come from: when, how started, on which machine.
         shapes: The rows, in the order in which they were first measured.
-        kind: What the entries are: ``CONTEST`` or ``ENERGY``.
+        kind: What the entries are: ``CONTEST``, ``ENERGY`` or ``TABLES``.
     """
 
     conditions: Mapping[str, Json]
@@ -195,8 +205,10 @@ class Results:
             raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise UsageError(f"results file {path} is not JSON: {error}") from error
-        if not isinstance(data, dict) or data.get("kind") not in (CONTEST, ENERGY):
-            raise UsageError(f"{path} is not a results file of tools/bench_gemm.py or tools/bench_energy.py")
+        if not isinstance(data, dict) or data.get("kind") not in (CONTEST, ENERGY, TABLES):
+            raise UsageError(
+                f"{path} is not a results file of tools/bench_gemm.py, bench_energy.py or compare_tables.py"
+            )
         if data.get("schema") != SCHEMA:
             raise UsageError(f"{path} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
         try:

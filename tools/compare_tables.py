@@ -1,0 +1,202 @@
+"""Time the winners of several dispatch tables against each other, in one run.
+
+Tuning twice rarely names the same config twice, since many are equally fast; what matters is whether those
+named are. Every problem that all tables name is measured: each table's config is compiled, checked and timed
+in the same interleaved rounds, also where two tables name the same one. Two are tied if cutegen's own tuner
+would call them tied.
+
+    python tools/compare_tables.py --table tuned=A.json --table imported=B.json --out docs/results/bundle.json
+
+exit codes: 0 every winner is as fast as the first table's or faster; 1 some is slower, or failed; 2 bad
+usage; 3 no usable GPU, or no compiler; 130 interrupted (the shapes that were finished are kept)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.catalog import space_of
+from cutegen.cli_args import positive_float, positive_int
+from cutegen.cli_run import run_command
+from cutegen.device import Device, present_device
+from cutegen.digest import Json
+from cutegen.entry import Fingerprint
+from cutegen.errors import UsageError
+from cutegen.measure import Bench
+from cutegen.policy import Policy
+from cutegen.problem import Problem
+from cutegen.render import render
+from cutegen.shapes import NamedProblem, read_shapes
+from cutegen.space import Config
+from cutegen.store import Store, file_digest
+from cutegen.table import Table
+from tools.benchmark import tables_table
+from tools.benchmark.contest import run_contest
+from tools.benchmark.environment import session, software
+from tools.benchmark.fixed import build, fixed
+from tools.benchmark.results import TABLES, Results
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = parse(argv)
+    return run_command(lambda: run(args))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--table",
+        action="append",
+        required=True,
+        metavar="NAME=FILE.json",
+        help="a dispatch table and what to call it; the first is what others are compared with",
+    )
+    parser.add_argument(
+        "--shapes", type=Path, metavar="FILE.toml", help="names of problems; only these are measured"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="results file")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
+    parser.add_argument("--rounds", type=positive_int, default=15, help="interleaved rounds (default 15)")
+    parser.add_argument(
+        "--settle", type=positive_float, default=3.0, metavar="SECONDS", help="longest burn-in"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of values and of the order within rounds")
+    return parser.parse_args(argv)
+
+
+def policy_of(args: argparse.Namespace) -> Policy:
+    """Return how everything is timed."""
+    return Policy(rounds=args.rounds, min_rounds=args.rounds, settle_s=args.settle, seed=args.seed)
+
+
+def make_bench(args: argparse.Namespace) -> Bench:
+    """Return the measuring child."""
+    return Bench(device=args.device)
+
+
+def read_tables(words: Sequence[str], device: Device) -> dict[str, tuple[Path, Table]]:
+    """Return the tables by name.
+
+    Raises:
+        UsageError: A word is no NAME=FILE, a name comes twice, or there is one table only.
+        TableError: A table cannot be read, or is for another GPU or toolchain.
+    """
+    tables: dict[str, tuple[Path, Table]] = {}
+    for word in words:
+        name, _, file = word.partition("=")
+        if not name or not file or name in tables:
+            raise UsageError(f"--table {word!r} must be NAME=FILE.json, with a name of its own")
+        table = Table.load(Path(file))
+        table.require(Fingerprint.of(device))
+        tables[name] = Path(file), table
+    if len(tables) < 2:
+        raise UsageError("--table must be given twice or more; there is nothing to compare one table with")
+    return tables
+
+
+def common_problems(tables: Mapping[str, Table], shapes: Path | None) -> list[NamedProblem]:
+    """Return what all tables name a kernel for, as far as ``shapes`` names it too.
+
+    Raises:
+        UsageError: Nothing is left.
+        ShapesError: The shapes cannot be read.
+    """
+    shared = set.intersection(*({p for p, e in t.entries.items() if e.config} for t in tables.values()))
+    if shapes is None:
+        named = [NamedProblem(str(problem), problem) for problem in sorted(shared, key=str)]
+    else:
+        named = [item for item in read_shapes(shapes) if item.problem in shared]
+    if not named:
+        raise UsageError(f"no problem is in all of {', '.join(tables)}, so there is nothing to compare")
+    return named
+
+
+def winners(tables: Mapping[str, Table], problem: Problem) -> dict[str, Config]:
+    """Return the config that each table names for a problem that all of them have."""
+    found = {name: table.entries[problem].config for name, table in tables.items()}
+    return {name: config for name, config in found.items() if config is not None}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile, check and measure; return the exit code.
+
+    Raises:
+        UsageError: As raised by :func:`read_tables` and :func:`common_problems`.
+        DeviceError: There is no GPU.
+    """
+    device = present_device(args.device)
+    files = read_tables(args.table, device)
+    tables = {name: table for name, (_, table) in files.items()}
+    named = common_problems(tables, args.shapes)
+    results = Results(conditions(args, device, files, named), kind=TABLES)
+    results = results.begin(session(vars(args), device, args.commit))
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    configs = {item: winners(tables, item.problem) for item in named}
+    with make_bench(args) as bench:
+        bench.start()  # imports torch while the kernels compile
+        sources = {
+            (item.problem, config): render(item.problem, config, device.arch)
+            for item, found in configs.items()
+            for config in found.values()
+        }
+        built = build(store, list(sources.values()), args.workers)
+        for item, by_table in configs.items():
+            entrants = [
+                fixed(
+                    name,
+                    space_of(config, item.problem.family, device.arch),
+                    config,
+                    built[sources[item.problem, config].digest],
+                    device.sm_count,
+                )
+                for name, config in by_table.items()
+            ]
+            row = run_contest(bench, item, entrants, policy_of(args), seed=args.seed)
+            results = results.with_shape(row)
+            results.save(args.out)
+            print("; ".join(f"{name}: {entry.config}" for name, entry in row.entries.items()))
+    print("\n".join(tables_table.summary(results)))
+    print(f"results are in {args.out}; render them with tools/results_table.py")
+    return 1 if any(tables_table.slower(row) for row in results.shapes) else 0
+
+
+def conditions(
+    args: argparse.Namespace,
+    device: Device,
+    files: Mapping[str, tuple[Path, Table]],
+    named: Sequence[NamedProblem],
+) -> dict[str, Json]:
+    """Return what decides the numbers."""
+    found: dict[str, Json] = {
+        "gpu": {
+            "name": device.name,
+            "compute_capability": device.arch.name.removeprefix("sm_"),
+            "sm_count": device.sm_count,
+            "cuda_driver": device.cuda_driver_version,
+        },
+        "software": software(),
+        "policy": policy_of(args).to_json(),
+        "tables": {name: file_digest(path) for name, (path, _) in files.items()},
+        "shapes": {"names": [item.name for item in named]},
+    }
+    plain: dict[str, Json] = json.loads(json.dumps(found))
+    return plain
+
+
+if __name__ == "__main__":
+    sys.exit(main())
