@@ -19,6 +19,8 @@ KINDS = {
     "unfenced": "a TMA store reads what was not made visible to it",
     "dead_block": "a signal or a load goes to a block that has ended",
     "busy_exit": "a block ends, or frees memory, while that is still read",
+    "lost": "all have finished and something that was loaded, computed or written is of no use to anybody",
+    "leak": "all have finished and accumulators are allocated still",
     "uninitialised": "a barrier or an accumulator is used before it is there",
 }
 

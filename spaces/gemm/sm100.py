@@ -178,8 +178,8 @@ def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) 
 
 
 def shares_of_b_are_whole_rows(mma_tiler_mn: tuple[int, int], cluster_shape_mn: tuple[int, int]) -> bool:
-    """The blocks along m of a cluster load an equal share each of their tiles of B. A share must be whole rows
-    and begin at a multiple of 128 bytes of shared memory (PTX ISA, tensor copies), so N must be a multiple
+    """The blocks along m of a cluster load an equal share each of their tiles of B. Shares must be whole rows
+    and begin at multiples of 128 bytes of shared memory (PTX ISA, tensor copies), so N must be a multiple
     of cluster_shape_mn along m."""
     return mma_tiler_mn[1] % cluster_shape_mn[0] == 0
 
