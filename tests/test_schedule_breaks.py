@@ -118,6 +118,21 @@ def late(kind: type, where: Place, who: str) -> Edit:
     return edit
 
 
+def wait_at_the_leader(cluster: Cluster) -> Cluster:
+    """Let the second block of a pair wait for sums at the barriers of the first."""
+    names = {(barrier.name, barrier.block): i for i, barrier in enumerate(cluster.barriers)}
+
+    def there(step: Step) -> Step:
+        if not isinstance(step, Wait) or not str(cluster.barriers[step.barrier]).startswith("sums full"):
+            return step
+        return replace(step, barrier=names[cluster.barriers[step.barrier].name, 0])
+
+    programs = (
+        p.edited([(there(s), at) for s, at in p.pairs()]) if p.block == 1 else p for p in cluster.programs
+    )
+    return replace(cluster, programs=tuple(programs))
+
+
 @pytest.mark.parametrize(
     ("changes", "edit", "kinds"),
     [
@@ -137,6 +152,7 @@ def late(kind: type, where: Place, who: str) -> Edit:
         ({}, release_first, "early_release"),
         ({}, own_column_only, "deadlock overrun"),
         ({}, drop(about(Finish, "store buffer"), where=settled), "busy_exit"),
+        ({}, wait_at_the_leader, "remote_wait"),
         ({}, drop(any_of(Free)), "leak"),
         ({}, drop(any_of(Store), where=last_tile), "lost overwrite"),
         ({}, drop(any_of(Multiply), where=lambda place: place == (3, 3)), "lost"),

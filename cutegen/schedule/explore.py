@@ -55,7 +55,7 @@ def orders(cluster: Cluster) -> Iterator[Order]:
     by_block = sorted(warps, key=lambda agent: -cluster.programs[agent].block)
     by_role = sorted(warps, key=lambda agent: agent - _first_of_block(cluster, agent))
     yield Order("loads first", [*units, *warps])
-    yield Order("loads last, newest first", [*warps, *units], newest=True)
+    yield Order("loads last, newest first", [*warps, *units], newest=True, at_once=True)
     yield Order("last block first", [*by_block, *units])
     yield Order("last warp first", [*units, *reversed(warps)], newest=True)
     yield Order("first warp at once", [*units, *warps], at_once=True)

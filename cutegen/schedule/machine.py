@@ -124,6 +124,9 @@ class Machine(State):
     def _passes(self, agent: int, step: Wait) -> bool:
         """Compare parities as the hardware does, and phases as the author meant it."""
         barrier, done = self.cluster.barriers[step.barrier], self._done[step.barrier]
+        if barrier.block != self.cluster.programs[agent].block:
+            self._acting = agent
+            raise self._broken("remote_wait", f"waits for {barrier}")
         if not self._ready[barrier.block]:
             self._acting = agent
             self._require_block(step.barrier, "waits for")
