@@ -30,6 +30,7 @@ from blackwell import (
 from fake_gpu import build_driver, run_with_driver
 from test_templates_compile import cubins, nvdisasm
 
+from cutegen.problem import DTYPE_BYTES
 from cutegen.render import render
 from cutegen.store import Store
 
@@ -142,8 +143,10 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def listings(kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, str]]:
-    """The instructions of each kernel that multiplies."""
+def sections(
+    kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Kernel, dict[bool, str]]]:
+    """The instructions of each kernel: of what multiplies (True) and of what adds up parts (False)."""
     tool = nvdisasm()
     if tool is None:
         pytest.skip("needs nvidia-cuda-nvdisasm")
@@ -154,8 +157,14 @@ def listings(kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory) ->
         path.write_bytes(image)
         done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
         parts = re.split(r"^\s*\.section\s+\.text\.", done.stdout, flags=re.MULTILINE)[1:]
-        found.append((kernel, next(part for part in parts if "_k0" in part.split(",", 1)[0])))
+        found.append((kernel, {"_k0" in part.split(",", 1)[0]: part for part in parts}))
     return found
+
+
+@pytest.fixture(scope="module")
+def listings(sections: list[tuple[Kernel, dict[bool, str]]]) -> list[tuple[Kernel, str]]:
+    """The instructions of each kernel that multiplies."""
+    return [(kernel, parts[True]) for kernel, parts in sections]
 
 
 def test_the_mma_is_of_one_block_or_of_two_as_the_config_says(listings: list[tuple[Kernel, str]]) -> None:
@@ -218,6 +227,36 @@ def test_results_leave_by_tma_exactly_when_the_config_says_so(listings: list[tup
         assert ("UTMASTG" in listing) == kernel.staged, str(kernel)
         assert bool(re.search(r"\bSTG\.", listing)) != kernel.staged, str(kernel)
         assert "LDTM" in listing, str(kernel)
+
+
+def test_partial_sums_travel_16_bytes_at_a_time(sections: list[tuple[Kernel, dict[bool, str]]]) -> None:
+    """A pointer that lost its alignment would make four accesses of one."""
+    cut = [(kernel, parts) for kernel, parts in sections if kernel.config["split_k"] != 1]
+    assert any(kernel.plain for kernel, _ in cut)
+    for kernel, parts in cut:
+        assert set(re.findall(r"\bSTG\.E(\S*)", parts[True])) == {".128"}, str(kernel)
+        assert "LDG.E.128" in parts[False], str(kernel)
+        if kernel.plain:
+            assert set(re.findall(r"\bLDG\.E(\S*)", parts[False])) == {".128"}, str(kernel)
+
+
+def test_rows_are_read_and_written_16_bytes_at_a_time_where_threads_hold_as_many(
+    sections: list[tuple[Kernel, dict[bool, str]]],
+) -> None:
+    """Results that leave from registers, and C wherever it is added and nothing else is read."""
+    seen = Counter[str]()
+    for kernel, parts in sections:
+        problem, split = kernel.problem, kernel.config["split_k"] != 1
+        if int(str(kernel.derived["vector"])) * DTYPE_BYTES[problem.out_dtype] != 16:
+            continue
+        listing = parts[not split]
+        if split or not kernel.staged:
+            seen["D"] += 1
+            assert set(re.findall(r"\bSTG\.E(\S*)", listing)) == {".128"}, str(kernel)
+        if problem.epilogue.beta and not (problem.epilogue.bias or problem.epilogue.scale):
+            seen["C"] += 1
+            assert set(re.findall(r"\bLDG\.E(\S*)", listing)) == {".128"}, str(kernel)
+    assert min(seen["D"], seen["C"]) > 0, seen
 
 
 def test_registers_stay_where_they_are(listings: list[tuple[Kernel, str]]) -> None:

@@ -10,7 +10,7 @@ from cutegen.schedule.machine import Machine
 from cutegen.schedule.protocol import Cluster
 from cutegen.schedule.violation import BrokenProtocolError, Violation
 
-__all__ = ["Outcome", "everything", "in_order", "orders", "shuffled"]
+__all__ = ["Order", "Outcome", "everything", "in_order", "orders", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,59 @@ class Outcome:
     complete: bool = True
 
 
-def orders(cluster: Cluster) -> Iterator[tuple[str, Sequence[int], bool]]:
-    """Yield priorities of the agents, first to move first, and whether TMA takes the newest part first."""
+@dataclass(frozen=True)
+class Order:
+    """A way to say whose turn it is.
+
+    Attributes:
+        name: What reports call it.
+        ranking: The agents; the first that can move does.
+        newest: Of the parts of loads on their way the newest lands first.
+        at_once: Who ranks higher moves before the next step of whoever moved; else that goes on until it
+            is blocked.
+    """
+
+    name: str
+    ranking: Sequence[int]
+    newest: bool = False
+    at_once: bool = False
+
+
+def orders(cluster: Cluster) -> Iterator[Order]:
+    """Yield orders in which agents of higher priority go first, or step in wherever they can."""
     warps = list(range(len(cluster.programs)))
     units = list(range(len(warps), len(warps) + 1 + cluster.blocks))
     by_block = sorted(warps, key=lambda agent: -cluster.programs[agent].block)
-    yield "loads first", [*units, *warps], False
-    yield "loads last, newest first", [*warps, *units], True
-    yield "last block first", [*by_block, *units], False
-    yield "last warp first", [*units, *reversed(warps)], True
+    by_role = sorted(warps, key=lambda agent: agent - _first_of_block(cluster, agent))
+    yield Order("loads first", [*units, *warps])
+    yield Order("loads last, newest first", [*warps, *units], newest=True, at_once=True)
+    yield Order("last block first", [*by_block, *units])
+    yield Order("last warp first", [*units, *reversed(warps)], newest=True)
+    yield Order("first warp at once", [*units, *warps], at_once=True)
+    yield Order("last warp at once", [*units, *reversed(warps)], at_once=True)
+    yield Order("first role at once", [*units, *by_role], at_once=True)
 
 
-def in_order(cluster: Cluster, name: str, ranking: Sequence[int], newest: bool) -> Outcome:
-    """Run a cluster; whoever moves goes on until it is blocked, then the first in ``ranking`` that can."""
+def _first_of_block(cluster: Cluster, agent: int) -> int:
+    blocks = [program.block for program in cluster.programs]
+    return blocks.index(blocks[agent])
+
+
+def in_order(cluster: Cluster, order: Order) -> Outcome:
+    """Run a cluster by priority."""
     steps = 0
     try:
         machine = Machine(cluster)
-        while (agent := next((agent for agent in ranking if machine.can_move(agent)), None)) is not None:
+        while (agent := next((a for a in order.ranking if machine.can_move(a)), None)) is not None:
             while machine.can_move(agent):
-                machine.move(agent, -1 if newest and agent == machine.tma else 0)
+                machine.move(agent, -1 if order.newest and agent == machine.tma else 0)
                 steps += 1
+                if order.at_once:
+                    break
         machine.check_end()
     except BrokenProtocolError as error:
-        return Outcome(name, steps, error.violation)
-    return Outcome(name, steps)
+        return Outcome(order.name, steps, error.violation)
+    return Outcome(order.name, steps)
 
 
 def shuffled(cluster: Cluster, seed: int) -> Outcome:

@@ -81,15 +81,26 @@ class Machine(State):
             self._settle(agent)
 
     def check_end(self) -> None:
-        """Do nothing if everybody has finished; call it when nobody can move.
+        """Do nothing if everybody has finished and left nothing behind; call it when nobody can move.
 
         Raises:
-            BrokenProtocolError: Somebody has not: a deadlock.
+            BrokenProtocolError: Somebody has not finished, a deadlock; something loaded, computed or written
+                is in a buffer still; or accumulators were not freed.
         """
         stuck = [agent for agent in range(self.tma) if self._at[agent] < len(self._steps(agent))]
         if stuck:
             self._acting = stuck[0]
             raise self._broken("deadlock", f"nobody can move: {self._waits_of(stuck)}")
+        for number, buffer in enumerate(self.cluster.buffers):
+            block = [agent for agent, p in enumerate(self.cluster.programs) if p.block == buffer.block]
+            self._acting = block[0]
+            if self._unread[number]:
+                item, warps = self._item[number], self._unread[number]
+                raise self._broken("lost", f"{warps} warps have not read item {item} of {buffer} at the end")
+            if not buffer.readers and self._parts[number]:
+                raise self._broken("lost", f"{buffer} was written but not stored at the end")
+            if self._live[number] and not buffer.allocated:
+                raise self._broken("leak", f"{buffer} was not freed at the end")
 
     # --- warps ---
 
@@ -113,6 +124,9 @@ class Machine(State):
     def _passes(self, agent: int, step: Wait) -> bool:
         """Compare parities as the hardware does, and phases as the author meant it."""
         barrier, done = self.cluster.barriers[step.barrier], self._done[step.barrier]
+        if barrier.block != self.cluster.programs[agent].block:
+            self._acting = agent
+            raise self._broken("remote_wait", f"waits for {barrier}")
         if not self._ready[barrier.block]:
             self._acting = agent
             self._require_block(step.barrier, "waits for")

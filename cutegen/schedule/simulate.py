@@ -118,7 +118,7 @@ def lengths(protocol: KernelProtocol, tiles: int, k_tiles: int | None = None) ->
 
 def simulate_cluster(cluster: Cluster, seed: int = 0, shuffles: int = SHUFFLES) -> Report:
     """Run a cluster under each order of priority and under so many random ones."""
-    ordered = [in_order(cluster, name, ranking, newest) for name, ranking, newest in orders(cluster)]
+    ordered = [in_order(cluster, order) for order in orders(cluster)]
     return Report((*ordered, *(shuffled(cluster, seed + i) for i in range(shuffles))))
 
 

@@ -13,12 +13,15 @@ KINDS = {
     "deadlock": "nobody can move and somebody has not finished",
     "overrun": "a barrier is in another phase than the one that an arrival or a wait is meant for",
     "stale_wait": "a wait passes because an older phase has the same parity",
+    "remote_wait": "a warp waits for an mbarrier of another block (PTX ISA, mbarrier.try_wait: only its own)",
     "unfilled_read": "a buffer is read that does not hold what the reader wants",
     "overwrite": "a buffer is written while, or before, its contents are read",
     "early_release": "a buffer is given back by a warp that still reads it",
     "unfenced": "a TMA store reads what was not made visible to it",
     "dead_block": "a signal or a load goes to a block that has ended",
     "busy_exit": "a block ends, or frees memory, while that is still read",
+    "lost": "all have finished and something that was loaded, computed or written is of no use to anybody",
+    "leak": "all have finished and accumulators are allocated still",
     "uninitialised": "a barrier or an accumulator is used before it is there",
 }
 

@@ -177,6 +177,13 @@ def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) 
     return not use_2cta_instrs or cluster_shape_mn[0] % 2 == 0
 
 
+def shares_of_b_are_whole_rows(mma_tiler_mn: tuple[int, int], cluster_shape_mn: tuple[int, int]) -> bool:
+    """The blocks along m of a cluster load an equal share each of their tiles of B. Shares must be whole rows
+    and begin at multiples of 128 bytes of shared memory (PTX ISA, tensor copies), so N must be a multiple
+    of cluster_shape_mn along m."""
+    return mma_tiler_mn[1] % cluster_shape_mn[0] == 0
+
+
 def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> bool:
     """A TMA store needs rows of D that start at multiples of 16 bytes: n * sizeof(out) and the pitch of D
     must be multiples of 16; use_tma_store=false takes any n."""
@@ -255,6 +262,7 @@ RULES = tuple(
         pairs_split_columns_evenly,
         tf32_columns_fill_swizzle_rows,
         pairs_lie_along_m,
+        shares_of_b_are_whole_rows,
         tma_store_needs_aligned_output,
         swap_ab_is_for_narrow_m,
         split_k_leaves_work,

@@ -291,7 +291,7 @@ BREAKS = (
         _STORE_FENCE,
         "unfilled_read overwrite unfenced",
         "race",
-        drop_after(Fence, (Meet, Join)),
+        drop_after(Fence, Meet, Join),
     ),
     _of(
         "teams",

@@ -87,17 +87,19 @@ def drop(select: Select, who: str = "", where: Callable[[Place], bool] = lambda 
     return edit
 
 
-def drop_after(kind: type, dropped: type | tuple[type, ...]) -> Edit:
-    """Leave out the steps of kinds ``dropped`` that come directly after one of ``kind``."""
+def drop_after(kind: type, *dropped: type) -> Edit:
+    """Leave out the steps of kinds ``dropped``, one each, that come directly after one of ``kind``."""
 
     def edit(cluster: Cluster) -> Cluster:
         def change(program: Program) -> list[Pair]:
             pairs: list[Pair] = []
-            after = False
+            left: list[type] = []
             for step, place in program.pairs():
-                after = isinstance(step, kind) or (after and isinstance(step, dropped))
-                if not (after and isinstance(step, dropped)):
-                    pairs.append((step, place))
+                if type(step) in left:
+                    left.remove(type(step))
+                    continue
+                left = list(dropped) if isinstance(step, kind) else []
+                pairs.append((step, place))
             return pairs
 
         return _rewrite(cluster, change)
