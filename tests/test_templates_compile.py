@@ -33,7 +33,7 @@ ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
 EM_CUDA = 190
 """ELF machine number of device code."""
-LISTED = 24
+LISTED = 32
 """Kernels that are disassembled: those that the covering set begins with hold most pairs."""
 
 
@@ -224,3 +224,19 @@ def test_partial_sums_travel_16_bytes_at_a_time(listings: list[tuple[Kernel, str
         parts = re.split(r"^\s*\.section\s+\.text\.", listing, flags=re.MULTILINE)[1:]
         reduction = next(part for part in parts if "_reduce_kernel" in part.split(",", 1)[0])
         assert re.findall(r"LDG\.E(\S*)", reduction).count("") == 0, str(kernel)
+
+
+def test_c_is_read_in_pairs_like_d_is_written(listings: list[tuple[Kernel, str]]) -> None:
+    """Two elements of 16 bits at a time wherever rows are aligned and contiguous along a thread's columns."""
+    found = [
+        (kernel, listing)
+        for kernel, listing in listings
+        if kernel.problem.epilogue.beta
+        and not kernel.problem.epilogue.bias
+        and kernel.problem.out_dtype in ("bf16", "fp16")
+        and not kernel.config["swap_ab"]
+        and not kernel.problem.signature.unaligned_out
+    ]
+    assert found
+    for kernel, listing in found:
+        assert "LDG.E.U16" not in listing, str(kernel)

@@ -49,6 +49,10 @@ CHOSEN_LINES = [
     ("gemm 1000x4600x1000 bf16 tn", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
     ("gemm 65x129x8200 bf16 tn", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
     ("gemm 2x65x136x8200 bf16 nn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
+    # One, two and four warpgroups add up a piece, of 3, 5 and 9 in a tile.
+    ("gemm 512x2056x1032 bf16 tn bias=n", "tile_shape_mn=64x24 use_tma_store=false split_k=2"),
+    ("gemm 3x200x1000x1032 bf16 tn", "tile_shape_mn=64x40 use_tma_store=false split_k=3"),
+    ("gemm 200x136x4104 bf16 tn beta", "tile_shape_mn=64x72 use_tma_store=false split_k=6"),
     ("gemm 65x136x8200 bf16 tn beta", "tile_shape_mn=64x48 use_tma_store=false split_k=5 swap_ab=true"),
     ("gemm 65x129x8200 bf16 tn any_order", "use_tma_store=false split_k=7 reduction=arrival"),
     ("gemm 65x128x8208 int8 tn any_order", "use_tma_store=false split_k=3 reduction=arrival"),

@@ -66,6 +66,17 @@ def split_config(problem: Problem, parts: int) -> cutegen.Config:
     return config
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activations_keep_what_is_not_a_number(activation: str) -> None:
+    """As torch's do: a row of NaN stays one, for a network that diverges must be seen to."""
+    a, b = rand(64, 128), rand(128, 96)
+    a[5] = float("nan")
+    found = cutegen.gemm(a, b, activation=activation)
+    assert found[5].isnan().all()
+    others = torch.arange(64, device="cuda") != 5
+    near(found[others], cutegen.gemm(a[others], b, activation=activation), 128)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("letters", ["tn", "nn", "nt", "tt"])
 @pytest.mark.parametrize("batch", [(), (3,)])
