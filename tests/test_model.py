@@ -146,9 +146,9 @@ def test_stream_k_shares_out_a_partial_wave() -> None:
 
 
 def test_adding_in_arrival_order_saves_the_second_kernel() -> None:
-    """With few parts the sums that meet as they arrive cost less than a second kernel."""
+    """With few and small parts the sums that meet as they arrive cost less than a second kernel."""
     config = {"tile_shape_mn": (64, 64), "mma_warpgroups": 1, "use_tma_store": False, "split_k": 2}
-    problem = Problem(64, 4096, 8192)
+    problem = Problem(64, 1024, 8192)
     assert _time(problem, **config, reduction="arrival") < _time(problem, **config)
 
 
