@@ -144,7 +144,8 @@ def run(args: argparse.Namespace) -> int:
     tables = {name: table for name, (_, table) in files.items()}
     named = common_problems(tables, args.shapes)
     results = Results(conditions(args, device, files, named), kind=TABLES)
-    results = results.begin(session(vars(args), device, args.commit))
+    names = {name: path.name for name, (path, _) in files.items()}
+    results = results.begin(session({**vars(args), "table": names}, device, args.commit))
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     configs = {item: winners(tables, item.problem) for item in named}
     with make_bench(args) as bench:
