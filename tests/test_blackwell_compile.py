@@ -116,7 +116,7 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
         clusters = -(-1000 // (tile_m * cm)) * -(-520 // (tile_n * cn))
         launch = SPACE.launch(kernel.config, ODD, 148)
         code = LAUNCH.format(
-            library=str(kernel.artifact.library),
+            library=str(kernel.artifact.shared_object),
             symbol=kernel.artifact.symbol,
             scalars=launch.scalars,
             elements=launch.workspace_bytes // 4,

@@ -115,7 +115,7 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
         config = SPACE.default(problem).replace(**changes(words))
         [kernel] = [k for k in kernels if (k.problem, k.config) == (problem, config)]
         launch = SPACE.launch(config, problem, 148)
-        library, symbol = str(kernel.artifact.library), kernel.artifact.symbol
+        library, symbol = str(kernel.artifact.shared_object), kernel.artifact.symbol
         code = "".join(
             CALL.format(given=handed_over(problem, launch, padded=padded), library=library, symbol=symbol)
             for padded in (False, True)
