@@ -127,7 +127,7 @@ class Kernels:
             if capturing:
                 raise not_in_capture(problem)
             artifact = self._make(found, problem) if isinstance(found, Source) else found
-            kernel = Kernel(artifact, self._load(artifact.library, artifact.symbol))
+            kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
             self._loaded[artifact.key] = self._by_view[view] = kernel
             return kernel
 

@@ -9,6 +9,7 @@ from cutegen.operands import TORCH_DTYPES, out_dtype_name
 
 if TYPE_CHECKING:
     import torch
+    from torch import library as registry
 
 __all__ = ["register"]
 
@@ -20,7 +21,7 @@ GEMM = f"gemm(Tensor a, Tensor b, {_OPTIONS}) -> Tensor"
 GEMM_OUT = f"gemm_out(Tensor a, Tensor b, Tensor(a!) out, {_OPTIONS}) -> ()"
 
 #: Registrations end when their library object does.
-_libraries: list[torch.library.Library] = []
+_libraries: list[registry.Library] = []
 
 
 def register(run: Callable[..., torch.Tensor]) -> None:
@@ -30,8 +31,9 @@ def register(run: Callable[..., torch.Tensor]) -> None:
         run: ``(a, b, out, *options)`` to the result, options as in the schema.
     """
     import torch
+    from torch import library as registry
 
-    api: Any = torch.library  # not annotated in all versions
+    api: Any = registry  # not annotated in all versions
 
     def gemm(a: Any, b: Any, *options: Any) -> torch.Tensor:
         return run(a, b, None, *options)

@@ -41,7 +41,7 @@ class Workshop(FakeGpu):
 
         include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
         command = ["gcc", "-shared", "-fPIC", f"-DENTRY=__tvm_ffi_{artifact.symbol}", *include]
-        command += [str(DATA / "recording_kernel.c"), "-o", str(artifact.library)]
+        command += [str(DATA / "recording_kernel.c"), "-o", str(artifact.shared_object)]
         subprocess.run(command, check=True)
         return artifact
 

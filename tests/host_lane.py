@@ -159,7 +159,7 @@ def candidate(
     base = Launch(**{"scalars": (3, 1), "workspace_bytes": 0, **launch})
     return Candidate(
         name=mistake,
-        library=Path(str(problem)),
+        shared_object=Path(str(problem)),
         symbol=mistake,
         launch=base,
         problem=problem,

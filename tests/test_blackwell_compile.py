@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -27,8 +26,8 @@ from blackwell import (
     instruction_descriptor,
     pair,
 )
+from disassembly import disassembled
 from fake_gpu import build_driver, run_with_driver
-from test_templates_compile import cubins, nvdisasm
 
 from cutegen.problem import DTYPE_BYTES
 from cutegen.render import render
@@ -116,7 +115,7 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
         clusters = -(-1000 // (tile_m * cm)) * -(-520 // (tile_n * cn))
         launch = SPACE.launch(kernel.config, ODD, 148)
         code = LAUNCH.format(
-            library=str(kernel.artifact.library),
+            library=str(kernel.artifact.shared_object),
             symbol=kernel.artifact.symbol,
             scalars=launch.scalars,
             elements=launch.workspace_bytes // 4,
@@ -147,16 +146,10 @@ def sections(
     kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[Kernel, dict[bool, str]]]:
     """The instructions of each kernel: of what multiplies (True) and of what adds up parts (False)."""
-    tool = nvdisasm()
-    if tool is None:
-        pytest.skip("needs nvidia-cuda-nvdisasm")
-    path = tmp_path_factory.mktemp("cubin") / "kernel.cubin"
+    texts = disassembled([kernel.artifact for kernel in kernels], tmp_path_factory.mktemp("cubin"))
     found = []
-    for kernel in kernels:
-        [image] = cubins(kernel.artifact.object.read_bytes())
-        path.write_bytes(image)
-        done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
-        parts = re.split(r"^\s*\.section\s+\.text\.", done.stdout, flags=re.MULTILINE)[1:]
+    for kernel, text in zip(kernels, texts, strict=True):
+        parts = re.split(r"^\s*\.section\s+\.text\.", text, flags=re.MULTILINE)[1:]
         found.append((kernel, {"_k0" in part.split(",", 1)[0]: part for part in parts}))
     return found
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tidy import assert_tidy
 from walk import BLACKWELL_DTYPES, random_pairs
 
 from cutegen.arch import find_arch
@@ -269,10 +268,5 @@ def test_a_plain_product_has_no_trace_of_an_epilogue() -> None:
 @pytest.mark.parametrize("command", ["check", "format"])
 def test_a_kernel_is_as_tidy_as_the_rest_of_the_repository(tmp_path: Path, command: str) -> None:
     """ruff finds nothing to report and nothing to format, by the rules of this repository."""
-    for problem, config in random_pairs(SPACE, seed=4, count=80, dtypes=BLACKWELL_DTYPES):
-        source = render(problem, config, SPACE.arch)
-        (tmp_path / f"k_{source.digest}.py").write_text(source.text)
-    options = ["--check"] if command == "format" else []
-    line = [sys.executable, "-m", "ruff", command, *options, "--config", ROOT / "pyproject.toml", tmp_path]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    pairs = random_pairs(SPACE, seed=4, count=80, dtypes=BLACKWELL_DTYPES)
+    assert_tidy((render(problem, config, SPACE.arch) for problem, config in pairs), tmp_path, command)

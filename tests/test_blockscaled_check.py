@@ -267,7 +267,7 @@ def judged(problem: Problem, mistake: str, which: str) -> Any:
     tail = tail_problems(problem)[0]
     subject = candidate(problem, mistake, tail=tail, scalars=(3, 1, 0))
     if which == "tail":  # the kernel works on what it is given
-        subject = replace(subject, library=Path(str(tail)))
+        subject = replace(subject, shared_object=Path(str(tail)))
     return opened.check(subject, tail if which == "tail" else problem)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from blackwell import B200, B300, RINGS, Kernel, barrier_arrivals, compiled, pair
 from blockscaled import LAUNCHED, SPACE, changes, chosen, instruction_descriptor
+from disassembly import disassembled
 from fake_gpu import build_driver, run_with_driver
-from test_templates_compile import cubins, nvdisasm
 
 from cutegen.cli_tune import main
 from cutegen.problem import SCALE_BLOCKS, SCALE_ROWS, Problem
@@ -115,7 +115,7 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
         config = SPACE.default(problem).replace(**changes(words))
         [kernel] = [k for k in kernels if (k.problem, k.config) == (problem, config)]
         launch = SPACE.launch(config, problem, 148)
-        library, symbol = str(kernel.artifact.library), kernel.artifact.symbol
+        library, symbol = str(kernel.artifact.shared_object), kernel.artifact.symbol
         code = "".join(
             CALL.format(given=handed_over(problem, launch, padded=padded), library=library, symbol=symbol)
             for padded in (False, True)
@@ -157,17 +157,8 @@ def test_without_a_gpu_candidates_are_compiled_and_listed(
 @pytest.fixture(scope="module")
 def listings(kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, str]]:
     """The instructions of each kernel."""
-    tool = nvdisasm()
-    if tool is None:
-        pytest.skip("needs nvidia-cuda-nvdisasm")
-    path = tmp_path_factory.mktemp("cubin") / "kernel.cubin"
-    found = []
-    for kernel in kernels:
-        [image] = cubins(kernel.artifact.object.read_bytes())
-        path.write_bytes(image)
-        done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
-        found.append((kernel, done.stdout))
-    return found
+    texts = disassembled([kernel.artifact for kernel in kernels], tmp_path_factory.mktemp("cubin"))
+    return list(zip(kernels, texts, strict=True))
 
 
 def test_the_mma_takes_scale_factors_from_tensor_memory(listings: list[tuple[Kernel, str]]) -> None:

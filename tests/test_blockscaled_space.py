@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from difflib import ndiff
 from itertools import combinations
@@ -19,6 +17,7 @@ from covering import cover
 from fake_engine import DEVICE
 from fake_tuning import Rig
 from test_schedule_text import PAIRS, skeleton
+from tidy import assert_tidy
 from walk import random_pairs
 
 from cutegen.arch import find_arch
@@ -199,13 +198,8 @@ def test_a_kernel_imports_the_compiler_only() -> None:
 @pytest.mark.parametrize("command", ["check", "format"])
 def test_a_kernel_is_as_tidy_as_the_rest_of_the_repository(tmp_path: Path, command: str) -> None:
     """ruff finds nothing to report and nothing to format, by the rules of this repository."""
-    for problem, config in random_pairs(SPACE, seed=4, count=80):
-        source = render(problem, config, SPACE.arch)
-        (tmp_path / f"k_{source.digest}.py").write_text(source.text)
-    options = ["--check"] if command == "format" else []
-    line = [sys.executable, "-m", "ruff", command, *options, "--config", ROOT / "pyproject.toml", tmp_path]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    pairs = random_pairs(SPACE, seed=4, count=80)
+    assert_tidy((render(problem, config, SPACE.arch) for problem, config in pairs), tmp_path, command)
 
 
 # --- who waits for whom ---

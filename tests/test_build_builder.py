@@ -77,7 +77,7 @@ def test_an_artifact_has_library_object_and_source(built) -> None:  # type: igno
     assert got.key == artifact_key(GOOD, Toolchain.current())
     assert got.symbol == symbol_of(got.key)
     assert got.source.read_text() == TWO_KERNELS and got.source_digest == GOOD.digest
-    assert got.object.is_file() and got.library.is_file() and got.build_s > 0
+    assert got.object.is_file() and got.shared_object.is_file() and got.build_s > 0
     assert got.toolchain == Toolchain.current()
     assert sorted(path.name for path in got.folder.iterdir()) == [
         "kernel.o",
@@ -100,7 +100,7 @@ def test_resources_are_the_worst_of_all_kernels_and_list_each(built) -> None:  #
 
 
 def test_the_library_needs_neither_the_compiler_nor_a_driver(built) -> None:  # type: ignore[no-untyped-def]
-    command = ["readelf", "-dW", str(artifact(built).library)]
+    command = ["readelf", "-dW", str(artifact(built).shared_object)]
     dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     needed = {line.split("[")[1].rstrip("]\n") for line in dynamic.splitlines() if "(NEEDED)" in line}
     assert needed <= {
@@ -113,7 +113,7 @@ def test_the_library_needs_neither_the_compiler_nor_a_driver(built) -> None:  # 
 
 
 def test_the_library_shows_one_function_only(built) -> None:  # type: ignore[no-untyped-def]
-    command = ["nm", "-D", "--defined-only", str(artifact(built).library)]
+    command = ["nm", "-D", "--defined-only", str(artifact(built).shared_object)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert [word for word in shown if len(word) > 1 and not word.startswith("0")] == [
         f"__tvm_ffi_{artifact(built).symbol}"
@@ -191,13 +191,13 @@ def test_a_time_out_is_tried_again_with_more_time_only(built) -> None:  # type: 
 
 def test_a_corrupt_artifact_is_built_again_bit_for_bit(built, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     good = artifact(built)
-    before = {path.name: file_digest(path) for path in (good.object, good.library)}
-    with good.library.open("r+b") as library:
+    before = {path.name: file_digest(path) for path in (good.object, good.shared_object)}
+    with good.shared_object.open("r+b") as library:
         library.write(b"garbage")
     with Builder(built[0]) as builder:
         [(_, again)] = builder.build([GOOD])
     assert isinstance(again, Artifact) and again.folder == good.folder
-    assert {path.name: file_digest(path) for path in (again.object, again.library)} == before
+    assert {path.name: file_digest(path) for path in (again.object, again.shared_object)} == before
 
 
 def test_poll_comes_back_in_time_and_close_forgets(tmp_path: Path) -> None:

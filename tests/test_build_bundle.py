@@ -72,7 +72,7 @@ def test_a_bundle_brings_manifest_artifacts_and_keys_across(
         for artifact in got:
             assert artifact.folder == store.folder("sm_90a", artifact.key)
             [origin] = [a for a in artifacts if a.key == artifact.key]
-            assert artifact.library.read_bytes() == origin.library.read_bytes()
+            assert artifact.shared_object.read_bytes() == origin.shared_object.read_bytes()
             assert (artifact.resources, artifact.symbol) == (origin.resources, origin.symbol)
             assert store.find("sm_90a", artifact.key) is not None
 

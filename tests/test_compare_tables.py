@@ -65,6 +65,8 @@ def test_each_table_is_compared_with_the_first(
     assert run(tables, "--commit", "abc") == 1
     results: Any = Results.load(tmp_path / "tables.json")
     assert results.kind == TABLES and results.sessions[0]["commit"] == "abc"
+    assert results.sessions[0]["arguments"]["table"] == {"here": "here.json", "there": "there.json"}
+    assert str(tmp_path) not in (tmp_path / "tables.json").read_text()
     found = {row.problem: tables_table.verdicts(row) for row in results.shapes}
     assert found == {SQUARE: {"there": "same config"}, WIDE: {"there": "slower"}}
     assert "there beside here, 2 shapes: 1 slower, 1 same config" in capsys.readouterr().out

@@ -110,7 +110,7 @@ def test_build_one_compiles_for_real(tmp_path: Path) -> None:
     """One source through the real compiler ends in the store, or in its error."""
     source = render(PROBLEM, CONFIG, ARCH)
     artifact = build_one(source, Store(tmp_path))
-    assert isinstance(artifact, Artifact) and artifact.library.exists()
+    assert isinstance(artifact, Artifact) and artifact.shared_object.exists()
     assert Kernels(Store(tmp_path), build="never").get(PROBLEM, CONFIG, ARCH).artifact.key == artifact.key
     broken = Source("raise ValueError('no')", source.arch, source.signature, source.config)
     with pytest.raises(BuildError, match="no"):

@@ -51,7 +51,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def launch(artifact: Artifact, driver: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
-    head = LAUNCH.format(library=str(artifact.library), symbol=artifact.symbol)
+    head = LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol)
 
     def run(code: str, **environment: str) -> tuple[str, list[str]]:
         return run_with_driver(driver, head + code, tmp_path / "log", **environment)
@@ -64,11 +64,11 @@ def calls(log: list[str], name: str) -> list[str]:
 
 
 def test_loading_needs_no_driver_and_checks_what_it_loads(artifact: Artifact, tmp_path: Path) -> None:
-    assert callable(load_kernel(artifact.library, artifact.symbol, file_digest(artifact.library)))
+    assert callable(load_kernel(artifact.shared_object, artifact.symbol, file_digest(artifact.shared_object)))
     with pytest.raises(LaunchError, match="has changed since it was built"):
-        load_kernel(artifact.library, artifact.symbol, "0" * 64)
+        load_kernel(artifact.shared_object, artifact.symbol, "0" * 64)
     with pytest.raises(LaunchError, match="has no function nothing"):
-        load_kernel(artifact.library, "nothing")
+        load_kernel(artifact.shared_object, "nothing")
     with pytest.raises(LaunchError, match=r"cannot load .*none.so"):
         load_kernel(tmp_path / "none.so", "f")
     with pytest.raises(LaunchError, match=r"cannot load .*none.so"):
@@ -162,7 +162,10 @@ def test_a_failure_to_start_can_be_overcome_by_a_later_call(launch) -> None:  # 
 
 def test_without_a_driver_the_launch_fails_with_the_reason(artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("no library")
-    code = LAUNCH.format(library=str(artifact.library), symbol=artifact.symbol) + "attempt(*tensors(), 2.0)\n"
+    code = (
+        LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol)
+        + "attempt(*tensors(), 2.0)\n"
+    )
     out, _ = run_with_driver(tmp_path, code, tmp_path / "log")
     assert out.startswith("LaunchError no CUDA driver: ") and "libcuda.so.1" in out
 

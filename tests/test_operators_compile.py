@@ -102,7 +102,7 @@ def test_operators_compile_into_artifacts_like_ours(artifacts: list[Artifact]) -
     for artifact, (arch, _, config) in zip(artifacts, COMPILED, strict=True):
         meta = json.loads((artifact.folder / "meta.json").read_text())
         assert Config.from_json(meta["config"]) == Config.parse(config)
-        assert artifact.arch == arch.name and artifact.library.is_file()
+        assert artifact.arch == arch.name and artifact.shared_object.is_file()
         assert 0 < artifact.resources.smem_bytes <= arch.smem_bytes
         assert artifact.resources.threads >= 192 and artifact.resources.spill_store_bytes == 0
         assert all(kernel.name.startswith(artifact.symbol) for kernel in artifact.resources.kernels)
@@ -128,7 +128,7 @@ def test_the_number_of_clusters_is_an_argument_of_the_launch(tmp_path: Path, sto
     """As many clusters as given, unless there are fewer tiles; nothing of the package is imported."""
     problem = Problem.parse("gemm 256x1024x512 bf16 nn")
     artifact = Kernels(store).artifact(problem, FIRST, SM90)
-    code = LAUNCH.format(library=str(artifact.library), symbol=artifact.symbol)
+    code = LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol)
     out, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log")
     grids = [line.split(" grid ")[1].split()[:3] for line in log if line.startswith("cuLaunchKernelEx")]
     assert [int(x) * int(y) * int(z) for x, y, z in grids] == [2 * 66, 2 * 5, 2 * 8]

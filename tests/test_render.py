@@ -15,6 +15,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tidy import assert_tidy
 from walk import random_config, random_pairs, random_problem
 
 from cutegen.arch import find_arch
@@ -195,16 +196,7 @@ def test_a_kernel_is_as_tidy_as_the_rest_of_the_repository(
     sources: list[Source], tmp_path: Path, command: str
 ) -> None:
     """ruff finds nothing to report and nothing to format, by the rules of this repository."""
-    for source in sources:
-        (tmp_path / f"k_{source.digest}.py").write_text(source.text)
-    options = ["--check"] if command == "format" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", command, *options, "--config", ROOT / "pyproject.toml", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert_tidy(sources, tmp_path, command)
 
 
 # --- the text is the identity ---

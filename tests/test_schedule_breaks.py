@@ -256,7 +256,7 @@ def test_without_a_gpu_nothing_is_broken(
 def test_what_a_gpu_does_is_recorded(symbol: str, outcome: str, tmp_path: Path) -> None:
     """A kernel that hangs or kills its process is an outcome, and the next one is checked all the same."""
     trial = next(break_template.trials(HOPPER))
-    artifact = SimpleNamespace(library=tmp_path / "kernel.so", symbol=symbol)
+    artifact = SimpleNamespace(shared_object=tmp_path / "kernel.so", symbol=symbol)
     with Bench(engine="fake_engine:make", search_path=[Path(__file__).parent], timeout_s=1.0) as bench:
         record = break_template.check(trial, artifact, bench, DEVICE, repeats=1)
         assert record["outcome"] == outcome

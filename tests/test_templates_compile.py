@@ -8,14 +8,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-import struct
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from covering import covering_set
+from disassembly import disassembled
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
@@ -31,8 +29,6 @@ pytestmark = [
 ]
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
-EM_CUDA = 190
-"""ELF machine number of device code."""
 LISTED = 32
 """Kernels that are disassembled: those that the covering set begins with hold most pairs."""
 
@@ -125,41 +121,12 @@ def test_threads_and_registers_fit_a_multiprocessor(kernels: list[Kernel]) -> No
 # --- the instructions ---
 
 
-def nvdisasm() -> Path | None:
-    """The disassembler of the nvidia-cuda-nvdisasm package, if it is installed."""
-    try:
-        files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next((Path(str(f.locate())) for f in files if f.name in {"nvdisasm", "nvdisasm.exe"}), None)
-
-
-def cubins(data: bytes) -> Iterator[bytes]:
-    """The device code inside an object file."""
-    for match in re.finditer(rb"\x7fELF\x02", data):
-        at = match.start()
-        machine = struct.unpack_from("<H", data, at + 18)[0]
-        if machine == EM_CUDA:
-            programs, sections = struct.unpack_from("<QQ", data, at + 32)
-            program_size, programs_n, section_size, sections_n = struct.unpack_from("<HHHH", data, at + 54)
-            end = max(programs + program_size * programs_n, sections + section_size * sections_n)
-            yield data[at : at + end]
-
-
 @pytest.fixture(scope="module")
 def listings(kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, str]]:
     """The instructions of each kernel."""
-    tool = nvdisasm()
-    if tool is None:
-        pytest.skip("needs nvidia-cuda-nvdisasm")
-    found = []
-    for kernel in kernels[:LISTED]:
-        path = tmp_path_factory.mktemp("cubin") / "kernel.cubin"
-        [image] = cubins(kernel.artifact.object.read_bytes())
-        path.write_bytes(image)
-        done = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True)
-        found.append((kernel, done.stdout))
-    return found
+    listed = kernels[:LISTED]
+    texts = disassembled([kernel.artifact for kernel in listed], tmp_path_factory.mktemp("cubin"))
+    return list(zip(listed, texts, strict=True))
 
 
 def test_tiles_are_multicast_exactly_along_the_cluster(listings: list[tuple[Kernel, str]]) -> None:

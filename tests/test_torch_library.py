@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_kernels import FakeGpu  # noqa: E402
+from torch import library as registry  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen import ops  # noqa: E402
@@ -103,9 +104,9 @@ def test_operators_pass_torch_checks(gpu: FakeGpu) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for options in (PLAIN, (c, 2.0, 0.5, bias, "silu", BF16, None, None, None, False, True)):
-            torch.library.opcheck(torch.ops.cutegen.gemm, (a, b, *options), test_utils=tests)
+            registry.opcheck(torch.ops.cutegen.gemm, (a, b, *options), test_utils=tests)
             out = torch.empty(16, 24, dtype=BF16)
-            torch.library.opcheck(torch.ops.cutegen.gemm_out, (a, b, out, *options), test_utils=tests)
+            registry.opcheck(torch.ops.cutegen.gemm_out, (a, b, out, *options), test_utils=tests)
 
 
 def test_fake_tensors_launch_nothing(gpu: FakeGpu) -> None:

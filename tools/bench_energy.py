@@ -16,7 +16,6 @@ energy; 130 interrupted (the shapes that were finished are kept)
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.arch import Arch
 from cutegen.build import Artifact
 from cutegen.catalog import find_space, space_of
 from cutegen.cli_args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
@@ -44,9 +42,9 @@ from cutegen.store import Store, file_digest
 from cutegen.table import Table
 from cutegen.untuned import default_config
 from tools.bench_gemm import ASSUMED
-from tools.benchmark import energy_table
+from tools.benchmark import energy_table, environment
 from tools.benchmark.contest import run_contest
-from tools.benchmark.environment import session, software
+from tools.benchmark.environment import session
 from tools.benchmark.fixed import Absent, Fixed, build, fixed
 from tools.benchmark.ours import short_config
 from tools.benchmark.results import ENERGY, OWN, Results
@@ -246,21 +244,12 @@ def _entrants(
 def conditions(args: argparse.Namespace, device: Device) -> dict[str, Json]:
     """Return what decides the numbers."""
     path = _table_path(args, device)
-    arch: Arch = device.arch
-    found: dict[str, Json] = {
-        "gpu": {
-            "name": device.name,
-            "compute_capability": arch.name.removeprefix("sm_"),
-            "sm_count": device.sm_count,
-            "cuda_driver": device.cuda_driver_version,
-        },
-        "software": software(),
-        "policy": policy_of(args).to_json(),
-        "table": file_digest(path) if path.exists() else "",
-        "shapes": {"names": [named.name for named in named_problems(args)]},
-    }
-    plain: dict[str, Json] = json.loads(json.dumps(found))
-    return plain
+    return environment.conditions(
+        device,
+        policy_of(args),
+        table=file_digest(path) if path.exists() else "",
+        shapes={"names": [named.name for named in named_problems(args)]},
+    )
 
 
 def dry_run(args: argparse.Namespace) -> int:

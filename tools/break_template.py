@@ -102,7 +102,7 @@ def check(trial: Trial, artifact: Artifact, bench: Bench, device: Device, repeat
     """Return how one kernel did on the GPU."""
     space = find_space(trial.problem.family, device.arch)
     candidate = Candidate.of(
-        "broken", artifact.library, artifact.symbol, space, trial.config, trial.problem, device.sm_count
+        "broken", artifact.shared_object, artifact.symbol, space, trial.config, trial.problem, device.sm_count
     )
     bench.open(trial.problem)  # anew each time: a broken kernel may have written anywhere
     result = bench.check(candidate, repeats)

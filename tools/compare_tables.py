@@ -14,7 +14,6 @@ usage; 3 no usable GPU, or no compiler; 130 interrupted (the shapes that were fi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from cutegen.store import Store, file_digest
 from cutegen.table import Table
 from tools.benchmark import tables_table
 from tools.benchmark.contest import run_contest
-from tools.benchmark.environment import session, software
+from tools.benchmark.environment import conditions, session
 from tools.benchmark.fixed import build, fixed
 from tools.benchmark.results import TABLES, Results
 
@@ -143,8 +142,12 @@ def run(args: argparse.Namespace) -> int:
     files = read_tables(args.table, device)
     tables = {name: table for name, (_, table) in files.items()}
     named = common_problems(tables, args.shapes)
-    results = Results(conditions(args, device, files, named), kind=TABLES)
-    results = results.begin(session(vars(args), device, args.commit))
+    digests: dict[str, Json] = {name: file_digest(path) for name, (path, _) in files.items()}
+    shapes: dict[str, Json] = {"names": [item.name for item in named]}
+    facts = conditions(device, policy_of(args), tables=digests, shapes=shapes)
+    results = Results(facts, kind=TABLES)
+    names = {name: path.name for name, (path, _) in files.items()}
+    results = results.begin(session({**vars(args), "table": names}, device, args.commit))
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     configs = {item: winners(tables, item.problem) for item in named}
     with make_bench(args) as bench:
@@ -173,29 +176,6 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(tables_table.summary(results)))
     print(f"results are in {args.out}; render them with tools/results_table.py")
     return 1 if any(tables_table.slower(row) for row in results.shapes) else 0
-
-
-def conditions(
-    args: argparse.Namespace,
-    device: Device,
-    files: Mapping[str, tuple[Path, Table]],
-    named: Sequence[NamedProblem],
-) -> dict[str, Json]:
-    """Return what decides the numbers."""
-    found: dict[str, Json] = {
-        "gpu": {
-            "name": device.name,
-            "compute_capability": device.arch.name.removeprefix("sm_"),
-            "sm_count": device.sm_count,
-            "cuda_driver": device.cuda_driver_version,
-        },
-        "software": software(),
-        "policy": policy_of(args).to_json(),
-        "tables": {name: file_digest(path) for name, (path, _) in files.items()},
-        "shapes": {"names": [item.name for item in named]},
-    }
-    plain: dict[str, Json] = json.loads(json.dumps(found))
-    return plain
 
 
 if __name__ == "__main__":

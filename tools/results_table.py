@@ -38,6 +38,11 @@ from tools.benchmark.results import ENERGY, OWN, TABLES, Results, ShapeResult
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
+#: How files that hold no contest are summed up and rendered.
+_OTHERS = {
+    ENERGY: (energy_table.summary, energy_table.render),
+    TABLES: (tables_table.summary, tables_table.render),
+}
 LABELS = {"quack": "QuACK", "operators": "Operator API"}
 
 
@@ -128,10 +133,8 @@ def _seconds(row: ShapeResult, name: str) -> str:
 
 def summary(results: Results) -> list[str]:
     """Return the lines that sum the table up: geometric means over all shapes and over the large ones."""
-    if results.kind == ENERGY:
-        return energy_table.summary(results)
-    if results.kind == TABLES:
-        return tables_table.summary(results)
+    if results.kind in _OTHERS:
+        return _OTHERS[results.kind][0](results)
     lines = []
     for group in groups(results.shapes):
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
@@ -194,10 +197,8 @@ def footing(results: Results) -> list[str]:
 
 def render(results: Results) -> str:
     """Return the Markdown of a results file."""
-    if results.kind == ENERGY:
-        return energy_table.render(results)
-    if results.kind == TABLES:
-        return tables_table.render(results)
+    if results.kind in _OTHERS:
+        return _OTHERS[results.kind][1](results)
     blocks = [summary(results), table(results), *[[text] for text in footing(results)]]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 

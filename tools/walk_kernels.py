@@ -57,7 +57,7 @@ def check_pairs(
                 bench.open(problem)
                 candidate = Candidate.of(
                     f"pair{number}",
-                    artifact.library,
+                    artifact.shared_object,
                     artifact.symbol,
                     space,
                     config,

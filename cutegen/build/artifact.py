@@ -130,7 +130,7 @@ class Artifact:
     toolchain: Toolchain
 
     @property
-    def library(self) -> Path:
+    def shared_object(self) -> Path:
         """The loadable library."""
         return self.folder / LIBRARY
 

@@ -32,7 +32,7 @@ class Candidate:
 
     Attributes:
         name: Names it in results; unique within a call.
-        library: The shared library to load.
+        shared_object: The library to load.
         symbol: The function in it.
         launch: Run-time scalars and workspace for ``problem``.
         problem: What it is to compute.
@@ -44,7 +44,7 @@ class Candidate:
     """
 
     name: str
-    library: Path
+    shared_object: Path
     symbol: str
     launch: Launch
     problem: Problem
@@ -61,7 +61,7 @@ class Candidate:
     def of(
         cls,
         name: str,
-        library: Path,
+        shared_object: Path,
         symbol: str,
         space: Space,
         config: Config,
@@ -72,7 +72,7 @@ class Candidate:
 
         Args:
             name: Names it in results.
-            library: The artifact's shared library.
+            shared_object: The artifact's library.
             symbol: The artifact's function.
             space: The space that ``config`` comes from; it turns configs into run-time arguments.
             config: A legal config.
@@ -84,7 +84,7 @@ class Candidate:
         tail_sm_count = sm_count if large else min(sm_count, _TAIL_SM_COUNT)
         return cls(
             name=name,
-            library=library,
+            shared_object=shared_object,
             symbol=symbol,
             launch=space.launch(config, problem, sm_count),
             problem=problem,
@@ -96,7 +96,7 @@ class Candidate:
         """Return plain JSON data; the path becomes absolute."""
         return {
             "name": self.name,
-            "library": str(self.library.absolute()),
+            "shared_object": str(self.shared_object.absolute()),
             "symbol": self.symbol,
             "launch": _launch_to_json(self.launch),
             "problem": str(self.problem),
@@ -110,7 +110,7 @@ class Candidate:
         tail, launch = data["tail_problem"], data["tail_launch"]
         return cls(
             name=data["name"],
-            library=Path(data["library"]),
+            shared_object=Path(data["shared_object"]),
             symbol=data["symbol"],
             launch=_launch_from_json(data["launch"]),
             problem=Problem.parse(data["problem"]),

@@ -203,7 +203,7 @@ class TorchEngine:
             raise LaunchError(f"{what} failed: {_brief(error)}") from error
 
     def _kernel(self, candidate: Candidate) -> Kernel:
-        key = (candidate.library, candidate.symbol)
+        key = (candidate.shared_object, candidate.symbol)
         if key not in self._kernels:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]
@@ -240,7 +240,7 @@ class TorchEngine:
             LaunchError: It does not run, cannot be captured, or its graph computes nothing.
         """
         session = self._opened()
-        key = () if candidate is None else (candidate.library, candidate.symbol, candidate.launch)
+        key = () if candidate is None else (candidate.shared_object, candidate.symbol, candidate.launch)
         if key not in session.graphs:
             while len(session.graphs) >= _MOST_GRAPHS:
                 session.graphs.pop(next(iter(session.graphs)))

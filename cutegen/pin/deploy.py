@@ -146,7 +146,7 @@ def _write(folder: Path, table: Path, fingerprint: Fingerprint, pinned: tuple[Pi
     shutil.copyfile(table, folder / _TABLE)
     for item in pinned:
         if item.artifact is not None:
-            shutil.copyfile(item.artifact.library, folder / _library(item.artifact))
+            shutil.copyfile(item.artifact.shared_object, folder / _library(item.artifact))
             shutil.copyfile(item.artifact.source, folder / _source(item.artifact))
     files = {
         path.relative_to(folder).as_posix(): file_digest(path)

@@ -53,7 +53,8 @@ def orders(cluster: Cluster) -> Iterator[Order]:
     warps = list(range(len(cluster.programs)))
     units = list(range(len(warps), len(warps) + 1 + cluster.blocks))
     by_block = sorted(warps, key=lambda agent: -cluster.programs[agent].block)
-    by_role = sorted(warps, key=lambda agent: agent - _first_of_block(cluster, agent))
+    blocks = [program.block for program in cluster.programs]
+    by_role = sorted(warps, key=lambda agent: agent - blocks.index(blocks[agent]))
     yield Order("loads first", [*units, *warps])
     yield Order("loads last, newest first", [*warps, *units], newest=True, at_once=True)
     yield Order("last block first", [*by_block, *units])
@@ -61,11 +62,6 @@ def orders(cluster: Cluster) -> Iterator[Order]:
     yield Order("first warp at once", [*units, *warps], at_once=True)
     yield Order("last warp at once", [*units, *reversed(warps)], at_once=True)
     yield Order("first role at once", [*units, *by_role], at_once=True)
-
-
-def _first_of_block(cluster: Cluster, agent: int) -> int:
-    blocks = [program.block for program in cluster.programs]
-    return blocks.index(blocks[agent])
 
 
 def in_order(cluster: Cluster, order: Order) -> Outcome:

@@ -91,9 +91,9 @@ class Machine(State):
         if stuck:
             self._acting = stuck[0]
             raise self._broken("deadlock", f"nobody can move: {self._waits_of(stuck)}")
+        blocks = [program.block for program in self.cluster.programs]
         for number, buffer in enumerate(self.cluster.buffers):
-            block = [agent for agent, p in enumerate(self.cluster.programs) if p.block == buffer.block]
-            self._acting = block[0]
+            self._acting = blocks.index(buffer.block)
             if self._unread[number]:
                 item, warps = self._item[number], self._unread[number]
                 raise self._broken("lost", f"{warps} warps have not read item {item} of {buffer} at the end")

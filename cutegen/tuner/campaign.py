@@ -276,7 +276,7 @@ class Campaign:
         request, artifact = self.request, attempt.artifact
         return Candidate.of(
             attempt.name,
-            artifact.library,
+            artifact.shared_object,
             artifact.symbol,
             self._space_of(attempt.config),
             attempt.config,

@@ -75,7 +75,7 @@ def test_the_default_kernel_is_right_on_problem_and_tail(line: str, tmp_path: Pa
         [(_, artifact)] = builder.build([render(problem, config, GPU.arch)])
     assert isinstance(artifact, Artifact), artifact.message
     candidate = Candidate.of(
-        "default", artifact.library, artifact.symbol, space, config, problem, GPU.sm_count
+        "default", artifact.shared_object, artifact.symbol, space, config, problem, GPU.sm_count
     )
     with Bench(timeout_s=60) as bench:
         bench.open(problem)

@@ -119,7 +119,7 @@ def test_a_legal_config_computes_the_product(
     assert isinstance(artifact, Artifact), artifact
     bench.open(problem)
     candidate = Candidate.of(
-        "kernel", artifact.library, artifact.symbol, SPACE, config, problem, GPU.sm_count
+        "kernel", artifact.shared_object, artifact.symbol, SPACE, config, problem, GPU.sm_count
     )
     result = bench.check(candidate)
     assert result.ok, result.error

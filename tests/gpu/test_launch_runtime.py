@@ -34,7 +34,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
         [(_, result)] = builder.build([wanted])
     assert isinstance(result, Artifact), result
-    return load_kernel(result.library, result.symbol)
+    return load_kernel(result.shared_object, result.symbol)
 
 
 def operands(n: int = 100_003):  # type: ignore[no-untyped-def]

@@ -188,7 +188,7 @@ def test_compiled_default_is_right_and_timed(problem: Problem, tmp_path: Path) -
     with Bench() as bench:
         bench.open(problem)
         candidate = Candidate.of(
-            "default", artifact.library, artifact.symbol, space, config, problem, GPU.sm_count
+            "default", artifact.shared_object, artifact.symbol, space, config, problem, GPU.sm_count
         )
         result = bench.check(candidate)
         assert result.ok and result.tail is not None, result.error

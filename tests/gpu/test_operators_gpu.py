@@ -68,7 +68,9 @@ def test_operators_compute_the_product_and_its_tails(
     problem, config = Problem.parse(line), Config.parse(f"{KNOBS} {words}")
     space = space_of(config, problem.family, ARCH)
     artifact = Kernels(store).artifact(problem, config, ARCH)
-    candidate = Candidate.of("it", artifact.library, artifact.symbol, space, config, problem, GPU.sm_count)
+    candidate = Candidate.of(
+        "it", artifact.shared_object, artifact.symbol, space, config, problem, GPU.sm_count
+    )
     assert candidate.tail_problem is not None
     bench.open(problem)
     result = bench.check(candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -15,11 +16,13 @@ from typing import Any
 import cutegen
 from cutegen.device import Device
 from cutegen.digest import Json
+from cutegen.policy import Policy
 
 __all__ = [
     "ROOT",
     "UNKNOWN_COMMIT",
     "check_facts",
+    "conditions",
     "git_commit",
     "package_versions",
     "session",
@@ -83,6 +86,27 @@ def software() -> dict[str, Json]:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "packages": package_versions(),
     }
+
+
+def conditions(device: Device, policy: Policy, **others: Json) -> dict[str, Json]:
+    """Return what decides the numbers of a benchmark, as plain JSON data.
+
+    Rows in which it agrees belong in one table.
+
+    Args:
+        device: The GPU.
+        policy: How everything is timed.
+        others: What else does, such as the digest of the table.
+    """
+    gpu: dict[str, Json] = {
+        "name": device.name,
+        "compute_capability": device.arch.name.removeprefix("sm_"),
+        "sm_count": device.sm_count,
+        "cuda_driver": device.cuda_driver_version,
+    }
+    found = {"gpu": gpu, "software": software(), "policy": policy.to_json(), **others}
+    plain: dict[str, Json] = json.loads(json.dumps(found))
+    return plain
 
 
 def session_facts(device: Device | None) -> dict[str, Json]:

@@ -35,7 +35,7 @@ class Fixed:
         """Check the kernel."""
         space, artifact, config = self._space, self._artifact, self._config
         candidate = Candidate.of(
-            self.name, artifact.library, artifact.symbol, space, config, problem, self._sm_count
+            self.name, artifact.shared_object, artifact.symbol, space, config, problem, self._sm_count
         )
         require_ok(arena.check(candidate))
         resources: dict[str, Json] = {

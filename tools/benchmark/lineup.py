@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from cutegen.problem import Problem
 from cutegen.shapes import read_shapes
 from cutegen.store import Store, file_digest
 from cutegen.table import Table
+from tools.benchmark import environment
 from tools.benchmark.contest import Contestant
 from tools.benchmark.environment import software
 from tools.benchmark.operators import Operators
@@ -129,27 +129,18 @@ def conditions(
     """Return what must agree for two rows to belong in one table."""
     own = next(c for c in contestants if isinstance(c, Ours))
     peers = {c.name: c.settings for c in contestants if isinstance(c, Quack | Operators)}
-    gpu: dict[str, Json] = {
-        "name": device.name,
-        "compute_capability": device.arch.name.removeprefix("sm_"),
-        "sm_count": device.sm_count,
-        "cuda_driver": device.cuda_driver_version,
-    }
-    found: dict[str, Json] = {
-        "gpu": gpu,
-        "software": software(),
-        "policy": final_policy(args).to_json(),
-        "peers": peers,
-        "reuse": args.reuse.name if args.reuse else "",
-        "table": "" if own.table is None else file_digest(own.table),
-        "shapes": {
+    return environment.conditions(
+        device,
+        final_policy(args),
+        peers=peers,
+        reuse=args.reuse.name if args.reuse else "",
+        table="" if own.table is None else file_digest(own.table),
+        shapes={
             "file": args.shapes.name,
             "sha256": file_digest(args.shapes),
             "names": [shape.name for shape in read_shapes(args.shapes)],
         },
-    }
-    plain: dict[str, Json] = json.loads(json.dumps(found))
-    return plain
+    )
 
 
 def set_environment(args: argparse.Namespace) -> None:

@@ -162,7 +162,7 @@ class Operators:
         artifact = self._artifacts[problem.signature, config]
         launch = space_of(config, problem.family, self._arch).launch(config, problem, self._sm_count)
         name = f"{self.name} {short_name(config)}"
-        return Candidate(name, artifact.library, artifact.symbol, launch, problem)
+        return Candidate(name, artifact.shared_object, artifact.symbol, launch, problem)
 
 
 def _by_signature(problems: Iterable[Problem]) -> dict[Signature, list[Problem]]:

@@ -127,7 +127,7 @@ class Ours:
         space, artifact = space_of(config, problem.family, self._arch), self.artifact(problem)
         sm_count = self._dispatcher.device(self._device).sm_count
         candidate = Candidate.of(
-            self.name, artifact.library, artifact.symbol, space, config, problem, sm_count
+            self.name, artifact.shared_object, artifact.symbol, space, config, problem, sm_count
         )
         require_ok(arena.check(candidate))
         details = {**_evidence(answer), **_resources(artifact)}

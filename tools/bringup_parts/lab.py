@@ -196,7 +196,7 @@ class Lab:
     def _candidate(self, point: Point, tier: Tier, artifact: Artifact) -> Candidate:
         candidate = Candidate.of(
             f"trial{len(self.records)}",
-            artifact.library,
+            artifact.shared_object,
             artifact.symbol,
             self._space,
             point.config,
