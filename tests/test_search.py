@@ -143,10 +143,14 @@ def test_the_best_prediction_is_near_what_a_good_library_reaches(problem: Proble
     assert 1 / 1.55 < best / CUBLAS[problem] < 1.5
 
 
-def test_the_list_is_not_one_tile_in_many_clusters() -> None:
-    """Sixteen kernels for a large product have at least eight tiles and more than one family."""
-    configs = rank(SPACE, T1, 132, LIMIT, variants=0)
-    assert len({config["tile_shape_mn"] for config in configs}) >= 8
+@pytest.mark.parametrize("problem", [T1, Problem(16, 28672, 4096)], ids=str)
+def test_the_list_is_not_one_cut_in_many_schedules(problem: Problem) -> None:
+    """Of sixteen kernels three quarters cut up the work in ways of their own; there are several families."""
+    configs = rank(SPACE, problem, 132, LIMIT, variants=0)
+    knobs = ("tile_shape_mn", "tile_k", "cluster_shape_mn", "swap_ab", "stream_k")
+    ways = {(*(config[knob] for knob in knobs), config["split_k"] > 1) for config in configs}
+    assert len(configs) >= LIMIT and len(ways) >= LIMIT * 3 // 4
+    assert len({config["tile_shape_mn"] for config in configs}) >= 4
     assert len({(config["pingpong"], config["mma_warpgroups"]) for config in configs}) >= 3
 
 

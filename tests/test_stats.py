@@ -126,6 +126,31 @@ def test_race_drops_the_hopeless_and_keeps_their_samples() -> None:
     assert contest.samples("near") == (6.0, 6.6)
 
 
+def test_a_playoff_goes_on_with_those_whom_nobody_beats() -> None:
+    """After three rounds the slow one is out; the two that are alike run until they are told apart."""
+    contest = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, playoff=20)
+    wobble = [0.02, -0.02, 0.01, -0.01]
+    while not contest.finished:
+        by = wobble[contest.rounds % 4]
+        known = {"first": 5.0 * (1 + by), "twin": 5.05 * (1 - by), "slow": 6.0}
+        contest.observe(10.0, {name: known[name] for name in contest.alive})
+    assert len(contest.samples("slow")) == 3
+    assert contest.alive == ("first", "twin") and contest.rounds == 23
+    apart = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, playoff=20)
+    while not apart.finished:
+        apart.observe(10.0, {"first": 5.0, "twin": 5.1, "slow": 6.0})
+    assert apart.alive == ("first",) and apart.rounds == 3
+
+
+def test_the_drift_of_all_tells_entries_apart() -> None:
+    """Everyone slows down together by 10 %: 2 % between two of them still decide."""
+    contest = race(["fast", "near"], max_rounds=6, precision=0.0, playoff=20)
+    while not contest.finished:
+        by = 1 + 0.1 * (contest.rounds % 3)
+        contest.observe(10.0 * by, {"fast": 5.0 * by, "near": 5.1 * by})
+    assert contest.alive == ("fast",) and contest.rounds == 6
+
+
 def test_race_goes_on_without_a_withdrawn_runner() -> None:
     """A failure takes nobody else along; a race of nobody ends after the fewest rounds."""
     contest = race(["a", "b"])
@@ -186,11 +211,19 @@ def test_an_uncertain_fast_entry_does_not_excuse_a_slow_one() -> None:
     """The default loses to whoever surely beats it, though the one with the smallest median is unsure."""
     times = {
         "default": Interval(10.0, 10.2, 10.4),
-        "sure": Interval(9.7, 9.75, 9.8),
+        "sure": Interval(9.7, 9.74, 9.8),
         "unsure": Interval(9.4, 9.7, 10.3),
     }
     assert choose(times, ["default", "sure", "unsure"]) == ("sure", ("sure", "unsure"))
-    assert choose({k: times[k] for k in ("default", "unsure")}, ["default", "unsure"])[0] == "default"
+
+
+def test_overlap_excuses_a_little_and_no_more() -> None:
+    """Less than half a percent behind an unsure entry the preferred one wins, one percent behind not."""
+    unsure = Interval(9.4, 9.7, 10.3)
+    for middle, winner in ((9.74, "default"), (9.8, "unsure")):
+        times = {"default": Interval(9.6, middle, 10.4), "unsure": unsure}
+        assert choose(times, ["default", "unsure"]) == (winner, ("default", "unsure"))
+        assert choose(times, ["default", "unsure"], excuse=math.inf)[0] == "default"
 
 
 def test_common_drift_is_what_all_entries_share() -> None:

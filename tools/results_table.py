@@ -34,6 +34,7 @@ from cutegen.policy import Timing
 from cutegen.stats import geometric_mean
 from tools.benchmark import energy_table, tables_table
 from tools.benchmark.markdown import down, line, up, where
+from tools.benchmark.profile_table import Profile, is_profile
 from tools.benchmark.results import ENERGY, OWN, TABLES, Results, ShapeResult
 
 #: Shapes with M and N of at least this are summed up on their own.
@@ -297,15 +298,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    runs = {path.stem: Results.load(path) for path in args.results}
     if args.spread:
+        runs = {path.stem: Results.load(path) for path in args.results}
         print("\n".join(spread(runs)))
         place = f"{args.results[0].stem}_spread"
         return write(args.into, {place: spread_summary(runs)}, check=args.check) if args.into else 0
-    texts = {name: render(results) for name, results in runs.items()}
-    for name, results in runs.items():
-        print("\n".join([f"{name}:", *summary(results)]) if args.into else texts[name])
+    texts = {}
+    for path in args.results:
+        lines, texts[path.stem] = _read(path)
+        print("\n".join([f"{path.stem}:", *lines]) if args.into else texts[path.stem])
     return write(args.into, texts, check=args.check) if args.into else 0
+
+
+def _read(path: Path) -> tuple[list[str], str]:
+    """Return the summary and the Markdown of a file of either kind."""
+    if is_profile(path):
+        profile = Profile.load(path)
+        return profile.summary(), profile.render()
+    results = Results.load(path)
+    return summary(results), render(results)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ tail, and repeated for equal bits, as every candidate of a tuning run is, only m
 
     python tools/walk_kernels.py --pairs 300 --repeats 20 --seed 1 --out results/walk.json
 
+The file is written after each dtype; a walk that is stopped has lost the dtype that it was at.
+
 exit codes: 0 all right; 1 some pair is wrong; 2 bad usage; 3 no usable GPU, or no compiler
 """
 
@@ -28,7 +30,7 @@ from cutegen.device import Device, present_device
 from cutegen.errors import UsageError
 from cutegen.measure import Bench, Candidate
 from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, OUT_DTYPES, Problem
-from cutegen.render import render
+from cutegen.render import Source, render
 from cutegen.space import Config, Space
 from cutegen.store import Store
 from tests.walk import random_pairs
@@ -39,41 +41,42 @@ Pair = tuple[Problem, Config]
 
 
 def check_pairs(
-    pairs: Sequence[Pair], device: Device, folder: Path, repeats: int | None = None
+    pairs: Sequence[Pair], device: Device, builder: Builder, bench: Bench, repeats: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return one record per pair, in order: outcome, error, whether a tail was run, whether bits repeated."""
-    space = find_space("gemm", device.arch)
-    sources = [render(problem, config, device.arch) for problem, config in pairs]
-    with Builder(Store(folder)) as builder:
-        built = {source.digest: result for source, result in builder.build(list(dict.fromkeys(sources)))}
-    records = []
-    with Bench() as bench:
-        for number, ((problem, config), source) in enumerate(zip(pairs, sources, strict=True)):
-            record: dict[str, Any] = {"problem": str(problem), "config": str(config)}
-            artifact = built[source.digest]
-            if not isinstance(artifact, Artifact):
-                record |= {"outcome": "build_failed", "error": artifact.message}
+    """Return one record per pair, in order: outcome, error, whether a tail was run, whether bits repeated.
+
+    Kernels are checked while others compile.
+    """
+    places: dict[Source, list[int]] = {}
+    for place, (problem, config) in enumerate(pairs):
+        places.setdefault(render(problem, config, device.arch), []).append(place)
+    records: list[dict[str, Any]] = [{"problem": str(p), "config": str(c)} for p, c in pairs]
+    for source, result in builder.build(list(places)):
+        for place in places[source]:
+            if isinstance(result, Artifact):
+                records[place] |= _check(pairs[place], result, device, bench, repeats)
             else:
-                bench.open(problem)
-                candidate = Candidate.of(
-                    f"pair{number}",
-                    artifact.shared_object,
-                    artifact.symbol,
-                    space,
-                    config,
-                    problem,
-                    device.sm_count,
-                )
-                result = bench.check(candidate, repeats)
-                verdicts = [verdict for verdict in (result.verdict, result.tail) if verdict is not None]
-                record |= {
-                    "outcome": result.outcome,
-                    "error": result.error,
-                    "tail": result.tail is not None,
-                    "same_bits": all(verdict.deterministic for verdict in verdicts),
-                }
-            records.append(record)
+                records[place] |= {"outcome": "build_failed", "error": result.message}
     return records
+
+
+def _check(
+    pair: Pair, artifact: Artifact, device: Device, bench: Bench, repeats: int | None
+) -> dict[str, Any]:
+    problem, config = pair
+    space = find_space(problem.family, device.arch)
+    bench.open(problem)
+    candidate = Candidate.of(
+        "kernel", artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
+    )
+    result = bench.check(candidate, repeats)
+    verdicts = [verdict for verdict in (result.verdict, result.tail) if verdict is not None]
+    return {
+        "outcome": result.outcome,
+        "error": result.error,
+        "tail": result.tail is not None,
+        "same_bits": all(verdict.deterministic for verdict in verdicts),
+    }
 
 
 def dtypes_of(space: Space) -> list[str]:
@@ -127,26 +130,36 @@ def run(options: argparse.Namespace) -> int:
     unknown = [dtype for dtype in dtypes if dtype not in known]
     if unknown:
         raise UsageError(f"--dtypes {','.join(unknown)}: not for {device.arch}; valid: {', '.join(known)}")
-    pairs = [
-        pair for dtype in dtypes for pair in random_pairs(space, options.seed, options.pairs, dtypes=(dtype,))
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        records = check_pairs(pairs, device, Path(folder), options.repeats)
-    outcomes = Counter(record["outcome"] for record in records)
+    records: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, Builder(Store(Path(folder))) as builder, Bench() as bench:
+        for dtype in dtypes:
+            pairs = list(random_pairs(space, options.seed, options.pairs, dtypes=(dtype,)))
+            found = check_pairs(pairs, device, builder, bench, options.repeats)
+            _tell(dtype, found)
+            records += found
+            if options.out is not None:
+                _write(options, device, records)
+    return 0 if {record["outcome"] for record in records} == {"ok"} else 1
+
+
+def _tell(dtype: str, records: Sequence[dict[str, Any]]) -> None:
     for record in records:
         if record["outcome"] != "ok":
             print(f"{record['outcome']}: {record['problem']} | {record['config']}: {record['error']}")
-    print(f"{len(records)} pairs: {dict(outcomes)}")
-    if options.out is not None:
-        summary = {
-            **check_facts("random walk", device, options.commit),
-            "seed": options.seed,
-            "repeats": options.repeats,
-            "outcomes": _by_dtype(records),
-            "pairs": records,
-        }
-        write_json(options.out, summary)
-    return 0 if set(outcomes) == {"ok"} else 1
+    outcomes = Counter(record["outcome"] for record in records)
+    print(f"{dtype}: {len(records)} pairs: {dict(outcomes)}", flush=True)
+
+
+def _write(options: argparse.Namespace, device: Device, records: Sequence[dict[str, Any]]) -> None:
+    """Write what was walked so far: dtypes that are in the file are complete."""
+    summary = {
+        **check_facts("random walk", device, options.commit),
+        "seed": options.seed,
+        "repeats": options.repeats,
+        "outcomes": _by_dtype(records),
+        "pairs": list(records),
+    }
+    write_json(options.out, summary)
 
 
 if __name__ == "__main__":

@@ -195,13 +195,13 @@ class _Rounds:
     def _dwellers(self, race: Race, keep: Collection[str]) -> list[str]:
         """Return who dwells: the reference first, then entries in their own order.
 
-        Where only time decides, the first of those that nobody beats, and whom the caller keeps.
+        Where only time decides, the winner, and whom the caller keeps.
         """
-        alive = [name for name in race.alive if name in self.prepared]
+        alive = [name for name in race.names if name in self.prepared]
         if self.policy.objective == "time" and alive:
             times = {name: self.result.timings[name].paired for name in alive}
-            _, unbeaten = choose(times, alive)
-            wanted = {*unbeaten[:1], *keep}
+            winner, _ = choose(times, alive)
+            wanted = {winner, *keep}
             alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
 
@@ -251,6 +251,7 @@ def time_in_rounds(
         max_rounds=policy.rounds,
         precision=policy.precision,
         prune=policy.prune,
+        playoff=policy.playoff,
     )
     power = rounds.run(race)
     rounds.summarise(race, power, reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +14,10 @@ from cutegen.measure import Candidate
 from cutegen.policy import Policy, Timing
 from cutegen.render import render
 from cutegen.space import Config, Space
+from cutegen.stats import TIE_BAND
 from cutegen.survey import rank, refine, spread
 from cutegen.tuner.attempt import Attempt
-from cutegen.tuner.choose import pick_finalists, preference, relative_us
+from cutegen.tuner.choose import comparable_us, pick_finalists, preference
 from cutegen.tuner.ledger import Ledger
 from cutegen.tuner.progress import Observer, Progress
 from cutegen.tuner.request import Request
@@ -145,10 +147,8 @@ class Campaign:
         self._try(list(self.attempts.values()))
         if not self._workshop.measures:
             return self._compiled()
-        own = "cutegen" in self.request.sources and not self.request.explicit
-        if own and self._working() and not self._late():
-            self._stage = "refine"
-            self._try(self._admit(self._neighbours()))
+        if "cutegen" in self.request.sources and not self.request.explicit:
+            self._refine()
         finalists = self._finals()
         self._tell("done")
         return finalists
@@ -291,22 +291,28 @@ class Campaign:
 
     # -- refine and decide
 
-    def _neighbours(self) -> list[Config]:
-        request = self.request
-        results = {
-            a.config: relative_us(a.timing) if a.ok and a.timing else None
-            for a in self.attempts.values()
-            if a.config.source == "cutegen"
-        }
-        found = refine(
-            self._space,
-            request.problem,
-            results,
-            request.effort.refine,
-            sm_count=request.sm_count,
-            fixed=request.fixed or None,
-        )
-        return [config for config in found if config not in self.attempts]
+    def _refine(self) -> None:
+        """Try what the measurements make promising, again while that finds something better."""
+        request, best = self.request, math.inf
+        for _ in range(request.effort.refinements):
+            own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
+            results = {a.config: self._screened_us(a) if a.ok and a.timing else None for a in own}
+            fastest = min((us for us in results.values() if us is not None), default=math.inf)
+            if self._late() or fastest >= best * (1 - TIE_BAND):
+                return
+            best, self._stage = fastest, "refine"
+            found = refine(
+                self._space,
+                request.problem,
+                results,
+                request.effort.refine,
+                sm_count=request.sm_count,
+                fixed=request.fixed or None,
+            )
+            self._try(self._admit(config for config in found if config not in self.attempts))
+
+    def _screened_us(self, attempt: Attempt) -> float:
+        return comparable_us(attempt.timing, self.request.screen_policy)
 
     def _finals(self) -> tuple[Attempt, ...]:
         """Measure the finalists with settled clocks; if all of them break, others take their place.
@@ -323,7 +329,7 @@ class Campaign:
         raise self._nothing()
 
     def _finalists(self) -> list[Attempt]:
-        times = {a.config: relative_us(a.timing) for a in self._working() if a.timing is not None}
+        times = {a.config: self._screened_us(a) for a in self._working() if a.timing is not None}
         always = [self.default] + ([self.incumbent] if self.incumbent else [])
         always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
         chosen = pick_finalists(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import cutegen.footprint
+import cutegen.lessons
 import cutegen.machine
 import cutegen.model
 import cutegen.ranker
@@ -30,6 +31,7 @@ __all__ = ["Effort", "Request"]
 _PROPOSERS = (
     cutegen.survey,
     cutegen.search,
+    cutegen.lessons,
     cutegen.untuned,
     cutegen.ranker,
     cutegen.model,
@@ -45,7 +47,8 @@ class Effort:
     Attributes:
         classes: Kernels to compile per problem, at most, before refinement.
         light_classes: Further ones for problems that are quickly measured, if they are measured.
-        refine: Further candidates around the best ones, at most.
+        refine: Further kernels around the best ones, at most, and as many that the measurements promise.
+        refinements: How often that is done, at most; it ends where it finds nothing better.
         finalists: Candidates that are measured with settled clocks, at most, beside the default.
         alike: Finalists that share one compiled kernel, at most.
         final_band: Screened candidates within this fraction of the fastest may become finalists.
@@ -59,6 +62,7 @@ class Effort:
     classes: int = 32
     light_classes: int = 16
     refine: int = 16
+    refinements: int = 2
     finalists: int = 14
     alike: int = 3
     final_band: float = 0.08
@@ -150,6 +154,7 @@ class Request:
                     effort.classes,
                     effort.light_classes,
                     effort.refine,
+                    effort.refinements,
                     *self.finalists,
                     effort.alike,
                     effort.final_s,
