@@ -90,14 +90,17 @@ def test_overlapping_energies_are_a_tie(tmp_path: Path) -> None:
 
 
 def test_another_objective_is_another_question(tmp_path: Path) -> None:
-    """Screening is remembered, finals are not; a table tuned for one does not answer for the other."""
+    """Screening is remembered, finals are not; a table tuned for one does not answer for the other.
+
+    What is new is what refinement finds around the incumbent.
+    """
     first = Rig(tmp_path, thrifty())
     fast = first.tuner.tune(*SHAPE)
     rig = Rig(tmp_path, thrifty())
     cool = rig.tuner.tune(*SHAPE, objective="energy")
     assert not cool.reused and cool.config != fast.config and cool.run != fast.run
-    assert rig.bench.checked == [], "what was screened stays screened"
-    assert [policy.objective for policy, _ in rig.bench.timed] == ["energy"]
+    assert first.bench.checked and not set(rig.bench.checked) & set(first.bench.checked)
+    assert [policy.objective for policy, _ in rig.bench.timed if policy.clock == "settled"][-1] == "energy"
     assert {fast.config.digest, cool.config.digest} <= set(rig.bench.finals), "the incumbent competes"
     edp = Rig(tmp_path, thrifty())
     assert not edp.tuner.tune(*SHAPE, objective="edp").reused and edp.bench.finals

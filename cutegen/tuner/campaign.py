@@ -155,16 +155,16 @@ class Campaign:
 
     def _compiled(self) -> tuple[Attempt, ...]:
         self._tell("done")
-        if not self._working():
-            raise self._nothing()
-        return tuple(self._working())
+        if working := self._working():
+            return tuple(working)
+        raise self._nothing()
 
     def _working(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts.values() if attempt.ok]
 
     def _nothing(self) -> NoWinnerError:
-        first = next((a for a in self.attempts.values() if a.error), None)
-        why = f"; the first failed with: {first.error}" if first else ""
+        first = next((a.error for a in self.attempts.values() if a.error), "")
+        why = first and f"; the first failed with: {first}"
         return NoWinnerError(f"no working kernel for {self.request.problem}{why}", self.outcomes())
 
     def outcomes(self) -> Counter[str]:
@@ -293,10 +293,10 @@ class Campaign:
 
     def _refine(self) -> None:
         """Try what the measurements make promising, again while that finds something better."""
-        request, best = self.request, math.inf
+        request, policy, best = self.request, self.request.screen_policy, math.inf
         for _ in range(request.effort.refinements):
             own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
-            results = {a.config: self._screened_us(a) if a.ok and a.timing else None for a in own}
+            results = {a.config: comparable_us(a.timing, policy) if a.ok and a.timing else None for a in own}
             fastest = min((us for us in results.values() if us is not None), default=math.inf)
             if self._late() or fastest >= best * (1 - TIE_BAND):
                 return
@@ -311,9 +311,6 @@ class Campaign:
             )
             self._try(self._admit(config for config in found if config not in self.attempts))
 
-    def _screened_us(self, attempt: Attempt) -> float:
-        return comparable_us(attempt.timing, self.request.screen_policy)
-
     def _finals(self) -> tuple[Attempt, ...]:
         """Measure the finalists with settled clocks; if all of them break, others take their place.
 
@@ -322,15 +319,15 @@ class Campaign:
         """
         while finalists := self._finalists():
             self._tell("final")
-            timed = self._recorded_finals(finalists) or self._time_finals(finalists)
-            if timed:
+            if timed := self._recorded_finals(finalists) or self._time_finals(finalists):
                 self._fetch([attempt for attempt in timed if attempt.artifact is None])
                 return timed
         raise self._nothing()
 
     def _finalists(self) -> list[Attempt]:
-        times = {a.config: self._screened_us(a) for a in self._working() if a.timing is not None}
-        always = [self.default] + ([self.incumbent] if self.incumbent else [])
+        policy = self.request.screen_policy
+        times = {a.config: comparable_us(a.timing, policy) for a in self._working() if a.timing is not None}
+        always = [self.default, *([self.incumbent] if self.incumbent else [])]
         always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
         chosen = pick_finalists(
             times,
