@@ -84,8 +84,7 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         "--candidates",
         type=positive_int,
         metavar="N",
-        help=f"kernels to compile per shape before refinement (default {Effort().classes}, "
-        f"and {Effort().light_classes} more for shapes that are quickly measured)",
+        help=f"kernels to compile per shape before refinement (default {Effort().classes})",
     )
     group.add_argument(
         "--set",

@@ -7,6 +7,7 @@ Compiling costs more than measuring, so ``limit`` counts kernels. What a kernel 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import log
 
 from cutegen.errors import UsageError
@@ -59,8 +60,7 @@ def rank(
     """
     if limit < 1:
         raise UsageError(f"limit={limit} kernels must be at least 1")
-    ranker = Ranker(space, problem, sm_count, fixed)
-    pool = ranker.best(_POOL)
+    ranker, pool = _ranked(space, problem, sm_count, _frozen(fixed))
     best = {candidate.view: candidate for candidate in pool}
     default = default or space.default(problem)
     chosen: list[Candidate] = []
@@ -74,6 +74,19 @@ def rank(
             lead.append(best[candidate.view].config)
         lead += ranker.variants(best.get(candidate.view, candidate), variants)
     return list(dict.fromkeys(lead))
+
+
+@lru_cache(maxsize=8)
+def _ranked(
+    space: Space, problem: Problem, sm_count: int, fixed: tuple[tuple[str, tuple[Value, ...]], ...]
+) -> tuple[Ranker, Sequence[Candidate]]:
+    """Return predictions for a problem, which take a second, once for all that ask while it is tuned."""
+    ranker = Ranker(space, problem, sm_count, dict(fixed))
+    return ranker, tuple(ranker.best(_POOL))
+
+
+def _frozen(fixed: Mapping[str, Sequence[Value]] | None) -> tuple[tuple[str, tuple[Value, ...]], ...]:
+    return tuple((knob, tuple(values)) for knob, values in (fixed or {}).items())
 
 
 def _spread(start: Sequence[Candidate], pool: Sequence[Candidate], limit: int) -> list[Candidate]:
@@ -135,7 +148,7 @@ def refine(
     Raises:
         ArchError: The model knows nothing of the space's architecture.
     """
-    ranker = Ranker(space, problem, sm_count or space.arch.nominal_sm_count, fixed)
+    ranker, pool = _ranked(space, problem, sm_count or space.arch.nominal_sm_count, _frozen(fixed))
     timed = sorted((t, space.simplicity(c), c) for c, t in results.items() if t is not None)
     parents = [(time, config) for time, _, config in timed[:_PARENTS] if time <= timed[0][0] * _PARENT_SLACK]
     failed = {space.compile_view(c) for c, t in results.items() if t is None}
@@ -154,17 +167,14 @@ def refine(
         space, [c for c in ordered if space.compile_view(c) not in failed - built], built, limit
     )
     known = failed | built | {space.compile_view(config) for config in chosen}
-    return chosen + _learned(space, ranker, [(c, t) for t, _, c in timed], known, limit)
-
-
-def _learned(
-    space: Space, ranker: Ranker, timed: Sequence[tuple[Config, float]], known: set[Config], limit: int
-) -> list[Config]:
-    """Return kernels that are not ``known``, by predictions corrected for what was ``timed``."""
     if len(timed) < _ENOUGH:
-        return []
-    lessons = Lessons(space, [(config, log(time / ranker.predict(config))) for config, time in timed])
-    fresh = [candidate for candidate in ranker.best(_POOL) if candidate.view not in known]
+        return chosen
+    lessons = Lessons(space, [(config, log(time / ranker.predict(config))) for time, _, config in timed])
+    return chosen + _learned(lessons, [candidate for candidate in pool if candidate.view not in known], limit)
+
+
+def _learned(lessons: Lessons, fresh: list[Candidate], limit: int) -> list[Config]:
+    """Return the best of ``fresh`` kernels, by predictions corrected for what was measured."""
     fresh.sort(key=lambda candidate: lessons.corrected(candidate.config, candidate.time_us))
     return [candidate.config for candidate in fresh[:limit]]
 

@@ -48,7 +48,7 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")
 REFERENCE_US = 100.0
 WATTS = 500.0
-SMALL = Effort(classes=6, light_classes=0, refine=3, finalists=20)
+SMALL = Effort(classes=6, refine=3, finalists=20)
 
 #: ``ok``, a time such as ``12.5``, a time and watts such as ``12.5@400`` (500 unless given;
 #: ``12.5@`` if they cannot be read), a build outcome, an outcome of the check, or ``breaks`` when

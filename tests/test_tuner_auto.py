@@ -10,9 +10,7 @@ from fake_tuning import TOOLCHAIN, Rig, quick_search  # noqa: F401
 from test_tuner import ARCH, DEFAULT, PROBLEM, SHAPE, only, rivals
 
 from cutegen.errors import ConfigError, UsageError
-from cutegen.problem import Problem
 from cutegen.tuner import Setting
-from cutegen.tuner.request import Request
 
 
 def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
@@ -81,14 +79,3 @@ def test_the_setting_follows_the_cache_folder(tmp_path: Path) -> None:
     assert (
         Setting.of(ARCH, DEVICE, cache_dir=tmp_path, table=tmp_path / "t.json").table == tmp_path / "t.json"
     )
-
-
-def test_light_problems_get_more_kernels_where_they_are_measured() -> None:
-    """Trials of light problems are cheap and their predictions least sure; heavy ones stay as they are."""
-    light, heavy = (
-        Request(problem, ARCH, 132) for problem in (Problem(64, 7168, 2048), Problem(*[4096] * 3))
-    )
-    assert light.effort.light_classes > 0
-    assert light.classes(measured=True) == light.effort.classes + light.effort.light_classes
-    assert light.classes(measured=False) == light.effort.classes
-    assert heavy.classes(measured=True) == heavy.classes(measured=False) == heavy.effort.classes

@@ -72,9 +72,9 @@ class Rule:
         return cls(function.__name__, reason, knobs, context, function)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Space:
-    """Every config of one kernel family on one architecture.
+    """Every config of one kernel family on one architecture. A space equals itself only.
 
     Attributes:
         family: Name of the kernel family, such as ``gemm``.

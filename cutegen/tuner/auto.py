@@ -291,7 +291,7 @@ class AutoTuner:
         if isinstance(candidates, int):
             if candidates < 1:
                 raise UsageError(f"candidates={candidates} must be at least 1")
-            effort = replace(effort, classes=candidates, light_classes=0)
+            effort = replace(effort, classes=candidates)
         elif candidates is not None:
             explicit = self._explicit(problem, candidates)
         return Request(

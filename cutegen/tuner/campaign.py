@@ -98,7 +98,7 @@ class Campaign:
     def _proposals(self) -> list[Config]:
         """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""
         request, own = self.request, []
-        limit = request.classes(measured=self._workshop.measures)
+        limit = request.effort.classes
         if "cutegen" in request.sources:
             own = rank(
                 self._space,

@@ -46,7 +46,6 @@ class Effort:
 
     Attributes:
         classes: Kernels to compile per problem, at most, before refinement.
-        light_classes: Further ones for problems that are quickly measured, if they are measured.
         refine: Further kernels around the best ones, at most, and as many that the measurements promise.
         refinements: How often that is done, at most; it ends where it finds nothing better.
         finalists: Candidates that are measured with settled clocks, at most, beside the default.
@@ -60,7 +59,6 @@ class Effort:
     """
 
     classes: int = 32
-    light_classes: int = 16
     refine: int = 16
     refinements: int = 2
     finalists: int = 14
@@ -116,11 +114,6 @@ class Request:
         """How the many are timed: problems that heat the GPU up under load, the others in short bursts."""
         return Policy.screen(self.seed, loaded=_is_heavy(self.problem))
 
-    def classes(self, *, measured: bool) -> int:
-        """Return how many kernels to compile before refinement."""
-        light = measured and not _is_heavy(self.problem)
-        return self.effort.classes + (self.effort.light_classes if light else 0)
-
     @property
     def final_policy(self) -> Policy:
         """How the finalists are timed."""
@@ -152,7 +145,6 @@ class Request:
                 "sm_count": self.sm_count,
                 "effort": [
                     effort.classes,
-                    effort.light_classes,
                     effort.refine,
                     effort.refinements,
                     *self.finalists,
