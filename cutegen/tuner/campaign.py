@@ -292,9 +292,9 @@ class Campaign:
     # -- refine and decide
 
     def _refine(self) -> None:
-        """Try what the measurements make promising, again while that finds something better."""
+        """Try what the measurements promise; again, half as much, while that finds something better."""
         request, policy, best = self.request, self.request.screen_policy, math.inf
-        for _ in range(request.effort.refinements):
+        for turn in range(request.effort.refinements):
             own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
             results = {a.config: comparable_us(a.timing, policy) if a.ok and a.timing else None for a in own}
             fastest = min((us for us in results.values() if us is not None), default=math.inf)
@@ -305,7 +305,7 @@ class Campaign:
                 self._space,
                 request.problem,
                 results,
-                request.effort.refine,
+                max(1, request.effort.refine >> turn),
                 sm_count=request.sm_count,
                 fixed=request.fixed or None,
             )
