@@ -83,6 +83,7 @@ class Request:
         effort: How much to try.
         fixed: Knobs restricted to some values.
         explicit: Candidates given by the caller instead of the search's; the default still competes.
+        vary: Whether run-time knobs of the best of these are varied too, which needs no compiler.
         budget_s: Seconds that the user gave, None for no limit; it names the run, others keep to it.
         seed: Of the order within measuring rounds.
         allow_torch: Whether ``torch.mm`` may win the table's entry.
@@ -101,6 +102,7 @@ class Request:
     effort: Effort = field(default_factory=Effort)
     fixed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     explicit: tuple[Config, ...] = ()
+    vary: bool = False
     budget_s: float | None = None
     seed: int = 0
     allow_torch: bool = False
@@ -155,6 +157,7 @@ class Request:
                 ],
                 "fixed": {k: list(map(str, values)) for k, values in self.fixed.items()},
                 "explicit": [config.to_json() for config in self.explicit],
+                "vary": self.vary,
                 "budget_s": self.budget_s,
                 "allow_torch": self.allow_torch,
                 "policies": [self.screen_policy.digest, self.final_policy.digest],
