@@ -291,7 +291,7 @@ class Campaign:
     # -- refine and decide
 
     def _refine(self) -> None:
-        """Try what the measurements promise; again, half as much, while that finds something better."""
+        """Try what the measurements promise; again, a quarter as much, while that finds something better."""
         request, policy, best = self.request, self.request.screen_policy, math.inf
         for turn in range(request.effort.refinements):
             own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
@@ -299,7 +299,7 @@ class Campaign:
             fastest = min((us for us in results.values() if us is not None), default=math.inf)
             if self._late() or fastest >= best * (1 - TIE_BAND):
                 return
-            best, self._stage, limit = fastest, "refine", max(1, request.effort.refine >> turn)
+            best, self._stage, limit = fastest, "refine", max(1, request.effort.refine >> 2 * turn)
             found = refine(
                 self._space,
                 request.problem,
