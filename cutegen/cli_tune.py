@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cutegen import __version__
@@ -208,7 +209,7 @@ def _request(
     wanted = imported.candidates[item.problem]
     if fixed:
         wanted = tuple(c for c in wanted if all(c.get(knob) in values for knob, values in fixed.items()))
-    return tuner.request(item.problem, wanted, None, args.budget)
+    return replace(tuner.request(item.problem, wanted, fixed, args.budget), vary=True)
 
 
 def _require_legal(space: Space, item: NamedProblem, fixed: Mapping[str, tuple[Value, ...]]) -> None:

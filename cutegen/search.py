@@ -129,6 +129,7 @@ def refine(
     *,
     sm_count: int | None = None,
     fixed: Mapping[str, Sequence[Value]] | None = None,
+    new_kernels: bool = True,
 ) -> list[Config]:
     """Return untried neighbours of the fastest measured configs, then what the measurements make promising.
 
@@ -144,6 +145,8 @@ def refine(
         limit: Most kernels to compile of either kind. As many neighbours that need none may be added.
         sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
         fixed: Knobs restricted to some values.
+        new_kernels: Whether kernels may be asked for that are not compiled yet; if not, what comes are
+            neighbours in run-time knobs.
 
     Raises:
         ArchError: The model knows nothing of the space's architecture.
@@ -164,10 +167,14 @@ def refine(
             scored[neighbour] = min(score, scored.get(neighbour, score))
     ordered = sorted(scored, key=lambda c: (scored[c], space.simplicity(c)))
     chosen = _within_limit(
-        space, [c for c in ordered if space.compile_view(c) not in failed - built], built, limit
+        space,
+        [c for c in ordered if space.compile_view(c) not in failed - built],
+        built,
+        limit if new_kernels else 0,
+        limit,
     )
     known = failed | built | {space.compile_view(config) for config in chosen}
-    if len(timed) < _ENOUGH:
+    if len(timed) < _ENOUGH or not new_kernels:
         return chosen
     lessons = Lessons(space, [(config, log(time / ranker.predict(config))) for time, _, config in timed])
     return chosen + _learned(lessons, [candidate for candidate in pool if candidate.view not in known], limit)
@@ -187,10 +194,11 @@ def _with_best_splits(ranker: Ranker, configs: Iterable[Config]) -> Iterator[Con
             yield config.replace(split_k=ranker.finish(config).config["split_k"])
 
 
-def _within_limit(space: Space, configs: Sequence[Config], built: set[Config], limit: int) -> list[Config]:
-    """Keep the first ``limit`` unbuilt kernels and at most as many configs that need no further one."""
+def _within_limit(
+    space: Space, configs: Sequence[Config], built: set[Config], new: int, free: int
+) -> list[Config]:
+    """Keep the first ``new`` unbuilt kernels and the first ``free`` configs that need no further one."""
     views = set(built)
-    new = free = limit
     kept = []
     for config in configs:
         view = space.compile_view(config)

@@ -66,6 +66,7 @@ def refine(
     *,
     sm_count: int | None = None,
     fixed: Mapping[str, Sequence[Value]] | None = None,
+    new_kernels: bool = True,
 ) -> list[Config]:
     """Return untried neighbours of the fastest measured configs, the most promising first.
 
@@ -78,9 +79,12 @@ def refine(
         limit: Most kernels to compile.
         sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
         fixed: Knobs restricted to some values.
+        new_kernels: Whether kernels may be asked for that are not compiled yet.
     """
     if is_modelled(space.arch):
-        return search.refine(space, problem, results, limit, sm_count=sm_count, fixed=fixed)
+        return search.refine(
+            space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
+        )
     timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
     near = [
         neighbour
@@ -88,7 +92,8 @@ def refine(
         for neighbour in space.neighbours(problem, parent)
         if neighbour not in results and all(neighbour[k] in values for k, values in (fixed or {}).items())
     ]
-    return spread(dict.fromkeys(near), limit)
+    built = {space.compile_view(config) for config in results}
+    return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), limit)
 
 
 def spread(configs: Iterable[Config], count: int) -> list[Config]:

@@ -63,5 +63,7 @@ def test_refinement_goes_where_measurements_point() -> None:
     found = refine(SPACE, PROBLEM, results, 16, sm_count=132)
     assert len(found) == len(set(found)) and not set(found) & set(results)
     assert sum(c["swap_ab"] is True for c in found[-16:]) > 12
+    known = {SPACE.compile_view(config) for config in results}
+    assert len({SPACE.compile_view(config) for config in found} - known) > 16, "beyond the neighbours"
     few = {config: results[config] for config in list(results)[:8]}
     assert len(refine(SPACE, PROBLEM, few, 16, sm_count=132)) <= 32

@@ -73,6 +73,17 @@ def test_what_another_drew_just_before_does_not_count() -> None:
     assert found.energy_mj.high < 6.6
 
 
+def test_whom_the_caller_keeps_dwells_though_it_lost_before_the_playoff() -> None:
+    """The default has its energy read, as the winner and torch.mm have, and nobody else."""
+    engine = Recorder()
+    final = Policy(rounds=3, min_rounds=3, precision=0, playoff=5, dwell_s=0.1)
+    entries = [candidate("default", "ok:30"), candidate("best", "ok:8"), candidate("other", "ok:9")]
+    result = run(engine, *entries, policy=final, keep="default")
+    assert result.timings["default"].samples == 3
+    assert engine.dwelt == ["torch", "default", "best"]
+    assert result.timings["default"].energy is not None and result.timings["other"].energy is None
+
+
 def test_a_dwell_lasts_as_long_as_asked_and_ends_at_an_edge() -> None:
     """A lead-in, then at least the time that was asked for, and no more than three steps beyond."""
     engine = FakeEngine()

@@ -55,6 +55,17 @@ def test_every_round_runs_everyone_and_the_reference_once() -> None:
     assert len(set(rounds)) > 1
 
 
+def test_a_playoff_runs_those_whom_nobody_beats_and_the_reference() -> None:
+    """The slow one is out after three rounds; twins and torch.mm take up to five more."""
+    engine = Recorder(noise=0.01)
+    policy = Policy(clock="burst", settle_s=0, rounds=3, min_rounds=3, precision=0, playoff=5)
+    result = run(engine, [candidate("a"), candidate("slow", "ok:30"), candidate("twin")], policy)
+    assert result.rounds == 8
+    assert Counter(name for name, _ in engine.ran) == {"a": 8, "twin": 8, "torch": 8, "slow": 3}
+    assert result.timings["slow"].samples == 3 and result.timings["twin"].samples == 8
+    assert run(Recorder(noise=0.01), [candidate("a"), candidate("b")], Policy(rounds=7)).rounds == 7
+
+
 def test_order_follows_the_seed() -> None:
     """The same seed gives the same order, another seed another one."""
     orders = []

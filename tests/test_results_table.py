@@ -204,7 +204,7 @@ def test_spread_lists_the_shapes_on_which_runs_disagree_most_first() -> None:
     one = results(row("A", {"cutegen": entry(100.0)}), row("B", {"cutegen": entry(100.0)}))
     two = results(row("A", {"cutegen": entry(101.0)}), row("B", {"cutegen": entry(110.0)}))
     lines = rt.spread({"one": one, "two": two})
-    assert lines[0].startswith("geometric means: one 1.0000, two 0.948")
+    assert lines[0].startswith("geometric means over all 2 shapes that every run has: one 1.0000, two 0.948")
     assert [re.sub(r"\s+", " ", line).split()[2] for line in lines[1:]] == ["B", "A"]
     assert float(lines[1].split()[0]) >= 10.0
 
@@ -220,4 +220,17 @@ def test_spread_names_the_shapes_that_disagree_and_has_a_place_of_its_own(tmp_pa
     page.write_text("<!-- results: one_spread -->\n<!-- end results: one_spread -->\n")
     command = [*map(str, paths), "--spread", "--into", str(page)]
     assert rt.main(command) == 0 and rt.main([*command, "--check"]) == 0
-    assert "1 of 2 shapes agree within 1 %; the others: B 10.0" in page.read_text()
+    assert "1 of 2 agree within 1 %; the others: B 10.0" in page.read_text()
+
+
+def test_runs_are_compared_by_the_shapes_that_all_of_them_have() -> None:
+    """A run that ended early shifts no mean; with nothing in common there is nothing to compare."""
+    whole = results(row("A", {"cutegen": entry(100.0)}), row("B", {"cutegen": entry(50.0)}))
+    part = results(row("A", {"cutegen": entry(100.5)}))
+    first, *rest = rt.spread({"whole": whole, "part": part})
+    assert first.startswith(
+        "geometric means over the 1 of 2 shapes that every run has: whole 1.0000, part 0.99"
+    )
+    assert len(rest) == 1 and " A " in rest[0]
+    with pytest.raises(UsageError, match="in all of whole, other"):
+        rt.spread({"whole": whole, "other": results(row("C", {"cutegen": entry(1.0)}))})

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cutegen import survey
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
 from cutegen.errors import ConfigError, UsageError
@@ -284,3 +285,16 @@ def test_a_small_list_keeps_the_cluster_variants_of_the_best_tiles() -> None:
         if config["tile_shape_mn"] == (128, 96) and config["cluster_shape_mn"] == (2, 1)
     ]
     assert any(config["mma_warpgroups"] == 2 and not config["pingpong"] for config in found)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_without_a_compiler_refinement_varies_what_kernels_take_as_arguments(arch: str) -> None:
+    """Whatever is proposed is a kernel that there is, also where there is no model."""
+    space = find_space("gemm", find_arch(arch))
+    known = survey.rank(space, T1, 132, 20)
+    results: dict[Config, float | None] = {config: 10.0 + i for i, config in enumerate(known)}
+    found = survey.refine(space, T1, results, 16, sm_count=132, new_kernels=False)
+    assert found and not set(found) & set(known)
+    assert {space.compile_view(c) for c in found} <= {space.compile_view(c) for c in known}
+    more = survey.refine(space, T1, results, 16, sm_count=132)
+    assert not {space.compile_view(c) for c in more} <= {space.compile_view(c) for c in known}

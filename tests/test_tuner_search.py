@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_tuning import SMALL, Rig, quick_search  # noqa: F401
-from test_tuner import view
+from test_tuner import DEFAULT, PROBLEM, view
 
 from cutegen.policy import Policy, Timing
 from cutegen.problem import Problem
@@ -50,3 +50,26 @@ def test_groups_compare_by_what_is_common_to_them() -> None:
     assert comparable_us(calm, loaded) == pytest.approx(comparable_us(odd, loaded) * 13 / 12)
     slower_clock = Timing.of([11.0] * 3, [13.2] * 3)
     assert comparable_us(calm, loaded) == pytest.approx(comparable_us(slower_clock, loaded))
+
+
+def test_given_kernels_are_varied_in_what_needs_no_compiler(tmp_path: Path) -> None:
+    """A bundle's kernel wins with another walk over the tiles than it came with, if that is asked for."""
+    given = DEFAULT.replace(tile_shape_mn=(128, 128), swizzle_size=1, raster_along_m=False)
+
+    def prefers_a_walk(config: Config) -> str:
+        return "50" if view(config) == view(given) else "200"
+
+    def tune(name: str, *, vary: bool) -> tuple[Rig, TuneResult]:
+        rig = Rig(tmp_path / name, prefers_a_walk)
+        request = replace(rig.tuner.request(PROBLEM, [given]), vary=vary)
+        (result,) = rig.tuner.run([request])
+        assert isinstance(result, TuneResult)
+        return rig, result
+
+    rig, result = tune("varied", vary=True)
+    kernels = {view(row.config) for row in result.rows}
+    walks = {(row.config["swizzle_size"], row.config["raster_along_m"]) for row in result.rows}
+    assert kernels == {view(given), view(DEFAULT)} and len(walks) > 2
+    assert len({source.digest for source in rig.compiler.compiled}) == 2
+    _, fixed = tune("fixed", vary=False)
+    assert {row.config for row in fixed.rows} == {given, DEFAULT}

@@ -225,7 +225,7 @@ def has_place(document: str, name: str) -> bool:
 
 def spread(runs: Mapping[str, Results]) -> list[str]:
     """Return how far runs disagree: in the geometric mean, and for each shape in torch.mm / cutegen."""
-    lines = [f"geometric means: {_means(runs)}"]
+    lines = [f"geometric means {_means(runs)}"]
     for (name, problem), (width, values) in _widths(runs).items():
         lines.append(f"{up(100 * width, 2)} %  {name} {problem}: {', '.join(down(v, 4) for v in values)}")
     return lines
@@ -237,24 +237,38 @@ def spread_summary(runs: Mapping[str, Results]) -> str:
     apart = [f"{name} {up(100 * width, 2)} %" for (name, _), (width, _) in widths.items() if width >= 0.01]
     others = f"; the others: {', '.join(apart)}" if apart else ""
     return (
-        f"- {len(runs)} runs, geometric means of torch.mm / cutegen: {_means(runs)}\n"
-        f"- {len(widths) - len(apart)} of {len(widths)} shapes agree within 1 %{others}"
+        f"- {len(runs)} runs, geometric means of torch.mm / cutegen {_means(runs)}\n"
+        f"- {len(widths) - len(apart)} of {len(widths)} agree within 1 %{others}"
     )
 
 
 def _means(runs: Mapping[str, Results]) -> str:
-    means = {name: geometric_mean(Group(name, run.shapes).ratios()) for name, run in runs.items()}
-    return ", ".join(f"{name} {down(value, 4)}" for name, value in means.items())
+    """Return the geometric means over what all runs have, and how many shapes that are of how many.
+
+    Raises:
+        UsageError: No shape is in all of them.
+    """
+    widths = _widths(runs)
+    if not widths:
+        raise UsageError(f"no shape was measured in all of {', '.join(runs)}, so they do not compare")
+    every = {(row.name, str(row.problem)) for run in runs.values() for row in run.shapes}
+    count = f"all {len(every)}" if len(widths) == len(every) else f"the {len(widths)} of {len(every)}"
+    means = [
+        f"{name} {down(geometric_mean(values[at] for _, values in widths.values()), 4)}"
+        for at, name in enumerate(runs)
+    ]
+    return f"over {count} shapes that every run has: {', '.join(means)}"
 
 
 def _widths(runs: Mapping[str, Results]) -> dict[tuple[str, str], tuple[float, list[float]]]:
-    """Return how far the ratios of each shape lie apart, with these, widest first."""
+    """Return how far the ratios of each shape that all runs have lie apart, with these, widest first."""
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs.values():
         for row in run.shapes:
             if (value := ratio(row)) is not None:
                 found.setdefault((row.name, str(row.problem)), []).append(value)
-    widths = {shape: (max(values) / min(values) - 1, values) for shape, values in found.items()}
+    shared = {shape: values for shape, values in found.items() if len(values) == len(runs)}
+    widths = {shape: (max(values) / min(values) - 1, values) for shape, values in shared.items()}
     return dict(sorted(widths.items(), key=lambda item: -item[1][0]))
 
 

@@ -147,7 +147,7 @@ class Campaign:
         self._try(list(self.attempts.values()))
         if not self._workshop.measures:
             return self._compiled()
-        if "cutegen" in self.request.sources and not self.request.explicit:
+        if "cutegen" in self.request.sources and (self.request.vary or not self.request.explicit):
             self._refine()
         finalists = self._finals()
         self._tell("done")
@@ -184,8 +184,7 @@ class Campaign:
         left = self._left_s()
         if left is None or not self._working() or not self.attempts[self.default].done:
             return False
-        kept = self.request.final_s if self._workshop.measures else 0.0
-        return left <= kept
+        return left <= (self.request.final_s if self._workshop.measures else 0.0)
 
     # -- build, check, screen
 
@@ -292,7 +291,7 @@ class Campaign:
     # -- refine and decide
 
     def _refine(self) -> None:
-        """Try what the measurements promise; again, half as much, while that finds something better."""
+        """Try what the measurements promise; again, a quarter as much, while that finds something better."""
         request, policy, best = self.request, self.request.screen_policy, math.inf
         for turn in range(request.effort.refinements):
             own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
@@ -300,14 +299,15 @@ class Campaign:
             fastest = min((us for us in results.values() if us is not None), default=math.inf)
             if self._late() or fastest >= best * (1 - TIE_BAND):
                 return
-            best, self._stage = fastest, "refine"
+            best, self._stage, limit = fastest, "refine", max(1, request.effort.refine >> 2 * turn)
             found = refine(
                 self._space,
                 request.problem,
                 results,
-                max(1, request.effort.refine >> turn),
+                limit,
                 sm_count=request.sm_count,
                 fixed=request.fixed or None,
+                new_kernels=not request.explicit,
             )
             self._try(self._admit(config for config in found if config not in self.attempts))
 
