@@ -8,7 +8,7 @@ from typing import Any
 
 from cutegen.digest import Json, digest
 from cutegen.errors import MeasureError, UsageError
-from cutegen.stats import Interval, median, median_interval, ratio_interval
+from cutegen.stats import Interval, median, median_interval, ratio_interval, steady_interval
 
 __all__ = ["DWELL_S", "OBJECTIVES", "Policy", "Timing", "against", "cost_ratio", "require_objective"]
 
@@ -217,11 +217,7 @@ class Timing:
         if not own.low > 0:
             raise MeasureError(f"a launch took {own.low} us; times must be positive")
         ratio = ratio_interval(reference_us, own_us) if reference_us else None
-        steady = (
-            median_interval([us / factor for us, factor in zip(own_us, drift, strict=True)])
-            if drift
-            else None
-        )
+        steady = steady_interval(own_us, drift) if drift else None
         return cls(
             median_us=own.mid,
             low_us=own.low,

@@ -18,6 +18,7 @@ from cutegen.space import Config, Space, Value
 
 __all__ = ["rank", "refine"]
 
+#: So many kernels of the best predictions are looked at.
 _POOL = 500
 #: How a kernel goes about the same work: of those that differ in nothing else the likeliest is tried first,
 #: and refinement sees to the others where the work was cut up well. Source: 240 kernels for each of 12 shapes
@@ -173,17 +174,13 @@ def refine(
         limit if new_kernels else 0,
         limit,
     )
-    known = failed | built | {space.compile_view(config) for config in chosen}
     if len(timed) < _ENOUGH or not new_kernels:
         return chosen
+    known = failed | built | {space.compile_view(config) for config in chosen}
     lessons = Lessons(space, [(config, log(time / ranker.predict(config))) for time, _, config in timed])
-    return chosen + _learned(lessons, [candidate for candidate in pool if candidate.view not in known], limit)
-
-
-def _learned(lessons: Lessons, fresh: list[Candidate], limit: int) -> list[Config]:
-    """Return the best of ``fresh`` kernels, by predictions corrected for what was measured."""
+    fresh = [candidate for candidate in pool if candidate.view not in known]
     fresh.sort(key=lambda candidate: lessons.corrected(candidate.config, candidate.time_us))
-    return [candidate.config for candidate in fresh[:limit]]
+    return chosen + [candidate.config for candidate in fresh[:limit]]
 
 
 def _with_best_splits(ranker: Ranker, configs: Iterable[Config]) -> Iterator[Config]:

@@ -21,6 +21,7 @@ __all__ = [
     "median",
     "median_interval",
     "ratio_interval",
+    "steady_interval",
     "tied",
 ]
 
@@ -163,6 +164,15 @@ def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
     ]
 
 
+def steady_interval(samples: Sequence[float], drift: Sequence[float]) -> Interval:
+    """Return the median of ``samples`` with its interval after each round's drift was divided out.
+
+    Raises:
+        MeasureError: There is no sample.
+    """
+    return median_interval([sample / factor for sample, factor in zip(samples, drift, strict=True)])
+
+
 class Race:
     """Decides round by round who runs on and when enough is known; it never looks at a clock itself.
 
@@ -227,11 +237,9 @@ class Race:
         if len(self.alive) < 2 or not self._playoff:
             return
         drift = common_drift({"": self._reference, **self._own})
-        times = {
-            name: median_interval([us / by for us, by in zip(self._own[name], drift, strict=True)])
-            for name in self.alive
-        }
-        _, self.alive = choose(times, self.alive)
+        _, self.alive = choose(
+            {name: steady_interval(self._own[name], drift) for name in self.alive}, self.alive
+        )
 
     def samples(self, name: str) -> tuple[float, ...]:
         """Return the microseconds of ``name``, one per round that it ran in."""

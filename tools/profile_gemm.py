@@ -34,7 +34,7 @@ from cutegen.table import Table
 from tools.benchmark.environment import ROOT, check_facts
 from tools.benchmark.ours import short_config
 from tools.benchmark.profile_child import MARK
-from tools.benchmark.profile_table import METRICS, PROFILE, Kernel, Profile, read_csv
+from tools.benchmark.profile_table import METRICS, PROFILE, Kernel, Profile, Profiled, read_csv
 from tools.benchmark.results import write_json
 
 __all__ = ["main"]
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{item.name}: {error}", file=sys.stderr)
             failed = True
             continue
-        row = (item.name, str(item.problem), config_text(table, item.problem, device), tuple(kernels))
+        config = config_text(table, item.problem, device)
+        row = Profiled(item.name, str(item.problem), config, tuple(kernels))
         profile = replace(profile, shapes=(*profile.shapes, row))
         write_json(args.out, profile.to_json())
         print(profile.summary()[-1], flush=True)

@@ -16,7 +16,7 @@ from tools.benchmark.markdown import line
 from tools.benchmark.profile_child import MARK
 from tools.benchmark.results import OWN
 
-__all__ = ["METRICS", "PROFILE", "Kernel", "Profile", "is_profile", "read_csv"]
+__all__ = ["METRICS", "PROFILE", "Kernel", "Profile", "Profiled", "is_profile", "read_csv"]
 
 #: What such a file says that it is.
 PROFILE = "gemm profile"
@@ -54,24 +54,38 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """One shape.
+
+    Attributes:
+        name: What it is called.
+        problem: What was computed.
+        config: What ``cutegen.gemm`` ran, for people.
+        kernels: Of the vendor's call and of ours.
+    """
+
+    name: str
+    problem: str
+    config: str
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
 class Profile:
     """A file of profiles.
 
     Attributes:
         facts: When, where and with what, as :func:`tools.benchmark.environment.check_facts` says it.
-        shapes: Per shape its name, problem, the config that the table names, and kernels.
+        shapes: In the order in which they were profiled.
     """
 
     facts: Mapping[str, Json]
-    shapes: tuple[tuple[str, str, str, tuple[Kernel, ...]], ...] = ()
+    shapes: tuple[Profiled, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
-        rows: list[Json] = [
-            {"name": name, "problem": problem, "config": config, "kernels": [asdict(k) for k in kernels]}
-            for name, problem, config, kernels in self.shapes
-        ]
-        plain: dict[str, Json] = json.loads(json.dumps({**self.facts, "metrics": METRICS, "shapes": rows}))
+        found = {**self.facts, "metrics": METRICS, "shapes": [asdict(row) for row in self.shapes]}
+        plain: dict[str, Json] = json.loads(json.dumps(found))
         return plain
 
     @classmethod
@@ -87,7 +101,7 @@ class Profile:
             if data["kind"] != PROFILE:
                 raise UsageError(f"{path} is {data['kind']!r}, not a file of tools/profile_gemm.py")
             shapes = tuple(
-                (row["name"], row["problem"], row["config"], tuple(map(_kernel, row["kernels"])))
+                Profiled(**{**row, "kernels": tuple(map(_kernel, row["kernels"]))})
                 for row in data.pop("shapes")
             )
         except OSError as error:
@@ -98,7 +112,7 @@ class Profile:
 
     def summary(self) -> list[str]:
         """Return a line per shape: how long the calls took here."""
-        return [f"- {name}: {', '.join(_spent(kernels))}" for name, _, _, kernels in self.shapes]
+        return [f"- {row.name}: {', '.join(_spent(row.kernels))}" for row in self.shapes]
 
     def render(self) -> str:
         """Return the Markdown of the file."""
@@ -106,15 +120,15 @@ class Profile:
         head += ["L2 to SMs MB", "L2 %", "blocks x threads", "kernel"]
         align = ["---", "---", *["---:"] * 8, "---"]
         rows = [line(head), line(align)]
-        for name, _, config, kernels in self.shapes:
-            rows += [line(_cells(name, config, kernel)) for kernel in kernels]
+        for shape in self.shapes:
+            rows += [line(_cells(shape, kernel)) for kernel in shape.kernels]
         return "\n".join([*rows, "", self._footing()])
 
     def _footing(self) -> str:
         facts: Any = self.facts
         packages = facts["software"]["packages"]
         versions = ", ".join(f"{n} {packages[n]}" for n in ("torch", "nvidia-cutlass-dsl") if n in packages)
-        calls = max((kernel.calls for *_, kernels in self.shapes for kernel in kernels), default=0)
+        calls = max((kernel.calls for shape in self.shapes for kernel in shape.kernels), default=0)
         return (
             f"{facts['gpu']}, driver {facts['machine']['driver']}; {facts['ncu']}; {versions}; commit "
             f"{str(facts['commit'])[:12]}; {facts['measured_at'][:10]}. Medians of {calls} calls, each alone "
@@ -142,11 +156,11 @@ def _spent(kernels: Sequence[Kernel]) -> list[str]:
     return [f"{caller} {total:.2f} us" for caller, total in totals.items()]
 
 
-def _cells(name: str, config: str, kernel: Kernel) -> list[str]:
+def _cells(shape: Profiled, kernel: Kernel) -> list[str]:
     found = kernel.counters
     blocks, threads = (x * y * z for x, y, z in (kernel.grid, kernel.block))
     return [
-        name,
+        shape.name,
         kernel.caller,
         f"{found['time_ns'] / 1000:.2f}",
         f"{1000 * found['sm_cycles'] / found['time_ns']:.0f}",
@@ -156,19 +170,18 @@ def _cells(name: str, config: str, kernel: Kernel) -> list[str]:
         f"{found['sm_bytes'] / 1e6:.1f}",
         f"{found['l2_percent']:.1f}",
         f"{blocks} x {threads}",
-        f"`{_short(kernel.name)}`"
-        + (f" {config}" if kernel.caller == OWN and "reduce" not in kernel.name else ""),
+        _title(shape, kernel),
     ]
 
 
-def _short(name: str) -> str:
-    """Leave out the types that a kernel's name may go on with."""
-    plain = name.removeprefix("void ").split("<")[0].split("(")[0]
-    return (
-        "addition of parts"
-        if "reduce_kernel" in plain and "cutegen" in plain
-        else plain.split("_kernel_kernel")[0]
-    )
+def _title(shape: Profiled, kernel: Kernel) -> str:
+    """Return the name without the types that it may go on with; for our product its config as well."""
+    plain = kernel.name.removeprefix("void ").split("<")[0].split("(")[0]
+    if kernel.caller != OWN:
+        return f"`{plain}`"
+    if "reduce_kernel" in plain:
+        return "`addition of parts`"
+    return f"`{plain.split('_kernel_kernel')[0]}` {shape.config}"
 
 
 def read_csv(text: str) -> list[Kernel]:
