@@ -12,7 +12,7 @@ from typing import Any
 
 from cutegen.digest import Json
 from cutegen.errors import StoreError, UsageError
-from tools.benchmark.markdown import line
+from tools.benchmark.markdown import down, line, up
 from tools.benchmark.profile_child import MARK
 from tools.benchmark.results import OWN
 
@@ -152,8 +152,13 @@ def _kernel(data: Mapping[str, Any]) -> Kernel:
 
 def _spent(kernels: Sequence[Kernel]) -> list[str]:
     callers = dict.fromkeys(kernel.caller for kernel in kernels)
-    totals = {c: sum(k.counters["time_ns"] for k in kernels if k.caller == c) / 1000 for c in callers}
-    return [f"{caller} {total:.2f} us" for caller, total in totals.items()]
+    totals = {c: sum(k.counters["time_ns"] for k in kernels if k.caller == c) for c in callers}
+    return [f"{caller} {_time(caller, total)} us" for caller, total in totals.items()]
+
+
+def _time(caller: str, nanoseconds: float) -> str:
+    """Return microseconds, rounded up where they are ours and down where they are not."""
+    return (up if caller == OWN else down)(nanoseconds / 1000, 2)
 
 
 def _cells(shape: Profiled, kernel: Kernel) -> list[str]:
@@ -162,7 +167,7 @@ def _cells(shape: Profiled, kernel: Kernel) -> list[str]:
     return [
         shape.name,
         kernel.caller,
-        f"{found['time_ns'] / 1000:.2f}",
+        _time(kernel.caller, found["time_ns"]),
         f"{1000 * found['sm_cycles'] / found['time_ns']:.0f}",
         f"{found['tensor_percent']:.1f}",
         f"{found['memory_bytes'] / 1e6:.1f}",
