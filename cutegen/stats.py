@@ -149,15 +149,29 @@ def choose(
 def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
     """Return by how much each round was slow or fast for everyone, as a factor around 1.
 
-    It is the median, over those that ran in the round, of their sample over their own median. A GPU at its
+    It is the median, over those that ran in the round, of their sample over their own centre. A GPU at its
     power limit slows and recovers from round to round; many entries tell that apart from their own noise
     better than the reference alone.
+
+    An entry that stopped early has seen early rounds only, which tend to be the fast ones: its centre is its
+    median after the drift seen by those that ran to the end was divided out. So all are on one scale.
 
     Args:
         samples: One sample per round, from the first round on; some may have stopped early.
     """
-    centres = {name: median(values) for name, values in samples.items() if values}
     rounds = max((len(values) for values in samples.values()), default=0)
+    ended = {name: median(values) for name, values in samples.items() if len(values) == rounds > 0}
+    seen = _drift_around(ended, samples, rounds)
+    centres = {
+        name: steady_interval(values, seen[: len(values)]).mid for name, values in samples.items() if values
+    }
+    return _drift_around(centres, samples, rounds)
+
+
+def _drift_around(
+    centres: Mapping[str, float], samples: Mapping[str, Sequence[float]], rounds: int
+) -> list[float]:
+    """Return each round's median sample, as a multiple of the entry's centre, over those with a centre."""
     return [
         median([samples[name][at] / centre for name, centre in centres.items() if at < len(samples[name])])
         for at in range(rounds)

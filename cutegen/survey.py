@@ -12,7 +12,7 @@ from cutegen.space import Config, Space, Value
 
 __all__ = ["rank", "refine", "spread"]
 
-#: Without a model, refinement starts from so many of the fastest.
+#: Without a model, refinement starts from so many of the fastest, from more if nothing can be compiled.
 _PARENTS = 3
 
 
@@ -76,7 +76,7 @@ def refine(
         space: Where configs come from.
         problem: What is computed.
         results: Microseconds of every config tried so far; None for one that failed.
-        limit: Most kernels to compile.
+        limit: Most kernels to compile; twice as many configs where none may be.
         sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
         fixed: Knobs restricted to some values.
         new_kernels: Whether kernels may be asked for that are not compiled yet.
@@ -86,14 +86,15 @@ def refine(
             space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
         )
     timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
+    parents, count = (_PARENTS, limit) if new_kernels else (limit, 2 * limit)
     near = [
         neighbour
-        for _, _, parent in timed[:_PARENTS]
+        for _, _, parent in timed[:parents]
         for neighbour in space.neighbours(problem, parent)
         if neighbour not in results and all(neighbour[k] in values for k, values in (fixed or {}).items())
     ]
     built = {space.compile_view(config) for config in results}
-    return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), limit)
+    return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), count)
 
 
 def spread(configs: Iterable[Config], count: int) -> list[Config]:

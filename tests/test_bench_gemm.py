@@ -109,7 +109,7 @@ def test_results_of_other_conditions_are_not_mixed(
     """Another policy is named; --fresh begins anew."""
     assert run("--only", "A") == 0
     assert run("--only", "A", "--rounds", "30") == 2
-    assert "policy.rounds is 21 in the file but 30 here" in capsys.readouterr().err
+    assert "policy.rounds is 61 in the file but 30 here" in capsys.readouterr().err
     assert run("--only", "A", "--rounds", "30", "--fresh") == 0
 
 

@@ -277,6 +277,21 @@ def test_refinement_around_a_default_outside_the_fixed_splits() -> None:
     assert proposed and {config["split_k"] for config in proposed} == {1}
 
 
+@pytest.mark.parametrize(("new_kernels", "kernels"), [(True, 8), (False, 16)])
+def test_the_walk_over_tiles_is_varied_of_more_kernels_than_refinement_starts_from(
+    new_kernels: bool, kernels: int
+) -> None:
+    """A kernel in eighth place may be the best with its tiles walked along the other axis, which costs no
+    compilation: that is tried of as many as there is room for two more each, the fastest first."""
+    ranked = rank(SPACE, T2, 132, 20)
+    firsts = {SPACE.compile_view(config): config for config in reversed(ranked)}
+    order = [config for config in ranked if firsts[SPACE.compile_view(config)] == config]
+    results: dict[Config, float | None] = {config: 5.0 + i / 1000 for i, config in enumerate(order)}
+    found = refine(SPACE, T2, results, 16, sm_count=132, new_kernels=new_kernels)
+    turned = [c.replace(raster_along_m=not c["raster_along_m"]) for c in order]
+    assert [config in found for config in turned] == [True] * kernels + [False] * (len(turned) - kernels)
+
+
 def test_a_small_list_keeps_the_cluster_variants_of_the_best_tiles() -> None:
     """Spreading over unlike kernels leaves room for twins of promising ones, clusters of two among them."""
     found = [

@@ -105,7 +105,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--workers", type=positive_int, metavar="N", help="compilations at a time, QuACK's too"
     )
     timing = parser.add_argument_group("timing")
-    timing.add_argument("--rounds", type=positive_int, default=21, help="most rounds per shape (default 21)")
+    timing.add_argument("--rounds", type=positive_int, default=61, help="most rounds per shape (default 61)")
     timing.add_argument("--min-rounds", type=positive_int, default=15, help="fewest (default 15)")
     timing.add_argument(
         "--settle", type=positive_float, default=3.0, metavar="SECONDS", help="longest burn-in"
