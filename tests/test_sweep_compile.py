@@ -130,5 +130,27 @@ def test_a_sweep_continues_where_it_was_killed(tmp_path: Path) -> None:
     lines = out.read_text().splitlines(keepends=True)
     assert all(json.loads(line)["outcome"] == "ok" for line in lines)
     out.write_text(lines[0] + lines[1][:50])
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    file = tmp_path / "summary.json"
+    again = subprocess.run([*command, "--summary", str(file)], capture_output=True, text=True, check=True)
     assert "2 chosen, 1 known" in again.stderr and "2 good" in again.stdout
+    found = json.loads(file.read_text())
+    assert found["verdicts"] == {"good": 2} and found["kernels"]["chosen"] == 2 and not found["wrong"]
+    assert found["compiled_now"]["kernels"] == 1 and found["compiled_now"]["per_s"] > 0
+    assert found["values"]["tile_shape_mn"]["seen"] == 1 and found["asked"]["sample"] == 2
+
+
+def test_a_summary_names_what_is_wrong(tool: Any) -> None:
+    """With the words behind it; how much of each knob was seen is counted; nothing compiled has no rate."""
+    problem = Problem(512, 512, 512)
+    cases = [
+        tool.Case(f"{config}", problem, config, None, 1024, 255, True)
+        for config in list(SPACE.configs(problem, {"tile_shape_mn": [(64, 64)]}))[:2]
+    ]
+    lines = [tool.describe(case, tool.Failure("key", "abort", "signal 6", "log")) for case in cases]
+    args = tool.arguments(["--out", "unused", "--commit", "abc"])
+    found = tool.summary(args, SPACE, 9, cases, lines, tool.Pace(0, 0, 0.0, 0.0))
+    assert found["verdicts"] == {"failed": 2} and found["commit"] == "abc"
+    assert [one["detail"] for one in found["wrong"]] == ["abort: signal 6"] * 2
+    assert found["wrong"][0]["config"] == str(cases[0].config)
+    assert found["values"]["tile_shape_mn"] == {"seen": 1, "of": len(SPACE.domains["tile_shape_mn"])}
+    assert found["compiled_now"]["per_s"] is None and found["kernels"] == {"of_the_space": 9, "chosen": 2}

@@ -5,7 +5,7 @@ interrupted sweep continues; a new template or compiler starts new ones.
 
     python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout tn,nn --sample 600
     python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
-    python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,e4m3,tf32 --pairs
+    python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,tf32 --pairs --summary S.json
 
 exit codes: 0 all as predicted; 1 some kernel failed, spilled without a fused epilogue, or is not as
 predicted; 2 bad usage
@@ -38,6 +38,8 @@ from cutegen.problem import Epilogue, Problem
 from cutegen.render import Source, render
 from cutegen.space import Config, Space, Value
 from cutegen.store import Store
+from tools.benchmark.environment import check_facts
+from tools.benchmark.results import write_json
 
 #: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
 EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
@@ -59,6 +61,27 @@ class Case:
     smem_bytes: int
     max_registers: int
     plain: bool
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast kernels were compiled: how many, how many at a time, wall-clock and CPU seconds."""
+
+    kernels: int
+    workers: int
+    seconds: float
+    cpu_s: float
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data; there is no rate of nothing."""
+        per_s = round(self.kernels / self.seconds, 3) if self.kernels else None
+        return {
+            "kernels": self.kernels,
+            "workers": self.workers,
+            "seconds": round(self.seconds, 1),
+            "cpu_s": round(self.cpu_s, 1),
+            "per_s": per_s,
+        }
 
 
 def run_time_values(space: Space, problem: Problem) -> dict[str, list[Value]]:
@@ -175,13 +198,12 @@ def verdict(line: Mapping[str, Json]) -> str:
     return "noted" if line["notes"] else ""
 
 
-def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: float) -> None:
-    """Compile ``cases`` and append their results to ``out``."""
+def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: float) -> Pace:
+    """Compile ``cases``, append their results to ``out`` and return how fast that went."""
     if out.exists() and not out.read_bytes().endswith(b"\n"):
         with out.open("a", encoding="utf-8") as lines:
             lines.write("\n")  # after the half line of a killed run
-    started = time.monotonic()
-    done = 0
+    started, used, done, at_a_time = time.monotonic(), cpu_seconds(), 0, 0
     for first in range(0, len(cases), CHUNK):
         chunk = {case.source: case for case in cases[first : first + CHUNK]}
         with (
@@ -189,6 +211,7 @@ def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: floa
             Builder(Store(Path(root)), workers=workers, timeout_s=timeout_s) as builder,
             out.open("a", encoding="utf-8") as lines,
         ):
+            at_a_time = builder.workers
             for source, result in builder.build(chunk):
                 line = describe(chunk[source], result)
                 lines.write(json.dumps(line) + "\n")
@@ -197,9 +220,19 @@ def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: floa
                 wrong = verdict(line)
                 if wrong:
                     print(f"\n{wrong}: {line['problem']} | {line['config']} | {detail(line)}")
-                rate = done / (time.monotonic() - started)
-                print(f"\r{done}/{len(cases)}  {rate:.1f}/s ", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+                if sys.stderr.isatty():
+                    rate = done / (time.monotonic() - started)
+                    print(f"\r{done}/{len(cases)}  {rate:.1f}/s ", end="", file=sys.stderr, flush=True)
+    pace = Pace(done, at_a_time, time.monotonic() - started, cpu_seconds() - used)
+    if done:
+        print(f"{pace.cpu_s / done:.2f} CPU seconds per kernel, {done / pace.seconds:.1f}/s", file=sys.stderr)
+    return pace
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def detail(line: Mapping[str, Json]) -> str:
@@ -227,10 +260,12 @@ def read_results(out: Path) -> dict[str, Mapping[str, Json]]:
     return found
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="results, one JSON object per line")
+    parser.add_argument("--summary", type=Path, metavar="FILE.json", help="what all of them come to")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--dtype", default="bf16", help="of A and B; several with commas")
     parser.add_argument("--layout", default="tn", help="several with commas")
@@ -245,7 +280,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds per kernel")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def main() -> int:
@@ -268,14 +303,51 @@ def main() -> int:
     known = read_results(args.out)
     missing = [case for name, case in by_id.items() if name not in known]
     print(f"{total} kernels, {len(by_id)} chosen, {len(by_id) - len(missing)} known", file=sys.stderr)
-    sweep(missing, args.out, args.workers, args.timeout)
-    if missing:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        print(f"{(used.ru_utime + used.ru_stime) / len(missing):.2f} CPU seconds per kernel", file=sys.stderr)
+    pace = sweep(missing, args.out, args.workers, args.timeout)
     results = read_results(args.out)
-    counts = Counter(verdict(results[name]) or "good" for name in by_id)
+    lines = [results[name] for name in by_id]
+    counts = Counter(verdict(line) or "good" for line in lines)
     print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
+    if args.summary is not None:
+        write_json(args.summary, summary(args, space, total, list(by_id.values()), lines, pace))
     return 1 if any(counts[name] for name in BAD) else 0
+
+
+def summary(
+    args: argparse.Namespace,
+    space: Space,
+    total: int,
+    cases: Sequence[Case],
+    lines: Sequence[Mapping[str, Json]],
+    pace: Pace,
+) -> dict[str, Json]:
+    """Return what a sweep comes to: what was asked, how much of the space that is, what was wrong."""
+    asked = ("dtype", "layout", "words", "batch", "set", "sample", "by", "pairs", "seed")
+    wrong = [
+        {
+            "verdict": verdict(line),
+            "problem": line["problem"],
+            "config": line["config"],
+            "detail": detail(line),
+        }
+        for line in lines
+        if verdict(line)
+    ]
+    values: dict[str, Json] = {
+        knob: {"seen": len({case.config[knob] for case in cases}), "of": len(domain)}
+        for knob, domain in space.domains.items()
+        if knob not in space.run_time_knobs
+    }
+    return {
+        **check_facts("compile sweep", None, args.commit),
+        "arch": args.arch,
+        "asked": {name: getattr(args, name) for name in asked},
+        "kernels": {"of_the_space": total, "chosen": len(cases)},
+        "values": values,
+        "verdicts": dict(Counter(verdict(line) or "good" for line in lines)),
+        "wrong": wrong,
+        "compiled_now": pace.to_json(),
+    }
 
 
 if __name__ == "__main__":
