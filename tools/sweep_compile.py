@@ -224,6 +224,8 @@ def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: floa
                     rate = done / (time.monotonic() - started)
                     print(f"\r{done}/{len(cases)}  {rate:.1f}/s ", end="", file=sys.stderr, flush=True)
     pace = Pace(done, at_a_time, time.monotonic() - started, cpu_seconds() - used)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
     if done:
         print(f"{pace.cpu_s / done:.2f} CPU seconds per kernel, {done / pace.seconds:.1f}/s", file=sys.stderr)
     return pace
