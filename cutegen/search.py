@@ -165,7 +165,7 @@ def refine(
     scored: dict[Config, float] = {}
     for time, parent, neighbour in (
         *_around(space, problem, ranker, fast[:_PARENTS]),
-        *_same_kernels(space, problem, ranker, fast, free // 2),
+        *_same_kernels(space, problem, ranker, fast, free),
     ):
         if neighbour not in results and ranker.legal(neighbour):
             score = time * ranker.predict(neighbour) / ranker.predict(parent)
