@@ -151,7 +151,7 @@ def _run(args: argparse.Namespace) -> int:
         problems = named_problems(args)
     display = make_display(args.quiet)
     with _tuner(args, device, imported, display) as tuner:
-        requests = [_request(tuner, item, args, imported) for item in problems]
+        requests = [_request(tuner, item, args, imported, alone=len(problems) == 1) for item in problems]
         results = _collect(tuner, problems, requests, args, display)
         return _finish(tuner, results, args)
 
@@ -196,12 +196,19 @@ def _tuner(
 
 
 def _request(
-    tuner: AutoTuner, item: NamedProblem, args: argparse.Namespace, imported: Imported | None
+    tuner: AutoTuner,
+    item: NamedProblem,
+    args: argparse.Namespace,
+    imported: Imported | None,
+    *,
+    alone: bool,
 ) -> Request:
     space = find_space(item.problem.family, tuner.setting.arch)
     fixed = parse_set(args.set, space, item.problem)
     if imported is None:
-        _require_legal(space, item, fixed)
+        if fixed or alone:
+            _require_legal(space, item, fixed)
+        # One of several that the target cannot compute has no winner; the others may.
         return tuner.request(item.problem, args.candidates, fixed, args.budget)
     if item.problem not in imported.candidates:
         known = "; ".join(map(str, imported.candidates))
@@ -209,11 +216,14 @@ def _request(
     wanted = imported.candidates[item.problem]
     if fixed:
         wanted = tuple(c for c in wanted if all(c.get(knob) in values for knob, values in fixed.items()))
+        if not wanted:
+            words = " ".join(args.set)
+            raise UsageError(f"bundle {args.bundle} has no candidate for {item.problem} with {words}")
     return replace(tuner.request(item.problem, wanted, fixed, args.budget), vary=True)
 
 
 def _require_legal(space: Space, item: NamedProblem, fixed: Mapping[str, tuple[Value, ...]]) -> None:
-    """Refuse a ``--set`` that leaves nothing, naming the rules, before anything is compiled."""
+    """Refuse what leaves no config, naming the rules, before anything is compiled."""
     if next(space.configs(item.problem, fixed), None) is None:
         refuse(space, item.problem, fixed)
 

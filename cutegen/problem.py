@@ -224,7 +224,7 @@ class Problem:
         if self.layout not in LAYOUTS:
             raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
         if operand_bits(self.ab_dtype) <= 8 and self.layout != "tn":
-            why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "Hopper's MMA reads no other"
+            why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "our kernels read no other"
             raise ProblemError(
                 f"layout {self.layout!r} of {self.ab_dtype} is not supported; operands of 8 bits and fewer "
                 f"must both be contiguous along k, which is layout 'tn' ({why})"

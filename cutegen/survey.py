@@ -12,6 +12,8 @@ from cutegen.space import Config, Space, Value
 
 __all__ = ["rank", "refine", "spread"]
 
+#: Without a model, so many further values of what a kernel takes as an argument (``split_k``) are tried.
+_VARIANTS = 4
 #: Without a model, refinement starts from so many of the fastest, from more if nothing can be compiled.
 _PARENTS = 3
 
@@ -29,7 +31,8 @@ def rank(
 
     Without a model of the target nothing is known to be promising: kernels are then taken at even distances
     from the whole space, in its own order, with the run-time arguments of the default or, where a rule asks
-    for others, the simplest.
+    for others, the simplest and a few more at even distances: into how many parts k is best split depends on
+    the problem, and refinement goes one step at a time.
 
     Args:
         space: Where configs come from.
@@ -52,10 +55,12 @@ def rank(
     lead = [default] if all(default[knob] in values for knob, values in fixed.items()) else []
     ruled = {knob for rule in space.rules for knob in rule.knobs}
     free = {k: fixed.get(k, [default[k]])[:1] for k in space.run_time_knobs if k not in ruled}
-    kernels = {space.compile_view(config): config for config in lead}
+    kernels = {space.compile_view(config): [config] for config in lead}
     for config in space.configs(problem, {**fixed, **free}):
-        kernels.setdefault(space.compile_view(config), config)
-    return lead + spread([c for c in kernels.values() if c not in lead], limit - len(lead))
+        kernels.setdefault(space.compile_view(config), []).append(config)
+    chosen = lead + spread([c[0] for c in kernels.values() if c[0] not in lead], limit - len(lead))
+    more = [v for c in chosen for v in spread(kernels[space.compile_view(c)][1:], _VARIANTS)]
+    return list(dict.fromkeys(chosen + more))
 
 
 def refine(

@@ -303,6 +303,24 @@ def test_ctrl_c_in_a_real_compilation_keeps_what_was_compiled(tmp_path: Path) ->
 
 
 @pytest.mark.dsl
+def test_one_shape_of_several_that_a_target_cannot_compute_stops_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B300 has no int8: that shape has no winner, with the rule; alone it is refused before anything runs."""
+    lines = [f'id="{d}"\nm=64\nn=64\nk=64\nlayout="tn"\ndtype="{d}"' for d in ("int8", "bf16")]
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text("\n".join(f"[[shape]]\n{line}" for line in lines))
+    cache = str(tmp_path / "c")
+    words = ["--arch", "sm_103a", "--candidates", "1", "--quiet", "--json", "--cache-dir", cache]
+    assert tune("--shapes", str(shapes), *words) == 1
+    first, second = json.loads(capsys.readouterr().out)["results"]
+    assert first["winner"] is None and "arch_multiplies_the_dtype" in first["error"]
+    assert second["name"] == "bf16" and second["winner"] is not None
+    assert tune("--shape", "64x64x64", "--dtype", "int8", *words) == 2
+    assert "sm_103a has no MMA of int8" in capsys.readouterr().err
+
+
+@pytest.mark.dsl
 def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +336,8 @@ def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
     assert document["results"][0]["problem"] == f"gemm {SHAPE} bf16 tn"
     assert tune(*there, "--cache-dir", str(tmp_path / "b"), "--shape", "64x64x64") == 2
     assert "has no candidates for" in capsys.readouterr().err
+    assert tune(*there, "--cache-dir", str(tmp_path / "b"), "--set", "tile_shape_mn=64x8") == 2
+    assert f"has no candidate for gemm {SHAPE} bf16 tn with tile_shape_mn=64x8" in capsys.readouterr().err
     data = bytearray(bundle.read_bytes())
     data[len(data) // 2] ^= 1
     bundle.write_bytes(data)

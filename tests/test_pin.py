@@ -112,8 +112,10 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     nameless = tmp_path / "tf32.json"
     entry = Entry(Problem.parse("gemm 64x128x256 tf32 tn"), None, source="torch")
     Table(Fingerprint.of(H200, Toolchain.current()), [entry]).save(nameless)
-    with pytest.raises(PinError, match="torch has no dtype tf32, so no call poses it"):
+    with pytest.raises(PinError, match="has no entries but gemm 64x128x256 tf32 tn, which no call poses"):
         pin_table(nameless, out, kernels=gpu.kernels())
+    with pytest.raises(PinError, match="torch has no dtype tf32, so no call poses it"):
+        pin_table(nameless, out, kernels=gpu.kernels(), problems=[entry.problem])
     other = write_table(tmp_path / "other.json", LINES[:1])
     other.write_text(other.read_text().replace('"use_pdl"', '"use_pdm"'))
     with pytest.raises(PinError, match=r"winner of gemm 64x128x256 bf16 tn is not legal .* use_pdm=true"):
@@ -122,6 +124,20 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     words = ["--table", str(table), "--out", str(out), "--no-build", "--cache-dir", str(tmp_path / "none")]
     assert main(words) == 3
     assert "cutegen: error: no kernel to pin" in capsys.readouterr().err
+
+
+def test_entries_that_no_call_poses_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One table holds what was tuned on a GPU; tf32 has no torch dtype, which stops nobody from shipping the
+    rest, and is said."""
+    gpu, out = Workshop(tmp_path / "cache"), tmp_path / "deploy"
+    table = write_table(tmp_path / "t.json", LINES[:1])
+    tf32 = Entry(Problem.parse("gemm 64x128x256 tf32 tn"), None, source="torch")
+    Table.load(table).with_entries([tf32]).save(table)
+    pinned = pin_table(table, out, kernels=gpu.kernels())
+    assert [str(item.answer.problem) for item in pinned] == [LINES[0]]
+    words = ["--table", str(table), "--out", str(out), "--cache-dir", str(tmp_path / "cache")]
+    assert main(words) == 0
+    assert "left out: gemm 64x128x256 tf32 tn; torch has no dtype tf32" in capsys.readouterr().out
 
 
 REAL_CALL = """

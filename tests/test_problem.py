@@ -113,7 +113,7 @@ def test_every_input_type_has_a_default_output_and_refuses_foreign_ones(dtype: s
 
 
 def test_eight_bit_operands_are_contiguous_along_k() -> None:
-    """Hopper's MMA reads no other order of 8-bit operands, so other layouts are refused."""
+    """Our kernels read no other order of 8-bit operands, so other layouts are refused."""
     for dtype in ("e4m3", "e5m2", "int8"):
         for layout in ("nn", "nt", "tt"):
             with pytest.raises(ProblemError, match="'tn'"):

@@ -13,7 +13,7 @@ from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, quick_search, remem
 
 from cutegen.arch import find_arch
 from cutegen.catalog import find_space
-from cutegen.errors import NoWinnerError, TableError
+from cutegen.errors import NoWinnerError, ProblemError, TableError
 from cutegen.measure import Bench
 from cutegen.policy import Policy
 from cutegen.problem import Problem
@@ -187,6 +187,17 @@ def test_one_problem_without_winner_does_not_stop_the_others(tmp_path: Path) -> 
     first, second = rig.tuner.tune_all([PROBLEM, small])
     assert isinstance(first, Failed) and isinstance(first.error, NoWinnerError)
     assert isinstance(second, TuneResult) and second.config == default_config(SPACE, small)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_problem_that_the_target_cannot_compute_does_not_stop_the_others(tmp_path: Path, at: int) -> None:
+    """Hopper has no tf32 here: that is its result, whether it comes first or while another is under way."""
+    problems = [PROBLEM, Problem.parse("gemm 64x7168x2048 tf32 tn")]
+    results = list(Rig(tmp_path).tuner.tune_all(problems if at else problems[::-1]))
+    refused, tuned = results[at], results[1 - at]
+    assert isinstance(refused, Failed) and isinstance(refused.error, ProblemError)
+    assert "cannot be computed on sm_90a" in str(refused.error)
+    assert isinstance(tuned, TuneResult) and tuned.problem == PROBLEM
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 12, 20])

@@ -28,7 +28,7 @@ from cutegen.space import Launch
 from cutegen.store import file_digest
 from cutegen.table import Table
 
-__all__ = ["Pinned", "pin_table"]
+__all__ = ["Pinned", "pin_table", "without_call"]
 
 SCHEMA = 1
 LOADER = Path(__file__).with_name("pinned.py")
@@ -55,7 +55,8 @@ def pin_table(
 ) -> tuple[Pinned, ...]:
     """Write the winners of ``table`` into the folder ``out``, ready to ship, and return them.
 
-    The folder appears complete or not at all; an earlier deployment in its place is replaced.
+    The folder appears complete or not at all; an earlier deployment in its place is replaced. Entries that no
+    call can pose (:func:`without_call`) are left out.
 
     Args:
         table: A dispatch table.
@@ -64,17 +65,20 @@ def pin_table(
         problems: Further problems, answered from the table as a library call would be.
 
     Raises:
-        PinError: The table is empty or does not say for what, a kernel is not to be had, or ``out`` holds
-            something else.
+        PinError: There is nothing to pin, the table does not say for what, a kernel is not to be had, no call
+            can pose one of ``problems``, or ``out`` holds something else.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
     """
     kernels = kernels or Kernels()
     source = Table.load(table)
     arch, sm_count = _target(source.fingerprint)
-    wanted = dict.fromkeys([*source.entries, *problems])
+    nameless = without_call(source)
+    wanted = dict.fromkeys([*(problem for problem in source.entries if problem not in nameless), *problems])
     if not wanted:
-        raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
+        known = "; ".join(map(str, nameless))
+        rest = f" but {known}, which no call poses, since torch has no such dtype" if nameless else ""
+        raise PinError(f"dispatch table {table} has no entries{rest}, so there is nothing to pin; tune first")
     _check_place(out)
     pinned = tuple(_pin(problem, source, arch, sm_count, kernels) for problem in wanted)
     staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}")
@@ -86,6 +90,11 @@ def pin_table(
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return pinned
+
+
+def without_call(table: Table) -> tuple[Problem, ...]:
+    """Return the problems of ``table`` that no call poses: torch has no dtype for their operands."""
+    return tuple(problem for problem in table.entries if problem.ab_dtype not in TORCH_DTYPES)
 
 
 def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from cutegen.catalog import find_space
 from cutegen.digest import digest
 from cutegen.entry import Entry
-from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError, ResourceError
+from cutegen.errors import (
+    CheckError,
+    LaunchError,
+    MeasureError,
+    NoWinnerError,
+    ProblemError,
+    ResourceError,
+)
 from cutegen.manifest import Offers
 from cutegen.operator_api import require_package
 from cutegen.problem import Problem
@@ -37,7 +44,7 @@ class Failed:
     """A problem that has no winner, and why."""
 
     problem: Problem
-    error: NoWinnerError | MeasureError | CheckError | LaunchError
+    error: NoWinnerError | MeasureError | CheckError | LaunchError | ProblemError
     seconds: float = 0.0
 
 
@@ -96,15 +103,22 @@ class Tuning:
             TableError: The table is malformed or holds elsewhere.
         """
         started, queue = self._clock(), list(requests)
-        prepared = self._prepare(queue[0]) if queue else None
+        prepared = self._prepare_or_fail(queue[0]) if queue else None
         for left in range(len(queue), 0, -1):
             assert prepared is not None
             current, begun = prepared, self._clock()
             if left > 1:
-                prepared = self._prepare(queue[len(queue) - left + 1])
+                prepared = self._prepare_or_fail(queue[len(queue) - left + 1])
             share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
             first = left == len(queue)
             yield self._conclude(current, share, started if first else begun)
+
+    def _prepare_or_fail(self, request: Request) -> _Prepared | Failed:
+        """Prepare, or say why this target cannot compute the problem: others it may."""
+        try:
+            return self._prepare(request)
+        except ProblemError as error:
+            return Failed(request.problem, error)
 
     def _prepare(self, request: Request) -> _Prepared:
         setting = self._setting
@@ -151,7 +165,11 @@ class Tuning:
         result = recorded_result(request, space, setting.device, entry, finals)
         return None if result is None else replace(result, outcomes=ledger.outcomes())
 
-    def _conclude(self, prepared: _Prepared, budget_s: float | None, begun: float) -> TuneResult | Failed:
+    def _conclude(
+        self, prepared: _Prepared | Failed, budget_s: float | None, begun: float
+    ) -> TuneResult | Failed:
+        if isinstance(prepared, Failed):
+            return prepared
         refused = tuple(map(str, prepared.offers.refused))
         if prepared.finished is not None:
             return replace(prepared.finished, seconds=self._clock() - begun, refused=refused)

@@ -192,6 +192,11 @@ def tile_counts_fit_32_bits(
     return along_m * along_n * problem.batch < 2**30
 
 
+def scale_factors_are_counted_in_32_bits(problem: Problem) -> bool:
+    """The scale factors of all batches of an operand are one array, whose length and strides have 32 bits."""
+    return max(problem.scale_factors) * problem.batch < 2**31
+
+
 RULES = tuple(
     Rule.of(function)
     for function in (
@@ -202,6 +207,7 @@ RULES = tuple(
         swap_ab_is_for_narrow_m,
         cluster_is_no_larger_than_problem,
         tile_counts_fit_32_bits,
+        scale_factors_are_counted_in_32_bits,
     )
 )
 
