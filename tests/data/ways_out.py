@@ -1,7 +1,9 @@
 """Trace rendered Blackwell kernels to learn where the sums of each thread lie inside a tile.
 
 ``python ways_out.py KERNEL.py ...`` writes a JSON list with one entry per kernel: the rows and columns of its
-tile, and for every half of a pair, thread, piece and register the row and column it holds. No GPU, no torch.
+tile, and for every half of a pair, thread, piece and register the row and column it holds. Where a kernel
+stages its output in shared memory, also where every register of the first piece comes to lie there: row and
+column that it holds, then those of the staging buffer. No GPU, no torch.
 """
 
 from __future__ import annotations
@@ -50,9 +52,23 @@ def as_read(kernel: Any, held: Any) -> list[tuple[int, int]]:
     return found
 
 
+def as_staged(kernel: Any, mma: Any, half: int, thread: int) -> list[tuple[int, int, int, int]]:
+    """Return row and column of each value of the first piece in the tile, and in the staging buffer."""
+    t2r, _, held = kernel.ways_out(mma, kernel.sums_in_tmem(mma), thread, half)
+    held = held[(None, None, None, 0)]
+    out = cute.make_rmem_tensor(held.shape, kernel.OUT)
+    store = kernel.sm100.get_smem_store_op(kernel.D_LAYOUT, kernel.OUT, kernel.ACC, t2r)
+    copy = cute.make_tiled_copy_D(store, t2r)  # as the kernel's text says, to which the test sees
+    # What a thread gives, not where it writes: in a matrix store it writes what others hold.
+    given = copy.get_slice(thread).partition_S(cute.make_identity_tensor((kernel.TILE_M, kernel.EPI_N)))
+    registers = copy.retile(out).layout
+    return [(*held[registers(i)], *given[i]) for i in range(cute.size(registers))]
+
+
 def places(path: Path) -> dict[str, object]:
     """Return the places of one kernel."""
     found: list[tuple[int, int, int, int, int, int]] = []
+    staged: list[tuple[int, int, int, int, int]] = []
 
     def record(mma: Any) -> None:
         for half in range(kernel.PAIR):
@@ -61,11 +77,13 @@ def places(path: Path) -> dict[str, object]:
                 for piece in range(kernel.MMA_N // kernel.EPI_N):
                     at = as_read(kernel, held[(None, None, None, piece)])
                     found.extend((half, thread, piece, v, *place) for v, place in enumerate(at))
+                if hasattr(kernel, "EPI_STAGES"):
+                    staged.extend((half, *place) for place in as_staged(kernel, mma, half, thread))
 
     kernel: Any = load(path, record)
     fake = cute.runtime.make_fake_tensor(cutlass.Float32, (cute.sym_int(),), stride=(1,), assumed_align=16)
     cute.compile[(cute.GPUArch("sm_100a"),)](kernel.probe, fake, no_jit_engine=True)
-    return {"tile": (kernel.MMA_M, kernel.MMA_N), "places": found}
+    return {"tile": (kernel.MMA_M, kernel.MMA_N), "places": found, "staged": staged}
 
 
 if __name__ == "__main__":
