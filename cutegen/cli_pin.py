@@ -9,10 +9,9 @@ from pathlib import Path
 from cutegen.cli_args import EXIT_CODES
 from cutegen.cli_run import EXIT_OK, run_command
 from cutegen.kernels import Kernels
-from cutegen.pin import Pinned, pin_table, without_call
+from cutegen.pin import Pinned, pin_table
 from cutegen.problem import Problem
 from cutegen.store import Store
-from cutegen.table import Table
 
 __all__ = ["main"]
 
@@ -59,11 +58,15 @@ def _run(args: argparse.Namespace) -> int:
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     kernels = Kernels(store, build="never" if args.no_build else "allow")
     problems = [Problem.parse(line) for line in args.problem]
-    pinned = pin_table(args.table, args.out, kernels=kernels, problems=problems)
+    pinned = pin_table(
+        args.table,
+        args.out,
+        kernels=kernels,
+        problems=problems,
+        leave_out=lambda problem, why: print(f"left out: {problem}; {why}"),
+    )
     for item in pinned:
         print(item.answer)
-    for problem in without_call(Table.load(args.table)):
-        print(f"left out: {problem}; torch has no dtype {problem.ab_dtype}, so no call poses it")
     print(_summary(pinned, args.out))
     return EXIT_OK
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from math import log
 
 from cutegen.errors import UsageError
@@ -163,12 +164,12 @@ def refine(
     built = {space.compile_view(c) for c, t in results.items() if t is not None}
     new, free = (limit, limit) if new_kernels else (0, 2 * limit)
     scored: dict[Config, float] = {}
-    for time, parent, neighbour in (
-        *_around(space, problem, ranker, fast[:_PARENTS]),
+    for time, predicted, neighbour in (
+        *_around(space, problem, ranker, fast[:_PARENTS], space.domains),
         *_same_kernels(space, problem, ranker, fast, free),
     ):
         if neighbour not in results and ranker.legal(neighbour):
-            score = time * ranker.predict(neighbour) / ranker.predict(parent)
+            score = time * ranker.predict(neighbour) / predicted
             scored[neighbour] = min(score, scored.get(neighbour, score))
     ordered = sorted(scored, key=lambda c: (scored[c], space.simplicity(c)))
     untainted = [c for c in ordered if space.compile_view(c) not in failed - built]
@@ -183,25 +184,32 @@ def refine(
 
 
 def _around(
-    space: Space, problem: Problem, ranker: Ranker, parents: Iterable[tuple[float, Config]]
-) -> Iterator[tuple[float, Config, Config]]:
-    """Yield each parent's time, the parent and a neighbour of it."""
+    space: Space,
+    problem: Problem,
+    ranker: Ranker,
+    parents: Iterable[tuple[float, Config]],
+    knobs: Iterable[str],
+) -> Iterator[tuple[float, float, Config]]:
+    """Yield each parent's measured and predicted time with a neighbour that is a step of ``knobs`` away."""
     for time, parent in parents:
-        near = _neighbours(space, problem, parent)
+        predicted = ranker.predict(parent)
+        near = _neighbours(space, problem, parent, knobs)
         for neighbour in _with_best_splits(ranker, near) if parent.get("split_k", 1) != 1 else near:
-            yield time, parent, neighbour
+            yield time, predicted, neighbour
 
 
 def _same_kernels(
     space: Space, problem: Problem, ranker: Ranker, fast: Iterable[tuple[float, Config]], count: int
-) -> Iterator[tuple[float, Config, Config]]:
+) -> Iterator[tuple[float, float, Config]]:
     """Yield as :func:`_around` what needs no new kernel, around the fastest config of ``count`` kernels."""
     best: dict[Config, tuple[float, Config]] = {}
     for time, config in fast:
         best.setdefault(space.compile_view(config), (time, config))
-    for time, parent, neighbour in _around(space, problem, ranker, list(best.values())[:count]):
-        if space.compile_view(neighbour) == space.compile_view(parent):
-            yield time, parent, neighbour
+    knobs = [knob for knob in space.domains if knob in space.run_time_knobs]
+    for view, parent in islice(best.items(), count):
+        for found in _around(space, problem, ranker, [parent], knobs):
+            if space.compile_view(found[-1]) == view:
+                yield found
 
 
 def _with_best_splits(ranker: Ranker, configs: Iterable[Config]) -> Iterator[Config]:
@@ -230,18 +238,18 @@ def _within_limit(
     return kept
 
 
-def _neighbours(space: Space, problem: Problem, config: Config) -> Iterator[Config]:
-    """Yield legal configs one step away, mending other knobs where a step breaks a rule."""
-    for knob, value in _steps(space, config):
+def _neighbours(space: Space, problem: Problem, config: Config, knobs: Iterable[str]) -> Iterator[Config]:
+    """Yield legal configs one step of ``knobs`` away, mending others where a step breaks a rule."""
+    for knob, value in _steps(space, config, knobs):
         moved = config.replace(**{knob: value})
         violations = space.explain(problem, moved)
         if not violations:
             yield moved
             continue
         broken = {v.rule for v in violations}
-        knobs = {k for rule in space.rules if rule.name in broken for k in rule.knobs} - {knob}
+        ruled = {k for rule in space.rules if rule.name in broken for k in rule.knobs} - {knob}
         for other in (
-            k for k in space.domains if k in knobs and k not in ("tile_shape_mn", "cluster_shape_mn")
+            k for k in space.domains if k in ruled and k not in ("tile_shape_mn", "cluster_shape_mn")
         ):
             mended = (moved.replace(**{other: v}) for v in space.domains[other] if v != config[other])
             fine = next((c for c in mended if not space.explain(problem, c)), None)
@@ -250,9 +258,10 @@ def _neighbours(space: Space, problem: Problem, config: Config) -> Iterator[Conf
                 break
 
 
-def _steps(space: Space, config: Config) -> Iterator[tuple[str, Value]]:
+def _steps(space: Space, config: Config, knobs: Iterable[str]) -> Iterator[tuple[str, Value]]:
     """Yield single changes: neighbouring tiles, the next values of ordered knobs, all values of others."""
-    for knob, domain in space.domains.items():
+    for knob in knobs:
+        domain = space.domains[knob]
         if knob == "tile_shape_mn":
             yield from ((knob, tile) for tile in _near_tiles(domain, _tile(config)))
         elif all(type(value) is int for value in domain):

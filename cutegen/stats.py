@@ -163,7 +163,9 @@ def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
     ended = {name: median(values) for name, values in samples.items() if len(values) == rounds > 0}
     seen = _drift_around(ended, samples, rounds)
     centres = {
-        name: steady_interval(values, seen[: len(values)]).mid for name, values in samples.items() if values
+        name: median([sample / factor for sample, factor in zip(values, seen, strict=False)])
+        for name, values in samples.items()
+        if values
     }
     return _drift_around(centres, samples, rounds)
 

@@ -308,11 +308,16 @@ def main() -> int:
     pace = sweep(missing, args.out, args.workers, args.timeout)
     results = read_results(args.out)
     lines = [results[name] for name in by_id]
-    counts = Counter(verdict(line) or "good" for line in lines)
+    counts = count_verdicts(lines)
     print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
     if args.summary is not None:
         write_json(args.summary, summary(args, space, total, list(by_id.values()), lines, pace))
     return 1 if any(counts[name] for name in BAD) else 0
+
+
+def count_verdicts(lines: Sequence[Mapping[str, Json]]) -> Counter[str]:
+    """Return how many lines there are of each verdict; those without one are ``good``."""
+    return Counter(verdict(line) or "good" for line in lines)
 
 
 def summary(
@@ -326,14 +331,9 @@ def summary(
     """Return what a sweep comes to: what was asked, how much of the space that is, what was wrong."""
     asked = ("dtype", "layout", "words", "batch", "set", "sample", "by", "pairs", "seed")
     wrong = [
-        {
-            "verdict": verdict(line),
-            "problem": line["problem"],
-            "config": line["config"],
-            "detail": detail(line),
-        }
+        {"verdict": what, "problem": line["problem"], "config": line["config"], "detail": detail(line)}
         for line in lines
-        if verdict(line)
+        if (what := verdict(line))
     ]
     values: dict[str, Json] = {
         knob: {"seen": len({case.config[knob] for case in cases}), "of": len(domain)}
@@ -346,7 +346,7 @@ def summary(
         "asked": {name: getattr(args, name) for name in asked},
         "kernels": {"of_the_space": total, "chosen": len(cases)},
         "values": values,
-        "verdicts": dict(Counter(verdict(line) or "good" for line in lines)),
+        "verdicts": dict(count_verdicts(lines)),
         "wrong": wrong,
         "compiled_now": pace.to_json(),
     }

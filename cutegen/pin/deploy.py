@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from cutegen.space import Launch
 from cutegen.store import file_digest
 from cutegen.table import Table
 
-__all__ = ["Pinned", "pin_table", "without_call"]
+__all__ = ["Pinned", "pin_table"]
 
 SCHEMA = 1
 LOADER = Path(__file__).with_name("pinned.py")
@@ -51,34 +51,38 @@ class Pinned:
 
 
 def pin_table(
-    table: Path, out: Path, *, kernels: Kernels | None = None, problems: Iterable[Problem] = ()
+    table: Path,
+    out: Path,
+    *,
+    kernels: Kernels | None = None,
+    problems: Iterable[Problem] = (),
+    leave_out: Callable[[Problem, str], None] = lambda problem, why: None,
 ) -> tuple[Pinned, ...]:
     """Write the winners of ``table`` into the folder ``out``, ready to ship, and return them.
 
     The folder appears complete or not at all; an earlier deployment in its place is replaced. Entries that no
-    call can pose (:func:`without_call`) are left out.
+    call can pose are left out if there are others.
 
     Args:
         table: A dispatch table.
         out: The folder.
         kernels: Where compiled kernels come from, and whether missing ones are compiled.
         problems: Further problems, answered from the table as a library call would be.
+        leave_out: Told of each entry that is left out, and why.
 
     Raises:
-        PinError: There is nothing to pin, the table does not say for what, a kernel is not to be had, no call
-            can pose one of ``problems``, or ``out`` holds something else.
+        PinError: The table is empty or does not say for what, a kernel is not to be had, no call can pose one
+            of ``problems`` or any entry, or ``out`` holds something else.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
     """
     kernels = kernels or Kernels()
     source = Table.load(table)
     arch, sm_count = _target(source.fingerprint)
-    nameless = without_call(source)
-    wanted = dict.fromkeys([*(problem for problem in source.entries if problem not in nameless), *problems])
+    posed = [problem for problem in source.entries if not _why_no_call(problem)]
+    wanted = dict.fromkeys([*posed, *problems]) or dict.fromkeys(source.entries)
     if not wanted:
-        known = "; ".join(map(str, nameless))
-        rest = f" but {known}, which no call poses, since torch has no such dtype" if nameless else ""
-        raise PinError(f"dispatch table {table} has no entries{rest}, so there is nothing to pin; tune first")
+        raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
     _check_place(out)
     pinned = tuple(_pin(problem, source, arch, sm_count, kernels) for problem in wanted)
     staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}")
@@ -89,12 +93,17 @@ def pin_table(
         raise PinError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+    for problem in source.entries:
+        if problem not in wanted:
+            leave_out(problem, _why_no_call(problem))
     return pinned
 
 
-def without_call(table: Table) -> tuple[Problem, ...]:
-    """Return the problems of ``table`` that no call poses: torch has no dtype for their operands."""
-    return tuple(problem for problem in table.entries if problem.ab_dtype not in TORCH_DTYPES)
+def _why_no_call(problem: Problem) -> str:
+    """Return why no call can pose ``problem``; empty if one can."""
+    if problem.ab_dtype in TORCH_DTYPES:
+        return ""
+    return f"torch has no dtype {problem.ab_dtype}, so no call poses it"
 
 
 def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
@@ -112,10 +121,8 @@ def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
 
 
 def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Kernels) -> Pinned:
-    if problem.ab_dtype not in TORCH_DTYPES:
-        raise PinError(
-            f"{problem} cannot be pinned: torch has no dtype {problem.ab_dtype}, so no call poses it"
-        )
+    if why := _why_no_call(problem):
+        raise PinError(f"{problem} cannot be pinned: {why}")
     space = find_space(problem.family, arch)
     answer = look_up(table, problem, space, sm_count)
     entry = table.entries.get(problem)
