@@ -17,7 +17,7 @@ from cutegen.problem import Problem
 from cutegen.ranker import FAMILY_SLACK, Candidate, Ranker, family_of
 from cutegen.space import Config, Space, Value
 
-__all__ = ["rank", "refine"]
+__all__ = ["foresee", "rank", "refine"]
 
 #: So many kernels of the best predictions are looked at.
 _POOL = 500
@@ -76,6 +76,18 @@ def rank(
             lead.append(best[candidate.view].config)
         lead += ranker.variants(best.get(candidate.view, candidate), variants)
     return list(dict.fromkeys(lead))
+
+
+def foresee(
+    space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> None:
+    """Make the predictions that :func:`rank` and :func:`refine` of the same arguments start from.
+
+    Raises:
+        ArchError: The model knows nothing of the space's architecture.
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    _ranked(space, problem, sm_count, _frozen(fixed))
 
 
 @lru_cache(maxsize=8)

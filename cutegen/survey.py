@@ -10,7 +10,7 @@ from cutegen.machine import is_modelled
 from cutegen.problem import Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["rank", "refine", "spread"]
+__all__ = ["foresee", "rank", "refine", "spread"]
 
 #: Without a model, so many further values of what a kernel takes as an argument (``split_k``) are tried.
 _VARIANTS = 4
@@ -100,6 +100,18 @@ def refine(
     ]
     built = {space.compile_view(config) for config in results}
     return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), count)
+
+
+def foresee(
+    space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> None:
+    """Work out what :func:`rank` and :func:`refine` of the same arguments look up; safe in any thread.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    if is_modelled(space.arch):
+        search.foresee(space, problem, sm_count, fixed)
 
 
 def spread(configs: Iterable[Config], count: int) -> list[Config]:

@@ -109,6 +109,24 @@ def test_a_partial_config_that_breaks_a_rule_is_not_completed() -> None:
     assert asked == [1, 2, 4, 8]
 
 
+def test_a_rule_is_asked_once_for_the_same_values() -> None:
+    """Other knobs multiply the configs, not its calls; another problem is another question."""
+    asked: list[tuple[int, tuple[int, int], int]] = []
+
+    def odd_one_out(size: int, shape: tuple[int, int], problem: Problem) -> bool:
+        """The smallest size takes no shape but the first."""
+        asked.append((size, shape, problem.m))
+        return size > 1 or shape == (1, 1)
+
+    space = toy((odd_one_out,))
+    configs = list(space.configs(PROBLEM))
+    assert len(asked) == len(set(asked)) < len(configs)
+    assert configs == [point for point in all_points(toy()) if not space.explain(PROBLEM, point)]
+    asked.clear()
+    assert list(space.configs(Problem(PROBLEM.m + 1, 64, 64))) == configs
+    assert {m for _, _, m in asked} == {PROBLEM.m + 1}
+
+
 def test_a_rule_without_knobs_decides_for_the_whole_space() -> None:
     """A broken one leaves no config; it speaks in every explanation."""
     blackwell = toy((space_exists,), arch=find_arch("sm_100a"))

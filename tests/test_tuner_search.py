@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_tuning import SMALL, Rig, quick_search  # noqa: F401
+from fake_tuning import SMALL, Rig, quick_search, remembered_rank  # noqa: F401
 from test_tuner import DEFAULT, PROBLEM, view
 
 from cutegen.policy import Policy, Timing
 from cutegen.problem import Problem
-from cutegen.space import Config
+from cutegen.space import Config, Space
 from cutegen.tuner import TuneResult
 from cutegen.tuner.choose import comparable_us
 
@@ -73,3 +75,60 @@ def test_given_kernels_are_varied_in_what_needs_no_compiler(tmp_path: Path) -> N
     assert len({source.digest for source in rig.compiler.compiled}) == 2
     _, fixed = tune("fixed", vary=False)
     assert {row.config for row in fixed.rows} == {given, DEFAULT}
+
+
+COMING = [Problem(512 * n, 4096, 4096) for n in (1, 2, 3, 4)]
+
+
+def tune_all(rig: Rig) -> list[str]:
+    """Tune ``COMING`` in a row and return how many winners came out of it."""
+    results = rig.tuner.run([rig.tuner.request(problem) for problem in COMING])
+    return [str(result.problem) for result in results if isinstance(result, TuneResult)]
+
+
+def test_the_problem_after_the_next_is_ranked_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranking, in a thread, is complete before its candidates are asked for; finished ones need none."""
+    events: list[tuple[str, Problem]] = []
+
+    def foresee(space: Space, problem: Problem, *rest: object) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        time.sleep(0.1)
+        events.append(("ranked", problem))
+
+    def propose(space: Space, problem: Problem, *rest: object, **options: object) -> list[Config]:
+        events.append(("proposed", problem))
+        return remembered_rank(space, problem, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("cutegen.tuner.ahead.foresee", foresee)
+    monkeypatch.setattr("cutegen.tuner.campaign.rank", propose)
+    assert len(tune_all(Rig(tmp_path))) == len(COMING)
+    ranked = [problem for what, problem in events if what == "ranked"]
+    assert ranked == COMING[2:]
+    assert all(events.index(("ranked", p)) < events.index(("proposed", p)) for p in ranked)
+    events.clear()
+    assert len(tune_all(Rig(tmp_path))) == len(COMING) and not events
+
+
+@pytest.mark.parametrize("vary", [False, True])
+def test_given_candidates_are_ranked_only_to_be_varied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vary: bool
+) -> None:
+    """A bundle's configs need no proposals, but predictions say how their run-time knobs may do better."""
+    ranked: list[Problem] = []
+    monkeypatch.setattr("cutegen.tuner.ahead.foresee", lambda space, problem, *rest: ranked.append(problem))
+    rig = Rig(tmp_path)
+    given = [replace(rig.tuner.request(p), explicit=(DEFAULT,), vary=vary) for p in COMING]
+    assert len(list(rig.tuner.run(given))) == len(COMING)
+    assert ranked == (COMING[2:] if vary else [])
+
+
+def test_what_cannot_be_ranked_beside_is_found_out_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the thread touches no other problem, and the loop meets it itself if it is real."""
+
+    def foresee(*question: object) -> None:
+        raise ValueError("not now")
+
+    monkeypatch.setattr("cutegen.tuner.ahead.foresee", foresee)
+    assert len(tune_all(Rig(tmp_path))) == len(COMING)

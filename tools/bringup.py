@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -42,6 +40,7 @@ from cutegen.space import Config, Space
 from cutegen.store import Store
 from cutegen.tuner.bundle import Imported, import_candidates, write_candidates
 from tools.benchmark.environment import ROOT
+from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 from tools.bringup_parts.climb import Outcome, document, reporter, run_tiers, size_of
 from tools.bringup_parts.lab import Edit, Kernels, Lab
@@ -149,20 +148,11 @@ def bring_up(
     return EXIT_NAMED if outcome.explained else EXIT_UNNAMED
 
 
-@contextmanager
-def _store(folder: Path | None) -> Iterator[Store]:
-    if folder is not None:
-        yield Store(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="cutegen-bringup-") as temporary:
-        yield Store(Path(temporary))
-
-
 def _run(args: argparse.Namespace) -> int:
     if args.breaks and args.bundle:
         raise UsageError("--break edits kernels before they are compiled; it does not go with --import")
     extent = extent_of(args)
-    with _store(args.cache_dir) as store:
+    with kernel_store(args.cache_dir) as store:
         if args.dry_run or args.export:
             arch = find_arch(args.arch) if args.arch else present_device().arch
             space = find_space(args.family, arch)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,9 +31,9 @@ from cutegen.measure import Bench, Candidate
 from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, OUT_DTYPES, Problem
 from cutegen.render import Source, render
 from cutegen.space import Config, Space
-from cutegen.store import Store
 from tests.walk import random_pairs
 from tools.benchmark.environment import check_facts
+from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 
 Pair = tuple[Problem, Config]
@@ -111,6 +110,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", help="of the operands, with commas; default: all that the GPU has")
     parser.add_argument("--repeats", type=int, help="further runs that must give the same bits")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cache-dir", type=Path, help="keep compiled kernels (default: a temporary folder)")
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
     return parser.parse_args(arguments)
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     if unknown:
         raise UsageError(f"--dtypes {','.join(unknown)}: not for {device.arch}; valid: {', '.join(known)}")
     records: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, Builder(Store(Path(folder))) as builder, Bench() as bench:
+    with kernel_store(options.cache_dir) as store, Builder(store) as builder, Bench() as bench:
         for dtype in dtypes:
             pairs = list(random_pairs(space, options.seed, options.pairs, dtypes=(dtype,)))
             found = check_pairs(pairs, device, builder, bench, options.repeats)

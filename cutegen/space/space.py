@@ -2,7 +2,8 @@
 
 A rule is a function whose parameters name what it looks at: knobs, and ``problem`` or ``arch``. It
 returns whether the config is fine, and its docstring is the reason that users read. Because a rule
-says which knobs it needs, enumeration drops a partial config as soon as a rule over it breaks.
+says which knobs it needs, enumeration drops a partial config as soon as a rule over it breaks, and asks it
+once for the same values: a rule depends on its arguments alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from cutegen.arch import Arch
@@ -21,6 +23,9 @@ __all__ = ["Launch", "Rule", "Space", "Violation"]
 
 _CONTEXT = ("problem", "arch")
 Derived = Mapping[str, Value]
+_Check = Callable[[Mapping[str, Value]], bool]
+#: A knob, the values that it may take, and what must hold once it has one.
+_Level = tuple[str, tuple[Value, ...], Sequence[_Check]]
 
 
 @dataclass(frozen=True)
@@ -132,20 +137,25 @@ class Space:
         """
         domains = self._restricted(fixed or {})
         if all(self._holds(rule, {}, problem) for rule in self._free_rules):
-            yield from (Config(values) for values in self._extend({}, list(domains.items()), problem))
+            levels = [
+                (knob, domain, [self._remembered(rule, problem) for rule in self._by_last_knob[knob]])
+                for knob, domain in domains.items()
+            ]
+            yield from map(Config, _extend({}, levels))
 
-    def _extend(
-        self, chosen: dict[str, Value], rest: Sequence[tuple[str, tuple[Value, ...]]], problem: Problem
-    ) -> Iterator[dict[str, Value]]:
-        if not rest:
-            yield dict(chosen)
-            return
-        knob, domain = rest[0]
-        for value in domain:
-            chosen[knob] = value
-            if all(self._holds(rule, chosen, problem) for rule in self._by_last_knob[knob]):
-                yield from self._extend(chosen, rest[1:], problem)
-        del chosen[knob]
+    def _remembered(self, rule: Rule, problem: Problem) -> _Check:
+        """Return ``rule`` for ``problem``; asked once for the same values, which come again and again."""
+        pick = itemgetter(*rule.knobs)
+        verdicts: dict[Any, bool] = {}
+
+        def check(chosen: Mapping[str, Value]) -> bool:
+            values = pick(chosen)
+            verdict = verdicts.get(values)
+            if verdict is None:
+                verdict = verdicts[values] = self._holds(rule, chosen, problem)
+            return verdict
+
+        return check
 
     def _holds(self, rule: Rule, values: Mapping[str, Value], problem: Problem) -> bool:
         arguments: dict[str, Any] = {knob: values[knob] for knob in rule.knobs}
@@ -244,3 +254,19 @@ class Space:
                 if next(self.configs(problem, {knob: [value]}), None) is not None:
                     unseen.discard((knob, value))
         return tuple(sorted(unseen, key=repr))
+
+
+def _extend(chosen: dict[str, Value], levels: Sequence[_Level]) -> Iterator[dict[str, Value]]:
+    """Yield ``chosen`` with all legal values of the knobs of ``levels``: always the same dictionary."""
+    if not levels:
+        yield chosen
+        return
+    knob, domain, checks = levels[0]
+    for value in domain:
+        chosen[knob] = value
+        for check in checks:
+            if not check(chosen):
+                break
+        else:
+            yield from _extend(chosen, levels[1:])
+    del chosen[knob]

@@ -147,7 +147,7 @@ class Campaign:
         self._try(list(self.attempts.values()))
         if not self._workshop.measures:
             return self._compiled()
-        if "cutegen" in self.request.sources and (self.request.vary or not self.request.explicit):
+        if self.request.searches:
             self._refine()
         finalists = self._finals()
         self._tell("done")

@@ -114,6 +114,11 @@ class Request:
         require_objective(self.objective)
 
     @property
+    def searches(self) -> bool:
+        """Whether cutegen's own space is searched: for candidates, or around those that were given."""
+        return "cutegen" in self.sources and (self.vary or not self.explicit)
+
+    @property
     def screen_policy(self) -> Policy:
         """How the many are timed: problems that heat the GPU up under load, the others in short bursts."""
         return Policy.screen(self.seed, loaded=_is_heavy(self.problem))

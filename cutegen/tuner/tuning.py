@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from cutegen.catalog import find_space
@@ -22,6 +23,7 @@ from cutegen.operator_api import require_package
 from cutegen.problem import Problem
 from cutegen.space import Config
 from cutegen.trials import TrialStore
+from cutegen.tuner.ahead import Ahead
 from cutegen.tuner.attempt import Attempt
 from cutegen.tuner.campaign import Campaign
 from cutegen.tuner.decide import decide, entry_of, predicted_result, recorded_result
@@ -90,7 +92,9 @@ class Tuning:
     def run(
         self, requests: Iterable[Request], budget_s: float | None = None
     ) -> Iterator[TuneResult | Failed]:
-        """Yield what each request came to, in order; while one is measured the next is being compiled.
+        """Yield what each request came to, in order.
+
+        While one is measured, the next is being compiled and the kernels of the one after it are ranked.
 
         Args:
             requests: What to do.
@@ -103,24 +107,27 @@ class Tuning:
             TableError: The table is malformed or holds elsewhere.
         """
         started, queue = self._clock(), list(requests)
-        prepared = self._prepare_or_fail(queue[0]) if queue else None
-        for left in range(len(queue), 0, -1):
-            assert prepared is not None
-            current, begun = prepared, self._clock()
-            if left > 1:
-                prepared = self._prepare_or_fail(queue[len(queue) - left + 1])
-            share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
-            first = left == len(queue)
-            yield self._conclude(current, share, started if first else begun)
+        with closing(Ahead()) as ahead:
+            prepared = self._prepare_or_fail(queue[0], ahead) if queue else None
+            for left in range(len(queue), 0, -1):
+                assert prepared is not None
+                current, begun = prepared, self._clock()
+                if left > 1:
+                    prepared = self._prepare_or_fail(queue[-left + 1], ahead)
+                if left > 2 and _is_under_way(prepared):
+                    ahead.begin(queue[-left + 2])
+                share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
+                first = left == len(queue)
+                yield self._conclude(current, share, started if first else begun)
 
-    def _prepare_or_fail(self, request: Request) -> _Prepared | Failed:
+    def _prepare_or_fail(self, request: Request, ahead: Ahead) -> _Prepared | Failed:
         """Prepare, or say why this target cannot compute the problem: others it may."""
         try:
-            return self._prepare(request)
+            return self._prepare(request, ahead)
         except ProblemError as error:
             return Failed(request.problem, error)
 
-    def _prepare(self, request: Request) -> _Prepared:
+    def _prepare(self, request: Request, ahead: Ahead) -> _Prepared:
         setting = self._setting
         entry = setting.entry(request.problem)
         run = request.run_name(setting.device, setting.toolchain.digest)
@@ -150,6 +157,7 @@ class Tuning:
             observe=self._observe,
             clock=self._clock,
         )
+        ahead.wait()
         campaign.prepare()
         return _Prepared(request, None, campaign, offers)
 
@@ -206,6 +214,11 @@ class Tuning:
         )
         setting.save(entry_of(result, campaign.torch_trial))
         return result
+
+
+def _is_under_way(prepared: _Prepared | Failed) -> bool:
+    """Whether there is work to do: after a finished problem others are likely finished too."""
+    return isinstance(prepared, _Prepared) and prepared.campaign is not None
 
 
 def _incumbent(entry: Entry | None, request: Request) -> Config | None:

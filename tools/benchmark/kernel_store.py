@@ -1,0 +1,22 @@
+"""Where a tool keeps the kernels that it compiles."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cutegen.store import Store
+
+__all__ = ["kernel_store"]
+
+
+@contextmanager
+def kernel_store(folder: Path | None) -> Iterator[Store]:
+    """Hold the store in ``folder``; without one, an empty store that is gone afterwards."""
+    if folder is not None:
+        yield Store(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="cutegen-kernels-") as temporary:
+        yield Store(Path(temporary))
