@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+
+import pytest
 
 # A job in the background starts with Ctrl-C ignored, and its children inherit that; some tests send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several workers, one runs all tests on the GPU, and one each module that compiles for its tests.
+
+    With ``--dist loadgroup`` larger groups go first, so that nobody is left with a long one at the end.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("gpu"))
+        elif item.get_closest_marker("dsl"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

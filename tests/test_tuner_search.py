@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,26 +88,46 @@ def tune_all(rig: Rig) -> list[str]:
 
 
 def test_the_problem_after_the_next_is_ranked_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ranking, in a thread, is complete before its candidates are asked for; finished ones need none."""
+    """Its ranking, in a thread, is complete before its candidates are asked for."""
     events: list[tuple[str, Problem]] = []
+    awaited = threading.Event()
 
     def foresee(space: Space, problem: Problem, *rest: object) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        time.sleep(0.1)
+        awaited.wait(10)  # as slow as can be: until the loop stands still for it
+        awaited.clear()
+        time.sleep(0.05)
         events.append(("ranked", problem))
 
     def propose(space: Space, problem: Problem, *rest: object, **options: object) -> list[Config]:
         events.append(("proposed", problem))
         return remembered_rank(space, problem, *rest, **options)  # type: ignore[arg-type]
 
+    def stand_still(futures: object) -> None:
+        awaited.set()
+        wait(futures)  # type: ignore[arg-type]
+
     monkeypatch.setattr("cutegen.tuner.ahead.foresee", foresee)
+    monkeypatch.setattr("cutegen.tuner.ahead.wait", stand_still)
     monkeypatch.setattr("cutegen.tuner.campaign.rank", propose)
     assert len(tune_all(Rig(tmp_path))) == len(COMING)
     ranked = [problem for what, problem in events if what == "ranked"]
     assert ranked == COMING[2:]
     assert all(events.index(("ranked", p)) < events.index(("proposed", p)) for p in ranked)
-    events.clear()
-    assert len(tune_all(Rig(tmp_path))) == len(COMING) and not events
+
+
+def test_nothing_is_ranked_for_problems_that_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that was run before answers from its records, at once."""
+    begun: list[Problem] = []
+    monkeypatch.setattr(
+        "cutegen.tuner.ahead.Ahead.begin", lambda self, request: begun.append(request.problem)
+    )
+    assert len(tune_all(Rig(tmp_path))) == len(COMING)
+    assert begun == COMING[2:]
+    assert len(tune_all(Rig(tmp_path))) == len(COMING)
+    assert begun == COMING[2:]
 
 
 @pytest.mark.parametrize("vary", [False, True])
