@@ -39,9 +39,9 @@ from cutegen.errors import BuildError
 from cutegen.problem import Problem
 from cutegen.render import Source, render
 from cutegen.shapes import parse_shape
-from cutegen.store import Store
 from cutegen.survey import rank
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
+from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 
 KIND = "cold start"
@@ -198,10 +198,7 @@ def time_compiling(
 ) -> dict[str, Json]:
     """Return how many kernels per second are compiled into an empty store, and how that came about."""
     sources = some_sources(problem, arch, device, args.compile)
-    with (
-        tempfile.TemporaryDirectory(prefix="cutegen-cold-") as folder,
-        Builder(Store(Path(folder)), workers=args.workers) as builder,
-    ):
+    with kernel_store() as store, Builder(store, workers=args.workers) as builder:
         started = time.perf_counter()
         first, failed = 0.0, 0
         for _, result in builder.build(sources):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +35,8 @@ from cutegen.render import Source, render
 from cutegen.schedule import protocol_of, simulate_cluster
 from cutegen.schedule.sm90 import HopperProtocol
 from cutegen.space import Config
-from cutegen.store import Store
 from tools.benchmark.environment import check_facts
+from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 from tools.schedule.breaks import BREAKS, CASES, OUTCOMES, Break, broken_source, case_of
 
@@ -93,7 +92,7 @@ def kinds_of(each: Break, arch: Arch) -> str:
 @contextmanager
 def compiled(chosen: Sequence[Trial]) -> Iterator[dict[str, Artifact | Failure]]:
     """Compile all kernels; their artifacts, by digest of the source, live as long as the context."""
-    with tempfile.TemporaryDirectory() as folder, Builder(Store(Path(folder))) as builder:
+    with kernel_store() as store, Builder(store) as builder:
         sources = list({trial.source.digest: trial.source for trial in chosen}.values())
         yield {source.digest: result for source, result in builder.build(sources)}
 

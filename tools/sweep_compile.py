@@ -18,7 +18,6 @@ import json
 import random
 import resource
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,8 +36,8 @@ from cutegen.errors import CutegenError, ProblemError
 from cutegen.problem import Epilogue, Problem
 from cutegen.render import Source, render
 from cutegen.space import Config, Space, Value
-from cutegen.store import Store
 from tools.benchmark.environment import check_facts
+from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 
 #: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
@@ -207,8 +206,8 @@ def sweep(cases: Sequence[Case], out: Path, workers: int | None, timeout_s: floa
     for first in range(0, len(cases), CHUNK):
         chunk = {case.source: case for case in cases[first : first + CHUNK]}
         with (
-            tempfile.TemporaryDirectory(prefix="cutegen-sweep-") as root,
-            Builder(Store(Path(root)), workers=workers, timeout_s=timeout_s) as builder,
+            kernel_store() as store,
+            Builder(store, workers=workers, timeout_s=timeout_s) as builder,
             out.open("a", encoding="utf-8") as lines,
         ):
             at_a_time = builder.workers

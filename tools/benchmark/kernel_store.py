@@ -13,7 +13,7 @@ __all__ = ["kernel_store"]
 
 
 @contextmanager
-def kernel_store(folder: Path | None) -> Iterator[Store]:
+def kernel_store(folder: Path | None = None) -> Iterator[Store]:
     """Hold the store in ``folder``; without one, an empty store that is gone afterwards."""
     if folder is not None:
         yield Store(folder)
