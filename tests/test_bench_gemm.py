@@ -21,6 +21,7 @@ from cutegen.problem import Problem
 from cutegen.table import Table
 from tools import bench_gemm
 from tools.benchmark import lineup
+from tools.benchmark.bandwidth import METHODS
 from tools.benchmark.quack import quack_environment
 from tools.benchmark.results import Results
 
@@ -35,6 +36,13 @@ k = 512
 [[shape]]
 id = "B"
 m = 4096
+n = 4096
+k = 4096
+"""
+FEW_ROWS = """
+[[shape]]
+id = "C"
+m = 8
 n = 4096
 k = 4096
 """
@@ -184,7 +192,7 @@ def test_tuning_seconds_come_from_what_the_tuner_printed(run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--peers", "cublas"], "unknown peer cublas; known: quack, operators"),
+        (["--peers", "cublas"], "unknown peer cublas; known: quack, operators, copy"),
         (["--only", "A,Z"], "has no shape Z"),
         (["--table", "absent.json"], "dispatch table absent.json does not exist"),
         (["--tuned", "absent.json"], "absent.json cannot be read"),
@@ -222,11 +230,30 @@ def test_a_dry_run_lists_the_work_without_a_gpu(
 
     monkeypatch.undo()
     monkeypatch.setattr(bench_gemm, "present_device", absent)
-    assert run("--dry-run", peers="quack,operators") == 0
+    (tmp_path / "shapes.toml").write_text(SHAPES + FEW_ROWS)
+    assert run("--dry-run", peers="quack,operators,copy") == 0
     out = capsys.readouterr().out
+    copies = [line for line in out.splitlines() if "copy of" in line]
+    assert [line[0] for line in copies] == ["C"] and "copy of 33685504 bytes" in copies[0]
     assert "A: gemm 512x512x512 bf16 tn: cutegen default: " in out
     assert "(not compiled yet); quack tunes; operators tunes" in out
     assert not (tmp_path / "r.json").exists()
+
+
+def test_copies_run_beside_products_of_few_rows_only(run: Run, tmp_path: Path) -> None:
+    """A file that was begun without them is continued where they belong."""
+    (tmp_path / "shapes.toml").write_text(SHAPES + FEW_ROWS)
+    assert run() == 0
+    before = Results.load(tmp_path / "r.json")
+    assert [sorted(row.entries) for row in before.shapes] == [["cutegen"]] * 3
+    assert run(peers="copy") == 0
+    after = Results.load(tmp_path / "r.json")
+    assert [sorted(row.entries) for row in after.shapes] == [["cutegen"], ["cutegen"], ["copy", "cutegen"]]
+    assert after.shapes[:2] == before.shapes[:2]
+    entry = after.shapes[2].entries["copy"]
+    assert entry.ok and entry.config in METHODS and entry.choice == {"method": entry.config}
+    assert set(entry.details["finalists_us"]) == set(METHODS)
+    assert run(peers="copy") == 0 and Results.load(tmp_path / "r.json") == after
 
 
 def test_an_interrupted_run_keeps_its_rows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

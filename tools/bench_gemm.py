@@ -1,10 +1,11 @@
-"""Measure cutegen's tuned kernels against torch.mm, QuACK and NVIDIA's Operator API in interleaved rounds.
+"""Measure cutegen's tuned kernels against torch.mm, QuACK, NVIDIA's Operator API and copies, interleaved.
 
 For every shape: cutegen's kernel is the one that its dispatch table names (tune first, with
 ``python -m cutegen.tune gemm --shapes FILE --table TABLE``), QuACK's the one that its own autotuner finds,
 the Operator API's the fastest of all its operators. All are checked against fp64, then timed with
 torch.mm in the same rounds: CUDA graphs, operands rotated past the L2 cache, uniform random data, settled
-clocks. Results are added to --out shape by shape; the same command again measures those that are missing.
+clocks. Where m is at most 16, copies that move as many bytes run in these rounds too and show what memory
+gives. Results are added to --out shape by shape; the same command again measures those that are missing.
 
     python tools/bench_gemm.py --table TABLE --dry-run
     python tools/bench_gemm.py --table TABLE --out RESULTS.json --stop-after 480   # and again for the rest
@@ -38,10 +39,18 @@ from cutegen.errors import CutegenError, DeviceError, UsageError
 from cutegen.measure import Bench
 from cutegen.problem import Problem
 from cutegen.shapes import NamedProblem, read_shapes
+from tools.benchmark.bandwidth import Copy
 from tools.benchmark.child import ENGINE
 from tools.benchmark.contest import Contestant, run_contest
 from tools.benchmark.environment import ROOT, session, software
-from tools.benchmark.lineup import PEERS, conditions, final_policy, make_contestants, set_environment
+from tools.benchmark.lineup import (
+    PEERS,
+    conditions,
+    final_policy,
+    make_contestants,
+    names_for,
+    set_environment,
+)
 from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours
 from tools.benchmark.quack import Quack
@@ -130,17 +139,20 @@ def run(args: argparse.Namespace) -> int:
     device = present_device(args.device)
     shapes = chosen_shapes(args)
     contestants = make_contestants(args, device)
-    names = [contestant.name for contestant in contestants]
     results = open_results(args, conditions(args, device, contestants))
-    todo = [s for s in shapes if not results.covers(s.name, s.problem, names, retry=args.retry_failed)]
-    print(
-        f"{len(shapes)} shapes, {len(shapes) - len(todo)} of them in {args.out} already; {', '.join(names)}"
-    )
+    todo = [s for s in shapes if not covers(results, s, contestants, retry=args.retry_failed)]
+    names = ", ".join(contestant.name for contestant in contestants)
+    print(f"{len(shapes)} shapes, {len(shapes) - len(todo)} of them in {args.out} already; {names}")
     if todo:
         set_environment(args)
         results = results.begin(session(vars(args), device, args.commit))
         results = measure(args, todo, contestants, results, started)
-    return verdict(shapes, names, results, args.out)
+    return verdict(shapes, contestants, results, args.out)
+
+
+def covers(results: Results, shape: NamedProblem, contestants: Sequence[Contestant], *, retry: bool) -> bool:
+    """Whether the results hold everyone who takes part on ``shape``."""
+    return results.covers(shape.name, shape.problem, names_for(contestants, shape.problem), retry=retry)
 
 
 def measure(
@@ -159,8 +171,10 @@ def measure(
             if args.stop_after and time.monotonic() - started > args.stop_after:
                 print(f"stopped after {args.stop_after:g} s; {len(todo) - at} shapes are left, run again")
                 break
+            names = names_for(contestants, shape.problem)
+            present = [contestant for contestant in contestants if contestant.name in names]
             try:
-                row = run_contest(bench, shape, contestants, policy, seed=args.seed, absent=absent)
+                row = run_contest(bench, shape, present, policy, seed=args.seed, absent=absent)
             except CutegenError as error:
                 print(f"{shape.name}: {shape.problem}: failed: {error}", file=sys.stderr)
                 continue
@@ -219,12 +233,12 @@ def open_results(args: argparse.Namespace, present: Mapping[str, Json]) -> Resul
     return results
 
 
-def verdict(shapes: Sequence[NamedProblem], names: Sequence[str], results: Results, out: Path) -> int:
+def verdict(
+    shapes: Sequence[NamedProblem], contestants: Sequence[Contestant], results: Results, out: Path
+) -> int:
     """Say what is missing or failed and return the exit code."""
     rows = {shape.name: shape for shape in results.shapes}
-    missing = [
-        shape.name for shape in shapes if not results.covers(shape.name, shape.problem, names, retry=False)
-    ]
+    missing = [shape.name for shape in shapes if not covers(results, shape, contestants, retry=False)]
     wrong = [s.name for s in shapes if s.name in rows and not rows[s.name].entries[OWN].ok]
     if missing:
         print(f"missing: {', '.join(missing)}; the same command continues")
@@ -271,6 +285,8 @@ def plans(contestants: Sequence[Contestant], problem: Problem) -> Iterator[str]:
         elif isinstance(contestant, Quack | Operators):
             known = contestant.knows(problem)
             yield f"{contestant.name} {'as in the earlier results' if known else 'tunes'}"
+        elif isinstance(contestant, Copy) and contestant.concerns(problem):
+            yield f"copy of {problem.min_bytes} bytes"
 
 
 if __name__ == "__main__":

@@ -30,12 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.cli_run import run_command
 from cutegen.errors import UsageError
-from cutegen.policy import Timing
 from cutegen.stats import geometric_mean
-from tools.benchmark import energy_table, tables_table
+from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.markdown import down, line, up, where
 from tools.benchmark.profile_table import Profile, is_profile
-from tools.benchmark.results import ENERGY, OWN, TABLES, Results, ShapeResult
+from tools.benchmark.results import COPY, ENERGY, OWN, TABLES, Results, ShapeResult
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
@@ -56,7 +55,7 @@ class Group:
 
     def ratios(self, peer: str = "") -> list[float]:
         """Return time of ``peer`` (torch.mm if empty) over cutegen's, for the rows where both ran."""
-        found = (ratio(row, peer) for row in self.rows)
+        found = (row.ratio(peer) for row in self.rows)
         return [value for value in found if value is not None]
 
 
@@ -69,26 +68,9 @@ def groups(rows: Sequence[ShapeResult]) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def timing_of(row: ShapeResult, name: str) -> Timing | None:
-    """Return the timing of an implementation, None if it failed or was not there."""
-    entry = row.entries.get(name)
-    return entry.timing if entry is not None and entry.ok else None
-
-
-def ratio(row: ShapeResult, peer: str = "") -> float | None:
-    """Return time of ``peer`` (torch.mm if empty) over cutegen's, paired; None if one of them is missing."""
-    own = timing_of(row, OWN)
-    if own is None or own.ratio is None:
-        return None
-    if not peer:
-        return own.ratio
-    other = timing_of(row, peer)
-    return None if other is None else other.paired.mid / own.paired.mid
-
-
 def peers_of(rows: Iterable[ShapeResult]) -> list[str]:
-    """Return the implementations beside cutegen, in the order of the file."""
-    return list(dict.fromkeys(name for row in rows for name in row.entries if name != OWN))
+    """Return the other implementations of products, in the order of the file."""
+    return list(dict.fromkeys(name for row in rows for name in row.entries if name not in (OWN, COPY)))
 
 
 def table(results: Results) -> list[str]:
@@ -107,7 +89,7 @@ def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
     extents = f"{p.m} x {p.n} x {p.k}"
     kind = " ".join(str(p).split()[2:])
     cells = [row.name, extents if p.batch == 1 else f"{p.batch} x {extents}", kind]
-    own = timing_of(row, OWN)
+    own = row.timing(OWN)
     cells.append(down(row.reference.median_us, 2))
     if own is None or own.ratio is None or own.ratio_low is None or own.ratio_high is None:
         entry = row.entries[OWN]
@@ -116,7 +98,7 @@ def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
         spread = f"{down(own.ratio, 3)} ({down(own.ratio_low, 3)} to {down(own.ratio_high, 3)})"
         cells += [up(own.median_us, 2), down(p.flops / own.median_us / 1e6, 1), spread]
     for peer in peers:
-        value = ratio(row, peer)
+        value = row.ratio(peer)
         entry_of_peer = row.entries.get(peer)
         cells.append(down(value, 3) if value else entry_of_peer.outcome if entry_of_peer else "")
     clock = own.sm_clock_mhz if own else None
@@ -139,7 +121,8 @@ def summary(results: Results) -> list[str]:
     lines = []
     for group in groups(results.shapes):
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
-    failed = [row.name for row in results.shapes if timing_of(row, OWN) is None]
+    lines += bandwidth_table.summary(results.shapes)
+    failed = [row.name for row in results.shapes if row.timing(OWN) is None]
     if failed:
         lines.append(f"- **cutegen failed on {', '.join(failed)}; no mean includes these**")
     conditions: Any = results.conditions
@@ -167,7 +150,7 @@ def _sentences(group: Group, peers: Sequence[str]) -> Iterator[str]:
     )
     for peer in peers:
         values = group.ratios(peer)
-        theirs = [t.ratio for row in group.rows if (t := timing_of(row, peer)) and t.ratio]
+        theirs = [t.ratio for row in group.rows if (t := row.timing(peer)) and t.ratio]
         if values and theirs:
             label = LABELS.get(peer, peer)
             level = sum(value >= 0.99 for value in values)
@@ -200,7 +183,8 @@ def render(results: Results) -> str:
     """Return the Markdown of a results file."""
     if results.kind in _OTHERS:
         return _OTHERS[results.kind][1](results)
-    blocks = [summary(results), table(results), *[[text] for text in footing(results)]]
+    tables = [table(results), bandwidth_table.table(results.shapes)]
+    blocks = [summary(results), *tables, *[[text] for text in footing(results)]]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -265,7 +249,7 @@ def _widths(runs: Mapping[str, Results]) -> dict[tuple[str, str], tuple[float, l
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs.values():
         for row in run.shapes:
-            if (value := ratio(row)) is not None:
+            if (value := row.ratio()) is not None:
                 found.setdefault((row.name, str(row.problem)), []).append(value)
     shared = {shape: values for shape, values in found.items() if len(values) == len(runs)}
     widths = {shape: (max(values) / min(values) - 1, values) for shape, values in shared.items()}

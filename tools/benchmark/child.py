@@ -17,14 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.digest import Json
 from cutegen.errors import LaunchError
+from cutegen.measure import Candidate
+from cutegen.measure.torch_engine import TorchEngine
 from cutegen.problem import Problem
+from tools.benchmark.bandwidth import COPY_CALL, CopyCall
 
 if TYPE_CHECKING:
     import torch
 
-    from cutegen.measure.torch_engine import TorchEngine
-
-__all__ = ["ENGINE", "GEMM_CALL", "QUACK_CALL", "QuackCall", "QuackOrder", "load", "open_engine"]
+__all__ = [
+    "ENGINE",
+    "GEMM_CALL",
+    "QUACK_CALL",
+    "ContestEngine",
+    "QuackCall",
+    "QuackOrder",
+    "load",
+    "open_engine",
+]
 
 #: What to start the measuring child with.
 ENGINE = "tools.benchmark.child:open_engine"
@@ -37,8 +47,16 @@ QUACK_CALL = "call-quack-gemm"
 Call = Callable[..., None]
 
 
-def open_engine(index: int) -> TorchEngine:
-    """Return cutegen's engine for GPU ``index``, with our loader.
+class ContestEngine(TorchEngine):
+    """cutegen's engine, which also times copies: they leave the output alone."""
+
+    def must_write(self, candidate: Candidate) -> bool:
+        """Return whether ``candidate`` is to compute a product."""
+        return candidate.shared_object.name != COPY_CALL
+
+
+def open_engine(index: int) -> ContestEngine:
+    """Return the engine for GPU ``index``, with our loader.
 
     Raises:
         DeviceError: There is no such GPU.
@@ -49,10 +67,9 @@ def open_engine(index: int) -> TorchEngine:
     import torch
 
     from cutegen.measure.lane import CudaLane
-    from cutegen.measure.torch_engine import TorchEngine
 
     lane = CudaLane(index)
-    return TorchEngine(torch.device("cuda", index), facts, lane, load, ClockMeter(facts.uuid))
+    return ContestEngine(torch.device("cuda", index), facts, lane, load, ClockMeter(facts.uuid))
 
 
 def load(library: Path, symbol: str) -> Call:
@@ -63,6 +80,8 @@ def load(library: Path, symbol: str) -> Call:
     """
     if library.name == GEMM_CALL:
         return _gemm_call(symbol)
+    if library.name == COPY_CALL:
+        return CopyCall(symbol)
     if library.name == QUACK_CALL:
         return QuackCall(QuackOrder.from_json(json.loads(symbol)))
     from cutegen.loader import load_kernel

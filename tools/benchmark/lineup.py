@@ -22,16 +22,18 @@ from cutegen.shapes import read_shapes
 from cutegen.store import Store, file_digest
 from cutegen.table import Table
 from tools.benchmark import environment
+from tools.benchmark.bandwidth import Copy
 from tools.benchmark.contest import Contestant
 from tools.benchmark.environment import software
 from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours, read_tuning_seconds
 from tools.benchmark.quack import Quack, quack_environment
-from tools.benchmark.results import Entry, Results
+from tools.benchmark.results import COPY, Entry, Results
 
-__all__ = ["PEERS", "conditions", "final_policy", "make_contestants", "set_environment"]
+__all__ = ["PEERS", "conditions", "final_policy", "make_contestants", "names_for", "set_environment"]
 
-PEERS = ("quack", "operators")
+#: Who may be compared with cutegen.
+PEERS = ("quack", "operators", COPY)
 
 
 def final_policy(args: argparse.Namespace) -> Policy:
@@ -78,7 +80,14 @@ def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool
         own = Store(_peers(store) / "operators")
         peer = Operators(own, device.arch, device.sm_count, workers=workers, known=known, known_from=source)
         found.append(peer)
+    if COPY in wanted:
+        found.append(Copy())
     return found
+
+
+def names_for(contestants: Sequence[Contestant], problem: Problem) -> list[str]:
+    """Return who takes part in the contest on a problem; copies do in those that memory bounds."""
+    return [c.name for c in contestants if not isinstance(c, Copy) or c.concerns(problem)]
 
 
 def _table_path(args: argparse.Namespace, store: Store, device: Device, measured: bool) -> Path | None:

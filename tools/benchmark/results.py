@@ -18,6 +18,7 @@ from cutegen.problem import Problem
 
 __all__ = [
     "CONTEST",
+    "COPY",
     "ENERGY",
     "OWN",
     "TABLES",
@@ -33,6 +34,8 @@ SCHEMA = 1
 CONTEST, ENERGY, TABLES = "gemm contest", "gemm energy", "gemm tables"
 #: The contestant that the results are about.
 OWN = "cutegen"
+#: The one that computes no product, and shows what memory gives.
+COPY = "copy"
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,21 @@ class ShapeResult:
     seconds: float
     finished_at: str
     session: int = 0
+
+    def timing(self, name: str) -> Timing | None:
+        """Return the timing of an implementation, None if it failed or was not there."""
+        entry = self.entries.get(name)
+        return entry.timing if entry is not None and entry.ok else None
+
+    def ratio(self, peer: str = "") -> float | None:
+        """Return time of ``peer`` (the reference if empty) over cutegen's, paired; None if one is missing."""
+        own = self.timing(OWN)
+        if own is None or own.ratio is None:
+            return None
+        if not peer:
+            return own.ratio
+        other = self.timing(peer)
+        return None if other is None else other.paired.mid / own.paired.mid
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data; the extents are there for readers and not read back."""
