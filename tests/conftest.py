@@ -14,6 +14,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several workers, one runs all tests on the GPU, and one each module that compiles for its tests.
 
