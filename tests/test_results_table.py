@@ -16,6 +16,7 @@ from cutegen.errors import UsageError
 from cutegen.policy import Policy, Timing
 from cutegen.problem import Problem
 from tools import results_table as rt
+from tools.benchmark.markdown import short_commit
 from tools.benchmark.results import Entry, Results, ShapeResult
 
 numbers = st.floats(min_value=1e-3, max_value=1e7, allow_nan=False)
@@ -64,6 +65,12 @@ def test_rounding_goes_the_way_that_it_says(value: float, digits: int) -> None:
     low, high = Decimal(rt.down(value, digits)), Decimal(rt.up(value, digits))
     assert low <= Decimal(value) <= high
     assert high - low <= Decimal(1).scaleb(-digits)
+
+
+def test_a_short_commit_still_says_that_the_checkout_differed() -> None:
+    """Numbers of changed code do not pass for numbers of a commit."""
+    assert short_commit("0123456789abcdef") == "0123456789ab"
+    assert short_commit("0123456789abcdef-dirty") == "0123456789ab-dirty"
 
 
 def test_rounding_keeps_the_decimals_that_were_asked_for() -> None:

@@ -147,10 +147,16 @@ def test_a_summary_names_what_is_wrong(tool: Any) -> None:
         for config in list(SPACE.configs(problem, {"tile_shape_mn": [(64, 64)]}))[:2]
     ]
     lines = [tool.describe(case, tool.Failure("key", "abort", "signal 6", "log")) for case in cases]
-    args = tool.arguments(["--out", "unused", "--commit", "abc"])
+    args = tool.arguments(["--out", "unused", "--commit", "abc", "--set", "tile_shape_mn=64x64"])
     found = tool.summary(args, SPACE, 9, cases, lines, tool.Pace(0, 0, 0.0, 0.0))
     assert found["verdicts"] == {"failed": 2} and found["commit"] == "abc"
     assert [one["detail"] for one in found["wrong"]] == ["abort: signal 6"] * 2
     assert found["wrong"][0]["config"] == str(cases[0].config)
     assert found["values"]["tile_shape_mn"] == {"seen": 1, "of": len(SPACE.domains["tile_shape_mn"])}
+    every = list(SPACE.configs(Problem(4096, 4096, 4096), {"tile_shape_mn": [(64, 64)]}))
+    kernels = len({SPACE.compile_view(config) for config in every})
+    assert found["configs"] == [
+        {"problem": "gemm 4096x4096x4096 bf16 tn", "legal": len(every), "kernels": kernels}
+    ]
+    assert len(every) > kernels > 10
     assert found["compiled_now"]["per_s"] is None and found["kernels"] == {"of_the_space": 9, "chosen": 2}

@@ -48,8 +48,8 @@ from tools.benchmark.lineup import (
     conditions,
     final_policy,
     make_contestants,
-    names_for,
     set_environment,
+    taking_part,
 )
 from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours
@@ -152,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
 
 def covers(results: Results, shape: NamedProblem, contestants: Sequence[Contestant], *, retry: bool) -> bool:
     """Whether the results hold everyone who takes part on ``shape``."""
-    return results.covers(shape.name, shape.problem, names_for(contestants, shape.problem), retry=retry)
+    names = [contestant.name for contestant in taking_part(contestants, shape.problem)]
+    return results.covers(shape.name, shape.problem, names, retry=retry)
 
 
 def measure(
@@ -171,8 +172,7 @@ def measure(
             if args.stop_after and time.monotonic() - started > args.stop_after:
                 print(f"stopped after {args.stop_after:g} s; {len(todo) - at} shapes are left, run again")
                 break
-            names = names_for(contestants, shape.problem)
-            present = [contestant for contestant in contestants if contestant.name in names]
+            present = taking_part(contestants, shape.problem)
             try:
                 row = run_contest(bench, shape, present, policy, seed=args.seed, absent=absent)
             except CutegenError as error:

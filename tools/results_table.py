@@ -33,8 +33,9 @@ from cutegen.errors import UsageError
 from cutegen.stats import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.markdown import down, line, up, where
-from tools.benchmark.profile_table import Profile, is_profile
-from tools.benchmark.results import COPY, ENERGY, OWN, TABLES, Results, ShapeResult
+from tools.benchmark.profile_table import PROFILE, Profile
+from tools.benchmark.results import COPY, ENERGY, OWN, TABLES, Results, ShapeResult, kind_of
+from tools.benchmark.sweep_table import SWEEP, Sweep
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
@@ -43,6 +44,8 @@ _OTHERS = {
     ENERGY: (energy_table.summary, energy_table.render),
     TABLES: (tables_table.summary, tables_table.render),
 }
+#: What reads and renders the files that are no :class:`Results` at all.
+_CHECKS: dict[str, type[Profile] | type[Sweep]] = {PROFILE: Profile, SWEEP: Sweep}
 LABELS = {"quack": "QuACK", "operators": "Operator API"}
 
 
@@ -309,10 +312,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> tuple[list[str], str]:
-    """Return the summary and the Markdown of a file of either kind."""
-    if is_profile(path):
-        profile = Profile.load(path)
-        return profile.summary(), profile.render()
+    """Return the summary and the Markdown of a file of any kind."""
+    if (kind := kind_of(path)) in _CHECKS:
+        found = _CHECKS[kind].load(path)
+        return found.summary(), found.render()
     results = Results.load(path)
     return summary(results), render(results)
 

@@ -39,11 +39,12 @@ from cutegen.space import Config, Space, Value
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
+from tools.benchmark.sweep_table import SWEEP
 
 #: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
 EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
+#: Kernels compiled into one temporary store before it is deleted.
 CHUNK = 128
-"""Kernels compiled into one temporary store before it is deleted."""
 BAD = ("failed", "spilled", "smem", "registers")
 #: Knobs to spread a sample over: those of them that a space has.
 SPREAD = ("tile_shape_mn", "mma_tiler_mn", "mma_warpgroups", "pingpong", "use_2cta_instrs", "use_clc")
@@ -105,6 +106,21 @@ def problems_of(dtypes: Sequence[str], layouts: Sequence[str], words: str, batch
                 except ProblemError as error:
                     if "multiple of" not in str(error):
                         raise
+
+
+def problems_asked(args: argparse.Namespace) -> list[Problem]:
+    """Return the problems that the command line names."""
+    return list(problems_of(args.dtype.split(","), args.layout.split(","), args.words, args.batch))
+
+
+def legal(
+    space: Space, problems: Iterable[Problem], fixed: Mapping[str, Sequence[Value]]
+) -> Iterator[dict[str, Json]]:
+    """Yield how many configs each problem of the first extents has, and how many kernels these come to."""
+    for problem in problems:
+        if "x".join(map(str, (problem.m, problem.n, problem.k))) == EXTENTS[0]:
+            views = Counter(space.compile_view(config) for config in space.configs(problem, fixed))
+            yield {"problem": str(problem), "legal": views.total(), "kernels": len(views)}
 
 
 def classes(
@@ -289,8 +305,7 @@ def main() -> int:
     args = arguments()
     try:
         space = find_space("gemm", find_arch(args.arch))
-        problems = problems_of(args.dtype.split(","), args.layout.split(","), args.words, args.batch)
-        pairs = classes(space, problems, parse_fixed(args.set))
+        pairs = classes(space, problems_asked(args), parse_fixed(args.set))
     except CutegenError as error:
         print(error, file=sys.stderr)
         return 2
@@ -340,9 +355,10 @@ def summary(
         if knob not in space.run_time_knobs
     }
     return {
-        **check_facts("compile sweep", None, args.commit),
+        **check_facts(SWEEP, None, args.commit),
         "arch": args.arch,
         "asked": {name: getattr(args, name) for name in asked},
+        "configs": list(legal(space, problems_asked(args), parse_fixed(args.set))),
         "kernels": {"of_the_space": total, "chosen": len(cases)},
         "values": values,
         "verdicts": dict(count_verdicts(lines)),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COPY_CALL", "FEW_ROWS", "Copy", "CopyCall"]
 
-#: A copy of as many bytes as a problem has; the symbol is how many it reads, and by what.
+#: Stands for a copy of as many bytes as a problem has; the symbol says by what, and how many it reads.
 COPY_CALL = "call-copy"
 #: Products of at most so many rows are compared with a copy: they are bound by memory on every GPU we know.
 FEW_ROWS = 16

@@ -116,8 +116,18 @@ def session_facts(device: Device | None) -> dict[str, Json]:
         "driver": device.driver_version if device else "",
         "python": platform.python_version(),
         "kernel": platform.release(),
+        "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def _cpu_model() -> str:
+    """Return the processor's name as Linux reports it; empty where it reports none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def check_facts(kind: str, device: Device | None, commit: str = "") -> dict[str, Json]:

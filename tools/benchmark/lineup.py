@@ -30,7 +30,7 @@ from tools.benchmark.ours import Ours, read_tuning_seconds
 from tools.benchmark.quack import Quack, quack_environment
 from tools.benchmark.results import COPY, Entry, Results
 
-__all__ = ["PEERS", "conditions", "final_policy", "make_contestants", "names_for", "set_environment"]
+__all__ = ["PEERS", "conditions", "final_policy", "make_contestants", "set_environment", "taking_part"]
 
 #: Who may be compared with cutegen.
 PEERS = ("quack", "operators", COPY)
@@ -85,9 +85,9 @@ def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool
     return found
 
 
-def names_for(contestants: Sequence[Contestant], problem: Problem) -> list[str]:
-    """Return who takes part in the contest on a problem; copies do in those that memory bounds."""
-    return [c.name for c in contestants if not isinstance(c, Copy) or c.concerns(problem)]
+def taking_part(contestants: Sequence[Contestant], problem: Problem) -> list[Contestant]:
+    """Return those that run in the contest on a problem; copies do in those that memory bounds."""
+    return [c for c in contestants if not isinstance(c, Copy) or c.concerns(problem)]
 
 
 def _table_path(args: argparse.Namespace, store: Store, device: Device, measured: bool) -> Path | None:

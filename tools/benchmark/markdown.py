@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.benchmark.results import Results
 
-__all__ = ["down", "line", "up", "where"]
+__all__ = ["down", "line", "short_commit", "up", "where"]
 
 
 def up(value: float, digits: int) -> str:
@@ -30,13 +30,19 @@ def line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def short_commit(commit: object) -> str:
+    """Return a commit's first 12 digits; that a checkout differed from it is kept."""
+    digits, dash, mark = str(commit).partition("-")
+    return f"{digits[:12]}{dash}{mark}"
+
+
 def where(results: Results) -> str:
     """Return the sentence that says on which GPU, with which software and from which commit."""
     conditions: Any = results.conditions
     gpu, software = conditions["gpu"], conditions["software"]
     first: Any = results.sessions[0] if results.sessions else {}
     dates = sorted({row.finished_at[:10] for row in results.shapes})
-    commits = sorted({str(session.get("commit", ""))[:12] for session in results.sessions})
+    commits = sorted({short_commit(session.get("commit", "")) for session in results.sessions})
     wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels", "nvidia-cutlass-operators")
     packages = [f"{name} {software['packages'][name]}" for name in wanted if name in software["packages"]]
     watts = [w for row in results.shapes if (w := row.reference.rounds_power_w)]

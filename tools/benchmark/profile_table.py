@@ -12,11 +12,11 @@ from typing import Any
 
 from cutegen.digest import Json
 from cutegen.errors import StoreError, UsageError
-from tools.benchmark.markdown import down, line, up
+from tools.benchmark.markdown import down, line, short_commit, up
 from tools.benchmark.profile_child import MARK
 from tools.benchmark.results import OWN
 
-__all__ = ["METRICS", "PROFILE", "Kernel", "Profile", "Profiled", "is_profile", "read_csv"]
+__all__ = ["METRICS", "PROFILE", "Kernel", "Profile", "Profiled", "read_csv"]
 
 #: What such a file says that it is.
 PROFILE = "gemm profile"
@@ -131,19 +131,10 @@ class Profile:
         calls = max((kernel.calls for shape in self.shapes for kernel in shape.kernels), default=0)
         return (
             f"{facts['gpu']}, driver {facts['machine']['driver']}; {facts['ncu']}; {versions}; commit "
-            f"{str(facts['commit'])[:12]}; {facts['measured_at'][:10]}. Medians of {calls} calls, each alone "
-            "on an idle GPU with empty caches and its clocks left alone, so times are not those of the "
+            f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Medians of {calls} calls, each "
+            "alone on an idle GPU with empty caches and its clocks left alone, so times are not those of the "
             "benchmark: nothing overlaps, and nothing is at its power limit."
         )
-
-
-def is_profile(path: Path) -> bool:
-    """Whether a file says that it is one of these; one that cannot be read does not."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("kind") == PROFILE
 
 
 def _kernel(data: Mapping[str, Any]) -> Kernel:

@@ -26,6 +26,7 @@ __all__ = [
     "Results",
     "ShapeResult",
     "differences",
+    "kind_of",
     "write_json",
 ]
 
@@ -242,6 +243,15 @@ class Results:
             StoreError: The folder or the disk does not allow it; the old file is untouched.
         """
         write_json(path, self.to_json())
+
+
+def kind_of(path: Path) -> str:
+    """Return what a results file says that it is; one that cannot be read says nothing."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(found.get("kind", "")) if isinstance(found, dict) else ""
 
 
 def write_json(path: Path, document: Mapping[str, Json]) -> None:

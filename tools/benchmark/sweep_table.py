@@ -1,0 +1,98 @@
+"""A sweep of the compiler over a space: its results file, read and rendered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegen.digest import Json
+from cutegen.errors import StoreError, UsageError
+from tools.benchmark.markdown import down, short_commit, up
+
+__all__ = ["SWEEP", "Sweep"]
+
+#: What such a file says that it is.
+SWEEP = "compile sweep"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What tools/sweep_compile.py summed up.
+
+    Attributes:
+        facts: The file, as :func:`tools.sweep_compile.summary` makes it.
+    """
+
+    facts: Mapping[str, Json]
+
+    @classmethod
+    def load(cls, path: Path) -> Sweep:
+        """Return the sweep stored at ``path``.
+
+        Raises:
+            StoreError: The file cannot be read.
+            UsageError: It is no such file, or lacks something.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["kind"] != SWEEP:
+                raise UsageError(f"{path} is {data['kind']!r}, not a file of tools/sweep_compile.py")
+            found = cls(data)
+            found.render()
+        except OSError as error:
+            raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not a file of tools/sweep_compile.py: {error!r}") from error
+        return found
+
+    def summary(self) -> list[str]:
+        """Return the lines that say how large the space is, what was wrong, and how fast it went."""
+        return [f"- {sentence}" for sentence in (*self._space(), *self._verdicts(), *self._pace())]
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        return "\n".join([*self.summary(), "", self._footing()])
+
+    def _space(self) -> Iterator[str]:
+        facts: Any = self.facts
+        for count in facts["configs"]:
+            yield f"{count['problem']}: {count['legal']} legal configs, made of {count['kernels']} kernels"
+
+    def _verdicts(self) -> Iterator[str]:
+        facts: Any = self.facts
+        kernels, values = facts["kernels"], facts["values"].values()
+        seen, there = (sum(value[which] for value in values) for which in ("seen", "of"))
+        verdicts = ", ".join(f"**{count} {name}**" for name, count in facts["verdicts"].items())
+        asked = facts["asked"]
+        chosen = "a covering set of" if asked["pairs"] and not asked["sample"] else "a sample of"
+        yield (
+            f"of the space's {kernels['of_the_space']} kernels {chosen} {kernels['chosen']}, with "
+            f"{seen} of the {there} values of its knobs: {verdicts}"
+        )
+        for wrong in facts["wrong"]:
+            yield f"**{wrong['verdict']}**: {wrong['problem']} {wrong['config']}: {wrong['detail']}"
+
+    def _pace(self) -> Iterator[str]:
+        facts: Any = self.facts
+        pace, machine = facts["compiled_now"], facts["machine"]
+        if pace["per_s"] is not None:
+            rate, each = down(pace["per_s"], 2), up(pace["cpu_s"] / pace["kernels"], 2)
+            yield (
+                f"{pace['kernels']} of them in {pace['seconds']} s, {pace['workers']} at a time on "
+                f"{machine['cores']} cores ({machine['cpu']}): **{rate} kernels a second**, "
+                f"{each} CPU seconds each"
+            )
+
+    def _footing(self) -> str:
+        facts: Any = self.facts
+        software, asked = facts["software"], facts["asked"]
+        return (
+            f"{facts['arch']}: {asked['dtype']}; {asked['layout']}; nvidia-cutlass-dsl "
+            f"{software['packages']['nvidia-cutlass-dsl']}, Python {software['python']}; cutegen "
+            f"{software['cutegen']}, commit {short_commit(facts['commit'])}; {facts['measured_at'][:10]}. "
+            "Good is a kernel that compiled, spills nothing, takes exactly the shared memory and at most the "
+            "registers that the space predicts, and about which the assembler noted nothing."
+        )
