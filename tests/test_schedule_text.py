@@ -189,9 +189,9 @@ if warp < EPI_WARPS:
     tmem.wait_for_alloc()
     while work < total:
         sums.consumer_wait(drain)
-        for piece in cutlass.range_constexpr(count):
-            if cutlass.const_expr(piece == count - 1):
-                cute.arch.fence_view_async_tmem_load()
+        for piece in cutlass.range(count, unroll=1):
+            cute.arch.fence_view_async_tmem_load()
+            if piece == count - 1:
                 with cute.arch.elect_one():
                     sums.consumer_release(drain)
             if warp == 0:

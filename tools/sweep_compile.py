@@ -44,7 +44,7 @@ from tools.benchmark.sweep_table import SWEEP
 #: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
 EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
 #: Kernels compiled into one temporary store before it is deleted.
-CHUNK = 128
+CHUNK = 512
 BAD = ("failed", "spilled", "smem", "registers")
 #: Knobs to spread a sample over: those of them that a space has.
 SPREAD = ("tile_shape_mn", "mma_tiler_mn", "mma_warpgroups", "pingpong", "use_2cta_instrs", "use_clc")
