@@ -1,0 +1,96 @@
+"""Atomic replacement of files: readers see the old content or the new content, never a part of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from cutegen.errors import StoreError
+from cutegen.text import shown
+
+__all__ = ["publish", "publishing", "real_path"]
+
+#: Mode of a new file, before the umask.
+_NEW_MODE = 0o644
+
+
+def publish(path: Path, data: bytes, what: str) -> None:
+    """Write ``data`` to the file ``path``; as :func:`publishing`."""
+    with publishing(path, what) as file:
+        file.write(data)
+
+
+@contextmanager
+def publishing(path: Path, what: str) -> Iterator[BinaryIO]:
+    """Yield an open draft file that replaces ``path`` when the block ends without an error.
+
+    The draft is in the same folder. Its name is unpredictable and it is created exclusively, so no existing
+    file or link is written to. If ``path`` is a symbolic link, its target is replaced and the link stays. The
+    new file keeps the mode of the old one, and its owner and group where permitted. A missing folder is
+    created.
+
+    Args:
+        path: The file.
+        what: What it is, for messages: ``dispatch table``.
+
+    Raises:
+        StoreError: The file cannot be written, or ``path`` is not a regular file. The old file is
+            unchanged and no draft is left.
+    """
+    try:
+        target = real_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        old = _status(target)
+        draft = target.with_name(f".cutegen-{uuid.uuid4().hex}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(draft, flags, _NEW_MODE)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                if old is not None:
+                    _take_after(file.fileno(), old)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{what} {path} cannot be written: {error.strerror or error}") from error
+
+
+def real_path(path: Path) -> Path:
+    """Return ``path`` with all symbolic links resolved; the file need not exist.
+
+    Raises:
+        StoreError: No file can have this name.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        raise StoreError(f"{shown(str(path))} is not a valid file name: {error}") from error
+
+
+def _status(target: Path) -> os.stat_result | None:
+    try:
+        status = target.lstat()  # links are resolved; one that is left is a loop
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{target} is not a regular file")
+    return status
+
+
+def _take_after(descriptor: int, old: os.stat_result) -> None:
+    own = os.fstat(descriptor)
+    if (own.st_uid, own.st_gid) != (old.st_uid, old.st_gid):
+        with suppress(PermissionError):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & 0o777)
