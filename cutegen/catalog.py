@@ -88,13 +88,13 @@ def space_of(config: Config, family: str, arch: Arch) -> Space:
 
 
 def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:
-    """Return whether ``config`` is complete and legal in its own space; raises as :func:`find_space`.
+    """Return whether ``config`` is complete and legal in its own space.
 
-    For configs that come from a file: another version, or a person, may have written knobs or values that
-    are not there, which counts as no.
+    For configs that come from a file: another version, or a person, may have written a source, knobs or
+    values that do not exist here, which counts as no.
     """
     try:
         space_of(config, problem.family, arch).require(problem, config)
-    except ConfigError:
+    except (ConfigError, ResourceError):
         return False
     return True

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cutegen import __version__
 from cutegen.cli_run import EXIT_OK, EXIT_USAGE
+from cutegen.cli_text import say
 
 __all__ = ["main"]
 
@@ -26,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = module.main(words[1:])
         return code
     if words and words[0] == "--version":
-        print(f"cutegen {__version__}")
+        say(f"cutegen {__version__}")
         return EXIT_OK
     asked = bool(words) and words[0] in {"-h", "--help"}
-    print(_usage(), file=sys.stdout if asked else sys.stderr)
+    say(_usage(), error=not asked)
     return EXIT_OK if asked else EXIT_USAGE
 
 

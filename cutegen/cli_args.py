@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from cutegen.arch import ARCHES
 from cutegen.errors import UsageError
 from cutegen.problem import ACTIVATIONS, BLOCK_SCALED, LAYOUTS, OUT_DTYPES, Problem, default_dtype
 from cutegen.shapes import NamedProblem, parse_shape, read_shapes
 from cutegen.space import Space, Value, parse_value
+from cutegen.text import printable, shown
 
 __all__ = [
     "EXIT_CODES",
+    "Parser",
     "add_problem_arguments",
+    "file_path",
+    "integer",
     "named_problems",
     "parse_fixed",
     "parse_set",
@@ -31,22 +38,52 @@ EXIT_CODES = """exit codes:
 """
 
 
+#: Largest count and number of seconds that an argument may give; more would overflow what waits and counts.
+_MOST = 2**31 - 1
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose messages about the arguments cannot control the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and ``message``, then exit with status 2."""
+        super().error(printable(message))
+
+
+def integer(text: str) -> int:
+    """Return the integer that ``text`` is, from -2147483647 to 2147483647; for ``argparse``."""
+    if not re.fullmatch(r"-?[0-9]{1,10}", text) or abs(int(text)) > _MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not an integer from -{_MOST} to {_MOST}")
+    return int(text)
+
+
 def positive_int(text: str) -> int:
-    """Return the positive integer that ``text`` is; for ``argparse``."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    """Return the positive integer that ``text`` is, 2147483647 at most; for ``argparse``."""
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a positive integer up to {_MOST}")
     return int(text)
 
 
 def positive_float(text: str) -> float:
-    """Return the positive number that ``text`` is; for ``argparse``."""
+    """Return the positive number that ``text`` is, 2147483647 at most; for ``argparse``."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    if not 0 < value <= _MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a positive number up to {_MOST}")
     return value
+
+
+def file_path(text: str) -> Path:
+    """Return the path that ``text`` is; for ``argparse``."""
+    try:
+        valid = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a valid file name")
+    return Path(text)
 
 
 def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +98,7 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shapes",
-        type=Path,
+        type=file_path,
         metavar="FILE.toml",
         help="[[shape]] tables: id m n k dtype layout [batch out ...]",
     )
@@ -135,7 +172,7 @@ def parse_fixed(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     for word in words:
         knob, equals, values = word.partition("=")
         if not equals or not knob or not all(values.split(",")):
-            raise UsageError(f"--set {word!r} is not of the form knob=v1,v2")
+            raise UsageError(f"--set {shown(word)} is not of the form knob=v1,v2")
         if knob in fixed:
             raise UsageError(f"--set names {knob} twice; write {knob}=v1,v2")
         fixed[knob] = tuple(dict.fromkeys(parse_value(value) for value in values.split(",")))

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutegen.cli_args import EXIT_CODES
+from cutegen.cli_args import EXIT_CODES, Parser, file_path
 from cutegen.cli_run import EXIT_OK, run_command
+from cutegen.cli_text import say
 from cutegen.kernels import Kernels
 from cutegen.pin import Pinned, pin_table
 from cutegen.problem import Problem
@@ -32,15 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m cutegen.pin",
         description="Write a dispatch table's winners into a folder that needs no cutegen and no compiler.",
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--table", type=Path, required=True, metavar="FILE.json", help="the dispatch table")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="new, empty or pinned before"
+        "--table", type=file_path, required=True, metavar="FILE.json", help="the dispatch table"
+    )
+    parser.add_argument(
+        "--out", type=file_path, required=True, metavar="FOLDER", help="new, empty or pinned before"
     )
     parser.add_argument(
         "--problem",
@@ -49,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LINE",
         help="a further problem, answered as a library call would be; repeatable",
     )
-    parser.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="where compiled kernels are")
+    parser.add_argument("--cache-dir", type=file_path, metavar="FOLDER", help="where compiled kernels are")
     parser.add_argument("--no-build", action="store_true", help="refuse kernels that are not compiled yet")
     return parser
 
@@ -63,11 +66,11 @@ def _run(args: argparse.Namespace) -> int:
         args.out,
         kernels=kernels,
         problems=problems,
-        leave_out=lambda problem, why: print(f"left out: {problem}; {why}"),
+        leave_out=lambda problem, why: say(f"left out: {problem}; {why}"),
     )
     for item in pinned:
-        print(item.answer)
-    print(_summary(pinned, args.out))
+        say(str(item.answer))
+    say(_summary(pinned, args.out))
     return EXIT_OK
 
 

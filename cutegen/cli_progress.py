@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cutegen.cli_text import say
+from cutegen.text import printable
 from cutegen.tuner.progress import Progress
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class Lines(Quiet):
 
     def begin(self, name: str, at: int, total: int) -> None:
         """Note which problem comes next."""
-        self._prefix, self._stage = f"[{at}/{total}] {name}", ""
+        self._prefix, self._stage = f"[{at}/{total}] {printable(name)}", ""
 
     def show(self, progress: Progress) -> None:
         """Print the stage if it is a new one."""
@@ -90,7 +92,7 @@ class Lines(Quiet):
         words = f"{progress.stage} {progress.done}/{progress.total}"
         if progress.outcomes:
             words += f": {summary(progress)}"
-        print(f"{self._prefix}: {words} ({progress.elapsed_s:.1f} s)", file=sys.stderr, flush=True)
+        say(f"{self._prefix}: {words} ({progress.elapsed_s:.1f} s)", error=True, flush=True)
 
 
 class _Bar:
@@ -108,10 +110,10 @@ class _Bar:
         from rich.progress import Progress as RichProgress
 
         self._rich = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[words]}", markup=False),
             console=Console(stderr=True),
             transient=True,
             refresh_per_second=5,
@@ -133,7 +135,7 @@ class _Bar:
     def begin(self, name: str, at: int, total: int) -> None:
         """Draw the bar for the next problem."""
         self._rich.start()
-        self._prefix = f"[{at}/{total}] {name}" if total > 1 else name
+        self._prefix = printable(f"[{at}/{total}] {name}" if total > 1 else name)
         self._rich.update(self._task, description=self._prefix, completed=0, total=None, words="")
 
     def show(self, progress: Progress) -> None:

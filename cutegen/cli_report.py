@@ -12,6 +12,7 @@ from cutegen.digest import Json
 from cutegen.policy import Timing
 from cutegen.space import Config, format_value
 from cutegen.stats import geometric_mean
+from cutegen.text import printable
 from cutegen.tuner import Failed, Row, TuneResult
 
 __all__ = ["document", "result_lines", "short_config", "summary_lines"]
@@ -22,6 +23,7 @@ _PREDICTED_ROWS = 8
 
 def result_lines(name: str, result: TuneResult | Failed) -> list[str]:
     """Return the lines that show what one problem came to."""
+    name = printable(name)
     if isinstance(result, Failed):
         return [f"{name}: {result.problem}", f"  no winner: {result.error}"]
     how = "from records" if result.reused else f"{result.candidates} candidates"
@@ -150,6 +152,7 @@ def short_config(result: TuneResult, config: Config) -> str:
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows with columns lined up: text to the left, numbers to the right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     last = len(widths) - 1
     return [
@@ -186,7 +189,7 @@ def summary_lines(results: Mapping[str, TuneResult | Failed]) -> list[str]:
             f"({len(ratios)} shapes)"
         )
     if failed:
-        lines.append(f"without a winner: {', '.join(failed)}")
+        lines.append(f"without a winner: {', '.join(map(printable, failed))}")
     return lines
 
 

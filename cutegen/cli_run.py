@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from cutegen.cli_text import say
 from cutegen.errors import (
     ArchError,
     ConfigError,
@@ -33,10 +34,10 @@ def run_command(command: Callable[[], int]) -> int:
     try:
         return command()
     except CutegenError as error:
-        print(f"cutegen: error: {error}", file=sys.stderr)
+        say(f"cutegen: error: {error}", error=True)
         return _exit_code(error)
     except KeyboardInterrupt:
-        print("cutegen: interrupted; what was measured is kept, the same command continues", file=sys.stderr)
+        say("cutegen: interrupted; what was measured is kept, the same command continues", error=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone; give the interpreter nothing left to flush.

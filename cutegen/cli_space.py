@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 
 from cutegen.arch import Arch, find_arch
 from cutegen.catalog import SOURCES, families, find_space
-from cutegen.cli_args import EXIT_CODES, add_problem_arguments, named_problems, parse_set, positive_int
+from cutegen.cli_args import (
+    EXIT_CODES,
+    Parser,
+    add_problem_arguments,
+    named_problems,
+    parse_set,
+    positive_int,
+)
 from cutegen.cli_run import run_command
+from cutegen.cli_text import say, say_json
 from cutegen.digest import Json
 from cutegen.errors import UsageError
 from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, LAYOUTS, Problem
@@ -37,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m cutegen.space",
         description="Say which configs of a kernel family are legal for a problem, and why others are not.",
         epilog=_EXAMPLES + EXIT_CODES,
@@ -81,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
         return _lint(space, args)
     documents = [_answer(space, item.problem, args) for item in named_problems(args)]
     if args.json:
-        print(json.dumps(documents, indent=2))
+        say_json(documents)
     return 0
 
 
@@ -96,7 +102,7 @@ def _arch(name: str | None) -> Arch:
 def _answer(space: Space, problem: Problem, args: argparse.Namespace) -> Json:
     fixed = parse_set(args.set, space, problem)
     if not args.json:
-        print(f"{problem} on {space.arch}")
+        say(f"{problem} on {space.arch}")
     if args.explain:
         return _explain(space, problem, Config.parse(" ".join(args.explain)), args.json)
     if args.list:
@@ -130,20 +136,20 @@ def _print_explanation(
     partial: bool,
 ) -> None:
     if violations:
-        print(f"{config} is not legal:")
+        say(f"{config} is not legal:")
         _print_rules((v, "") for v in violations)
     elif example is None:
-        print(f"{config} is not legal: each way to complete it breaks a rule:")
+        say(f"{config} is not legal: each way to complete it breaks a rule:")
         _print_rules((v, f" (rejects {hits} of {total} completions)") for v, hits, total in stuck)
     elif partial:
-        print(f"{config} is legal; for example\n  {example}")
+        say(f"{config} is legal; for example\n  {example}")
     else:
-        print(f"{config} is legal")
+        say(f"{config} is legal")
 
 
 def _print_rules(rules: Iterable[tuple[Violation, str]]) -> None:
     for violation, note in rules:
-        print(f"  {violation.rule}{note}: {violation.reason}")
+        say(f"  {violation.rule}{note}: {violation.reason}")
 
 
 def _list(
@@ -154,7 +160,7 @@ def _list(
         refuse(space, problem, fixed)
     if not args.json:
         for config in configs:
-            print(f"  {config}")
+            say(f"  {config}")
     return {"problem": str(problem), "configs": [config.to_json() for config in configs]}
 
 
@@ -182,14 +188,14 @@ def _summary(space: Space, problem: Problem, fixed: Mapping[str, tuple[Value, ..
 
 
 def _print_summary(space: Space, census: Census, default: Config, derived: Mapping[str, Value]) -> None:
-    print(f"{census.legal} legal configs of {census.raw} combinations; {census.classes} kernels to compile")
-    print("knobs (value:legal configs, simplest first; * = argument of the compiled kernel):")
+    say(f"{census.legal} legal configs of {census.raw} combinations; {census.classes} kernels to compile")
+    say("knobs (value:legal configs, simplest first; * = argument of the compiled kernel):")
     for knob, domain in space.domains.items():
         words = " ".join(f"{format_value(v)}:{census.used[knob].get(v, 0)}" for v in domain)
-        print(f"  {knob}{'*' if knob in space.run_time_knobs else ''}  {words}")
-    print(f"default: {default}")
-    print(f"derived: {Config(derived)}")
-    print("rules:")
+        say(f"  {knob}{'*' if knob in space.run_time_knobs else ''}  {words}")
+    say(f"default: {default}")
+    say(f"derived: {Config(derived)}")
+    say("rules:")
     _print_rules((Violation(rule.name, rule.reason), "") for rule in space.rules)
 
 
@@ -212,15 +218,11 @@ def _lint(space: Space, args: argparse.Namespace) -> int:
     unused = space.unreachable(problems)
     if args.json:
         rows: list[Json] = [{"knob": knob, "value": format_value(value)} for knob, value in unused]
-        print(
-            json.dumps(
-                {"arch": space.arch.name, "problems": [str(p) for p in problems], "unused": rows}, indent=2
-            )
-        )
+        say_json({"arch": space.arch.name, "problems": [str(p) for p in problems], "unused": rows})
         return 0
     for knob, value in unused:
-        print(f"{knob}={format_value(value)}: no legal config uses it")
-    print(f"{len(unused)} unused knob values over {len(problems)} problems on {space.arch}", file=sys.stderr)
+        say(f"{knob}={format_value(value)}: no legal config uses it")
+    say(f"{len(unused)} unused knob values over {len(problems)} problems on {space.arch}", error=True)
     return 0
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from cutegen import __version__
 from cutegen.arch import find_arch
 from cutegen.catalog import SOURCES, families, find_space
 from cutegen.cli_args import (
     EXIT_CODES,
+    Parser,
     add_problem_arguments,
+    file_path,
+    integer,
     named_problems,
     parse_set,
     positive_float,
@@ -24,6 +24,7 @@ from cutegen.cli_progress import Display, make_display
 from cutegen.cli_report import document, result_lines, summary_lines
 from cutegen.cli_run import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli_space import refuse
+from cutegen.cli_text import say, say_json
 from cutegen.device import Device, present_device
 from cutegen.digest import Json
 from cutegen.dispatch import autotune_disabled
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m cutegen.tune",
         description="Find the fastest kernel for each shape: search, compile, check, measure, choose.",
         epilog=_EXAMPLES + EXIT_CODES,
@@ -102,7 +103,9 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         help=f"whose kernels to try, as many of each: {','.join(SOURCES)} (NVIDIA's, which need "
         f"pip install '{EXTRA}'; default cutegen)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of the order within measuring rounds (default 0)")
+    group.add_argument(
+        "--seed", type=integer, default=0, help="of the order within measuring rounds (default 0)"
+    )
     group.add_argument(
         "--objective",
         choices=OBJECTIVES,
@@ -121,19 +124,23 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
-    group.add_argument("--table", type=Path, metavar="FILE", help="dispatch table to write winners to (JSON)")
-    group.add_argument("--db", type=Path, metavar="FILE", help="database of all trials (SQLite)")
+    group.add_argument(
+        "--table", type=file_path, metavar="FILE", help="dispatch table to write winners to (JSON)"
+    )
+    group.add_argument("--db", type=file_path, metavar="FILE", help="database of all trials (SQLite)")
     group.add_argument(
         "--cache-dir",
-        type=Path,
+        type=file_path,
         metavar="DIR",
         help="compiled kernels, and table and database unless named (default: CUTEGEN_CACHE_DIR, else the "
         "user's cache folder)",
     )
-    group.add_argument("--export", type=Path, metavar="FILE.tar", help="carry the compiled candidates away")
+    group.add_argument(
+        "--export", type=file_path, metavar="FILE.tar", help="carry the compiled candidates away"
+    )
     group.add_argument(
         "--import",
-        type=Path,
+        type=file_path,
         metavar="FILE.tar",
         dest="bundle",
         help="measure candidates that were compiled elsewhere; needs no compiler; import only what you trust",
@@ -245,7 +252,7 @@ def _collect(
                 display.hide()
                 results[_unused(item, results)] = result
                 if not args.json:
-                    print("\n".join(result_lines(item.name, result)), flush=True)
+                    say("\n".join(result_lines(item.name, result)), flush=True)
     except KeyboardInterrupt:
         if args.json and results:
             _print_json(tuner, results, interrupted=True)
@@ -262,14 +269,14 @@ def _finish(tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], args: 
         _print_json(tuner, results)
     else:
         for line in summary_lines(results):
-            print(line)
+            say(line)
     if args.export is not None:
         found = [r for r in results.values() if isinstance(r, TuneResult)]
         count = export_candidates(args.export, tuner.setting, found)
-        _say(f"exported {count} compiled kernels to {args.export}")
+        say(f"exported {count} compiled kernels to {args.export}", error=True)
     setting = tuner.setting
     places = [f"winners in {setting.table}"] if setting.table else []
-    _say(", ".join([*places, f"trials in {setting.db}"]))
+    say(", ".join([*places, f"trials in {setting.db}"]), error=True)
     return EXIT_NO_WINNER if any(isinstance(r, Failed) for r in results.values()) else EXIT_OK
 
 
@@ -286,8 +293,4 @@ def _print_json(
         "db": str(setting.db),
         "interrupted": interrupted,
     }
-    print(json.dumps(document(results, about), indent=1))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    say_json(document(results, about))

@@ -30,7 +30,7 @@ def digest(value: Json | bytes, *, length: int = 32) -> str:
     if isinstance(value, bytes):
         data = value
     elif isinstance(value, str):
-        data = value.encode()
+        data = value.encode("utf-8", "surrogatepass")  # JSON strings may hold lone surrogates
     else:
         data = canonical_json(value).encode()
     return hashlib.sha256(data).hexdigest()[:length]

@@ -19,6 +19,7 @@ from cutegen.model import Estimator
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Config, Launch, Space
 from cutegen.table import Lookup, Table
+from cutegen.text import printable
 from cutegen.untuned import default_config
 
 __all__ = [
@@ -115,6 +116,7 @@ class Dispatcher:
         self._device = device
         self._devices: dict[int, Device] = {}
         self._tables: dict[int, Table | None] = {}
+        self._read: dict[Path, Table | None] = {}
         self._launched: set[tuple[str, int]] = set()
 
     def with_table(self, path: str | Path) -> Dispatcher:
@@ -196,14 +198,16 @@ class Dispatcher:
         return self._tables[index]
 
     def _cached_table(self, device: Device) -> Table | None:
+        """Return the table of the cache folder; one that cannot be used counts as none, with one warning."""
         path = default_table_path(self.kernels.store.root, device)
-        if not path.exists():
-            return None
-        try:
-            return Table.load(path)
-        except CutegenError as error:
-            _log.warning("ignoring the dispatch table in the cache folder: %s", error)
-            return None
+        if path not in self._read:
+            try:
+                self._read[path] = Table.find(path)
+            except CutegenError as error:
+                self._read[path] = None
+                reason = printable(str(error))
+                _log.warning("ignoring the dispatch table in the cache folder: %s", reason)
+        return self._read[path]
 
     def _foreign(self, table: Table, device: Device) -> bool:
         reasons = table.mismatch(Fingerprint.of(device, self.kernels.toolchain))

@@ -119,6 +119,8 @@ def _read(path: Path, what: str, malformed: ErrorType, unreadable: ErrorType) ->
     try:
         with Path(path).open("rb") as file:
             data = file.read(SIZE_LIMIT + 1)
+    except FileNotFoundError as error:
+        raise unreadable(f"{what} {path} does not exist") from error
     except OSError as error:
         raise unreadable(f"{what} {path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # no file can have such a name

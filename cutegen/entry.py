@@ -15,11 +15,15 @@ from cutegen.errors import TableError
 from cutegen.policy import OBJECTIVES
 from cutegen.problem import Problem
 from cutegen.space import Config
+from cutegen.text import shown
 
 __all__ = ["ANY", "Entry", "Fingerprint"]
 
 #: A fingerprint field of this value matches everything.
 ANY = "*"
+#: Most multiprocessors that a table may name. Source: judgement; the largest GPUs have fewer than 200.
+SM_LIMIT = 65_535
+_ARTIFACT_KEY = re.compile(r"[0-9a-f]{32}|")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Fingerprint:
         """Return the fingerprint that :meth:`to_json` described; unknown fields are left for newer versions.
 
         Raises:
-            TableError: A field is missing or of the wrong type.
+            TableError: A field is missing, of the wrong type or out of range.
         """
         if not isinstance(data, dict):
             raise TableError("_metadata must be an object")
@@ -94,7 +98,9 @@ class Fingerprint:
             value = data[f.name]
             right = isinstance(value, str) if f.name != "sm_count" else type(value) is int or value == ANY
             if not right:
-                raise TableError(f"_metadata field {f.name} is {value!r}, which is of the wrong type")
+                raise TableError(f"_metadata field {f.name} is {shown(value)}, which is of the wrong type")
+            if isinstance(value, int) and not 1 <= value <= SM_LIMIT:
+                raise TableError(f"_metadata field {f.name} is {value}; valid: 1 to {SM_LIMIT}, or {ANY!r}")
         return cls(**{f.name: data[f.name] for f in fields(cls)})
 
 
@@ -107,7 +113,7 @@ class Entry:
         config: The winning config; the best there is beside ``torch`` when that is the ``source``, or None.
         source: Whose kernel won: ``cutegen``, ``operators`` (NVIDIA's Operator API), or ``torch`` when the
             vendor library did and was allowed to.
-        artifact_key: The compiled kernel that was measured.
+        artifact_key: The compiled kernel that was measured: 32 hexadecimal digits, or empty if unknown.
         time_us: Median microseconds of the winner.
         interval: Its 95 % interval, in microseconds.
         ratio_to_torch: Cost of ``torch.mm`` over the winner's: paired times, or what the objective says; None
@@ -118,7 +124,8 @@ class Entry:
         energy_mj: Millijoules per launch of the winner; None if not measured.
 
     Raises:
-        TableError: The source or the objective is unknown, or the source is not that of the config.
+        TableError: The source or the objective is unknown, the source is not that of the config, or the
+            artifact key is malformed.
     """
 
     problem: Problem
@@ -135,13 +142,16 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.source not in (*SOURCES, "torch"):
-            raise TableError(f"source is {self.source!r}; valid: {', '.join(SOURCES)}, torch")
+            raise TableError(f"source is {shown(self.source)}; valid: {', '.join(SOURCES)}, torch")
         if self.objective not in OBJECTIVES:
-            raise TableError(f"objective is {self.objective!r}; valid: {', '.join(OBJECTIVES)}")
+            raise TableError(f"objective is {shown(self.objective)}; valid: {', '.join(OBJECTIVES)}")
+        if not _ARTIFACT_KEY.fullmatch(self.artifact_key):
+            key = shown(self.artifact_key)
+            raise TableError(f"artifact_key is {key}; valid: 32 lowercase hexadecimal digits, or ''")
         if self.source != "torch" and self.config is None:
             raise TableError(f"an entry won by {self.source} must have a config")
         if self.source != "torch" and self.config is not None and self.config.source != self.source:
-            raise TableError(f"an entry won by {self.source} has a config of {self.config.source}")
+            raise TableError(f"an entry won by {self.source} has a config of {shown(self.config.source)}")
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data, without the problem."""
@@ -161,7 +171,7 @@ class Entry:
         known = {f.name for f in fields(cls)} - {"problem"}
         unknown = sorted(set(data) - known)
         if unknown:
-            raise TableError(f"unknown field {', '.join(unknown)}; valid: {', '.join(sorted(known))}")
+            raise TableError(f"unknown field {shown(unknown[0])}; valid: {', '.join(sorted(known))}")
         values: dict[str, Any] = dict(data)
         config = values.pop("config", None)
         if config is not None and not isinstance(config, dict):
@@ -170,7 +180,7 @@ class Entry:
             _require_number(name, values.get(name))
         for name in ("source", "artifact_key", "objective"):
             if not isinstance(values.get(name, ""), str):
-                raise TableError(f"{name} is {values[name]!r}, not text")
+                raise TableError(f"{name} is {shown(values[name])}, not text")
         values["interval"] = _interval(values.get("interval"))
         values["trial_ids"] = _texts("trial_ids", values.get("trial_ids", []))
         return cls(problem, None if config is None else Config.from_json(config), **values)
@@ -179,16 +189,15 @@ class Entry:
 def _require_number(name: str, value: object) -> None:
     if value is None:
         return
-    # Python reads NaN and Infinity in JSON, but they could not be written again.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise TableError(f"{name} is {value!r}, not a positive number")
+        raise TableError(f"{name} is {shown(value)}, not a positive number")
 
 
 def _interval(value: object) -> tuple[float, float] | None:
     if value is None:
         return None
     if not (isinstance(value, list) and len(value) == 2):
-        raise TableError(f"interval is {value!r}, not two numbers")
+        raise TableError(f"interval is {shown(value)}, not two numbers")
     for end in value:
         _require_number("interval", end)
     return value[0], value[1]
@@ -196,5 +205,5 @@ def _interval(value: object) -> tuple[float, float] | None:
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     if not (isinstance(value, list) and all(isinstance(text, str) for text in value)):
-        raise TableError(f"{name} is {value!r}, not a list of texts")
+        raise TableError(f"{name} is {shown(value)}, not a list of texts")
     return tuple(value)

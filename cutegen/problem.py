@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from cutegen.errors import ProblemError
+from cutegen.text import shown
 
 __all__ = [
     "ACTIVATIONS",
@@ -25,6 +26,7 @@ __all__ = [
     "default_dtype",
     "operand_bits",
     "output_dtypes",
+    "parse_extents",
 ]
 
 #: Bytes of one element, by the short name used everywhere in cutegen.
@@ -90,6 +92,8 @@ BIASES = ("", "m", "n")
 TMA_ALIGN_BYTES = 16
 #: Coordinates and layouts of the kernels are 32-bit.
 MAX_EXTENT = 2**31 - 1
+#: Most digits of an extent that is parsed; longer ones are refused by their length.
+_EXTENT_DIGITS = 20
 
 
 def default_dtype(family: str) -> str:
@@ -109,6 +113,23 @@ def aligned_step(ab_dtype: str) -> int:
     """
     fills = 8 * TMA_ALIGN_BYTES // operand_bits(ab_dtype)
     return max(fills, BLOCK_SCALED[ab_dtype].block) if ab_dtype in BLOCK_SCALED else fills
+
+
+def parse_extents(word: str) -> tuple[int, int, int, int]:
+    """Return ``(m, n, k, batch)`` of a word like ``4096x4096x4096`` or ``8x512x512x64`` (batch first).
+
+    Raises:
+        ProblemError: The word is not of that form, or a number has more digits than any extent.
+    """
+    numbers = re.fullmatch(r"(?:([0-9]+)x)?([0-9]+)x([0-9]+)x([0-9]+)", word)
+    if numbers is None:
+        raise ProblemError(f"{shown(word)} is not MxNxK or BATCHxMxNxK")
+    digits = [number or "1" for number in numbers.groups()]
+    longest = max(digits, key=len)
+    if len(longest) > _EXTENT_DIGITS:
+        raise ProblemError(f"an extent has {len(longest)} digits; valid: integers from 1 to {MAX_EXTENT}")
+    batch, m, n, k = map(int, digits)
+    return m, n, k, batch
 
 
 def operand_bits(ab_dtype: str) -> int:
@@ -139,9 +160,11 @@ class Epilogue:
 
     def __post_init__(self) -> None:
         if self.bias not in BIASES:
-            raise ProblemError(f"bias runs along {self.bias!r}; valid: 'm', 'n' or ''")
+            raise ProblemError(f"bias runs along {shown(self.bias)}; valid: 'm', 'n' or ''")
         if self.activation not in ACTIVATIONS:
-            raise ProblemError(f"unknown activation {self.activation!r}; valid: {', '.join(ACTIVATIONS[1:])}")
+            raise ProblemError(
+                f"unknown activation {shown(self.activation)}; valid: {', '.join(ACTIVATIONS[1:])}"
+            )
 
 
 @dataclass(frozen=True)
@@ -203,7 +226,7 @@ class Problem:
     def __post_init__(self) -> None:
         known = (*OUT_DTYPES, *BLOCK_SCALED)
         if self.ab_dtype not in known:
-            raise ProblemError(f"unsupported input dtype {self.ab_dtype!r}; valid: {', '.join(known)}")
+            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {', '.join(known)}")
         if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
             raise ProblemError(
                 f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
@@ -218,11 +241,10 @@ class Problem:
     def _check_names(self) -> None:
         valid = output_dtypes(self.ab_dtype)
         if self.out_dtype not in valid:
-            raise ProblemError(
-                f"unsupported output dtype {self.out_dtype!r} of {self.ab_dtype}; valid: {', '.join(valid)}"
-            )
+            name = f"output dtype {shown(self.out_dtype)} of {self.ab_dtype}"
+            raise ProblemError(f"unsupported {name}; valid: {', '.join(valid)}")
         if self.layout not in LAYOUTS:
-            raise ProblemError(f"unknown layout {self.layout!r}; valid: {', '.join(LAYOUTS)}")
+            raise ProblemError(f"unknown layout {shown(self.layout)}; valid: {', '.join(LAYOUTS)}")
         if operand_bits(self.ab_dtype) <= 8 and self.layout != "tn":
             why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "our kernels read no other"
             raise ProblemError(
@@ -241,7 +263,7 @@ class Problem:
         for name in ("m", "n", "k", "batch"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_EXTENT:
-                raise ProblemError(f"{name}={value!r} must be an integer from 1 to {MAX_EXTENT}")
+                raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_EXTENT}")
         step, why = aligned_step(self.ab_dtype), f"{TMA_ALIGN_BYTES} bytes of {self.ab_dtype}"
         if self.ab_dtype in BLOCK_SCALED:
             why = f"{TMA_ALIGN_BYTES} bytes and {BLOCK_SCALED[self.ab_dtype].block} for each scale factor"
@@ -325,12 +347,9 @@ class Problem:
         """
         words = line.split()
         if len(words) < 4:
-            raise ProblemError(f"{line!r} is not a problem; write 'gemm 4096x4096x4096 bf16 tn'")
+            raise ProblemError(f"{shown(line)} is not a problem; write 'gemm 4096x4096x4096 bf16 tn'")
         family, extents, dtype, layout, *rest = words
-        numbers = re.fullmatch(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)", extents)
-        if numbers is None:
-            raise ProblemError(f"{extents!r} is not MxNxK or BATCHxMxNxK")
-        batch, m, n, k = (int(x) if x else 1 for x in numbers.groups())
+        m, n, k, batch = parse_extents(extents)
         options = _parse_options(rest, line)
         epilogue = Epilogue(
             alpha="alpha" in options,
@@ -364,6 +383,6 @@ def _parse_options(words: list[str], line: str) -> dict[str, str]:
         name, equals, value = word.partition("=")
         takes_value = name in {"out", "bias", "act"}
         if not (takes_value or name in _FLAGS) or takes_value != bool(equals):
-            raise ProblemError(f"unknown word {word!r} in problem {line!r}")
+            raise ProblemError(f"unknown word {shown(word)} in problem {shown(line)}")
         options[name] = value
     return options

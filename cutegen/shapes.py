@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cutegen.documents import read_toml
 from cutegen.errors import ProblemError, UsageError
-from cutegen.problem import Problem, default_dtype
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from cutegen.problem import Epilogue, Problem, default_dtype, parse_extents
+from cutegen.text import printable, shown
 
 __all__ = ["NamedProblem", "parse_shape", "read_shapes"]
 
@@ -41,11 +36,10 @@ def parse_shape(text: str) -> tuple[int, int, int, int]:
     Raises:
         UsageError: The word is not of that form.
     """
-    numbers = re.fullmatch(r"(?:(\d+)x)?(\d+)x(\d+)x(\d+)", text.strip().lower())
-    if numbers is None:
-        raise UsageError(f"shape {text!r} is not MxNxK or BATCHxMxNxK; write for example 4096x4096x4096")
-    batch, m, n, k = (int(x) if x else 1 for x in numbers.groups())
-    return m, n, k, batch
+    try:
+        return parse_extents(text.strip().lower())
+    except ProblemError as error:
+        raise UsageError(f"shape {shown(text)}: {error}; write for example 4096x4096x4096") from error
 
 
 def read_shapes(path: Path, family: str = "gemm") -> tuple[NamedProblem, ...]:
@@ -57,7 +51,7 @@ def read_shapes(path: Path, family: str = "gemm") -> tuple[NamedProblem, ...]:
     Raises:
         UsageError: The file is missing or malformed; the message names the shape and the key.
     """
-    tables = _load(path).get("shape")
+    tables = read_toml(path, "shapes file", malformed=UsageError, unreadable=UsageError).get("shape")
     if not isinstance(tables, list) or not tables:
         raise UsageError(f"{path} holds no [[shape]] table; each needs at least m, n and k")
     shapes = tuple(_read_shape(path, i, table, family) for i, table in enumerate(tables, 1))
@@ -65,52 +59,61 @@ def read_shapes(path: Path, family: str = "gemm") -> tuple[NamedProblem, ...]:
     return shapes
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"shapes file {path} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"shapes file {path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"shapes file {path} is not TOML: {error}") from error
-    return tables
-
-
 def _read_shape(path: Path, index: int, table: object, family: str) -> NamedProblem:
     where = f"{path}: shape {index}"
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where} is {table!r}; write it as a [[shape]] table")
-    if "id" in table:
-        where += f" ({table['id']})"
+        raise UsageError(f"{where} is {shown(table)}; write it as a [[shape]] table")
+    name = _name(where, table)
+    if name:
+        where += f" ({printable(name)})"
     unknown = [key for key in table if key not in _KNOWN]
     if unknown:
-        raise UsageError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(_KNOWN)}")
-    m, n, k = (_number(where, table, key) for key in _EXTENTS)
-    batch = _number(where, table, "batch") if "batch" in table else 1
-    texts = {key: _typed(where, table, key, str, default) for key, default in _TEXTS.items()}
-    dtype = texts["dtype"] or default_dtype(family)
-    words = [key for key in _FLAGS if _typed(where, table, key, bool, False)]
-    words += [f"{key}={texts[key]}" for key in ("out", "bias", "act") if texts[key]]
-    line = f"{family} {batch}x{m}x{n}x{k} {dtype} {texts['layout']} {' '.join(words)}"
+        raise UsageError(f"{where}: unknown key {shown(unknown[0])}; known: {', '.join(_KNOWN)}")
     try:
-        problem = Problem.parse(line)
+        problem = _problem(where, table, family)
     except ProblemError as error:
         raise UsageError(f"{where}: {error}") from error
-    return NamedProblem(str(table.get("id", _extents_name(problem))), problem)
+    return NamedProblem(name or _extents_name(problem), problem)
+
+
+def _problem(where: str, table: Mapping[str, Any], family: str) -> Problem:
+    extents = {key: _number(where, table, key) for key in _EXTENTS}
+    texts = {key: _typed(where, table, key, str, default) for key, default in _TEXTS.items()}
+    flags = {key: _typed(where, table, key, bool, False) for key in _FLAGS}
+    return Problem(
+        **extents,
+        batch=_typed(where, table, "batch", int, 1),
+        ab_dtype=texts["dtype"] or default_dtype(family),
+        out_dtype=texts["out"],
+        layout=texts["layout"],
+        unaligned_out=flags["unaligned"],
+        epilogue=Epilogue(flags["alpha"], flags["beta"], texts["bias"], texts["act"], flags["scale"]),
+        promote=flags["promote"],
+        any_order=flags["any_order"],
+        family=family,
+    )
+
+
+def _name(where: str, table: Mapping[str, Any]) -> str:
+    """Return the ``id`` of a shape as text; empty if it has none."""
+    value = table.get("id", "")
+    if type(value) not in (str, int):
+        raise UsageError(f"{where}: id is {shown(value)}; it must be a string")
+    return value if isinstance(value, str) else shown(value)
 
 
 def _number(where: str, table: Mapping[str, Any], key: str) -> int:
     if key not in table:
         raise UsageError(f"{where} lacks {key}; each shape needs m, n and k")
-    return int(_typed(where, table, key, int, 0))
+    number: int = _typed(where, table, key, int, 0)
+    return number
 
 
 def _typed(where: str, table: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     value = table.get(key, default)
     if type(value) is not kind:
         names = {int: "an integer", str: "a string", bool: "true or false"}
-        raise UsageError(f"{where}: {key} is {value!r}; it must be {names[kind]}")
+        raise UsageError(f"{where}: {key} is {shown(value)}; it must be {names[kind]}")
     return value
 
 
@@ -123,5 +126,5 @@ def _require_unique(path: Path, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise UsageError(f"{path}: two shapes are called {name!r}; give each its own id")
+            raise UsageError(f"{path}: two shapes are called {shown(name)}; give each its own id")
         seen.add(name)

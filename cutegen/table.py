@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.digest import Json
+from cutegen.documents import read_json
 from cutegen.entry import ANY, Entry, Fingerprint
 from cutegen.errors import ConfigError, CutegenError, StoreError, TableError
 from cutegen.problem import Epilogue, Problem, Signature
+from cutegen.publish import publish, real_path
 from cutegen.space import Config
+from cutegen.text import shown
 
 __all__ = ["ANY", "Entry", "Estimate", "Fingerprint", "Legal", "Lookup", "Table"]
 
@@ -151,13 +153,15 @@ class Table:
         metadata = data["_metadata"]
         schema = metadata.get("schema")
         if type(schema) is not int or schema < 1:
-            raise TableError(f"_metadata has schema {schema!r}; valid: 1 to {_SCHEMA}")
+            raise TableError(f"_metadata has schema {shown(schema)}; valid: 1 to {_SCHEMA}")
         if schema > _SCHEMA:
             raise TableError(f"schema {schema} is newer than {_SCHEMA}; upgrade cutegen or tune again")
         entries = data.get("entries")
         if not isinstance(entries, dict):
             raise TableError("entries must be an object from problems to winners")
-        return cls(Fingerprint.from_json(metadata), [_entry(line, value) for line, value in entries.items()])
+        lines: dict[Problem, str] = {}
+        found = [_entry(line, value, lines) for line, value in entries.items()]
+        return cls(Fingerprint.from_json(metadata), found)
 
     @classmethod
     def load(cls, path: Path | str) -> Table:
@@ -165,33 +169,34 @@ class Table:
 
         Raises:
             TableError: It is not a dispatch table; the message names the file, the place and the remedy.
-            StoreError: The file cannot be read.
+            StoreError: The file does not exist or cannot be read.
         """
-        path = Path(path)
+        document = read_json(Path(path), "dispatch table", malformed=_unreadable)
         try:
-            return cls.from_json(json.loads(path.read_bytes()))
-        except OSError as error:
-            raise StoreError(f"dispatch table {path} cannot be read: {error}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TableError(
-                f"dispatch table {path} is not JSON ({error}); repair it or tune again"
-            ) from error
+            return cls.from_json(document)
         except TableError as error:
             raise TableError(f"dispatch table {path}: {error}") from error
+
+    @classmethod
+    def find(cls, path: Path | str) -> Table | None:
+        """Return the table stored at ``path``, or None if there is no such file; raises as :meth:`load`."""
+        try:
+            return cls.load(path)
+        except StoreError as error:
+            if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+                return None
+            raise
 
     def save(self, path: Path | str) -> None:
         """Write the table to ``path`` in one step: readers see the old file or the new one.
 
+        If ``path`` is a symbolic link, its target is replaced; the mode of the old file is kept.
+
         Raises:
-            StoreError: The folder or the disk does not allow it; the old file is untouched.
+            StoreError: The file cannot be written; the old file is unchanged.
         """
-        path = Path(path)
         text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _publish(path, text)
-        except OSError as error:
-            raise StoreError(f"dispatch table {path} cannot be written: {error}") from error
+        publish(Path(path), text.encode(), "dispatch table")
 
     @classmethod
     def update(cls, path: Path | str, fingerprint: Fingerprint, entries: Iterable[Entry]) -> Table:
@@ -203,20 +208,29 @@ class Table:
             TableError: The file is malformed or for another fingerprint; it is left as it is.
             StoreError: It cannot be read or written.
         """
-        path = Path(path)
+        path = real_path(Path(path))  # writers through a link and without it take the same lock
         with _alone(path):
-            table = cls.load(path) if path.exists() else cls(fingerprint)
+            table = cls.find(path) or cls(fingerprint)
             table.require(fingerprint)
             table = table.with_entries(entries)
             table.save(path)
             return table
 
 
-def _entry(line: str, data: Json) -> Entry:
+def _entry(line: str, data: Json, lines: dict[Problem, str]) -> Entry:
+    """Return the entry of the problem ``line``; ``lines`` notes which line described each problem."""
     try:
-        return Entry.from_json(Problem.parse(line), data)
+        entry = Entry.from_json(Problem.parse(line), data)
     except CutegenError as error:
-        raise TableError(f"entry {line!r}: {error}") from error
+        raise TableError(f"entry {shown(line)}: {error}") from error
+    other = lines.setdefault(entry.problem, line)
+    if other != line:
+        raise TableError(f"entries {shown(other)} and {shown(line)} are for the same problem")
+    return entry
+
+
+def _unreadable(message: str) -> TableError:
+    return TableError(f"{message}; repair it or tune again")
 
 
 def _order(problem: Problem) -> tuple[Any, ...]:
@@ -268,28 +282,15 @@ def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | No
     return min(predicted, key=lambda item: item[:2])[2]
 
 
-def _publish(path: Path, text: str) -> None:
-    """Write beside ``path`` and rename; nothing is left behind when that fails."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Hold the table's lock, a file beside it; the lock ends with the process that holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o666)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
     except OSError as error:
-        raise StoreError(f"dispatch table {path} cannot be written: {error}") from error
+        raise StoreError(f"dispatch table {path} cannot be written: {error.strerror or error}") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -165,7 +165,7 @@ def test_default_table_is_found_in_the_cache_folder(gpu: FakeGpu, caplog: pytest
 def test_explicit_table_must_be_one(gpu: FakeGpu, tmp_path: Path) -> None:
     """A table that the caller names is an error if it is missing or malformed."""
     dispatcher = gpu.dispatcher()
-    with pytest.raises(StoreError, match=r"nowhere\.json cannot be read"):
+    with pytest.raises(StoreError, match=r"nowhere\.json does not exist"):
         dispatcher.with_table(tmp_path / "nowhere.json")
     (tmp_path / "bad.json").write_text("[]")
     with pytest.raises(TableError, match=r"bad\.json"):

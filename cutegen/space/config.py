@@ -8,11 +8,14 @@ from typing import TypeAlias
 
 from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError
+from cutegen.text import shown
 
 __all__ = ["Config", "Value", "format_value", "parse_value"]
 
 #: What a knob may hold. Tuples hold integers, as in ``cluster_shape_mn = (2, 1)``.
 Value: TypeAlias = "bool | int | str | tuple[int, ...]"
+#: Most digits of a number that is parsed; longer ones are refused by their length.
+_DIGITS = 20
 
 
 def format_value(value: Value) -> str:
@@ -25,14 +28,21 @@ def format_value(value: Value) -> str:
 
 
 def parse_value(text: str) -> Value:
-    """Return the value that ``text`` (as printed by :func:`format_value`) stands for."""
+    """Return the value that ``text`` (as printed by :func:`format_value`) stands for.
+
+    Raises:
+        ConfigError: A number has more digits than any knob's.
+    """
     if text in {"true", "false"}:
         return text == "true"
-    if re.fullmatch(r"-?\d+", text):
-        return int(text)
-    if re.fullmatch(r"\d+(x\d+)+", text):
-        return tuple(map(int, text.split("x")))
-    return text
+    if not re.fullmatch(r"-?[0-9]+|[0-9]+(x[0-9]+)+", text):
+        return text
+    longest = max(map(len, text.split("x")))
+    if longest > _DIGITS:
+        raise ConfigError(
+            f"{shown(text)} holds a number of {longest} digits; no knob has more than {_DIGITS}"
+        )
+    return tuple(map(int, text.split("x"))) if "x" in text else int(text)
 
 
 class Config(Mapping[str, Value]):
@@ -90,7 +100,7 @@ class Config(Mapping[str, Value]):
             elif isinstance(value, (bool, int, str)):
                 values[knob] = value
             else:
-                raise ConfigError(f"knob {knob} holds {value!r}, which no knob may")
+                raise ConfigError(f"knob {knob} holds {shown(value)}, which no knob may")
         return cls(values)
 
     @classmethod
@@ -104,7 +114,7 @@ class Config(Mapping[str, Value]):
         for word in text.replace(",", " ").split():
             knob, equals, value = word.partition("=")
             if not equals or not knob or not value:
-                raise ConfigError(f"{word!r} is not of the form knob=value")
+                raise ConfigError(f"{shown(word)} is not of the form knob=value")
             if knob in values:
                 raise ConfigError(f"knob {knob} is named twice")
             values[knob] = parse_value(value)

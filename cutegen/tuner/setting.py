@@ -114,14 +114,16 @@ class Setting:
             TableError: The named table is malformed or holds elsewhere.
             StoreError: It cannot be read, or the cache's own cannot be set aside.
         """
-        if self.device is None or self.table is None or not self.table.exists():
+        if self.device is None or self.table is None:
             return None
         try:
-            table = Table.load(self.table)
+            table = Table.find(self.table)
         except TableError:
             if not self.own_table:
                 raise
             self._set_aside(self.table)
+            return None
+        if table is None:
             return None
         reasons = table.mismatch(Fingerprint.of(self.device))
         if not reasons:
