@@ -7,9 +7,7 @@ are compiled kernels.
 from __future__ import annotations
 
 import json
-import os
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from cutegen.errors import LaunchError
 from cutegen.measure import Candidate
 from cutegen.measure.torch_engine import TorchEngine
 from cutegen.problem import Problem
+from cutegen.publish import publish
 from tools.benchmark.bandwidth import COPY_CALL, CopyCall
 
 if TYPE_CHECKING:
@@ -235,6 +234,4 @@ def _found(tuner: Any) -> dict[str, Any]:
 
 
 def _write(path: Path, note: Mapping[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-    draft.write_text(json.dumps(note), encoding="utf-8")
-    draft.replace(path)
+    publish(path, json.dumps(note).encode(), "note of QuACK's tuning")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from cutegen.digest import Json
 from cutegen.errors import CutegenError, StoreError, UsageError
 from cutegen.policy import Timing
 from cutegen.problem import Problem
+from cutegen.publish import publish
 
 __all__ = [
     "CONTEST",
@@ -258,21 +256,10 @@ def write_json(path: Path, document: Mapping[str, Json]) -> None:
     """Write a results file in one step: readers see the old one or the new one.
 
     Raises:
-        StoreError: The folder or the disk does not allow it; the old file is untouched.
+        StoreError: The file cannot be written; the old file is unchanged.
     """
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError as error:
-        raise StoreError(f"results file {path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    publish(path, text.encode(), "results file")
 
 
 def differences(there: Json, here: Json, where: str = "") -> Iterator[str]:
