@@ -29,7 +29,7 @@ _USAGE_ERRORS = (UsageError, ProblemError, ConfigError, ArchError)
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Return the exit code of ``command``; errors of cutegen become one message on standard error."""
+    """Return the exit code of ``command``; errors of cutegen and the system become one message each."""
     previous = signal.signal(signal.SIGTERM, _stop)
     try:
         return command()
@@ -43,6 +43,9 @@ def run_command(command: Callable[[], int]) -> int:
         # The reader of our output is gone; give the interpreter nothing left to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        say(f"cutegen: error: {error}", error=True)
+        return EXIT_ENVIRONMENT
     finally:
         signal.signal(signal.SIGTERM, previous)
 

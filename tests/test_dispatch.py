@@ -162,6 +162,67 @@ def test_default_table_is_found_in_the_cache_folder(gpu: FakeGpu, caplog: pytest
     assert "ignoring the dispatch table in the cache folder" in caplog.text
 
 
+BAD_TABLES: dict[str, Callable[[bytes], bytes]] = {
+    "integer of 5000 digits": lambda text: text.replace(b'"schema": 1', b'"schema": ' + b"9" * 5000),
+    "extent of 5000 digits": lambda text: text.replace(b"1024x1024x1024", b"9" * 5000 + b"x8x8"),
+    "float too large": lambda text: text.replace(b'"time_us": null', b'"time_us": 1e999'),
+    "deeply nested": lambda text: b"[" * 100_000,
+    "not UTF-8": lambda text: text.replace(b"H200", b"H200\xff"),
+    "malformed artifact key": lambda text: text.replace(b'"artifact_key": ""', b'"artifact_key": "../../x"'),
+    "entry not an object": lambda text: text.replace(
+        b'"entries": {', b'"entries": {"gemm 8x8x8 bf16 tn": 1, '
+    ),
+    "duplicate key": lambda text: text.replace(b'"entries"', b'"entries": {}, "entries"'),
+    "terminal escape": lambda text: text.replace(b'"split_k"', b'"\\u001b[31m": {}, "split_k"'),
+}
+
+
+@pytest.mark.parametrize("damage", BAD_TABLES.values(), ids=BAD_TABLES)
+def test_a_bad_table_of_the_cache_costs_one_warning(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    """Calls on every GPU go on with the default config; a table that the caller names is an error."""
+    path = default_table_path(gpu.store.root, H200)
+    table(Entry(PROBLEM, other_than_default())).save(path)
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    assert path.read_bytes() != good
+    dispatcher = gpu.dispatcher()
+    for index in (0, 1):
+        choice = dispatcher.kernel(PROBLEM, index)
+        assert choice is not None and choice.answer.how == "default"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and str(path) in record.getMessage()
+    assert record.getMessage().isprintable()
+    with pytest.raises(TableError, match=r"nvidia_h200\.json"):
+        dispatcher.with_table(path)
+
+
+def test_a_table_that_cannot_be_read_costs_one_warning(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder in its place; the same holds where permissions deny it."""
+    path = default_table_path(gpu.store.root, H200)
+    path.mkdir(parents=True)
+    dispatcher = gpu.dispatcher()
+    assert [dispatcher.explain(PROBLEM, index).how for index in (0, 1)] == ["default", "default"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    loop = default_table_path(gpu.store.root / "other", H200)
+    loop.parent.parent.mkdir()
+    loop.parent.symlink_to(loop.parent)
+    assert FakeGpu(gpu.store.root / "other").dispatcher().explain(PROBLEM).how == "default"
+
+
+def test_an_entry_of_a_source_without_kernels_here_does_not_answer(gpu: FakeGpu) -> None:
+    """No operators compute block-scaled products; an entry that names them is passed over."""
+    b200 = replace(H200, name="NVIDIA B200", compute_capability=(10, 0), sm_count=148)
+    problem = Problem(1024, 1024, 1024, ab_dtype="nvfp4", family="gemm_blockscaled")
+    entry = Entry(problem, Config({"source": "operators"}), source="operators")
+    given = Table(Fingerprint.of(b200, Toolchain.current()), [entry])
+    dispatcher = Dispatcher(given, kernels=gpu.kernels(), device=lambda index: b200, device_type="cpu")
+    assert dispatcher.explain(problem).how == "default"
+
+
 def test_explicit_table_must_be_one(gpu: FakeGpu, tmp_path: Path) -> None:
     """A table that the caller names is an error if it is missing or malformed."""
     dispatcher = gpu.dispatcher()

@@ -66,7 +66,12 @@ def test_lines_read_as_users_write_them() -> None:
         ("gemm 8x8x8 bf16 tn out=int32", "'int32'"),
         ("gemm 0x8x8 bf16 tn", "m=0"),
         ("gemm 8x8x9 bf16 tn", "k=9"),
+        ("gemm 99999999999x8x8 bf16 tn", "m=99999999999 must be an integer from 1 to 2147483647"),
+        (f"gemm 8x{'9' * 5000}x8 bf16 tn", "an extent has 5000 digits; valid: integers from 1 to 2147483647"),
+        (f"gemm {'9' * 5000}x8x8x8 bf16 tn", "an extent has 5000 digits"),
+        ("gemm 8x8x\u0668 bf16 tn", "'8x8x\u0668' is not MxNxK"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_malformed_line_is_refused_and_the_wrong_word_named(line: str, wrong: str) -> None:
     """The message quotes what is wrong."""

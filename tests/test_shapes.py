@@ -30,6 +30,13 @@ def test_a_malformed_word_is_named(word: str) -> None:
         parse_shape(word)
 
 
+def test_a_word_of_thousands_of_digits_is_refused_in_a_line() -> None:
+    """Python itself would refuse to convert it."""
+    with pytest.raises(UsageError, match="an extent has 5000 digits; valid: integers from 1 to") as caught:
+        parse_shape(f"{'9' * 5000}x8x8")
+    assert len(str(caught.value)) < 400
+
+
 def test_a_file_gives_its_shapes_in_order(tmp_path: Path) -> None:
     """Every table becomes a problem under its id, with documented defaults."""
     path = _file(
@@ -60,7 +67,19 @@ def test_a_file_gives_its_shapes_in_order(tmp_path: Path) -> None:
         ("[[shape]]\nm = 0\nn = 64\nk = 64\n", "m=0"),
         ("[[shape]]\nm = 64\nn = 64\nk = 64\ndtype = 'int4'\n", "unsupported input dtype 'int4'"),
         (2 * "[[shape]]\nid = 'A'\nm = 64\nn = 64\nk = 64\n", "two shapes are called 'A'"),
+        (f"[[shape]]\nm = {'9' * 5000}\n", r"shapes\.toml is refused: line 2 column 5: 9.* has 5000 digits"),
+        (f"[[shape]]\nm = {'9' * 4000}\nn = 64\nk = 64", r"shape 1: m=an integer of 13288 bits must be"),
+        (f"[[shape]]\nid = 'A'\nm = 0x{'f' * 5000}\nn = 64\nk = 64", r"shape 1 \(A\): m=an integer of 20000"),
+        (f"[[shape]]\nm = 64\nn = 64\nk = 64\nbatch = 0x{'f' * 5000}", "shape 1: batch=an integer of 20000"),
+        ("[[shape]]\nm = 1e999\n", r"line 2 column 5: 1e999 is no finite number"),
+        ("shape = [" + "[" * 400 + "]" * 400 + "]", r"shape 1 is \[\[\[\[\.\.\.\]\]\]\]; write it as"),
+        ("shape = " + "[" * 100_000, "is nested too deeply"),
+        ("[[shape]]\nid = [1]\nm = 64\nn = 64\nk = 64\n", r"shape 1: id is \[1\]; it must be a string"),
+        ("[[shape]]\nid = 1e3\nm = 64\nn = 64\nk = 64\n", r"shape 1: id is 1000\.0; it must be a string"),
+        ("[[shape]]\nm = 64\nn = 64\nk = 64\ndtype = 'bf16 nn'\n", "unsupported input dtype 'bf16 nn'"),
+        ("[[shape]]\nm = 64\nn = 64\nk = 64\nact = 'relu beta'\n", "unknown activation 'relu beta'"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_malformed_file_is_refused_where_it_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     """The message names the shape, the key and what would be valid."""
@@ -69,6 +88,17 @@ def test_a_malformed_file_is_refused_where_it_is_wrong(tmp_path: Path, text: str
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """A shapes file that is not there is a usage error with its path."""
-    with pytest.raises(UsageError, match="does not exist"):
+    """A shapes file that is not there, or whose name or content no file of shapes has, is a usage error."""
+    with pytest.raises(UsageError, match=r"shapes file .*none\.toml does not exist"):
         read_shapes(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match=r"a\\x00b' cannot be read"):
+        read_shapes(tmp_path / "a\0b")
+    (tmp_path / "latin.toml").write_bytes(b"[[shape]]\nid = '\xe4'\n")
+    with pytest.raises(UsageError, match=r"latin\.toml is not UTF-8 text: line 2 has the byte 0xe4"):
+        read_shapes(tmp_path / "latin.toml")
+
+
+def test_an_id_may_be_a_number_and_may_be_empty(tmp_path: Path) -> None:
+    """A number is its digits; an empty id counts as none."""
+    shapes = "[[shape]]\nid = 7\nm = 64\nn = 64\nk = 64\n[[shape]]\nid = ''\nm = 8\nn = 64\nk = 64\n"
+    assert [shape.name for shape in read_shapes(_file(tmp_path, shapes))] == ["7", "8x64x64"]

@@ -333,6 +333,16 @@ def test_a_malformed_config_line_is_refused(text: str) -> None:
         Config.parse(text)
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "-" + "9" * 5000, "2x" + "9" * 5000, "9" * 21], ids=len)
+def test_a_number_that_no_knob_holds_is_refused_by_its_length(value: str) -> None:
+    """Python would refuse to convert some of them; the message is about a line long."""
+    for act in (lambda: parse_value(value), lambda: Config.parse(f"size={value}")):
+        with pytest.raises(ConfigError, match="no knob has more than 20") as caught:
+            act()
+        assert len(str(caught.value)) < 250
+    assert parse_value("9" * 20) == 10**20 - 1
+
+
 @pytest.mark.parametrize("value", [1.5, None, {"a": 1}, [1, "x"], [1.0]])
 def test_json_that_is_no_config_is_refused(value: Any) -> None:
     """Knobs hold booleans, integers, words and lists of integers."""
