@@ -14,11 +14,6 @@ from cutegen.digest import Json
 from cutegen.errors import CutegenError, StoreError
 from cutegen.text import shown
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = ["parse_json", "read_json", "read_toml"]
 
 #: Most bytes of a document. Source: judgement; an entry of a dispatch table has about 1 KB.
@@ -30,7 +25,7 @@ DIGIT_LIMIT = 20
 ErrorType: TypeAlias = Callable[[str], CutegenError]
 
 #: Strings, comments, and (as group 1) the words and numbers outside of them, in JSON and in TOML.
-_TOKENS = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^'\n]*'|#[^\n]*|([-+]?\w[-+.\w]*)", re.DOTALL)
+_TOKENS = r"\"(?:[^\"\\]|\\.)*\"|'[^'\n]*'|#[^\n]*|([-+]?\w[-+.\w]*)"
 
 
 class _Refused(ValueError):
@@ -99,6 +94,10 @@ def read_toml(
         malformed: The error to raise if it is not such a document.
         unreadable: The error to raise if there is no such file or it cannot be read.
     """
+    if sys.version_info >= (3, 11):  # imported here: who only reads tables need not wait for it
+        import tomllib
+    else:
+        import tomli as tomllib
     where = f"{what} {path}"
     text = _decode(_read(path, what, malformed, unreadable), where, malformed)
     try:
@@ -170,7 +169,8 @@ def _cut(literal: str) -> str:
 
 def _place(text: str, literal: str) -> str:
     """Return the place of the first number ``literal`` outside of strings; empty if there is none."""
-    at = next((token.start() for token in _TOKENS.finditer(text) if literal and token[1] == literal), None)
+    tokens = re.finditer(_TOKENS, text, re.DOTALL) if literal else ()
+    at = next((token.start() for token in tokens if token[1] == literal), None)
     if at is None:
         return ""
     return f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}: "

@@ -113,7 +113,7 @@ def test_the_progress_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch)
     assert not isinstance(display, Lines)
     with display:
         display.begin(ESCAPES, 1, 2)
-        display.show(Progress(Problem(64, 64, 64), "done", 1, 2, {"ok[/]": 1}, None, 1.0, None))
+        display.show(Progress(Problem(64, 64, 64), "done", 1, 2, {"ok[/]": 1}))
     drawn = terminal.getvalue()
     assert VISIBLE in drawn and "ok[/]" in drawn
     assert (
@@ -128,7 +128,7 @@ def test_a_stream_that_cannot_encode_a_name_shows_it_escaped(monkeypatch: pytest
     cli_text.say("Größe \udcff")
     cli_text.say_json({"Größe": "\x7f"})
     stream.flush()
-    lines = cast(io.BytesIO, stream.buffer).getvalue().decode("ascii").splitlines()
+    lines = stream.buffer.getvalue().decode("ascii").splitlines()
     assert lines[0] == r"Gr\xf6\xdfe \udcff"
     assert json.loads("".join(lines[1:])) == {"Größe": "\x7f"} and "\x7f" not in lines[2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -196,6 +197,34 @@ def test_a_bad_table_of_the_cache_costs_one_warning(
     assert record.getMessage().isprintable()
     with pytest.raises(TableError, match=r"nvidia_h200\.json"):
         dispatcher.with_table(path)
+
+
+CODE = '"\nimport os; os.system("touch injected")\n"'
+INJECTED: dict[str, Callable[[dict[str, Value]], object]] = {
+    "value": lambda knobs: knobs.update(reduction=f"fixed{CODE}"),
+    "knob": lambda knobs: knobs.update({f"x{CODE}": 1}),
+    "boolean for an integer": lambda knobs: knobs.update(split_k=True),
+    "path for a source": lambda knobs: knobs.update(source="../../x"),
+}
+
+
+@pytest.mark.parametrize("change", INJECTED.values(), ids=INJECTED)
+def test_text_of_a_table_never_reaches_a_kernel(
+    gpu: FakeGpu, change: Callable[[dict[str, Value]], object]
+) -> None:
+    """What is not in the space is not rendered: a table's config does not answer, a given one is an error."""
+    knobs = dict(other_than_default())
+    change(knobs)
+    path = default_table_path(gpu.store.root, H200)
+    table(Entry(PROBLEM, Config(dict(other_than_default())))).save(path)
+    document = json.loads(path.read_text())
+    document["entries"][str(PROBLEM)]["config"] = Config(knobs).to_json()
+    path.write_text(json.dumps(document))
+    choice = gpu.dispatcher().kernel(PROBLEM)
+    assert choice is not None and choice.answer.how == "default"
+    with pytest.raises(ConfigError):
+        gpu.dispatcher().kernel(PROBLEM, config=Config(knobs))
+    assert gpu.compiled and not any("os.system" in source.text for source in gpu.compiled)
 
 
 def test_a_table_that_cannot_be_read_costs_one_warning(
