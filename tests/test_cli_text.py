@@ -86,6 +86,21 @@ def test_what_a_child_said_is_shown(
     assert capsys.readouterr().err == "cutegen: error: the compiler said:\n  \\x1b]0;title\\x07error\n"
 
 
+def test_an_error_of_the_system_is_a_message(
+    gpu: FakeBench,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk or a name that is too long ends with exit code 3, wherever it is met."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(36, "File name too long", "x")
+
+    monkeypatch.setattr("cutegen.cli_tune.AutoTuner", fail)
+    assert tune("--shape", SHAPE) == 3
+    assert capsys.readouterr().err == "cutegen: error: [Errno 36] File name too long: 'x'\n"
+
+
 @pytest.mark.parametrize("word", ["--\x1b[2J", "--list=\x1b[2J", "--lint=\x1b[2J"])
 def test_arguments_are_shown(capsys: pytest.CaptureFixture[str], word: str) -> None:
     """Messages of the argument parser quote words that may come from a script."""

@@ -72,3 +72,8 @@ def test_another_process_finds_the_same_digest() -> None:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
         )
         assert done.stdout.strip() == here
+
+
+def test_text_that_cannot_be_encoded_has_a_digest() -> None:
+    """JSON may hold lone surrogates, and so may what is read from it."""
+    assert digest("\ud800") != digest("\udfff") and len(digest("\ud800")) == 32
