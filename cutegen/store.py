@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,16 +17,20 @@ from pathlib import Path
 
 from cutegen.digest import Json
 from cutegen.errors import StoreError
+from cutegen.private import make_private, why_untrusted
 
 __all__ = ["Entry", "KeyLock", "Store", "file_digest"]
 
 #: Layout of the folders; a change of layout starts a new tree and leaves the old one alone.
 LAYOUT = "v1"
 META = "meta.json"
+#: The file of an entry that is run, so its digest must be there; ``cutegen.build`` writes it.
+LIBRARY = "kernel.so"
 #: Seconds between two attempts at a lock that somebody else holds.
 LOCK_POLL_S = 0.02
 _ARCH = re.compile(r"[a-z0-9_]{1,32}")
 _KEY = re.compile(r"[0-9a-f]{8,64}")
+_log = logging.getLogger("cutegen")
 
 
 def file_digest(path: Path) -> str:
@@ -74,10 +79,28 @@ class Store:
 
     A writer takes the key's lock, fills a staging folder and renames it into place. A reader trusts only
     files whose SHA-256 is the one in ``meta.json``; anything else is set aside under ``quarantine``.
+
+    Kernels of the store are run, so what another user may have written is refused with a StoreError: every
+    folder from the root to an entry must belong to this user or to the superuser, and neither its group nor
+    everybody may write to it. A store looks at each folder once. New folders are made with mode 0700.
+
+    Args:
+        root: The folder; ``~`` and ``~name`` are understood.
+        shared: Trust the user who owns ``root``, whoever that is, and only read.
+
+    Raises:
+        StoreError: ``root`` names a user who does not exist.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = Path(root).expanduser().absolute()
+    def __init__(self, root: Path | str, *, shared: bool = False) -> None:
+        try:
+            self.root = Path(root).expanduser().absolute()
+        except (RuntimeError, OSError) as error:
+            raise StoreError(
+                f"cannot find the cache {root}: {error}; set CUTEGEN_CACHE_DIR to a path without ~"
+            ) from error
+        self.shared = shared
+        self._trusted: set[Path] = set()
 
     @classmethod
     def default(cls) -> Store:
@@ -85,11 +108,14 @@ class Store:
 
         That is ``$XDG_CACHE_HOME/cutegen``, or ``~/.cache/cutegen`` (XDG base directories; Linux only, as the
         compiler is).
+
+        Raises:
+            StoreError: There is no home folder, or not that of the user who is named.
         """
         chosen = os.environ.get("CUTEGEN_CACHE_DIR")
         if chosen:
             return cls(Path(chosen))
-        return cls(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cutegen")
+        return cls(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "cutegen")
 
     def folder(self, arch: str, key: str) -> Path:
         """Return where the entry of ``key`` is, or would be.
@@ -106,17 +132,23 @@ class Store:
     def find(self, arch: str, key: str, *, verify: bool = True) -> Entry | None:
         """Return the entry of ``key``, or None; a corrupt entry is set aside and counts as absent.
 
+        In a cache that is only read it stays where it is, and a warning is logged.
+
         Args:
             arch: The architecture it was made for.
             key: Its name.
             verify: Whether to compare every file with its recorded SHA-256.
 
         Raises:
-            StoreError: The folder cannot be read, or a corrupt entry cannot be set aside.
+            StoreError: The folder cannot be read or may hold what another user wrote, or a corrupt entry
+                cannot be set aside.
         """
         entry, damage = self._read(arch, key, verify)
         if not damage:
             return entry
+        if self._is_only_read():
+            _log.warning("%s of the read-only cache %s counts as absent: %s", key, self.root, damage)
+            return None
         with self.lock(arch, key):
             entry, damage = self._read(arch, key, verify)  # somebody else may have repaired it meanwhile
             if damage:
@@ -129,29 +161,75 @@ class Store:
 
     def _read(self, arch: str, key: str, verify: bool) -> tuple[Entry | None, str]:
         folder = self.folder(arch, key)
+        self._require_trusted(folder)
         try:
             meta = json.loads((folder / META).read_bytes())
         except FileNotFoundError:
             return None, f"{META} is missing" if folder.is_dir() else ""
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return None, f"{META} is unreadable: {error}"
         except OSError as error:
             raise _failure(f"read {folder}", error) from error
-        if not isinstance(meta, dict) or meta.get("key") != key or not isinstance(meta.get("files"), dict):
-            return None, f"{META} does not describe this entry"
-        for name, wanted in meta["files"].items() if verify else ():
-            try:
-                if file_digest(folder / name) != wanted:
-                    return None, f"{name} has changed"
-            except OSError:
-                return None, f"{name} is missing"
-        return Entry(arch, key, folder, meta), ""
+        damage = _contradiction(meta, key) or (_changed_file(folder, meta["files"]) if verify else "")
+        return (None, damage) if damage else (Entry(arch, key, folder, meta), "")
+
+    def _require_trusted(self, folder: Path) -> None:
+        """Refuse ``folder`` if it, or one above it up to the root, may hold what another user wrote.
+
+        Raises:
+            StoreError: It may; the message names the folder and the remedy.
+        """
+        if folder in self._trusted:
+            return
+        if folder != self.root:
+            self._require_trusted(folder.parent)
+        try:
+            reason = why_untrusted(folder, self._owners())
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _failure(f"read {folder}", error) from error
+        if reason:
+            raise StoreError(
+                f"cache {self.root} is refused: {folder} {reason}, so another user could have put code there "
+                f"that would be run; {self._remedy(reason)}"
+            )
+        self._trusted.add(folder)
+
+    def _owners(self) -> set[int]:
+        owners = {os.geteuid(), 0}
+        return owners | {self.root.stat().st_uid} if self.shared else owners
+
+    def _remedy(self, reason: str) -> str:
+        import shlex  # here, for it is never needed otherwise
+
+        own = "set CUTEGEN_CACHE_DIR to a folder of your own"
+        if "written" in reason:
+            return f"if all of it is yours, run: chmod -R go-w {shlex.quote(str(self.root))}; otherwise {own}"
+        return own if self.shared else f"{own}, or trust that user and only read: Store(root, shared=True)"
+
+    def _is_only_read(self) -> bool:
+        try:
+            return self.shared or self.root.stat().st_uid != os.geteuid()
+        except OSError:
+            return False
+
+    def require_writable(self) -> None:
+        """Do nothing if entries may be added.
+
+        Raises:
+            StoreError: The store is shared.
+        """
+        if self.shared:
+            raise StoreError(
+                f"cache {self.root} is shared, so it is only read; to add kernels, open your own"
+            )
 
     def _set_aside(self, arch: str, key: str) -> None:
         folder = self.folder(arch, key)
         aside = self.root / LAYOUT / "quarantine"
         try:
-            aside.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(aside)
             folder.rename(aside / f"{arch}-{key}-{time.time_ns()}")
         except FileNotFoundError:
             return
@@ -162,14 +240,20 @@ class Store:
         """Return the lock of ``key``, or None while somebody else holds it.
 
         Raises:
-            StoreError: The store cannot be written.
+            StoreError: The store cannot be written, is shared, or may hold what another user wrote.
         """
+        self.require_writable()
         path = self.folder(arch, key).with_name(f"{key}.lock")
+        self._require_trusted(path.parent)
+        try:
+            make_private(path.parent)
+        except OSError as error:
+            raise _failure(f"write to {self.root}", error) from error
+        self._require_trusted(path.parent)  # what was missing may have been made by another user meanwhile
         while True:
             descriptor = -1
             try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The previous holder removes the file, so the lock may be on a file that is gone.
                 if _is_open_file(path, descriptor):
@@ -209,7 +293,7 @@ class Store:
         try:
             if staged.exists():
                 shutil.rmtree(staged)
-            staged.mkdir(mode=0o700, parents=True)
+            staged.mkdir(mode=0o700)
         except OSError as error:
             raise _failure(f"write to {self.root}", error) from error
         return staged
@@ -252,7 +336,10 @@ class Store:
                 raise _failure(f"write to {self.root}", error) from error
 
     def keys(self, arch: str) -> tuple[str, ...]:
-        """Return the keys of all entries for ``arch``, sorted, without looking into them."""
+        """Return the keys of all entries for ``arch``, sorted, without looking into them.
+
+        Nothing says yet that they are whole, or may be trusted; :meth:`find` does.
+        """
         root = self.root / LAYOUT / arch
         return tuple(
             sorted(path.parent.name for path in root.glob(f"*/*/{META}") if path.parent.suffix == "")
@@ -266,6 +353,28 @@ class Store:
         trash = folder.with_name(f"{folder.name}.old{time.time_ns()}")
         folder.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+
+def _contradiction(meta: object, key: str) -> str:
+    """Return how ``meta`` does not describe the entry of ``key``; empty if it does."""
+    files = meta.get("files") if isinstance(meta, dict) else None
+    if not isinstance(meta, dict) or not isinstance(files, dict) or meta.get("key") != key:
+        return f"{META} does not describe this entry"
+    if any("/" in name for name in files):
+        return f"{META} lists a file of another folder"
+    if meta.get("outcome") == "ok" and LIBRARY not in files:
+        return f"{META} lists no {LIBRARY}"
+    return ""
+
+
+def _changed_file(folder: Path, files: Mapping[str, str]) -> str:
+    for name, wanted in files.items():
+        try:
+            if file_digest(folder / name) != wanted:
+                return f"{name} has changed"
+        except (OSError, ValueError):
+            return f"{name} is missing"
+    return ""
 
 
 def _is_open_file(path: Path, descriptor: int) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,6 +275,39 @@ def test_two_racing_runs_do_the_work_once(tmp_path: Path) -> None:
         out, _ = run.communicate(timeout=120)
         assert sorted(out.split()) == ["Artifact", "Artifact", "Failure"]
     assert sorted(note.read_text().split()) == ["0", "1", "2"]
+
+
+def test_what_a_killed_run_left_in_the_temporary_directory_is_swept_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caller and daemon die at once, in the middle of linking; the next run need not compile anything."""
+    top = tmp_path / "tmp"
+    top.mkdir()
+    monkeypatch.setenv("TMPDIR", str(top))
+    monkeypatch.setattr(tempfile, "tempdir", str(top))
+    note = tmp_path / "pids"
+    text = "import os, tempfile, time\ntempfile.mkstemp()\n"  # as the C compiler leaves its files
+    text += f"open({str(note)!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}} .')\ntime.sleep(1000)\n"
+    caller = start(tmp_path / "cache", text)
+    wait_until(lambda: note.exists() and note.read_text().endswith("."))
+    child, daemon = map(int, note.read_text().split()[:2])
+    for pid in (caller.pid, daemon, child):
+        os.kill(pid, signal.SIGKILL)
+    caller.communicate(timeout=60)
+    wait_until(lambda: not alive(child) and not alive(daemon))
+    assert len(list(top.iterdir())) == 1 and list(top.rglob("tmp*"))
+    with Builder(Store(tmp_path / "cache")):
+        assert list(top.iterdir()) == []
+
+
+def test_a_time_out_without_its_limit_is_tried_again(tmp_path: Path) -> None:
+    """A record that says nothing sensible is no reason for a traceback."""
+    store, key = Store(tmp_path), artifact_key(BAD["sleep"], Toolchain.current())
+    for limit in (None, "long", [1]):
+        with store.lock("sm_90a", key) as lock:
+            store.stage(lock)
+            store.publish(lock, {"outcome": "timeout", "message": "", "timeout_s": limit})
+        assert Builder(store).find(BAD["sleep"]) is None
 
 
 def test_a_daemon_that_dies_under_its_work_is_replaced(tmp_path: Path) -> None:

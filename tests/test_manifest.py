@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from fake_operators import LISTED, OFFERED, design, operator, pretend_installed
 
+from cutegen import interpreter
 from cutegen.arch import Arch, find_arch
 from cutegen.catalog import find_space
 from cutegen.errors import BuildError, ResourceError
@@ -123,15 +125,15 @@ def test_a_failed_question_is_an_error_with_its_last_words(
     with pytest.raises(BuildError):
         find_offers(PROBLEM, SM90, Store(tmp_path), ask=fail)
     assert find_offers(PROBLEM, SM90, Store(tmp_path), ask=Api()).configs == OFFERED
-    monkeypatch.setattr(listing, "_BOOT", "raise ValueError('its last words')")
+    monkeypatch.setattr(interpreter, "_BOOT", "raise ValueError('its last words')")
     with pytest.raises(BuildError, match="cannot list its operators: ValueError: its last words"):
         ask_api(("bf16", "bf16", "k", "k", 2), SM90)
-    monkeypatch.setattr(listing, "_BOOT", "print('{a warning}')")
+    monkeypatch.setattr(interpreter, "_BOOT", "print('{a warning}')")
     with pytest.raises(BuildError, match=r"but said: '{a warning}'"):
         ask_api(("bf16", "bf16", "k", "k", 2), SM90)
-    monkeypatch.setattr(listing, "_BOOT", "print('{a warning}'); print('{\"designs\": []}')")
+    monkeypatch.setattr(interpreter, "_BOOT", "print('{a warning}'); print('{\"designs\": []}')")
     assert ask_api(("bf16", "bf16", "k", "k", 2), SM90) == {"designs": []}
-    monkeypatch.setattr(listing, "_BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr(interpreter, "_BOOT", "import time; time.sleep(60)")
     monkeypatch.setattr(listing, "LIMIT_S", 0.2)
     with pytest.raises(BuildError, match=r"within 0\.2 s"):
         ask_api(("bf16", "bf16", "k", "k", 2), SM90)
@@ -156,3 +158,35 @@ def test_operators_that_are_listed_twice_are_one_candidate() -> None:
     """Their texts would be the same."""
     twice = Listing((design(64, 64), design(64, 64)), ())
     assert offers_of(twice, PROBLEM, find_space("gemm", SM90, "operators")).configs == (operator("64x64"),)
+
+
+def test_the_api_works_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look for files in the temporary directory under names that other users can foresee."""
+    boot = "import json, os; print(json.dumps([os.getcwd(), os.environ['TMPDIR']]))"
+    monkeypatch.setattr(interpreter, "_BOOT", boot)
+    here, temporary = ask_api(("bf16", "bf16", "k", "k", 2), SM90)
+    assert here == temporary and not Path(here).exists()
+
+
+@pytest.mark.parametrize("changes", [{"designs": 5}, {"designs": [{}]}, {"refused": [{"operator": "x"}]}])
+def test_an_answer_of_another_form_is_neither_kept_nor_believed(
+    tmp_path: Path, changes: Mapping[str, Any]
+) -> None:
+    """From the API it is an error; from the store, it is asked for again."""
+    store = Store(tmp_path)
+    with pytest.raises(BuildError, match="no list of operators"):
+        find_offers(PROBLEM, SM90, store, ask=Api({**LISTED, **changes}))
+    assert store.keys("sm_90a") == ()
+    find_offers(PROBLEM, SM90, store, ask=Api())
+    (meta,) = tmp_path.glob("v1/sm_90a/*/*/meta.json")
+    data = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**data, "listing": {**data["listing"], **changes}}))
+    assert find_offers(PROBLEM, SM90, store, ask=Api()).configs == OFFERED
+
+
+@pytest.mark.parametrize("shape", [[], ["a", "b", "c"], [128], "128x64", None])
+def test_a_design_without_a_proper_tile_is_refused(shape: object) -> None:
+    """By the space, as one whose knob is missing."""
+    odd = Listing(({**design(64, 64), "tile_shape": shape},), ())
+    offers = offers_of(odd, PROBLEM, find_space("gemm", SM90, "operators"))
+    assert offers.configs == () and "tile_shape_mn" in offers.refused[0].reason

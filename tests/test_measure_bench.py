@@ -270,6 +270,6 @@ def test_child_environment_is_cleaned(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("PYTHONPATH", "some/where")
     monkeypatch.chdir(tmp_path)
-    environment = _environment([HERE])
+    environment = _environment()
     assert "CUDA_LAUNCH_BLOCKING" not in environment
-    assert environment["PYTHONPATH"].split(os.pathsep) == [str(HERE), str(tmp_path / "some/where")]
+    assert environment["PYTHONPATH"] == str(tmp_path / "some/where")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cutegen.build.artifact import LIBRARY
 from cutegen.errors import StoreError
 from cutegen.store import Store
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 def write(store: Store, key: str = KEY, text: str = "hello") -> None:
     with store.lock(ARCH, key) as lock:
         (store.stage(lock) / "kernel.py").write_text(text)
-        store.publish(lock, {"outcome": "ok"})
+        store.publish(lock, {"made": "here"})
 
 
 def test_what_is_published_is_found_with_its_digests(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_what_is_published_is_found_with_its_digests(tmp_path: Path) -> None:
     assert entry is not None
     assert entry.folder == tmp_path / "v1" / ARCH / KEY[:2] / KEY
     assert (entry.folder / "kernel.py").read_text() == "hello"
-    assert entry.meta["outcome"] == "ok" and set(entry.meta["files"]) == {"kernel.py"}
+    assert entry.meta["made"] == "here" and set(entry.meta["files"]) == {"kernel.py"}
     assert store.keys(ARCH) == (KEY,)
 
 
@@ -82,16 +83,52 @@ def damage_no_meta(folder: Path) -> None:
     (folder / "meta.json").unlink()
 
 
-def damage_other_key(folder: Path) -> None:
+def change_meta(folder: Path, **changes: object) -> None:
     meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({**meta, "key": "f" * 32}))
+    (folder / "meta.json").write_text(json.dumps({**meta, **changes}))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [damage_content, damage_remove, damage_meta, damage_no_meta, damage_other_key],
-    ids=lambda f: f.__name__,
-)
+def damage_other_key(folder: Path) -> None:
+    change_meta(folder, key="f" * 32)
+
+
+def damage_no_files(folder: Path) -> None:
+    """As a power cut can leave it: all is well with the files that are listed, which are none."""
+    change_meta(folder, outcome="ok", files={})
+
+
+def damage_file_elsewhere(folder: Path) -> None:
+    change_meta(folder, files={"../../../work": "0" * 64})
+
+
+def damage_file_of_no_name(folder: Path) -> None:
+    change_meta(folder, files={"\0": "0" * 64})
+
+
+def damage_files_list(folder: Path) -> None:
+    change_meta(folder, files=["kernel.py"])
+
+
+def damage_nested(folder: Path) -> None:
+    (folder / "meta.json").write_text("[" * 100_000)
+
+
+def damage_digits(folder: Path) -> None:
+    (folder / "meta.json").write_text('{"key": ' + "1" * 5000 + "}")
+
+
+def damage_encoding(folder: Path) -> None:
+    (folder / "meta.json").write_bytes(b'{"key": "\xff"}')
+
+
+DAMAGES = [
+    *(damage_content, damage_remove, damage_meta, damage_no_meta, damage_other_key, damage_no_files),
+    *(damage_file_elsewhere, damage_file_of_no_name, damage_files_list),
+    *(damage_nested, damage_digits, damage_encoding),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda f: f.__name__)
 def test_a_damaged_entry_is_set_aside_and_can_be_made_anew(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
     store = Store(tmp_path)
     write(store)
@@ -268,3 +305,34 @@ def test_a_read_only_store_still_answers_what_it_has(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(Path, name, refuse)
     monkeypatch.setattr(os, "open", refuse)
     assert store.find(ARCH, KEY) is not None
+
+
+def test_an_entry_lists_the_library_by_the_name_that_the_builder_gives_it(tmp_path: Path) -> None:
+    """Else its digest would never be compared."""
+    store = Store(tmp_path)
+    with store.lock(ARCH, KEY) as lock:
+        (store.stage(lock) / LIBRARY).write_text("code")
+        store.publish(lock, {"outcome": "ok"})
+    assert store.find(ARCH, KEY) is not None
+    change_meta(store.folder(ARCH, KEY), files={})
+    assert Store(tmp_path).find(ARCH, KEY, verify=False) is None
+
+
+@pytest.mark.parametrize("variable", ["CUTEGEN_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_home_folder_that_nobody_has_is_a_store_error(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """Named with the path, instead of a traceback."""
+    monkeypatch.delenv("CUTEGEN_CACHE_DIR", raising=False)
+    monkeypatch.setenv(variable, "~no-such-user-here/cache")
+    with pytest.raises(StoreError, match=r"~no-such-user-here/cache.*set CUTEGEN_CACHE_DIR"):
+        Store.default()
+
+
+def test_a_user_without_a_home_folder_is_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number without a name."""
+    for name in ("CUTEGEN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: (_ for _ in ()).throw(KeyError(number)))
+    with pytest.raises(StoreError, match="set CUTEGEN_CACHE_DIR"):
+        Store.default()

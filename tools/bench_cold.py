@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from cutegen.problem import Problem
 from cutegen.render import Source, render
 from cutegen.shapes import parse_shape
 from cutegen.survey import rank
+from cutegen.temporary import TemporaryFolder
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -151,9 +151,9 @@ def time_imports() -> dict[str, Json]:
 
 def time_tuning(args: argparse.Namespace, arch: Arch) -> tuple[Timed, Timed, Json]:
     """Tune in an empty cache folder, twice; return both runs and what the first one found."""
-    with tempfile.TemporaryDirectory(prefix="cutegen-cold-") as folder:
-        command = tune_command(args, arch, Path(folder) / "cache")
-        environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(Path(folder) / "cache")}
+    with TemporaryFolder() as folder:
+        command = tune_command(args, arch, folder.path / "cache")
+        environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(folder.path / "cache")}
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
         )
@@ -170,11 +170,17 @@ def tune_command(args: argparse.Namespace, arch: Arch, cache: Path) -> list[str]
 
 
 def timed(command: Sequence[str], environment: Mapping[str, str]) -> Timed:
-    """Run a command and time it."""
+    """Run a command in the checkout and time it."""
     started = time.perf_counter()
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_LIMIT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Timed(time.perf_counter() - started, -1, f"took longer than {_COMMAND_LIMIT_S:g} s")

@@ -16,7 +16,6 @@ import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -39,7 +38,8 @@ from cutegen.shapes import parse_shape
 from cutegen.stats import median_interval, ratio_interval
 from cutegen.store import Store
 from cutegen.table import Table
-from tools.benchmark.environment import git_commit, session_facts, software
+from cutegen.temporary import TemporaryFolder
+from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.results import write_json
 
 __all__ = ["STATEMENTS", "host_times", "main"]
@@ -178,15 +178,15 @@ def host_times(
 
 def first_calls(problem: Problem, device: Device, kernels: Kernels, processes: int) -> list[float]:
     """Return the milliseconds that a new process needs to import a deployment's loader and launch once."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryFolder() as scratch:
         config = Dispatcher(kernels=kernels).explain(problem).config
-        table, folder = Path(scratch, "table.json"), Path(scratch, "deploy")
+        table, folder = scratch.path / "table.json", scratch.path / "deploy"
         Table(Fingerprint.of(device, kernels.toolchain), [Entry(problem, config)]).save(table)
         pin_table(table, folder, kernels=kernels)
         code = FIRST_CALL.format(m=problem.m, n=problem.n, k=problem.k, folder=str(folder))
         command = [sys.executable, "-c", code]
         return [
-            float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            float(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
             for _ in range(processes)
         ]
 

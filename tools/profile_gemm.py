@@ -16,7 +16,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from cutegen.dispatch import look_up
 from cutegen.errors import DeviceError, UsageError
 from cutegen.problem import Problem
 from cutegen.table import Table
+from cutegen.temporary import TemporaryFolder
 from tools.benchmark.environment import ROOT, check_facts
 from tools.benchmark.ours import short_config
 from tools.benchmark.profile_child import MARK
@@ -109,8 +109,8 @@ def profiled(ncu: str, problem: Problem, calls: int, table: Path, limit_s: float
     Raises:
         UsageError: The child failed or took too long, or counters are missing.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "ncu.csv"
+    with TemporaryFolder() as folder:
+        log = folder.path / "ncu.csv"
         child = [sys.executable, "-m", "tools.benchmark.profile_child", str(problem), str(calls)]
         command = [*_profiler(ncu, log), *child, str(table.absolute())]
         try:

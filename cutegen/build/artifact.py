@@ -12,7 +12,7 @@ from cutegen.digest import Json
 from cutegen.errors import BuildError
 from cutegen.store import Entry
 
-__all__ = ["Artifact", "Failure", "KernelResources", "Resources", "Result", "from_entry"]
+__all__ = ["Artifact", "Failure", "KernelResources", "Resources", "Result", "from_entry", "gave_up_before"]
 
 #: Names of the files of an entry.
 SOURCE, OBJECT, LIBRARY, LOG = "kernel.py", "kernel.o", "kernel.so", "log.txt"
@@ -194,3 +194,11 @@ def from_entry(entry: Entry) -> Result:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BuildError(f"entry {entry.folder} is not an artifact of this version: {error!r}") from error
+
+
+def gave_up_before(entry: Entry, timeout_s: float) -> bool:
+    """Return whether ``entry`` records a compilation that was given less time than ``timeout_s`` seconds."""
+    given = entry.meta.get("timeout_s")
+    return entry.meta.get("outcome") == "timeout" and not (
+        isinstance(given, (int, float)) and given >= timeout_s
+    )

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING
 
-from cutegen.build.artifact import LOG, Failure, Result, from_entry
+from cutegen.build.artifact import LOG, Failure, Result, from_entry, gave_up_before
 from cutegen.build.machine import default_workers
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
+from cutegen.interpreter import python_command, python_environment
 from cutegen.store import Store
+from cutegen.temporary import TemporaryFolder, sweep
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,13 +35,6 @@ __all__ = ["Builder"]
 RESTARTS = 2
 #: Seconds the daemon gets to end by itself.
 GOODBYE_S = 5.0
-_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent.parent)
-_BOOT = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from cutegen.build.daemon import main
-main(sys.argv[2])
-"""
 
 
 class Builder:
@@ -74,10 +65,11 @@ class Builder:
         self._ready: deque[tuple[Source, Result]] = deque()
         self._waiting: dict[str, list[Source]] = {}
         self._daemon: subprocess.Popen[bytes] | None = None
-        self._scratch: Path | None = None
+        self._scratch: TemporaryFolder | None = None
         self._received = bytearray()
         self._greeted = False
         self._restarts = 0
+        sweep()
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +93,7 @@ class Builder:
         entry = self.store.find(source.arch, artifact_key(source, self.toolchain))
         if entry is None:
             return None
-        if entry.meta.get("outcome") == "timeout" and cast("float", entry.meta["timeout_s"]) < self.timeout_s:
+        if gave_up_before(entry, self.timeout_s):
             return None  # it may get there with more time
         try:
             return from_entry(entry)
@@ -114,7 +106,7 @@ class Builder:
 
         Raises:
             BuildError: Something must be compiled and there is no compiler, or not the one asked for.
-            StoreError: The store cannot be read.
+            StoreError: The store cannot be read, or something must be compiled and the store is shared.
         """
         for source in sources:
             key = artifact_key(source, self.toolchain)
@@ -174,7 +166,7 @@ class Builder:
                 _kill(daemon)
                 _close_quietly(daemon.stdout)
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.remove()
             self._scratch = None
 
     # -- the daemon
@@ -182,6 +174,7 @@ class Builder:
     def _require_compiler(self) -> None:
         if self._daemon is not None:
             return
+        self.store.require_writable()
         here = Toolchain.current()
         if self.toolchain.digest != here.digest:
             raise BuildError(f"cannot compile for toolchain {self.toolchain}; installed is {here}")
@@ -210,33 +203,39 @@ class Builder:
             daemon.stdin.flush()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {n: v for n, v in os.environ.items() if not n.startswith(("CUTE_DSL_", "PYTHONWARN"))}
+        environment = {n: v for n, v in python_environment().items() if not n.startswith("CUTE_DSL_")}
         # The daemon forks, so it must neither look for a device nor start a pool of threads.
         environment.update(CUDA_VISIBLE_DEVICES="", CUTE_DSL_ARCH="sm_100a")
         environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-        try:
-            self._scratch = Path(tempfile.mkdtemp(prefix="cutegen-build-"))
-        except OSError as error:
-            raise StoreError(f"cannot make a temporary folder: {error.strerror}") from error
-        path = sys.path if _PACKAGE_ROOT in sys.path else [_PACKAGE_ROOT, *sys.path]
+        self._scratch = TemporaryFolder()
+        # The C compiler and the DSL look for files in the working directory, and in the temporary one under
+        # names that others can foresee. There is nothing in this one, and what they leave in it is removed.
+        folder = self._scratch.path
+        environment["TMPDIR"] = str(folder)
         arguments = {
             "root": str(self.store.root),
             "toolchain": self.toolchain.to_json(),
             "workers": self.workers,
             "timeout_s": self.timeout_s,
-            "scratch": str(self._scratch),
+            "scratch": str(folder),
         }
+        command = python_command("cutegen.build.daemon", [json.dumps(arguments)])
         self._received.clear()
         self._greeted = False
-        with (self._scratch / LOG).open("wb") as log:
-            self._daemon = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the daemon
-            )
+        try:
+            with (folder / LOG).open("wb") as log:
+                self._daemon = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    cwd=folder,
+                    pass_fds=(self._scratch.lock,),  # the folder is in use while either of the two lives
+                    start_new_session=True,  # Ctrl-C is for this process, which then ends the daemon
+                )
+        except OSError as error:
+            raise StoreError(f"cannot start the compile daemon: {error}") from error
         return self._daemon
 
     def _receive(self, timeout_s: float | None) -> bool:
@@ -285,7 +284,7 @@ class Builder:
     def _daemon_died(self) -> None:
         assert self._daemon is not None and self._scratch is not None
         status = self._daemon.wait()
-        words = (self._scratch / LOG).read_text(encoding="utf-8", errors="replace").strip()
+        words = (self._scratch.path / LOG).read_text(encoding="utf-8", errors="replace").strip()
         waiting, greeted = dict(self._waiting), self._greeted
         ready = list(self._ready)
         self.close()

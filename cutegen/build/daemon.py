@@ -12,13 +12,12 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
-from cutegen.build.artifact import LOG, SOURCE
+from cutegen.build.artifact import LOG, SOURCE, gave_up_before
 from cutegen.build.child import Job, compile_into, plain, run_and_exit, warm_up
 from cutegen.build.link import Linker
 from cutegen.digest import Json, digest
@@ -199,12 +198,7 @@ class Daemon:
     def _already_there(self, job: Job) -> bool:
         """Whether another run has built it meanwhile; a time-out under a shorter limit does not count."""
         entry = self._store.read(job.arch, job.key)
-        if entry is None:
-            return False
-        return (
-            entry.meta.get("outcome") != "timeout"
-            or cast("float", entry.meta["timeout_s"]) >= self._timeout_s
-        )
+        return entry is not None and not gave_up_before(entry, self._timeout_s)
 
     def _fork(self, job: Job, lock: KeyLock, folder: Path) -> None:
         (folder / SOURCE).write_text(job.text, encoding="utf-8")
@@ -320,9 +314,9 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def main(arguments: str) -> None:
-    """Serve the parent that started this process; ``arguments`` is JSON as the builder writes it."""
-    given = json.loads(arguments)
+def main(arguments: Sequence[str]) -> int:
+    """Serve the parent that started this process; ``arguments`` is one text of JSON, by the builder."""
+    given = json.loads(arguments[0])
     parent = os.getppid()
     outbox = os.dup(1)
     os.dup2(2, 1)  # whatever prints, prints to the log
@@ -340,3 +334,4 @@ def main(arguments: str) -> None:
     finally:
         if os.getppid() != parent:  # nobody else is left to do it
             shutil.rmtree(scratch, ignore_errors=True)
+    return 0

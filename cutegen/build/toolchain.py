@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutegen.digest import Json, digest
+from cutegen.interpreter import import_path
 
 if TYPE_CHECKING:
     from cutegen.render import Source
@@ -162,9 +163,9 @@ def _cpu_flags() -> set[str]:
 def _installed() -> tuple[tuple[str, str], ...]:
     """Versions by the names of the ``.dist-info`` folders: importlib.metadata would take 40 ms."""
     found: dict[str, str] = {}
-    for folder in sys.path:
+    for folder in import_path():  # what the compiling child sees
         try:
-            names = os.listdir(folder or ".")  # noqa: PTH208  a Path per file of site-packages is slow
+            names = os.listdir(folder)  # noqa: PTH208  a Path per file of site-packages is slow
         except OSError:
             continue
         for name in names:

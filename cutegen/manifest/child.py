@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from cutegen.problem import TORCH_DTYPES
@@ -24,8 +25,9 @@ _SCHEDULERS = {
 }
 
 
-def main(target: str, kind: str) -> int:
-    """Print what :func:`listed` returns for ``kind``, a JSON list, as the last line."""
+def main(arguments: Sequence[str]) -> int:
+    """Print what :func:`listed` returns, as the last line; ``arguments`` are its two, the kind as JSON."""
+    target, kind = arguments
     sys.stdout.write("\n" + json.dumps(listed(target, tuple(json.loads(kind)))) + "\n")
     return 0
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.build import Toolchain
 from cutegen.digest import Json, digest
 from cutegen.errors import BuildError
+from cutegen.interpreter import python_command, python_environment
 from cutegen.manifest.child import Kind
 from cutegen.operator_api import PACKAGE, require_package
 from cutegen.problem import LAYOUTS, Problem
-from cutegen.store import Store
+from cutegen.store import Entry, Store
+from cutegen.temporary import TemporaryFolder
 
 __all__ = ["Design", "Listing", "Refused", "ask_api", "find_listing", "kind_of", "listing_key"]
 
@@ -26,13 +26,6 @@ __all__ = ["Design", "Listing", "Refused", "ask_api", "find_listing", "kind_of",
 LIMIT_S = 180.0
 #: Raised when an answer means something else than before.
 _SCHEMA = 1
-_PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent.parent)
-_BOOT = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from cutegen.manifest.child import main
-sys.exit(main(*sys.argv[2:]))
-"""
 
 #: What an operator is made of, by the API's names: ``operator`` (its class), ``tile_shape`` and so on.
 Design = Mapping[str, Any]
@@ -69,14 +62,21 @@ class Listing:
     refused: tuple[Refused, ...]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Listing:
-        """Return the listing that the child printed."""
-        counts: dict[tuple[str, str], int] = {}
-        for item in data["refused"]:
-            key = (str(item["operator"]), " ".join(str(item["reason"]).split()))
-            counts[key] = counts.get(key, 0) + 1
+    def from_json(cls, data: Any) -> Listing:
+        """Return the listing that the child printed.
+
+        Raises:
+            BuildError: The data is not of that form.
+        """
+        try:
+            counts = Counter(
+                (str(item["operator"]), " ".join(str(item["reason"]).split())) for item in data["refused"]
+            )
+            designs = tuple({**design, "operator": str(design["operator"])} for design in data["designs"])
+        except (KeyError, TypeError) as error:
+            raise BuildError(f"no list of operators: {error!r}") from error
         refused = tuple(Refused(name, count, reason) for (name, reason), count in counts.items())
-        return cls(tuple(data["designs"]), refused)
+        return cls(designs, refused)
 
 
 def kind_of(problem: Problem) -> Kind:
@@ -114,16 +114,24 @@ def find_listing(problem: Problem, arch: Arch, store: Store, *, ask: Ask | None 
     """
     kind = kind_of(problem)
     key = listing_key(kind, arch)
-    entry = store.find(arch.name, key)
-    if entry is None:
+    known = _kept(store.find(arch.name, key))
+    if known is None:
         with store.lock(arch.name, key) as lock:
-            entry = store.read(arch.name, key)
-            if entry is None:
+            known = _kept(store.read(arch.name, key))
+            if known is None:
                 answer: Any = (ask or ask_api)(kind, arch)
+                known = Listing.from_json(answer)
                 store.stage(lock)
-                entry = store.publish(lock, {"listing": answer, "about": [*kind, require_package()]})
-    data: Any = entry.meta["listing"]
-    return Listing.from_json(data)
+                store.publish(lock, {"listing": answer, "about": [*kind, require_package()]})
+    return known
+
+
+def _kept(entry: Entry | None) -> Listing | None:
+    """Return the listing of an entry; None if it is not there or makes no sense, so that the API is asked."""
+    try:
+        return None if entry is None else Listing.from_json(entry.meta.get("listing"))
+    except BuildError:
+        return None
 
 
 def ask_api(kind: Kind, arch: Arch) -> Mapping[str, Any]:
@@ -131,18 +139,24 @@ def ask_api(kind: Kind, arch: Arch) -> Mapping[str, Any]:
 
     Raises:
         BuildError: It cannot answer, or takes too long; the message holds its last words.
+        ResourceError: This Python does not know its own executable.
+        StoreError: There is no temporary folder.
     """
-    path = sys.path if _PACKAGE_ROOT in sys.path else [_PACKAGE_ROOT, *sys.path]
     target = arch.name.removeprefix("sm_")
+    command = python_command("cutegen.manifest.child", [target, json.dumps(kind)])
+    environment = {**python_environment(), "CUDA_VISIBLE_DEVICES": "", "CUTE_DSL_ARCH": arch.name}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _BOOT, json.dumps(path), target, json.dumps(kind)],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CUTE_DSL_ARCH": arch.name},
-        )
+        # The DSL looks for files under names that others can foresee, so it gets a place of its own.
+        with TemporaryFolder() as scratch:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+                cwd=scratch.path,
+                env={**environment, "TMPDIR": str(scratch.path)},
+            )
     except subprocess.TimeoutExpired:
         raise BuildError(f"{PACKAGE} did not list its operators within {LIMIT_S:g} s") from None
     if done.returncode:

@@ -81,7 +81,8 @@ def _config(design: Design, space: Space) -> Config:
     for knob in space.domains:
         value = design.get(_FIELDS.get(knob, ""))
         if isinstance(value, (list, tuple)):
-            values[knob] = (int(value[0]), int(value[1]))
+            if len(value) >= 2 and all(type(extent) is int for extent in value):
+                values[knob] = (value[0], value[1])
         elif isinstance(value, (bool, int, str)):
             values[knob] = value
     return Config(values)

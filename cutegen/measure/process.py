@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -15,19 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import cutegen
 from cutegen.errors import MeasureError
+from cutegen.interpreter import PACKAGE_ROOT, python_command, python_environment
 
 __all__ = ["WorkerDiedError", "WorkerHungError", "WorkerProcess"]
 
-#: Environment variables that would change timings or break the protocol.
-_UNWANTED = (
-    "CUDA_LAUNCH_BLOCKING",
-    "PYTHONINSPECT",
-    "PYTHONSAFEPATH",
-    "PYTHONWARNINGS",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-)
+#: Environment variables that would change timings.
+_UNWANTED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 #: How long a killed process may take to vanish: the driver first tears down its context.
 _DEATH_S = 60.0
 _LOG_TAIL = 4096
@@ -77,17 +70,21 @@ class WorkerProcess:
 
     Raises:
         MeasureError: It cannot be started.
+        ResourceError: This Python does not know its own executable.
     """
 
     def __init__(self, engine: str, device: int, search_path: Sequence[Path] = ()) -> None:
-        if not sys.executable:
-            raise MeasureError("cannot start the measuring process: this Python does not know its executable")
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        arguments = ["--engine", engine, "--device", str(device)]
+        command = python_command(
+            "cutegen.measure.worker", arguments, first=search_path, options=["-X", "faulthandler"]
+        )
+        try:
+            self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        except OSError as error:
+            raise MeasureError(f"cannot start the measuring process: {error}") from error
         child_in, self._requests = os.pipe()
         self._replies, child_out = os.pipe()
-        command = [sys.executable, "-X", "faulthandler", "-m", "cutegen.measure.worker"]
         command += ["--requests", str(child_in), "--replies", str(child_out)]
-        command += ["--engine", engine, "--device", str(device)]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -96,8 +93,8 @@ class WorkerProcess:
                 stderr=self._log,
                 pass_fds=(child_in, child_out),
                 start_new_session=True,
-                cwd=_package_root(),
-                env=_environment(search_path),
+                cwd=PACKAGE_ROOT,
+                env=_environment(),
             )
         except OSError as error:
             os.close(self._requests)
@@ -201,15 +198,5 @@ def _stop(owner: int, process: subprocess.Popen[bytes], pipes: tuple[int, int], 
         log.close()
 
 
-def _package_root() -> Path:
-    """Return the folder that ``cutegen`` is imported from: first on the child's module search path."""
-    return Path(next(iter(cutegen.__path__))).resolve().parent
-
-
-def _environment(search_path: Sequence[Path]) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
-    given = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    paths = [str(Path(entry).absolute()) for entry in [*map(str, search_path), *given]]
-    if paths:
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in python_environment().items() if name not in _UNWANTED}

@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cutegen.errors import CheckError, CutegenError, LaunchError
@@ -128,7 +128,7 @@ def _load_factory(spec: str) -> EngineFactory:
     return factory
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="started by cutegen; not meant to be run by hand")
     parser.add_argument("--requests", type=int, required=True)
     parser.add_argument("--replies", type=int, required=True)
@@ -137,7 +137,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Serve requests until the parent closes the pipe; return the exit status after a fatal error."""
     options = _parse(arguments)
     pipes = _Pipes(options.requests, options.replies)
@@ -154,7 +154,3 @@ def main(arguments: list[str] | None = None) -> int:
         if message.get("error", {}).get("fatal"):
             sys.stderr.flush()
             os._exit(BROKEN_EXIT)  # tearing down a broken context can hang
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cutegen.store import Store
+from cutegen.temporary import TemporaryFolder
 
 __all__ = ["kernel_store"]
 
@@ -18,5 +18,5 @@ def kernel_store(folder: Path | None = None) -> Iterator[Store]:
     if folder is not None:
         yield Store(folder)
         return
-    with tempfile.TemporaryDirectory(prefix="cutegen-kernels-") as temporary:
-        yield Store(Path(temporary))
+    with TemporaryFolder() as temporary:
+        yield Store(temporary.path)

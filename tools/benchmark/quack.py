@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +12,7 @@ from cutegen.errors import MeasureError
 from cutegen.measure import Candidate
 from cutegen.problem import Epilogue, Problem
 from cutegen.space import Launch
+from cutegen.temporary import TemporaryFolder
 from tools.benchmark.child import QUACK_CALL, QuackOrder
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok
 from tools.benchmark.results import Entry
@@ -90,8 +90,8 @@ class Quack:
         return self._tune(arena, problem)
 
     def _tune(self, arena: Arena, problem: Problem) -> Entrant:
-        with tempfile.TemporaryDirectory(prefix="cutegen-bench-") as folder:
-            note = Path(folder) / "note.json"
+        with TemporaryFolder() as folder:
+            note = folder.path / "note.json"
             order = QuackOrder(str(note), None, self._split_k, self._timed_calls)
             require_ok(arena.check(self._candidate(problem, order)))
             if not note.exists():
