@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
+from cutegen.build import Resources
 from cutegen.catalog import SOURCES
 from cutegen.device import Device
 from cutegen.digest import Json, canonical_json
@@ -17,6 +18,7 @@ from cutegen.errors import MeasureError
 from cutegen.policy import Policy, Timing
 from cutegen.problem import Problem
 from cutegen.space import Config
+from cutegen.text import shown
 
 __all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial"]
 
@@ -30,6 +32,21 @@ ORIGINS = (*SOURCES, "torch")
 Key = tuple[str, tuple[int, ...]]
 
 _T = TypeVar("_T")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+#: What a field may hold that is read back, by its annotation.
+_HOLDS: Mapping[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: type(value) is int,
+    "float": _is_number,
+    "float | None": lambda value: value is None or _is_number(value),
+    "tuple[int, int]": lambda value: [type(item) for item in value] == [int, int],
+    "tuple[int, ...]": lambda value: all(type(item) is int for item in value),
+}
 
 
 @dataclass(frozen=True)
@@ -135,9 +152,12 @@ class Trial:
         """Return the trial of a database row.
 
         Raises:
-            ValueError: A value is not what this version writes; likewise KeyError and TypeError.
+            ValueError: A value is not what this version writes. Likewise TypeError, LookupError,
+                AttributeError, OverflowError and RecursionError, as the value is malformed.
         """
-        return cls(
+        resources = _load(row["resources"], _mapping)
+        Resources.from_json(resources or {})  # whoever asks for them later must get them
+        trial = cls(
             problem=Problem.parse(row["problem"]),
             outcome=row["outcome"],
             config=_load(row["config"], Config.from_json),
@@ -145,17 +165,18 @@ class Trial:
             arch=row["arch"],
             source_digest=row["source_digest"],
             artifact_key=row["artifact_key"],
-            launch=tuple(json.loads(row["launch"])),
+            launch=_whole_numbers(json.loads(row["launch"])),
             error=row["error"],
-            resources=_load(row["resources"], dict),
-            timing=_load(row["timing"], Timing.from_json),
-            policy=_load(row["policy"], Policy.from_json),
-            device=_load(row["device"], Device.from_json),
+            resources=resources,
+            timing=_checked(_load(row["timing"], Timing.from_json)),
+            policy=_checked(_load(row["policy"], Policy.from_json)),
+            device=_checked(_load(row["device"], Device.from_json)),
             build_s=row["build_s"],
             run=row["run"],
             id=row["id"],
             created_at=row["created_at"],
         )
+        return _checked(trial)
 
 
 def _dump(value: Config | Timing | Policy | Device | None) -> str | None:
@@ -164,3 +185,33 @@ def _dump(value: Config | Timing | Policy | Device | None) -> str | None:
 
 def _load(text: str | None, make: Callable[[Any], _T]) -> _T | None:
     return None if text is None else make(json.loads(text))
+
+
+def _mapping(data: Any) -> dict[str, Json]:
+    if not isinstance(data, dict):
+        raise TypeError(f"{shown(data)} is no object")
+    return data
+
+
+def _whole_numbers(data: Any) -> tuple[int, ...]:
+    if not isinstance(data, list):
+        raise TypeError(f"{shown(data)} is no list")
+    return tuple(data)
+
+
+def _checked(value: _T) -> _T:
+    """Return ``value``, None or a dataclass, if its plain fields hold what their annotations say.
+
+    Raises:
+        ValueError: One does not.
+    """
+    for name, holds in _CHECKS.get(type(value), ()):
+        if not holds(getattr(value, name)):
+            raise ValueError(f"{name} is {shown(getattr(value, name))}, which is of the wrong type")
+    return value
+
+
+_CHECKS: Mapping[type, Sequence[tuple[str, Callable[[Any], bool]]]] = {
+    kind: [(each.name, _HOLDS[str(each.type)]) for each in fields(kind) if str(each.type) in _HOLDS]
+    for kind in (Trial, Timing, Policy, Device)
+}

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from cutegen.errors import MeasureError, StoreError
+from cutegen.errors import CutegenError, StoreError
+from cutegen.private import make_private
 from cutegen.problem import Problem
+from cutegen.sqlite_file import WAIT_S, connect, may_hold, set_journal_mode
+from cutegen.text import printable, shown
 from cutegen.trial import ORIGINS, OUTCOMES, Key, Trial
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ __all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial", "TrialStore"]
 
 _SCHEMA = 1
 _APPLICATION = int.from_bytes(b"cutg", "big")
-_WAIT_S = 30.0
 _COLUMNS = (
     *("id", "problem", "origin", "outcome", "config", "arch", "source_digest", "artifact_key", "launch"),
     *("error", "resources", "timing", "policy", "policy_digest", "device", "device_key", "build_s"),
@@ -66,18 +68,23 @@ CREATE TRIGGER trials_stay BEFORE UPDATE ON trials
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {_SCHEMA};
 """
-
-_T = TypeVar("_T")
+#: Characters that a message quotes of what is wrong with a trial.
+_QUOTED = 300
 
 
 class TrialStore:
     """The trials in one SQLite file, created if missing; a context manager that closes it.
 
-    Any number of processes may have it open and write; within a process it may be used from any thread.
+    A file that is refused is left as it is, to the byte. Folders that are missing are made for this user
+    alone (mode 0700); one that is there may be shared, since a database holds data and no code. Any number of
+    processes may have it open and write; within a process it may be used from any thread.
 
     Args:
         path: The file. Its folder must exist or be creatable.
         read_only: Only read: nothing is created, and the file may be write-protected.
+
+    Attributes:
+        journal_mode: How SQLite keeps writes safe: ``wal``, or ``delete`` on network file systems.
 
     Raises:
         StoreError: The file is damaged, something else, from a newer cutegen, or cannot be opened; the
@@ -90,9 +97,12 @@ class TrialStore:
         self._read_only = read_only
         if not read_only:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_private(self.path.parent)
             except OSError as error:
                 raise StoreError(f"trial database {self.path} cannot be created: {error}") from error
+        there = may_hold(self.path, _APPLICATION, _SCHEMA)
+        if read_only and not there:
+            raise StoreError(f"trial database {self.path} does not exist, or is empty")
         self._db = self._connect()
 
     def _connect(self) -> sqlite3.Connection:
@@ -100,26 +110,24 @@ class TrialStore:
             db = self._open()
             try:
                 db.row_factory = sqlite3.Row
+                db.text_factory = _text
                 self._recognise(db)
-            except (sqlite3.Error, StoreError):
+            except BaseException:
                 db.close()
                 raise
             return db
 
     def _open(self) -> sqlite3.Connection:
         if not self._read_only:
-            return _connect(str(self.path))
-        if not self.path.is_file():
-            raise StoreError(f"trial database {self.path} does not exist")
-        uri = self.path.absolute().as_uri()
-        db = _connect(f"{uri}?mode=ro")
+            return connect(self.path, "mode=rwc")
+        db = connect(self.path, "mode=ro")
         try:
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
             # Its folder is write-protected too, so the index of the write-ahead log cannot be made.
             db.close()
-            db = _connect(f"{uri}?immutable=1")
-        except sqlite3.Error:
+            db = connect(self.path, "immutable=1")
+        except BaseException:
             db.close()
             raise
         return db
@@ -129,20 +137,14 @@ class TrialStore:
         damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError(damage)
-        if not self._read_only:
-            self._prepare(db)
-        application = db.execute("PRAGMA application_id").fetchone()[0]
-        if application != _APPLICATION:
-            raise StoreError(f"{self.path} is not a trial database; give another path")
-        schema = db.execute("PRAGMA user_version").fetchone()[0]
-        if schema > _SCHEMA:
-            raise StoreError(
-                f"trial database {self.path} has schema {schema}, newer than {_SCHEMA}; upgrade cutegen"
-            )
+        if self._read_only:
+            self.journal_mode = str(db.execute("PRAGMA journal_mode").fetchone()[0])
+            return
+        # The tables first: a database whose log was not merged yet is then recognised by its header.
+        self._prepare(db)
+        self.journal_mode = set_journal_mode(db, self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        _patiently(lambda: db.execute("PRAGMA journal_mode = WAL").fetchone())
-        db.execute("PRAGMA synchronous = FULL")  # in WAL mode NORMAL may lose the last trials with the power
         db.execute("BEGIN IMMEDIATE")
         try:
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -239,8 +241,12 @@ class TrialStore:
         wanted = {"problem": str(problem) if problem else None, "run": run}
         where, values = _where({column: value for column, value in wanted.items() if value is not None})
         with self._lock, self._reasons():
-            rows = self._db.execute(f"SELECT outcome, count(*) FROM trials {where} GROUP BY outcome", values)
-            return Counter({row[0]: row[1] for row in rows})
+            found = self._db.execute(f"SELECT outcome, count(*) FROM trials {where} GROUP BY outcome", values)
+            counts = Counter({row[0]: row[1] for row in found})
+        unknown = [outcome for outcome in counts if outcome not in OUTCOMES]
+        if unknown:
+            raise StoreError(f"trials in {self.path} ended in {shown(unknown[0])}, which is no outcome")
+        return counts
 
     def _select(self, wanted: Mapping[str, str]) -> list[Trial]:
         where, values = _where(wanted)
@@ -249,17 +255,25 @@ class TrialStore:
         return [self._trial(row) for row in rows]
 
     def _trial(self, row: sqlite3.Row) -> Trial:
+        values = dict(row)
         try:
-            return Trial.from_row(dict(row))
-        except (ValueError, KeyError, TypeError, MeasureError) as error:
-            raise StoreError(f"trial {row['id']} in {self.path} cannot be read: {error}") from error
+            return Trial.from_row(values)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        except (CutegenError, TypeError, ValueError) as error:
+            reason = str(error)
+        name = values.get("id")
+        raise StoreError(
+            f"trial {name if isinstance(name, str) and name.isalnum() else shown(name)} in {self.path} "
+            f"(row {values.get('seq')}) cannot be read: {printable(reason)[:_QUOTED]}"
+        )
 
     @contextmanager
     def _reasons(self) -> Iterator[None]:
         """Turn SQLite's errors into ours, with the remedy."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:  # the latter of names and messages in a damaged file
             raise StoreError(_reason(self.path, error)) from error
 
     @staticmethod
@@ -270,7 +284,10 @@ class TrialStore:
             StoreError: There is no such file, or it cannot be renamed.
         """
         path = Path(path)
-        aside = path.with_name(f"{path.name}.damaged-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}")
+        when = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
+        aside = path.with_name(
+            f"{path.name}.damaged-{when}-{uuid.uuid4().hex[:8]}"
+        )  # replaces no earlier one
         try:
             path.rename(aside)
             for suffix in ("-wal", "-shm"):
@@ -286,10 +303,12 @@ def _digest(trial: Trial) -> str:
     return trial.policy.digest if trial.policy else ""
 
 
-def _connect(name: str) -> sqlite3.Connection:
-    """Open a path or ``file:`` URI; every statement is its own transaction unless one is begun."""
-    is_uri = name.startswith("file:")
-    return sqlite3.connect(name, timeout=_WAIT_S, isolation_level=None, check_same_thread=False, uri=is_uri)
+def _text(data: bytes) -> str | bytes:
+    """Return a value as text; what is none stays bytes, so that its row can be named."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _where(wanted: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -307,19 +326,7 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _patiently(action: Callable[[], _T]) -> _T:
-    """Repeat what SQLite's own waiting does not cover: two processes that switch a new file to WAL."""
-    deadline = time.monotonic() + _WAIT_S
-    while True:
-        try:
-            return action()
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-def _reason(path: Path, error: sqlite3.Error) -> str:
+def _reason(path: Path, error: sqlite3.Error | UnicodeError) -> str:
     text = " ".join(str(error).split())
     name = f"trial database {path}"
     if isinstance(error, sqlite3.OperationalError):
@@ -328,7 +335,7 @@ def _reason(path: Path, error: sqlite3.Error) -> str:
         if "full" in text:
             return f"{name} cannot grow ({text}); free space or give another path"
         if "locked" in text:
-            return f"{name} is held by another process for over {_WAIT_S:.0f} s ({text})"
+            return f"{name} is held by another process for over {WAIT_S:.0f} s ({text})"
     if isinstance(error, sqlite3.IntegrityError):
         return f"{name} refused a trial: {text}"
     return f"{name} is damaged ({text}); move it away to begin a new one, or give another path"

@@ -285,6 +285,15 @@ def test_an_unreadable_trial_is_named(store: TrialStore) -> None:
         again.find()
 
 
+def test_databases_that_are_set_aside_in_one_second_are_all_kept(tmp_path: Path) -> None:
+    """The second does not replace the first."""
+    kept = []
+    for text in ("first", "second"):
+        (tmp_path / "trials.sqlite").write_text(text)
+        kept.append(TrialStore.set_aside(tmp_path / "trials.sqlite"))
+    assert [path.read_text() for path in kept] == ["first", "second"]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A path below a file, or a folder in place of the file, gives a StoreError with the path."""
     (tmp_path / "file").write_text("")

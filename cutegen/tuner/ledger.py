@@ -54,16 +54,17 @@ class Ledger:
 
     def recall(self, attempts: Sequence[Attempt], policy: Policy) -> None:
         """Fill in what earlier runs found out about ``attempts``: failures, and timings under ``policy``."""
-        failures = {t.key: t for t in self._known if t.outcome in _FAILED}
-        timings = {t.key: t for t in self._known if t.timing and t.policy == policy}
+        # The database returns trials in the order they were written in, whatever the clock said then.
+        newest = {t.key: t for t in self._known if t.outcome in _FAILED or (t.timing and t.policy == policy)}
         for attempt in attempts:
-            failure, timed = failures.get(attempt.key), timings.get(attempt.key)
-            if failure is not None and (timed is None or timed.created_at < failure.created_at):
-                attempt.fail(failure.outcome, failure.error, failure.id)
-            elif timed is not None:
-                assert timed.timing is not None
-                attempt.screened(timed.timing, timed.id)
-                attempt.resources = resources_of(timed)
+            trial = newest.get(attempt.key)
+            if trial is None:
+                continue
+            if trial.timing is None:
+                attempt.fail(trial.outcome, trial.error, trial.id)
+            else:
+                attempt.screened(trial.timing, trial.id)
+                attempt.resources = resources_of(trial)
 
     def compiled(self, attempt: Attempt) -> str:
         """Return the trial that says that ``attempt`` compiles, empty if there is none."""
