@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cutegen import __version__
-from cutegen.arch import find_arch
+from cutegen.arch import Arch, find_arch
 from cutegen.catalog import SOURCES, families, find_space
 from cutegen.cli_args import (
     EXIT_CODES,
@@ -175,11 +175,14 @@ def _device() -> Device:
 def _import(args: argparse.Namespace, device: Device | None) -> Imported | None:
     if args.bundle is None:
         return None
-    imported = import_candidates(args.bundle, Store(args.cache_dir) if args.cache_dir else Store.default())
     target = device.arch if device else find_arch(args.arch)
-    if imported.arch != target:
-        raise UsageError(f"bundle {args.bundle} is for {imported.arch}, not for {target}")
-    return imported
+
+    def require(arch: Arch) -> None:
+        if arch != target:
+            raise UsageError(f"bundle {args.bundle} is for {arch}, not for {target}")
+
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    return import_candidates(args.bundle, store, require)
 
 
 def _tuner(

@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.build import Artifact, Builder, Failure, Toolchain, artifact_key, from_entry
+from cutegen.build import (
+    Artifact,
+    Builder,
+    Failure,
+    Toolchain,
+    artifact_key,
+    find_result,
+    host_runs,
+    is_artifact_key,
+)
 from cutegen.catalog import space_of
 from cutegen.errors import LaunchError
 from cutegen.problem import Problem, Signature
-from cutegen.render import Source, render
+from cutegen.render import Source, recipe_of, render
 from cutegen.space import Config
 from cutegen.store import Store
 
@@ -91,6 +100,7 @@ class Kernels:
         self._compile = compile
         self._loaded: dict[str, Kernel] = {}
         self._by_view: dict[tuple[str, Signature, Config], Kernel] = {}
+        self._refused: set[str] = set()
         self._lock = threading.RLock()
 
     @cached_property
@@ -107,7 +117,8 @@ class Kernels:
             problem: What is to be computed.
             config: A legal config for it; only a kernel that must be rendered is checked here.
             arch: The target.
-            known_key: Where an earlier run put the artifact; tried first, so that nothing is rendered.
+            known_key: Where a table says that the artifact is; empty if nowhere. Tried first: if that
+                artifact records the recipe of what is asked for, nothing is rendered.
             capturing: A CUDA graph is being captured, when neither compiling nor loading is allowed.
 
         Raises:
@@ -120,8 +131,7 @@ class Kernels:
         with self._lock:
             # Rendering costs a millisecond; what it would say is decided by these three.
             view = (arch.name, problem.signature, space_of(config, problem.family, arch).compile_view(config))
-            ready = self._loaded.get(known_key) or self._by_view.get(view)
-            found = ready or self._find(problem, config, arch, known_key)
+            found = self._by_view.get(view) or self._find(problem, config, arch, known_key)
             if isinstance(found, Kernel):
                 return found
             if capturing:
@@ -146,18 +156,27 @@ class Kernels:
         self, problem: Problem, config: Config, arch: Arch, known_key: str
     ) -> Kernel | Artifact | Source:
         """Return what there is: the loaded kernel, else the artifact, else the source to compile."""
-        artifact = self._stored(arch, known_key) if known_key else None
-        if artifact is not None:
-            return artifact
+        known = self._known(arch, known_key) if known_key else None
+        if known is not None and known.recipe == recipe_of(problem, config, arch):
+            return self._loaded.get(known.key) or known
         source = render(problem, config, arch)
+        if known is not None and known.source_digest == source.digest:
+            return self._loaded.get(known.key) or known
+        if known is not None and known_key not in self._refused:
+            self._refused.add(known_key)
+            _log.info("artifact %s is not the kernel of %s for %s: not used", known_key, config, problem)
         key = artifact_key(source, self.toolchain)
         return self._loaded.get(key) or self._stored(arch, key) or source
 
+    def _known(self, arch: Arch, key: str) -> Artifact | None:
+        """Return the artifact that a table names, None if there is none that this machine runs."""
+        result = find_result(self.store, arch.name, key) if is_artifact_key(key) else None
+        if isinstance(result, Artifact) and host_runs(result.toolchain.host, self.toolchain.host):
+            return result
+        return None
+
     def _stored(self, arch: Arch, key: str) -> Artifact | None:
-        entry = self.store.find(arch.name, key)
-        if entry is None:
-            return None
-        result = from_entry(entry)
+        result = find_result(self.store, arch.name, key)
         if isinstance(result, Failure):
             raise result.error()
         return result

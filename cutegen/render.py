@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from cutegen.errors import RenderError
 from cutegen.operator_api import require_package
 from cutegen.problem import Problem, Signature
 from cutegen.resources import resource_root
-from cutegen.space import Config
+from cutegen.space import Config, Value
 
-__all__ = ["Source", "render"]
+__all__ = ["Source", "recipe_of", "render"]
+
+#: Raised when rendering puts other text out for the same input.
+_RENDERER = 1
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,15 @@ class Source:
         arch: Name of the target, such as ``sm_90a``.
         signature: The compiled-in part of the problem.
         config: The compiled-in part of the config.
+        recipe: What :func:`recipe_of` says about it; empty for text that did not come from rendering.
     """
 
     text: str
     arch: str
     signature: Signature
     config: Config
+    # Only rendering sets it, so a copy with other text has none.
+    recipe: str = field(init=False, default="", compare=False)
 
     @property
     def digest(self) -> str:
@@ -54,19 +61,58 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
     """
     space = space_of(config, problem.family, arch)
     space.require(problem, config)
+    # The text names the knobs, so equal configs must name them in one order: files may sort them otherwise.
+    config = Config({knob: config[knob] for knob in space.domains})
     compiled = space.compile_view(config)
     template = _template(find_template(problem.family, arch, config.source))
     derived = dict(space.derive(config, problem, arch))
     clash = compiled.keys() & derived.keys()
     if clash:
         raise RenderError(f"derived values {', '.join(sorted(clash))} shadow knobs of {problem.family}")
+    recipe = _recipe(problem, compiled, derived, arch)
     if config.source == "operators":
         derived["package"] = require_package()
     try:
         text = template.render(**compiled, **derived, sig=problem.signature, arch=arch, knobs=str(compiled))
     except jinja2.UndefinedError as error:
         raise RenderError(f"template {problem.family}/{arch.family}: {error}") from error
-    return Source(_tidy(text), arch.name, problem.signature, compiled)
+    source = Source(_tidy(text), arch.name, problem.signature, compiled)
+    object.__setattr__(source, "recipe", recipe)
+    return source
+
+
+def recipe_of(problem: Problem, config: Config, arch: Arch) -> str:
+    """Return a digest of everything that :func:`render` reads to make the kernel of a legal config.
+
+    That is the template, the compiled-in parts of problem and config, what the space derives from them, and
+    the target. Equal recipes render alike, so an artifact that records its recipe is recognised without
+    rendering, in a tenth of the time. The package behind ``source=operators`` is left out: an artifact does
+    not need it.
+
+    Raises:
+        ResourceError: There is no template for this family and architecture.
+    """
+    space = space_of(config, problem.family, arch)
+    return _recipe(problem, space.compile_view(config), space.derive(config, problem, arch), arch)
+
+
+def _recipe(problem: Problem, compiled: Config, derived: Mapping[str, Value], arch: Arch) -> str:
+    return digest(
+        {
+            "base": _base(problem.family, arch, compiled.source),
+            "signature": repr(problem.signature),
+            "config": compiled.to_json(),
+            "derived": dict(derived),
+        }
+    )
+
+
+@cache
+def _base(family: str, arch: Arch, source: str) -> str:
+    """The part of a recipe that all kernels of a template share."""
+    template = find_template(family, arch, source)
+    texts = {name: digest(text) for name, text in _texts(template.parent).items()}
+    return digest([_RENDERER, template.name, asdict(arch), texts])
 
 
 def _tidy(text: str) -> str:
@@ -76,14 +122,27 @@ def _tidy(text: str) -> str:
 
 
 @cache
-def _template(path: Path) -> jinja2.Template:
+def _texts(folder: Path) -> Mapping[str, str]:
+    """Return the templates of ``folder`` by the names under which they refer to each other.
+
+    They are read once: a checkout that changes under a running process changes neither its kernels nor its
+    recipes.
+    """
     root = resource_root("templates")
+    return {
+        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(folder.glob("*.py.j2"))
+    }
+
+
+@cache
+def _template(path: Path) -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root),
+        loader=jinja2.DictLoader(_texts(path.parent)),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    return environment.get_template(path.relative_to(root).as_posix())
+    return environment.get_template(path.relative_to(resource_root("templates")).as_posix())

@@ -335,6 +335,15 @@ class Store:
             except OSError as error:
                 raise _failure(f"write to {self.root}", error) from error
 
+    def set_aside(self, arch: str, key: str) -> None:
+        """Move the entry of ``key`` out of the way, for readers to whom a whole entry makes no sense.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        with self.lock(arch, key):
+            self._set_aside(arch, key)
+
     def keys(self, arch: str) -> tuple[str, ...]:
         """Return the keys of all entries for ``arch``, sorted, without looking into them.
 

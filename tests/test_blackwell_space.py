@@ -54,7 +54,8 @@ ONLY = {
         "split_k=5 use_tma_store=false mma_tiler_mn=128x256",
     ),
     "cluster_is_no_larger_than_problem": ("gemm 4096x256x4096 bf16 tn", "cluster_shape_mn=2x8"),
-    "tile_counts_fit_32_bits": ("gemm 2147483640x2147483640x64 bf16 tn", ""),
+    "tile_counts_fit_32_bits": ("gemm 2147479552x2147479552x64 bf16 tn", ""),
+    "extents_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 tn", ""),
 }
 
 

@@ -19,11 +19,13 @@ from cutegen.build import (
     artifact_key,
     bundle,
     export_bundle,
+    find_result,
     from_entry,
-    import_bundle,
+    open_bundle,
     symbol_of,
 )
 from cutegen.build.artifact import KernelResources, Resources
+from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
 from cutegen.store import Store
 
@@ -50,6 +52,15 @@ def make(store: Store, text: str, toolchain: Toolchain | None = None) -> Artifac
         result = from_entry(store.publish(lock, meta))
     assert isinstance(result, Artifact)
     return result
+
+
+def import_bundle(path: Path, store: Store) -> tuple[Json, list[Artifact]]:
+    """Adopt what is in a bundle whatever its manifest says; return that, and what the store then has."""
+    with open_bundle(path) as opened:
+        keys = [packed.artifact.key for packed in opened.packed]
+        opened.adopt(store, {key: {} for key in keys})
+    found = [find_result(store, "sm_90a", key) for key in keys]
+    return opened.manifest, [result for result in found if isinstance(result, Artifact)]
 
 
 @pytest.fixture
@@ -118,10 +129,26 @@ def add_twice(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     members.append(members[1])
 
 
-def make_link(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    info = tarfile.TarInfo(members[1][0].name)
-    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    members[1] = (info, b"")
+def make_special(kind: bytes, target: str = "") -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]:
+    def change(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        info = tarfile.TarInfo(members[1][0].name)
+        info.type, info.linkname = kind, target or members[2][0].name
+        members[1] = (info, b"")
+
+    return change
+
+
+def list_twice(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    head = json.loads(members[0][1])
+    head["entries"].append(head["entries"][0])
+    members[0] = (members[0][0], json.dumps(head).encode())
+
+
+def replace_head(data: bytes) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]:
+    def change(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        members[0] = (members[0][0], data)
+
+    return change
 
 
 def change_head(**changes: object) -> Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]:
@@ -148,7 +175,11 @@ def no_head(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
         (drop_file, "lacks .*cut short"),
         (add_outside, r"'\.\./\.\./evil', which its manifest does not list"),
         (add_twice, "does not list"),
-        (make_link, "not a plain file"),
+        (make_special(tarfile.SYMTYPE, "/etc/passwd"), "not a plain file"),
+        (make_special(tarfile.LNKTYPE), "not a plain file"),
+        (make_special(tarfile.FIFOTYPE), "not a plain file"),
+        (make_special(tarfile.CHRTYPE), "not a plain file"),
+        (make_special(tarfile.DIRTYPE), "not a plain file"),
         (no_head, "does not start with manifest.json"),
         (change_head(format=99), "format 99; this version reads 1"),
         (change_head(key="../../../../etc"), "unknown form"),
@@ -156,6 +187,14 @@ def no_head(members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
         (change_head(files={"../evil": "0"}), "unknown form"),
         (change_head(entries=3), "malformed"),
         (change_head(entries=[3]), "malformed"),
+        (change_head(key=["a"]), "malformed"),
+        (change_head(files=dict.fromkeys(bundle.LIMITS, "0" * 63)), "unknown form"),
+        (change_head(files=dict.fromkeys(bundle.LIMITS, 3)), "malformed"),
+        (list_twice, r"lists sm_90a/\w+ twice"),
+        (replace_head(b"[" * 100_000), "malformed"),
+        (replace_head(b"1" * 5000), "malformed"),
+        (replace_head(b"\xff"), "malformed"),
+        (replace_head(b"null"), "malformed"),
     ],
 )
 def test_a_tampered_bundle_is_refused_and_nothing_of_it_arrives(
@@ -168,7 +207,7 @@ def test_a_tampered_bundle_is_refused_and_nothing_of_it_arrives(
     store = Store(tmp_path / "there")
     with pytest.raises(BuildError, match=message):
         import_bundle(sent[0], store)
-    assert store.keys("sm_90a") == () and not (tmp_path / "evil").exists()
+    assert not store.root.exists() and not (tmp_path / "evil").exists()
 
 
 def test_a_bundle_that_is_cut_short_is_refused(sent: tuple[Path, list[Artifact]], tmp_path: Path) -> None:
@@ -179,6 +218,26 @@ def test_a_bundle_that_is_cut_short_is_refused(sent: tuple[Path, list[Artifact]]
         sent[0].write_bytes(data[:size])
         with pytest.raises(BuildError, match="bundle"):
             import_bundle(sent[0], Store(tmp_path / "there"))
+
+
+def test_nothing_may_follow_the_end_of_a_bundle(sent: tuple[Path, list[Artifact]], tmp_path: Path) -> None:
+    for tail in (b"x", bytes(2**20)):
+        data = sent[0].read_bytes()
+        sent[0].write_bytes(data + tail)
+        with pytest.raises(BuildError, match="goes on behind its end"):
+            import_bundle(sent[0], Store(tmp_path / "there"))
+        sent[0].write_bytes(data)
+
+
+def test_a_bundle_that_is_too_large_is_neither_read_nor_written(
+    sent: tuple[Path, list[Artifact]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "BUNDLE_LIMIT", 1000)
+    with pytest.raises(BuildError, match=r"has \d+ bytes, more than 1000"):
+        import_bundle(sent[0], Store(tmp_path / "there"))
+    with pytest.raises(BuildError, match="would pass 1000 bytes; export fewer"):
+        export_bundle(tmp_path / "new.tar", Store(tmp_path / "here"), sent[1], MANIFEST)
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "out"}
 
 
 def test_a_missing_bundle_is_a_store_error(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bundles import publish
 from fake_kernels import FakeGpu
 
 from cutegen import kernels as module
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Resources, Toolchain, artifact_key, symbol_of
+from cutegen.build import Artifact, symbol_of
 from cutegen.catalog import find_space
 from cutegen.errors import BuildError, ConfigError, LaunchError
 from cutegen.kernels import Kernels, build_one
@@ -19,8 +19,9 @@ from cutegen.render import Source, render
 from cutegen.store import Store
 
 ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
 PROBLEM = Problem(1024, 1024, 1024)
-CONFIG = find_space("gemm", ARCH).default(PROBLEM)
+CONFIG = SPACE.default(PROBLEM)
 
 
 @pytest.fixture
@@ -28,28 +29,9 @@ def gpu(tmp_path: Path) -> FakeGpu:
     return FakeGpu(tmp_path)
 
 
-def publish(store: Store, source: Source, **meta: Any) -> str:
-    """Put what a builder would have put, and return its key."""
-    toolchain = Toolchain.current()
-    key = artifact_key(source, toolchain)
-    with store.lock(source.arch, key) as lock:
-        folder = store.stage(lock)
-        (folder / "kernel.so").write_text("library")
-        full = {
-            "outcome": "ok",
-            "symbol": symbol_of(key),
-            "resources": Resources().to_json(),
-            "build_s": 1.0,
-            "source_digest": source.digest,
-            "toolchain": toolchain.to_json(),
-        }
-        store.publish(lock, {**full, **meta})
-    return key
-
-
 def test_stored_artifacts_are_not_compiled(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the store has under the key of the rendered text is loaded from there, once."""
-    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH)).key
     loaded: list[tuple[Path, str]] = []
     kernels = Kernels(
         gpu.store, build="never", load=lambda library, symbol: loaded.append((library, symbol)) or print
@@ -65,7 +47,7 @@ def test_stored_artifacts_are_not_compiled(gpu: FakeGpu, monkeypatch: pytest.Mon
 
 def test_a_known_key_renders_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table's key leads straight to the artifact; one that is gone falls back to the text."""
-    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH)).key
     loaded: list[str] = []
     kernels = Kernels(gpu.store, load=lambda library, symbol: loaded.append(symbol) or print)
     with monkeypatch.context() as patch:
@@ -87,7 +69,7 @@ def test_recorded_failures_are_told_and_not_repeated(gpu: FakeGpu) -> None:
 
 def test_a_changed_library_is_set_aside_and_compiled_again(gpu: FakeGpu) -> None:
     """A file that is not what was published is never loaded."""
-    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH)).key
     (gpu.store.folder("sm_90a", key) / "kernel.so").write_text("something else")
     gpu.kernels().get(PROBLEM, CONFIG, ARCH)
     assert len(gpu.compiled) == 1

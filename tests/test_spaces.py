@@ -22,7 +22,7 @@ from cutegen.arch import ARCHES
 from cutegen.catalog import families, find_space, find_template
 from cutegen.errors import ConfigError, ProblemError, ResourceError
 from cutegen.problem import Problem, default_dtype
-from cutegen.space import Config, Rule, Space, Value
+from cutegen.space import LARGEST_EXTENT, Config, Rule, Space, Value
 
 
 def shipped() -> list[Space]:
@@ -170,6 +170,29 @@ def test_every_rule_has_a_reason_of_its_own(space: Space) -> None:
     assert [reason for reason in reasons if len(reason) < 40 or not reason.endswith(".")] == []
 
 
+@each_space
+def test_no_extent_is_rounded_up_past_2_to_31(space: Space) -> None:
+    """Whatever tile and cluster a config has: one more row, column or element along k is refused.
+
+    Coordinates past 2**31 turn negative, and a store that asks whether its row is inside D would take place.
+    """
+    knob = "mma_tiler_mn" if "mma_tiler_mn" in space.domains else "tile_shape_mn"
+    for axis in (0, 1):
+        tile, cluster = (
+            max(value[axis] for value in space.domains[name] if isinstance(value, tuple))
+            for name in (knob, "cluster_shape_mn")
+        )
+        assert LARGEST_EXTENT + tile * cluster - 1 < 2**31
+    small = plain(space, "64x64x64")
+    for name in "mnk":
+        above = replace(small, **{name: 2**31 - 2048})
+        assert space.explain(above, {}), name
+        with pytest.raises(ProblemError, match="cannot be computed on"):
+            space.default(above)
+    if space.family == "gemm":
+        assert all(space.default(replace(small, **{name: LARGEST_EXTENT})) for name in "mnk")
+
+
 # --- the rules of Hopper GEMM ---
 
 #: Problems and configs that break exactly one rule each.
@@ -219,7 +242,8 @@ ONLY: dict[str, tuple[str, str]] = {
         "gemm 64x4096x4096 bf16 tn",
         "tile_shape_mn=64x64 cluster_shape_mn=1x2",
     ),
-    "tile_counts_fit_32_bits": ("gemm 2147483640x2147483640x64 bf16 tn", ""),
+    "tile_counts_fit_32_bits": ("gemm 2147479552x2147479552x64 bf16 tn", ""),
+    "extents_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 tn", ""),
 }
 
 

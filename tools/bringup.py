@@ -159,12 +159,13 @@ def _run(args: argparse.Namespace) -> int:
             tiers = plan(space, extent)
             return list_tiers(space, tiers) if args.dry_run else export(args.export, space, tiers, store)
         device = present_device()
-        imported = import_candidates(args.bundle, store) if args.bundle else None
-        wanted = imported.arch if imported else find_arch(args.arch) if args.arch else device.arch
-        if wanted != device.arch or (args.arch and find_arch(args.arch) != device.arch):
-            raise DeviceError(
-                f"kernels are for {args.arch or wanted}, the GPU is {device.name} ({device.arch})"
-            )
+
+        def require(arch: Arch) -> None:
+            if arch != device.arch:
+                raise DeviceError(f"kernels are for {arch}, the GPU is {device.name} ({device.arch})")
+
+        require(find_arch(args.arch) if args.arch else device.arch)
+        imported = import_candidates(args.bundle, store, require) if args.bundle else None
         return bring_up(device, store, imported, args, extent)
 
 

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from cutegen.build.toolchain import Toolchain
+from cutegen.build.toolchain import Toolchain, key_of
 from cutegen.digest import Json
-from cutegen.errors import BuildError
-from cutegen.store import Entry
+from cutegen.errors import BuildError, StoreError
+from cutegen.store import Entry, Store
 
-__all__ = ["Artifact", "Failure", "KernelResources", "Resources", "Result", "from_entry", "gave_up_before"]
+if TYPE_CHECKING:
+    from cutegen.render import Source
+
+__all__ = [
+    "Artifact",
+    "Failure",
+    "KernelResources",
+    "Resources",
+    "Result",
+    "about",
+    "find_result",
+    "from_entry",
+]
 
 #: Names of the files of an entry.
 SOURCE, OBJECT, LIBRARY, LOG = "kernel.py", "kernel.o", "kernel.so", "log.txt"
+#: How a build can fail.
+FAILURES = ("error", "abort", "timeout", "rejected")
+_SYMBOL = re.compile(r"cutegen_[a-z0-9_]+")
+#: More than any count of resources or seconds; what is larger is no measurement.
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -99,10 +118,30 @@ class Resources:
         Raises:
             TypeError: The data is not of that form.
         """
-        kernels = cast("list[dict[str, int]]", data.get("kernels") or [])
-        notes = cast("list[str]", data.get("notes") or [])
+        kernels, notes = _list(data, "kernels"), _list(data, "notes")
+        if not all(isinstance(note, str) for note in notes):
+            raise TypeError(f"notes are texts, not {notes!r:.200}")
         # The totals are worked out again: one fact, one place.
-        return cls.of(tuple(KernelResources(**kernel) for kernel in kernels), tuple(notes))  # type: ignore[arg-type]
+        return cls.of(tuple(_kernel(each) for each in kernels), tuple(map(str, notes)))
+
+
+def _list(data: Mapping[str, Json], name: str) -> list[Json]:
+    value = data.get(name) or []
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is {value!r:.200}, not a list")
+    return value
+
+
+def _kernel(data: Json) -> KernelResources:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a device function is an object, not {data!r:.200}")
+    counts = {name: value for name, value in data.items() if name != "name"}
+    if not isinstance(data.get("name"), str):
+        raise TypeError(f"a device function has no name: {data!r:.200}")
+    for name, value in counts.items():
+        if type(value) is not int or not 0 <= value <= _MOST:
+            raise TypeError(f"{name} is {value!r:.200}, not a count")
+    return KernelResources(str(data["name"]), **cast("dict[str, int]", counts))
 
 
 @dataclass(frozen=True)
@@ -118,6 +157,7 @@ class Artifact:
         build_s: Seconds that compiling, exporting and linking took.
         source_digest: The digest of its source text.
         toolchain: What compiled it.
+        recipe: The recipe of its source (see :func:`cutegen.render.recipe_of`); empty if that is unknown.
     """
 
     key: str
@@ -128,6 +168,7 @@ class Artifact:
     build_s: float
     source_digest: str
     toolchain: Toolchain
+    recipe: str = ""
 
     @property
     def shared_object(self) -> Path:
@@ -144,6 +185,18 @@ class Artifact:
         """The rendered source."""
         return self.folder / SOURCE
 
+    def to_meta(self) -> dict[str, Json]:
+        """Return what ``meta.json`` says about it, beside :func:`about`, that :func:`from_entry` reads."""
+        return {
+            "outcome": "ok",
+            "message": "",
+            "symbol": self.symbol,
+            "source_digest": self.source_digest,
+            "toolchain": self.toolchain.to_json(),
+            "resources": self.resources.to_json(),
+            "build_s": self.build_s,
+        }
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -155,12 +208,18 @@ class Failure:
             (compiled, but no GPU of that architecture could launch it).
         message: The reason on one line.
         log: All that the compiler said, without colour codes.
+        limit_s: Seconds that it was given.
     """
 
     key: str
     outcome: str
     message: str
     log: str
+    limit_s: float = 0.0
+
+    def stands(self, limit_s: float) -> bool:
+        """Return whether ``limit_s`` seconds would change nothing: only a time-out may end well with more."""
+        return self.outcome != "timeout" or self.limit_s >= limit_s
 
     def error(self) -> BuildError:
         """Return the exception that says the same."""
@@ -170,35 +229,83 @@ class Failure:
 Result: TypeAlias = "Artifact | Failure"
 
 
+def about(source: Source) -> dict[str, Json]:
+    """Return what ``meta.json`` says about where an artifact comes from, beside its digest."""
+    signature = asdict(source.signature)
+    return {"config": source.config.to_json(), "signature": signature, "recipe": source.recipe}
+
+
 def from_entry(entry: Entry) -> Result:
     """Return what the entry of a store records.
 
     Raises:
-        BuildError: The entry is from another version of cutegen and cannot be understood.
+        BuildError: Its ``meta.json`` is not of this version's form, or not that of its key.
     """
-    meta = entry.meta
     try:
-        if meta["outcome"] != "ok":
-            log = entry.folder / LOG
-            text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-            return Failure(entry.key, str(meta["outcome"]), str(meta["message"]), text)
-        return Artifact(
-            key=entry.key,
-            symbol=str(meta["symbol"]),
-            arch=entry.arch,
-            folder=entry.folder,
-            resources=Resources.from_json(cast("Mapping[str, Json]", meta["resources"])),
-            build_s=float(cast("float", meta["build_s"])),
-            source_digest=str(meta["source_digest"]),
-            toolchain=Toolchain.from_json(cast("Mapping[str, Json]", meta["toolchain"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        return _failure(entry) if entry.meta["outcome"] != "ok" else _artifact(entry)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BuildError(f"entry {entry.folder} is not an artifact of this version: {error!r}") from error
 
 
-def gave_up_before(entry: Entry, timeout_s: float) -> bool:
-    """Return whether ``entry`` records a compilation that was given less time than ``timeout_s`` seconds."""
-    given = entry.meta.get("timeout_s")
-    return entry.meta.get("outcome") == "timeout" and not (
-        isinstance(given, (int, float)) and given >= timeout_s
+def find_result(store: Store, arch: str, key: str) -> Result | None:
+    """Return what ``store`` has under ``key``, or None; an entry that makes no sense is set aside.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    entry = store.find(arch, key)
+    try:
+        return None if entry is None else from_entry(entry)
+    except BuildError:
+        with suppress(StoreError):  # a cache that is only read keeps it
+            store.set_aside(arch, key)
+        return None
+
+
+def _failure(entry: Entry) -> Failure:
+    meta, log = entry.meta, ""
+    outcome = _text(meta, "outcome")
+    if outcome not in FAILURES:
+        raise ValueError(f"outcome is {outcome!r}; valid: ok, {', '.join(FAILURES)}")
+    with suppress(OSError):  # only some failures have one
+        log = (entry.folder / LOG).read_text(encoding="utf-8", errors="replace")
+    limit_s = _seconds(meta, "timeout_s") if outcome == "timeout" else 0.0
+    return Failure(entry.key, outcome, _text(meta, "message"), log, limit_s)
+
+
+def _artifact(entry: Entry) -> Artifact:
+    meta = entry.meta
+    resources = meta["resources"]
+    if not isinstance(resources, Mapping):
+        raise TypeError(f"resources is {resources!r:.200}, not an object")
+    artifact = Artifact(
+        key=entry.key,
+        symbol=_text(meta, "symbol"),
+        arch=entry.arch,
+        folder=entry.folder,
+        resources=Resources.from_json(resources),
+        build_s=_seconds(meta, "build_s"),
+        source_digest=_text(meta, "source_digest"),
+        toolchain=Toolchain.from_json(cast("Mapping[str, Json]", meta["toolchain"])),
+        recipe=_text(meta, "recipe") if "recipe" in meta else "",
     )
+    if key_of(artifact.source_digest, artifact.arch, artifact.toolchain) != artifact.key:
+        raise ValueError("its key is not that of its source, target and toolchain")
+    # It becomes a file name when the kernel is pinned.
+    if not _SYMBOL.fullmatch(artifact.symbol) or not artifact.symbol.endswith(f"_{artifact.key[:12]}"):
+        raise ValueError(f"symbol is {artifact.symbol!r:.200}, which is not that of its key")
+    return artifact
+
+
+def _text(meta: Mapping[str, Json], name: str) -> str:
+    value = meta[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r:.200}, not text")
+    return value
+
+
+def _seconds(meta: Mapping[str, Json], name: str) -> float:
+    value = meta[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MOST:
+        raise TypeError(f"{name} is {value!r:.200}, not a number of seconds")
+    return float(value)

@@ -11,11 +11,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
-from cutegen.build.artifact import LOG, Failure, Result, from_entry, gave_up_before
+from cutegen.build.artifact import LOG, Failure, Result, about, find_result
 from cutegen.build.machine import default_workers
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
@@ -90,16 +89,8 @@ class Builder:
         Raises:
             StoreError: The store cannot be read.
         """
-        entry = self.store.find(source.arch, artifact_key(source, self.toolchain))
-        if entry is None:
-            return None
-        if gave_up_before(entry, self.timeout_s):
-            return None  # it may get there with more time
-        try:
-            return from_entry(entry)
-        except BuildError:
-            self.store.discard(source.arch, entry.key)
-            return None
+        result = find_result(self.store, source.arch, artifact_key(source, self.toolchain))
+        return None if isinstance(result, Failure) and not result.stands(self.timeout_s) else result
 
     def submit(self, sources: Iterable[Source]) -> None:
         """Ask for the artifacts of ``sources``; :meth:`poll` hands them out.
@@ -185,16 +176,12 @@ class Builder:
             )
 
     def _send(self, key: str, source: Source) -> None:
-        about: dict[str, Json] = {
-            "config": source.config.to_json(),
-            "signature": asdict(source.signature),
-        }
         job = {
             "key": key,
             "arch": source.arch,
             "symbol": symbol_of(key, source.signature.family),
             "text": source.text,
-            "about": about,
+            "about": about(source),
         }
         daemon = self._daemon or self._start()
         assert daemon.stdin is not None

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutegen.build.artifact import LOG, SOURCE, gave_up_before
+from cutegen.build.artifact import LOG, SOURCE, Failure, from_entry
 from cutegen.build.child import Job, compile_into, plain, run_and_exit, warm_up
 from cutegen.build.link import Linker
 from cutegen.digest import Json, digest
-from cutegen.errors import StoreError
+from cutegen.errors import BuildError, StoreError
 from cutegen.store import KeyLock, Store
 
 __all__ = ["Daemon", "main"]
@@ -198,7 +198,13 @@ class Daemon:
     def _already_there(self, job: Job) -> bool:
         """Whether another run has built it meanwhile; a time-out under a shorter limit does not count."""
         entry = self._store.read(job.arch, job.key)
-        return entry is not None and not gave_up_before(entry, self._timeout_s)
+        if entry is None:
+            return False
+        try:
+            result = from_entry(entry)
+        except BuildError:
+            return False
+        return not isinstance(result, Failure) or result.stands(self._timeout_s)
 
     def _fork(self, job: Job, lock: KeyLock, folder: Path) -> None:
         (folder / SOURCE).write_text(job.text, encoding="utf-8")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cutegen.digest import Json, digest
 from cutegen.interpreter import import_path
@@ -19,7 +19,16 @@ from cutegen.interpreter import import_path
 if TYPE_CHECKING:
     from cutegen.render import Source
 
-__all__ = ["Toolchain", "artifact_key", "host_flags", "host_name", "host_runs", "symbol_of"]
+__all__ = [
+    "Toolchain",
+    "artifact_key",
+    "host_flags",
+    "host_name",
+    "host_runs",
+    "is_artifact_key",
+    "key_of",
+    "symbol_of",
+]
 
 #: Raised when the meaning of a stored artifact changes.
 SCHEMA = 1
@@ -103,17 +112,29 @@ class Toolchain:
         Raises:
             ValueError: The data is not of that form.
         """
-        packages, schema = data.get("packages"), data.get("schema")
-        if not isinstance(packages, Mapping) or not isinstance(schema, int):
-            raise ValueError(f"no toolchain: {data!r}")  # noqa: TRY004
+        packages = data.get("packages") if isinstance(data, Mapping) else None
+        if not isinstance(packages, Mapping) or type(data.get("schema")) is not int:
+            raise ValueError(f"no toolchain: {data!r:.200}")
+        flavour, host, runtime = words = [data.get(name) for name in ("flavour", "host", "runtime")]
+        if not all(isinstance(text, str) for text in (*words, *packages.values())):
+            raise ValueError(f"no toolchain: {data!r:.200}")
         names = tuple(sorted((str(name), str(version)) for name, version in packages.items()))
-        flavour, host, runtime = (str(data.get(field, "")) for field in ("flavour", "host", "runtime"))
-        return cls(names, flavour, host, runtime, schema)
+        return cls(names, str(flavour), str(host), str(runtime), int(cast("int", data["schema"])))
 
 
 def artifact_key(source: Source, toolchain: Toolchain) -> str:
     """Return the 32 hexadecimal digits under which the artifact of ``source`` is stored."""
-    return digest({"source": source.digest, "arch": source.arch, "toolchain": toolchain.digest})
+    return key_of(source.digest, source.arch, toolchain)
+
+
+def key_of(source_digest: str, arch: str, toolchain: Toolchain) -> str:
+    """Return the key of an artifact whose source has this digest."""
+    return digest({"source": source_digest, "arch": arch, "toolchain": toolchain.digest})
+
+
+def is_artifact_key(text: str) -> bool:
+    """Return whether ``text``, from a file, has the form of an artifact's key."""
+    return re.fullmatch(r"[0-9a-f]{32}", text) is not None
 
 
 def symbol_of(key: str, family: str = "gemm") -> str:

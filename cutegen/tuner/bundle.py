@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from cutegen import __version__
 from cutegen.arch import Arch, find_arch
-from cutegen.build import Artifact, Toolchain, artifact_key, export_bundle, import_bundle
-from cutegen.build.artifact import from_entry
-from cutegen.digest import Json
+from cutegen.build import (
+    Artifact,
+    Bundle,
+    Toolchain,
+    about,
+    artifact_key,
+    export_bundle,
+    find_result,
+    open_bundle,
+    symbol_of,
+)
+from cutegen.build.artifact import SOURCE
+from cutegen.digest import Json, digest
 from cutegen.errors import BuildError, CutegenError, StoreError
 from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.render import Source, render
 from cutegen.space import Config
 from cutegen.store import Store
 from cutegen.tuner.result import TuneResult
@@ -90,51 +100,88 @@ def write_candidates(
 
 
 def _stored(store: Store, arch: Arch, key: str) -> Artifact:
-    entry = store.find(arch.name, key)
-    result = None if entry is None else from_entry(entry)
+    result = find_result(store, arch.name, key)
     if not isinstance(result, Artifact):
         raise StoreError(f"artifact {key} is gone from {store.root}; run the same command again")
     return result
 
 
-def import_candidates(path: Path, store: Store) -> Imported:
+def import_candidates(
+    path: Path, store: Store, require: Callable[[Arch], None] = lambda arch: None
+) -> Imported:
     """Put the artifacts of the bundle ``path`` into ``store`` and return what can be measured with them.
 
-    A bundle holds native code: import only what you trust.
+    Before anything is written, every candidate is rendered here, and what the bundle holds must be the
+    kernels of these candidates and no others. That shows that source text, key and symbol belong together; of
+    the native code only the digest is compared, so import only what you trust.
+
+    Args:
+        path: The bundle.
+        store: Where its artifacts go; a bundle that is refused leaves nothing there.
+        require: Raises an error if a bundle for this target is not wanted.
 
     Raises:
         BuildError: The file is no such bundle, was changed, or was rendered from other templates.
         StoreError: It cannot be read, or the store cannot be written.
     """
-    manifest, artifacts = import_bundle(path, store)
-    imported = _understand(path, manifest)
-    keys = {artifact.key for artifact in artifacts}
-    for problem, configs in imported.candidates.items():
-        for config in configs:
-            source = render(problem, config, imported.arch)
-            if artifact_key(source, imported.toolchain) not in keys:
-                raise BuildError(
-                    f"bundle {path} was made by cutegen {_maker(manifest)} with other templates than this "
-                    f"{__version__}; export it again with this version"
-                )
+    with open_bundle(path) as bundle:
+        imported = _understand(path, bundle.manifest)
+        require(imported.arch)
+        sources = _render(path, imported)
+        _compare(path, bundle, sources)
+        bundle.adopt(store, {key: about(source) for key, source in sources.items()})
     return imported
-
-
-def _maker(manifest: Json) -> str:
-    return str(manifest.get("cutegen", "?")) if isinstance(manifest, Mapping) else "?"
 
 
 def _understand(path: Path, manifest: Json) -> Imported:
     try:
         data = cast("Mapping[str, Any]", manifest)
         if data["schema"] != _SCHEMA:
-            raise BuildError(f"bundle {path} has schema {data['schema']}; this version reads {_SCHEMA}")
+            raise BuildError(f"bundle {path} has schema {data['schema']!r:.99}; this version reads {_SCHEMA}")
         candidates = {
             Problem.parse(item["problem"]): tuple(Config.from_json(c["config"]) for c in item["candidates"])
             for item in data["problems"]
         }
+        if not any(candidates.values()):
+            raise BuildError(f"bundle {path} has no candidates")
         return Imported(find_arch(data["arch"]), Toolchain.from_json(data["toolchain"]), candidates)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, CutegenError):
-            raise
-        raise BuildError(f"bundle {path} holds no candidates of the tuner: {error!r}") from error
+    except BuildError:
+        raise
+    except (CutegenError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BuildError(f"bundle {path} holds no candidates of the tuner: {error!r:.500}") from error
+
+
+def _render(path: Path, imported: Imported) -> dict[str, Source]:
+    """Return the kernel of every candidate by the key of its artifact."""
+    sources: dict[str, Source] = {}
+    try:
+        for problem, configs in imported.candidates.items():
+            for config in configs:
+                source = render(problem, config, imported.arch)
+                sources[artifact_key(source, imported.toolchain)] = source
+    except CutegenError as error:
+        raise BuildError(f"bundle {path} has a candidate that cannot be rendered here: {error}") from error
+    return sources
+
+
+def _compare(path: Path, bundle: Bundle, sources: Mapping[str, Source]) -> None:
+    """Do nothing if the bundle holds the kernels of ``sources``.
+
+    Raises:
+        BuildError: It lacks one, holds another, or one is not what its key says.
+    """
+    packed = {each.artifact.key: each for each in bundle.packed}
+    maker = f"{cast('Mapping[str, Any]', bundle.manifest).get('cutegen', '?')!r:.50}"
+    if sources.keys() - packed.keys():
+        raise BuildError(
+            f"bundle {path} was made by cutegen {maker} with other templates than this {__version__}; "
+            "export it again with this version"
+        )
+    for key, each in packed.items():
+        source = sources.get(key)
+        if source is None:
+            raise BuildError(f"bundle {path} holds artifact {key}, a kernel of none of its candidates")
+        if each.text_digest != digest(source.text, length=64):
+            raise BuildError(f"bundle {path}: {SOURCE} of artifact {key} is not the source of its candidate")
+        if each.artifact.symbol != symbol_of(key, source.signature.family):
+            raise BuildError(f"bundle {path}: artifact {key} has the symbol {each.artifact.symbol!r}")

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from cutegen.build import artifact_key
 from cutegen.catalog import find_space
 from cutegen.digest import digest
 from cutegen.entry import Entry
 from cutegen.errors import (
     CheckError,
+    ConfigError,
     LaunchError,
     MeasureError,
     NoWinnerError,
@@ -21,6 +23,7 @@ from cutegen.errors import (
 from cutegen.manifest import Offers
 from cutegen.operator_api import require_package
 from cutegen.problem import Problem
+from cutegen.render import render
 from cutegen.space import Config
 from cutegen.trials import TrialStore
 from cutegen.tuner.ahead import Ahead
@@ -30,7 +33,7 @@ from cutegen.tuner.decide import decide, entry_of, predicted_result, recorded_re
 from cutegen.tuner.ledger import Ledger
 from cutegen.tuner.progress import Observer
 from cutegen.tuner.request import Request
-from cutegen.tuner.result import TuneResult
+from cutegen.tuner.result import Row, TuneResult
 from cutegen.tuner.setting import Setting
 from cutegen.tuner.workshop import Workshop
 from cutegen.untuned import predictor
@@ -167,11 +170,24 @@ class Tuning:
         if entry is None or setting.device is None:
             return None
         finals = ledger.finals()
-        if not finals or setting.store.find(setting.arch.name, entry.artifact_key) is None:
+        if not finals:
             return None
         space = find_space(request.problem.family, setting.arch)
         result = recorded_result(request, space, setting.device, entry, finals)
-        return None if result is None else replace(result, outcomes=ledger.outcomes())
+        if result is None or not all(self._is_current(result.problem, row) for row in result.rows):
+            return None
+        key = result.winner.artifact_key
+        if entry.artifact_key != key or setting.store.find(setting.arch.name, key) is None:
+            return None
+        return replace(result, outcomes=ledger.outcomes())
+
+    def _is_current(self, problem: Problem, row: Row) -> bool:
+        """Whether a recorded row is about the kernel that its config is rendered to today."""
+        try:
+            source = render(problem, row.config, self._setting.arch)
+        except (ConfigError, ResourceError):
+            return False
+        return row.artifact_key == artifact_key(source, self._setting.toolchain)
 
     def _conclude(
         self, prepared: _Prepared | Failed, budget_s: float | None, begun: float

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from cutegen.arch import Arch, resident_clusters
 from cutegen.problem import DTYPE_BYTES, LAYOUTS, TORCH_DTYPES, Epilogue, Problem
-from cutegen.space import Config, Launch, Rule, Space, Value
+from cutegen.space import Config, Launch, Rule, Space, Value, extents_round_up_below_2_to_31
 
 HOPPER: Mapping[str, tuple[Value, ...]] = {
     "source": ("operators",),
@@ -79,6 +79,7 @@ def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) 
 
 
 PROBLEM_RULES: tuple[Callable[..., bool], ...] = (
+    extents_round_up_below_2_to_31,
     product_is_plain,
     operands_are_tensors,
     output_rows_are_aligned,

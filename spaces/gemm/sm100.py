@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from cutegen.arch import Arch
 from cutegen.problem import DTYPE_BYTES, LAYOUTS, Problem
-from cutegen.space import Config, Launch, Rule, Space, Value
+from cutegen.space import Config, Launch, Rule, Space, Value, extents_round_up_below_2_to_31
 
 ROW_BYTES = 128
 """Bytes of a tile along k: the span of the shared-memory swizzle, hence the k extent of a tile."""
@@ -256,6 +256,7 @@ def tile_counts_fit_32_bits(
 RULES = tuple(
     Rule.of(function)
     for function in (
+        extents_round_up_below_2_to_31,
         arch_multiplies_the_dtype,
         rows_fit_the_instruction,
         int8_tiles_have_widths_of_the_mma,

@@ -21,7 +21,7 @@ from cutegen.footprint import (
     store_bytes,
 )
 from cutegen.problem import DTYPE_BYTES, Problem
-from cutegen.space import Config, Launch, Rule, Space, Value
+from cutegen.space import Config, Launch, Rule, Space, Value, extents_round_up_below_2_to_31
 
 BARRIER_BYTES = 1024
 """Shared memory before the first tile: mbarriers, padded to the 1024 bytes that swizzled tiles align to."""
@@ -259,6 +259,7 @@ def tile_counts_fit_32_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, probl
 RULES = tuple(
     Rule.of(function)
     for function in (
+        extents_round_up_below_2_to_31,
         tf32_is_for_blackwell,
         warpgroups_divide_tile,
         tile_k_is_one_or_two_swizzle_rows,
