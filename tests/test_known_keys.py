@@ -12,7 +12,7 @@ from fake_kernels import H200, FakeGpu
 
 from cutegen import render as module
 from cutegen.arch import find_arch
-from cutegen.build import Builder, Toolchain, symbol_of
+from cutegen.build import Builder, Toolchain, artifact_key, symbol_of
 from cutegen.catalog import find_space
 from cutegen.dispatch import Dispatcher
 from cutegen.entry import Entry, Fingerprint
@@ -72,6 +72,14 @@ def test_a_table_whose_config_was_changed_gets_the_kernel_of_its_config(
     gpu.store.discard(ARCH.name, narrow.key)
     with pytest.raises(LaunchError, match="no compiled kernel"):
         asked(table, DEEP, gpu.store)
+
+
+def test_every_knob_that_is_compiled_in_counts(gpu: FakeGpu) -> None:
+    """Also one from which a space derives nothing."""
+    plain, early = (
+        publish(gpu.store, render(DEEP, NARROW.replace(use_pdl=on), ARCH)) for on in (False, True)
+    )
+    assert asked(one_entry(DEEP, NARROW.replace(use_pdl=True), plain.key), DEEP, gpu.store) == early.symbol
 
 
 def test_a_loaded_kernel_is_not_taken_for_another_by_its_key(gpu: FakeGpu) -> None:
@@ -167,9 +175,11 @@ def test_a_kernel_for_a_better_cpu_is_not_loaded(gpu: FakeGpu) -> None:
     assert asked(one_entry(PROBLEM, CONFIG, theirs.key), PROBLEM, gpu.store) == ours.symbol
 
 
+#: Of the artifact that the records below are about.
+KEY = artifact_key(render(PROBLEM, CONFIG, ARCH), Toolchain.current())
 MALFORMED: dict[str, dict[str, Any]] = {
     "symbol missing": {"symbol": None},
-    "symbol a path": {"symbol": "../../../etc/x"},
+    "symbol a path": {"symbol": f"../../../etc/x_{KEY[:12]}"},
     "symbol of another key": {"symbol": symbol_of("0" * 32)},
     "outcome a list": {"outcome": []},
     "outcome unknown": {"outcome": "fine"},
@@ -178,6 +188,8 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "resources a list": {"resources": [1]},
     "kernels a number": {"resources": {"kernels": 7}},
     "registers text": {"resources": {"kernels": [{"name": "k", "registers": "many"}]}},
+    "registers negative": {"resources": {"kernels": [{"name": "k", "registers": -1}]}},
+    "registers a flag": {"resources": {"kernels": [{"name": "k", "registers": True}]}},
     "build_s text": {"build_s": "soon"},
     "build_s NaN": {"build_s": float("nan")},
     "source_digest a number": {"source_digest": 0},

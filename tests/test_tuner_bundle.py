@@ -315,10 +315,13 @@ def test_the_records_of_an_artifact_are_made_anew(path: Path, tmp_path: Path) ->
         assert meta["signature"]["ab_dtype"] == "bf16" and "more" not in meta
 
 
-def test_a_recorded_failure_gives_way_to_a_kernel(path: Path, tmp_path: Path) -> None:
-    """What did not compile in time here may come from a bundle."""
+@pytest.mark.parametrize(
+    "record", [{"outcome": "timeout", "message": "slow", "timeout_s": 1.0}, {"symbol": 3}]
+)
+def test_a_recorded_failure_gives_way_to_a_kernel(record: dict[str, Any], path: Path, tmp_path: Path) -> None:
+    """What did not compile in time here, or was recorded in vain, may come from a bundle."""
     store = Store(tmp_path / "there")
-    publish(store, render(PROBLEM, DEFAULT, ARCH), outcome="timeout", message="slow", timeout_s=1.0)
+    publish(store, render(PROBLEM, DEFAULT, ARCH), **record)
     import_candidates(path, store)
     assert stored(store, Kernels(store).artifact(PROBLEM, DEFAULT, ARCH).key).build_s == 0.5
 
