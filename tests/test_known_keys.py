@@ -16,7 +16,7 @@ from cutegen.build import Builder, Toolchain, artifact_key, symbol_of
 from cutegen.catalog import find_space
 from cutegen.dispatch import Dispatcher
 from cutegen.entry import Entry, Fingerprint
-from cutegen.errors import LaunchError
+from cutegen.errors import LaunchError, ResourceError
 from cutegen.kernels import Kernels
 from cutegen.problem import Problem
 from cutegen.render import recipe_of, render
@@ -135,6 +135,25 @@ def test_an_artifact_without_the_recipe_is_compared_by_its_source(
     with caplog.at_level("INFO", "cutegen"):
         assert asked(one_entry(PROBLEM, CONFIG, made.key), PROBLEM, gpu.store) == made.symbol
     assert caplog.records == []
+
+
+def test_a_kernel_of_another_source_is_known_without_its_package(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its artifact was compiled where the package was; rendering asks for it."""
+    config = next(find_space("gemm", ARCH, "operators").configs(PROBLEM))
+    monkeypatch.setattr(module, "require_package", lambda: "package 1")
+    made = publish(gpu.store, render(PROBLEM, config, ARCH))
+
+    def missing() -> str:
+        raise ResourceError("it is not installed")
+
+    monkeypatch.setattr(module, "require_package", missing)
+    kernels = Kernels(gpu.store, build="never")
+    assert kernels.artifact(PROBLEM, config, ARCH, known_key=made.key).key == made.key
+    other = replace(PROBLEM, ab_dtype="fp16", out_dtype="fp16")
+    with pytest.raises(ResourceError, match="not installed"):
+        kernels.artifact(other, config, ARCH, known_key=made.key)
 
 
 def test_the_order_of_knobs_changes_no_kernel() -> None:

@@ -23,6 +23,14 @@ PROBLEM = Problem(*SHAPE)
 DEFAULT = default_config(find_space("gemm", find_arch("sm_90a")), PROBLEM)
 
 
+def edit_trials(folder: Path, change: str) -> None:
+    """Change all trials of kernels, past the trigger that forbids it."""
+    with closing(sqlite3.connect(folder / "trials.db")) as database:
+        database.execute("DROP TRIGGER trials_stay")
+        database.execute(f"UPDATE trials SET {change} WHERE config IS NOT NULL")
+        database.commit()
+
+
 @pytest.mark.parametrize("key", ["", "no key", "../../etc", "0" * 32])
 def test_a_wrong_artifact_key_in_the_table_is_replaced(tmp_path: Path, key: str) -> None:
     """From the trials: nothing is measured again."""
@@ -59,11 +67,16 @@ def test_records_of_other_kernels_do_not_answer(tmp_path: Path, monkeypatch: pyt
 def test_trials_whose_artifact_key_was_changed_do_not_answer(tmp_path: Path) -> None:
     """What a record says about one kernel is not shown as another's."""
     Rig(tmp_path).tuner.tune(*SHAPE)
-    with closing(sqlite3.connect(tmp_path / "trials.db")) as database:
-        database.execute("DROP TRIGGER trials_stay")
-        database.execute("UPDATE trials SET artifact_key = 'f' || artifact_key WHERE config IS NOT NULL")
-        database.commit()
+    edit_trials(tmp_path, "artifact_key = 'f' || artifact_key")
     rig = Rig(tmp_path)
     result = rig.tuner.tune(*SHAPE)
     assert not result.reused and DEFAULT.digest in rig.bench.checked
     assert all(len(row.artifact_key) == 32 for row in result.rows)
+
+
+def test_resources_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
+    """They are shown to people, and decide nothing."""
+    first = Rig(tmp_path).tuner.tune(*SHAPE)
+    edit_trials(tmp_path, """resources = '{"kernels": [{"name": "k", "registers": "many"}]}'""")
+    second = Rig(tmp_path).tuner.tune(*SHAPE)
+    assert second.config == first.config and all(row.resources is None for row in second.rows)
