@@ -99,7 +99,7 @@ class Kernels:
         self._load = load
         self._compile = compile
         self._loaded: dict[str, Kernel] = {}
-        self._by_view: dict[tuple[str, Signature, Config], Kernel] = {}
+        self._ready: dict[tuple[str, Signature, Config], Kernel] = {}
         self._refused: set[str] = set()
         self._lock = threading.RLock()
 
@@ -129,17 +129,24 @@ class Kernels:
             StoreError: The store cannot be read or written.
         """
         with self._lock:
+            asked = (arch.name, problem.signature, config)
+            ready = self._ready.get(asked)
+            if ready is not None:
+                return ready
             # Rendering costs a millisecond; what it would say is decided by these three.
-            view = (arch.name, problem.signature, space_of(config, problem.family, arch).compile_view(config))
-            found = self._by_view.get(view) or self._find(problem, config, arch, known_key)
-            if isinstance(found, Kernel):
-                return found
-            if capturing:
-                raise not_in_capture(problem)
-            artifact = self._make(found, problem) if isinstance(found, Source) else found
-            kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
-            self._loaded[artifact.key] = self._by_view[view] = kernel
+            view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
+            found = self._ready.get(view) or self._find(problem, config, arch, known_key)
+            kernel = found if isinstance(found, Kernel) else self._open(found, problem, capturing)
+            self._ready[asked] = self._ready[view] = kernel
             return kernel
+
+    def _open(self, found: Artifact | Source, problem: Problem, capturing: bool) -> Kernel:
+        if capturing:
+            raise not_in_capture(problem)
+        artifact = self._make(found, problem) if isinstance(found, Source) else found
+        kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
+        self._loaded[artifact.key] = kernel
+        return kernel
 
     def artifact(self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "") -> Artifact:
         """Return the artifact of ``config``, compiled if need be and allowed, without loading it.
