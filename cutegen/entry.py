@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cutegen import __version__
-from cutegen.build import Toolchain
+from cutegen.build import Toolchain, is_artifact_key
 from cutegen.catalog import SOURCES
 from cutegen.device import Device
 from cutegen.digest import Json
@@ -23,7 +23,6 @@ __all__ = ["ANY", "Entry", "Fingerprint"]
 ANY = "*"
 #: Most multiprocessors that a table may name. Source: judgement; the largest GPUs have fewer than 200.
 SM_LIMIT = 65_535
-_ARTIFACT_KEY = re.compile(r"[0-9a-f]{32}|")
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Entry:
             raise TableError(f"source is {shown(self.source)}; valid: {', '.join(SOURCES)}, torch")
         if self.objective not in OBJECTIVES:
             raise TableError(f"objective is {shown(self.objective)}; valid: {', '.join(OBJECTIVES)}")
-        if not _ARTIFACT_KEY.fullmatch(self.artifact_key):
+        if self.artifact_key and not is_artifact_key(self.artifact_key):
             key = shown(self.artifact_key)
             raise TableError(f"artifact_key is {key}; valid: 32 lowercase hexadecimal digits, or ''")
         if self.source != "torch" and self.config is None:

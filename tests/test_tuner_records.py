@@ -31,13 +31,14 @@ def edit_trials(folder: Path, change: str) -> None:
         database.commit()
 
 
-@pytest.mark.parametrize("key", ["", "no key", "../../etc", "0" * 32])
+@pytest.mark.parametrize("key", ["", "0" * 32, "the other finalist's"])
 def test_a_wrong_artifact_key_in_the_table_is_replaced(tmp_path: Path, key: str) -> None:
     """From the trials: nothing is measured again."""
     first = Rig(tmp_path).tuner.tune(*SHAPE)
     rig = Rig(tmp_path)
     path = rig.tuner.setting.table
     table = Table.load(path)
+    key = first.rows[1].artifact_key if "'" in key else key
     table.with_entries([replace(table.entries[PROBLEM], artifact_key=key)]).save(path)
     second = rig.tuner.tune(*SHAPE)
     assert second.config == first.config and not rig.bench.checked

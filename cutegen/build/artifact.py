@@ -13,6 +13,7 @@ from cutegen.build.toolchain import Toolchain, key_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
 from cutegen.store import Entry, Store
+from cutegen.text import shown
 
 if TYPE_CHECKING:
     from cutegen.render import Source
@@ -120,7 +121,7 @@ class Resources:
         """
         kernels, notes = _list(data, "kernels"), _list(data, "notes")
         if not all(isinstance(note, str) for note in notes):
-            raise TypeError(f"notes are texts, not {notes!r:.200}")
+            raise TypeError(f"notes are texts, not {shown(notes)}")
         # The totals are worked out again: one fact, one place.
         return cls.of(tuple(_kernel(each) for each in kernels), tuple(map(str, notes)))
 
@@ -128,19 +129,19 @@ class Resources:
 def _list(data: Mapping[str, Json], name: str) -> list[Json]:
     value = data.get(name) or []
     if not isinstance(value, list):
-        raise TypeError(f"{name} is {value!r:.200}, not a list")
+        raise TypeError(f"{name} is {shown(value)}, not a list")
     return value
 
 
 def _kernel(data: Json) -> KernelResources:
     if not isinstance(data, Mapping):
-        raise TypeError(f"a device function is an object, not {data!r:.200}")
+        raise TypeError(f"a device function is an object, not {shown(data)}")
     counts = {name: value for name, value in data.items() if name != "name"}
     if not isinstance(data.get("name"), str):
-        raise TypeError(f"a device function has no name: {data!r:.200}")
+        raise TypeError(f"a device function has no name: {shown(data)}")
     for name, value in counts.items():
         if type(value) is not int or not 0 <= value <= _MOST:
-            raise TypeError(f"{name} is {value!r:.200}, not a count")
+            raise TypeError(f"{name} is {shown(value)}, not a count")
     return KernelResources(str(data["name"]), **cast("dict[str, int]", counts))
 
 
@@ -244,7 +245,9 @@ def from_entry(entry: Entry) -> Result:
     try:
         return _failure(entry) if entry.meta["outcome"] != "ok" else _artifact(entry)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BuildError(f"entry {entry.folder} is not an artifact of this version: {error!r}") from error
+        raise BuildError(
+            f"entry {entry.folder} is not an artifact of this version: {shown(error)}"
+        ) from error
 
 
 def find_result(store: Store, arch: str, key: str) -> Result | None:
@@ -266,7 +269,7 @@ def _failure(entry: Entry) -> Failure:
     meta, log = entry.meta, ""
     outcome = _text(meta, "outcome")
     if outcome not in FAILURES:
-        raise ValueError(f"outcome is {outcome!r}; valid: ok, {', '.join(FAILURES)}")
+        raise ValueError(f"outcome is {shown(outcome)}; valid: ok, {', '.join(FAILURES)}")
     with suppress(OSError):  # only some failures have one
         log = (entry.folder / LOG).read_text(encoding="utf-8", errors="replace")
     limit_s = _seconds(meta, "timeout_s") if outcome == "timeout" else 0.0
@@ -277,7 +280,7 @@ def _artifact(entry: Entry) -> Artifact:
     meta = entry.meta
     resources = meta["resources"]
     if not isinstance(resources, Mapping):
-        raise TypeError(f"resources is {resources!r:.200}, not an object")
+        raise TypeError(f"resources is {shown(resources)}, not an object")
     artifact = Artifact(
         key=entry.key,
         symbol=_text(meta, "symbol"),
@@ -293,19 +296,19 @@ def _artifact(entry: Entry) -> Artifact:
         raise ValueError("its key is not that of its source, target and toolchain")
     # It becomes a file name when the kernel is pinned.
     if not _SYMBOL.fullmatch(artifact.symbol) or not artifact.symbol.endswith(f"_{artifact.key[:12]}"):
-        raise ValueError(f"symbol is {artifact.symbol!r:.200}, which is not that of its key")
+        raise ValueError(f"symbol is {shown(artifact.symbol)}, which is not that of its key")
     return artifact
 
 
 def _text(meta: Mapping[str, Json], name: str) -> str:
     value = meta[name]
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r:.200}, not text")
+        raise TypeError(f"{name} is {shown(value)}, not text")
     return value
 
 
 def _seconds(meta: Mapping[str, Json], name: str) -> float:
     value = meta[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MOST:
-        raise TypeError(f"{name} is {value!r:.200}, not a number of seconds")
+        raise TypeError(f"{name} is {shown(value)}, not a number of seconds")
     return float(value)

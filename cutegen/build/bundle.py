@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tarfile
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,8 +17,11 @@ from typing import IO, Any, cast
 from cutegen.build.artifact import LIBRARY, OBJECT, SOURCE, Artifact, from_entry
 from cutegen.build.toolchain import host_name, host_runs, is_artifact_key
 from cutegen.digest import Json
+from cutegen.documents import parse_json
 from cutegen.errors import BuildError, StoreError
+from cutegen.publish import publishing
 from cutegen.store import META, Entry, KeyLock, Store, file_digest
+from cutegen.text import shown
 
 __all__ = ["Bundle", "Packed", "export_bundle", "open_bundle"]
 
@@ -64,20 +66,11 @@ def export_bundle(path: Path, store: Store, artifacts: Iterable[Artifact], manif
         if entry is None:
             raise StoreError(f"artifact {artifact.key} is not in {store.root}; build it again")
         entries.append(entry)
-    # Mode x and a name that cannot be guessed: no link that somebody put there is followed.
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("xb") as file, _plain_tar(file) as tar:
-                _write(tar, entries, manifest)
-            if partial.stat().st_size > BUNDLE_LIMIT:
-                raise BuildError(f"bundle {path} would pass {BUNDLE_LIMIT} bytes; export fewer candidates")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot write bundle {path}: {error.strerror or error}") from error
+    with publishing(path, "bundle") as file:
+        with _plain_tar(file) as tar:
+            _write(tar, entries, manifest)
+        if file.tell() > BUNDLE_LIMIT:
+            raise BuildError(f"bundle {path} would pass {BUNDLE_LIMIT} bytes; export fewer candidates")
 
 
 def _plain_tar(file: IO[bytes]) -> tarfile.TarFile:
@@ -172,10 +165,10 @@ class Bundle:
                 raise BuildError(f"{path} is not a bundle: {error}") from error
             if member.type != tarfile.REGTYPE:
                 raise BuildError(
-                    f"bundle {path} holds {member.name!r}, which is not a plain file of a bundle"
+                    f"bundle {path} holds {shown(member.name)}, which is not a plain file of a bundle"
                 )
             if not 0 <= member.size <= self._size - at:
-                raise BuildError(f"bundle {path} is cut short in {member.name!r}")
+                raise BuildError(f"bundle {path} is cut short in {shown(member.name)}")
             yield member.name, at, member.size
             at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         if self._size - at > 2 * tarfile.RECORDSIZE or any(self._read(at, self._size - at)):
@@ -190,7 +183,7 @@ class Bundle:
         found: dict[str, tuple[int, int]] = {}
         for name, at, size in members:
             if name not in self._wanted or name in found:
-                raise BuildError(f"bundle {self._path} holds {name!r}, which its manifest does not list")
+                raise BuildError(f"bundle {self._path} holds {shown(name)}, which its manifest does not list")
             limit = LIMITS[name.rpartition("/")[2]]
             if size > limit:
                 raise BuildError(f"bundle {self._path}: {name} has {size} bytes, more than {limit}")
@@ -241,10 +234,7 @@ class Bundle:
     def _meta(self, arch: str, key: str) -> Mapping[str, Json]:
         name, data = f"{arch}/{key}/{META}", io.BytesIO()
         self._copy(name, data)
-        try:
-            meta = json.loads(data.getvalue())
-        except (ValueError, RecursionError) as error:
-            raise BuildError(f"bundle {self._path}: {name} is not JSON: {error}") from error
+        meta = parse_json(data.getvalue(), f"bundle {self._path}: {name}", malformed=BuildError)
         if not isinstance(meta, dict):
             raise BuildError(f"bundle {self._path}: {name} is not an object")
         return meta
@@ -301,21 +291,23 @@ def _is_there(store: Store, artifact: Artifact) -> bool:
 
 def _parse_head(data: bytes, path: Path) -> tuple[Json, dict[str, str]]:
     """Return the caller's manifest, and the SHA-256 of each file by its name in the tar."""
+    where = f"{path} is not a bundle: its {MANIFEST}"
     try:
-        head = cast("Mapping[str, Any]", json.loads(data))
+        head = cast("Mapping[str, Any]", parse_json(data, where, malformed=BuildError))
         if head["format"] != FORMAT:
-            raise BuildError(f"bundle {path} has format {head['format']!r:.100}; this version reads {FORMAT}")
+            form = shown(head["format"])
+            raise BuildError(f"bundle {path} has format {form}; this version reads {FORMAT}")
         wanted: dict[str, str] = {}
         for entry in head["entries"]:
             arch, key, files = entry["arch"], entry["key"], entry["files"]
             # Names are put together here from checked parts, so none can point outside the store.
             if not _ARCH.fullmatch(arch) or not is_artifact_key(key) or set(files) != set(LIMITS):
-                raise BuildError(f"bundle {path} lists an entry of unknown form: {arch!r:.100}/{key!r:.100}")
+                raise BuildError(f"bundle {path} lists an entry of unknown form: {shown(arch)}/{shown(key)}")
             if f"{arch}/{key}/{META}" in wanted:
                 raise BuildError(f"bundle {path} lists {arch}/{key} twice")
             if not all(_DIGEST.fullmatch(sha) for sha in files.values()):
                 raise BuildError(f"bundle {path} lists an entry of unknown form: {arch}/{key}")
             wanted.update({f"{arch}/{key}/{name}": sha for name, sha in files.items()})
         return head["manifest"], wanted
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BuildError(f"{path} is not a bundle: its {MANIFEST} is malformed: {error!r:.200}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BuildError(f"{where} is malformed: {shown(error)}") from error

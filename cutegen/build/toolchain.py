@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from cutegen.digest import Json, digest
 from cutegen.interpreter import import_path
+from cutegen.text import shown
 
 if TYPE_CHECKING:
     from cutegen.render import Source
@@ -114,10 +115,10 @@ class Toolchain:
         """
         packages = data.get("packages") if isinstance(data, Mapping) else None
         if not isinstance(packages, Mapping) or type(data.get("schema")) is not int:
-            raise ValueError(f"no toolchain: {data!r:.200}")
+            raise ValueError(f"no toolchain: {shown(data)}")
         flavour, host, runtime = words = [data.get(name) for name in ("flavour", "host", "runtime")]
         if not all(isinstance(text, str) for text in (*words, *packages.values())):
-            raise ValueError(f"no toolchain: {data!r:.200}")
+            raise ValueError(f"no toolchain: {shown(data)}")
         names = tuple(sorted((str(name), str(version)) for name, version in packages.items()))
         return cls(names, str(flavour), str(host), str(runtime), int(cast("int", data["schema"])))
 

@@ -27,6 +27,7 @@ from cutegen.problem import Problem
 from cutegen.render import Source, render
 from cutegen.space import Config
 from cutegen.store import Store
+from cutegen.text import shown
 from cutegen.tuner.result import TuneResult
 from cutegen.tuner.setting import Setting
 
@@ -137,7 +138,9 @@ def _understand(path: Path, manifest: Json) -> Imported:
     try:
         data = cast("Mapping[str, Any]", manifest)
         if data["schema"] != _SCHEMA:
-            raise BuildError(f"bundle {path} has schema {data['schema']!r:.99}; this version reads {_SCHEMA}")
+            raise BuildError(
+                f"bundle {path} has schema {shown(data['schema'])}; this version reads {_SCHEMA}"
+            )
         candidates = {
             Problem.parse(item["problem"]): tuple(Config.from_json(c["config"]) for c in item["candidates"])
             for item in data["problems"]
@@ -147,8 +150,10 @@ def _understand(path: Path, manifest: Json) -> Imported:
         return Imported(find_arch(data["arch"]), Toolchain.from_json(data["toolchain"]), candidates)
     except BuildError:
         raise
-    except (CutegenError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise BuildError(f"bundle {path} holds no candidates of the tuner: {error!r:.500}") from error
+    except CutegenError as error:
+        raise BuildError(f"bundle {path} holds no candidates of the tuner: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BuildError(f"bundle {path} holds no candidates of the tuner: {shown(error)}") from error
 
 
 def _render(path: Path, imported: Imported) -> dict[str, Source]:
@@ -171,7 +176,7 @@ def _compare(path: Path, bundle: Bundle, sources: Mapping[str, Source]) -> None:
         BuildError: It lacks one, holds another, or one is not what its key says.
     """
     packed = {each.artifact.key: each for each in bundle.packed}
-    maker = f"{cast('Mapping[str, Any]', bundle.manifest).get('cutegen', '?')!r:.50}"
+    maker = shown(cast("Mapping[str, Any]", bundle.manifest).get("cutegen"))
     if sources.keys() - packed.keys():
         raise BuildError(
             f"bundle {path} was made by cutegen {maker} with other templates than this {__version__}; "
@@ -184,4 +189,4 @@ def _compare(path: Path, bundle: Bundle, sources: Mapping[str, Source]) -> None:
         if each.text_digest != digest(source.text, length=64):
             raise BuildError(f"bundle {path}: {SOURCE} of artifact {key} is not the source of its candidate")
         if each.artifact.symbol != symbol_of(key, source.signature.family):
-            raise BuildError(f"bundle {path}: artifact {key} has the symbol {each.artifact.symbol!r}")
+            raise BuildError(f"bundle {path}: artifact {key} has the symbol {shown(each.artifact.symbol)}")
