@@ -230,6 +230,15 @@ def test_malformed_records_are_set_aside_and_the_kernel_is_built_anew(name: str,
     assert not made.folder.exists()
 
 
+def test_malformed_records_of_a_shared_cache_stay_and_count_as_absent(gpu: FakeGpu) -> None:
+    """Who may only read sets nothing aside."""
+    made = publish(gpu.store, render(PROBLEM, CONFIG, ARCH), symbol=3)
+    kernels = Kernels(Store(gpu.store.root, shared=True), build="never")
+    with pytest.raises(LaunchError, match="no compiled kernel"):
+        kernels.get(PROBLEM, CONFIG, ARCH, known_key=made.key)
+    assert made.folder.exists()
+
+
 def test_nested_records_are_set_aside_too(gpu: FakeGpu) -> None:
     """JSON that Python does not follow is a corrupt entry, not a traceback."""
     made = publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
