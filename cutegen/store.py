@@ -350,9 +350,7 @@ class Store:
         Nothing says yet that they are whole, or may be trusted; :meth:`find` does.
         """
         root = self.root / LAYOUT / arch
-        return tuple(
-            sorted(path.parent.name for path in root.glob(f"*/*/{META}") if path.parent.suffix == "")
-        )
+        return tuple(sorted(at.parent.name for at in root.glob(f"*/*/{META}") if at.parent.suffix == ""))
 
     def _staging(self, lock: KeyLock) -> Path:
         return self.folder(lock.arch, lock.key).with_name(f"{lock.key}.tmp")

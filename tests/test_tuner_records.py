@@ -73,11 +73,3 @@ def test_trials_whose_artifact_key_was_changed_do_not_answer(tmp_path: Path) -> 
     result = rig.tuner.tune(*SHAPE)
     assert not result.reused and DEFAULT.digest in rig.bench.checked
     assert all(len(row.artifact_key) == 32 for row in result.rows)
-
-
-def test_resources_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
-    """They are shown to people, and decide nothing."""
-    first = Rig(tmp_path).tuner.tune(*SHAPE)
-    edit_trials(tmp_path, """resources = '{"kernels": [{"name": "k", "registers": "many"}]}'""")
-    second = Rig(tmp_path).tuner.tune(*SHAPE)
-    assert second.config == first.config and all(row.resources is None for row in second.rows)

@@ -143,8 +143,5 @@ def _same_driver(then: Device | None, now: Device | None) -> bool:
 
 
 def resources_of(trial: Trial) -> Resources | None:
-    """Return the resources that a trial recorded, None if it did not or they make no sense."""
-    try:
-        return Resources.from_json(trial.resources) if trial.resources else None
-    except TypeError:
-        return None
+    """Return the resources that a trial recorded, if it did."""
+    return Resources.from_json(trial.resources) if trial.resources else None
