@@ -21,9 +21,6 @@ from cutegen.space import Config, Value
 
 __all__ = ["Source", "recipe_of", "render"]
 
-#: Raised when rendering puts other text out for the same input.
-_RENDERER = 1
-
 
 @dataclass(frozen=True)
 class Source:
@@ -84,10 +81,10 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
 def recipe_of(problem: Problem, config: Config, arch: Arch) -> str:
     """Return a digest of everything that :func:`render` reads to make the kernel of a legal config.
 
-    That is the template, the compiled-in parts of problem and config, what the space derives from them, and
-    the target. Equal recipes render alike, so an artifact that records its recipe is recognised without
-    rendering, in a tenth of the time. The package behind ``source=operators`` is left out: an artifact does
-    not need it.
+    That is the template, the compiled-in parts of problem and config, what the space derives from them, the
+    target, and this module. Equal recipes render alike, so an artifact that records its recipe is recognised
+    without rendering, in a tenth of the time. The package behind ``source=operators`` is left out: an
+    artifact does not need it.
 
     Raises:
         ResourceError: There is no template for this family and architecture.
@@ -112,7 +109,8 @@ def _base(family: str, arch: Arch, source: str) -> str:
     """The part of a recipe that all kernels of a template share."""
     template = find_template(family, arch, source)
     texts = {name: digest(text) for name, text in _texts(template.parent).items()}
-    return digest([_RENDERER, template.name, asdict(arch), texts])
+    own = digest(Path(__file__).read_bytes())  # how templates are filled and tidied
+    return digest([own, template.name, asdict(arch), texts])
 
 
 def _tidy(text: str) -> str:

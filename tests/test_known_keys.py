@@ -120,6 +120,18 @@ def test_what_a_space_derives_is_part_of_the_recipe(gpu: FakeGpu, monkeypatch: p
     assert render(PROBLEM, CONFIG, ARCH).recipe == recipe_of(PROBLEM, CONFIG, ARCH) != old.recipe
 
 
+def test_how_templates_are_filled_is_part_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of rendering itself may change between two versions of a checkout."""
+    before = recipe_of(PROBLEM, CONFIG, ARCH)
+    (tmp_path / "render.py").write_text(Path(module.__file__).read_text() + "# changed\n")
+    monkeypatch.setattr(module, "_base", module._base.__wrapped__)
+    assert recipe_of(PROBLEM, CONFIG, ARCH) == before
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "render.py"))
+    assert recipe_of(PROBLEM, CONFIG, ARCH) != before
+
+
 @pytest.mark.parametrize("recipe", ["", "0" * 32])
 def test_an_artifact_without_the_recipe_is_compared_by_its_source(
     recipe: str, gpu: FakeGpu, caplog: pytest.LogCaptureFixture
