@@ -27,6 +27,7 @@ LINES = (
     "gemm 64x128x128 bf16 tn out=fp32 bias=m",
     "gemm 64x128x256 e4m3 tn scale promote",
     "gemm 64x128x8192 bf16 tn",
+    "gemm 64x128x128 bf16 tn beta",
 )
 
 

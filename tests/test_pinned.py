@@ -208,6 +208,31 @@ def test_out_never_shares_memory_with_an_input(deployed: Path, log: Path, name: 
     assert (log.read_text().count("call") if warm else int(log.exists())) == warm
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_out_never_shares_memory_with_a_scale(deployed: Path, log: Path, at: int) -> None:
+    """A scale is read by the kernel as any other input."""
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(LINES[5]), torch)
+    deployment.gemm(a, b, **options)
+    scales = list(options["scales"])
+    scales[at] = replace(scales[at], address=options["out"].address + 64)
+    with pytest.raises(RuntimeError, match=f"out shares memory with scale_{'ab'[at]}"):
+        deployment.gemm(a, b, **{**options, "scales": tuple(scales)})
+    assert log.read_text().count("call") == 1
+
+
+@pytest.mark.parametrize("name", ["out", "c"])
+def test_alignment_counts_in_every_call(deployed: Path, log: Path, name: str) -> None:
+    """The kernel of aligned outputs is not launched on another, which only its address tells."""
+    line = LINES[7] if name == "c" else LINES[0]
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(line), torch)
+    deployment.gemm(a, b, **options)
+    moved = replace(options[name], address=options[name].address + 2)
+    with pytest.raises(RuntimeError, match=r"no kernel is pinned for .* unaligned_out=True"):
+        deployment.gemm(a, b, **{**options, name: moved})
+
+
 def test_out_may_be_c_but_not_share_a_part_of_it(deployed: Path, log: Path) -> None:
     """Accumulating in place is what many call it for."""
     deployment, torch = load(deployed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import json
 import logging
 import os
 import re
@@ -20,9 +19,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cutegen.documents import read_json
 from cutegen.errors import PinError
 from cutegen.pin.listing import KERNELS, MANIFEST, is_pinned_name
 from cutegen.pin.loader import LOADER, changed_of_pair
+from cutegen.publish import real_path
 from cutegen.store import file_digest
 
 __all__ = ["SCHEMA", "ready_place", "replace_folder"]
@@ -31,8 +32,6 @@ SCHEMA = 2
 #: Python writes these when it imports a file, and can write them again.
 _BYTECODE = re.compile(r"(?P<stem>\w+)\.[\w.+-]+\.pyc(\.\d+)?")
 _FOLDERS = (f"{KERNELS}/__pycache__", "__pycache__", KERNELS)
-#: A larger file is no manifest of ours: one problem takes about 1 KB. Source: judgement.
-_MAX_MANIFEST_BYTES = 64 << 20
 _ASIDE = ".old"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # fcntl.h, linux/fs.h
 _log = logging.getLogger("cutegen")
@@ -48,12 +47,12 @@ def ready_place(out: Path) -> Path:
 
     Raises:
         PinError: It is anything else; the message names the files that would be lost.
+        StoreError: No file can have that name.
         OSError: It cannot be read.
     """
-    try:
-        place = out.resolve()
-    except RuntimeError as error:
-        raise PinError(f"{out} leads nowhere: {error}") from error
+    place = real_path(out)
+    if place.is_symlink():
+        raise PinError(f"{out} is a circle of links")
     if place.is_mount():
         raise PinError(f"{out} is a mount point, which cannot be replaced; name a folder below it")
     if place.parent.is_dir():
@@ -270,25 +269,22 @@ def _read_manifest(path: Path, out: Path) -> tuple[dict[str, str], str]:
     Raises:
         PinError: It is none, or malformed.
     """
-    try:
-        if path.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise ValueError(f"it has more than {_MAX_MANIFEST_BYTES} bytes")
-        manifest = json.loads(path.read_bytes())
-        if manifest["schema"] != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
-        files, loader = manifest["files"], manifest["loader"]
-        if not all(map(_is_digest, [loader, *files.values()])) or not all(map(is_pinned_name, files)):
-            raise ValueError("it does not list the files of a deployment")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise PinError(
-            f"{out} holds a {MANIFEST} that is not of this version of cutegen ({_reason(error)}), so nothing "
-            "there is replaced; move the folder away, or name a new or empty one"
-        ) from error
-    return dict(files), str(loader)
 
+    def foreign(why: str) -> PinError:
+        return PinError(
+            f"{out} holds a {MANIFEST} that is not of this version of cutegen ({why}), so nothing there is "
+            "replaced; move the folder away, or name a new or empty one"
+        )
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    manifest = read_json(path, "the file", malformed=foreign, unreadable=foreign)
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise foreign(f"its schema is not {SCHEMA}")
+    files, loader = manifest.get("files"), manifest.get("loader")
+    if not isinstance(files, dict) or not all(map(_is_digest, [loader, *files.values()])):
+        raise foreign("it does not list files with their digests")
+    if not all(map(is_pinned_name, files)):
+        raise foreign("it lists files that no deployment has")
+    return files, str(loader)
 
 
 def _is_digest(text: object) -> bool:

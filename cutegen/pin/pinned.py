@@ -103,7 +103,7 @@ class Deployment:
             return out
         options = (alpha != 1, c is not None, bias is not None, activation, fast_accum, any_order)
         addresses = [a.data_ptr(), b.data_ptr(), out.data_ptr()]
-        # A call with a known key is not checked again: everything that _prepare looks at is in the key.
+        # A call with a known key is not checked again: all that _prepare looks at is in the key, or not 0.
         key: tuple[Any, ...] = (
             options,
             a.shape,
@@ -119,27 +119,23 @@ class Deployment:
             b.device,
             out.device,
             addresses[2] & 15,
-            0 in addresses,
         )
         factors = [] if alpha == 1 else [float(alpha)]
-        if c is not None or bias is not None or scales:
-            parts = [key, c is out]
-            for tensor in (c, bias, *scales):
-                if tensor is not None:
-                    addresses.append(tensor.data_ptr())
-                    parts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            key = (*parts, addresses[3] & 15, 0 in addresses)
-            if c is not None:
-                factors.append(float(beta))
+        if c is not None:
+            addresses.append(c.data_ptr())
+            key = (key, c is out, c.shape, c.stride(), c.dtype, c.device, addresses[3] & 15)
+            factors.append(float(beta))
+        for vector in scales if bias is None else (bias, *scales):
+            addresses.append(vector.data_ptr())
+            key = (key, vector.shape, vector.stride(), vector.dtype, vector.device)
         try:
-            launch, out_bytes, sizes = self._threads.calls[key]
-        except (AttributeError, KeyError):
-            tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
-            launch = self._prepare(a, b, out, c, bias, scales, options, tensors)
-            itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
-            sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
-            out_bytes = span_bytes(out)
-            self._threads.__dict__.setdefault("calls", {})[key] = launch, out_bytes, sizes
+            calls = self._threads.calls
+        except AttributeError:
+            calls = self._threads.calls = {}
+        call = None if 0 in addresses else calls.get(key)
+        if call is None:
+            call = calls[key] = self._prepare(a, b, out, c, bias, scales, options)
+        launch, out_bytes, sizes = call
         if given:
             start = addresses[2]
             end = start + out_bytes
@@ -185,9 +181,19 @@ class Deployment:
         return function
 
     def _prepare(
-        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any, tensors: list[Any]
-    ) -> Callable[..., None]:
+        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
+    ) -> tuple[Callable[..., None], int, list[int]]:
+        """Return what launches such a call, the bytes of ``out``, and those of all tensors but ``out``."""
+        tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
         self._check_place(tensors)
+        launch = self._launcher(a, b, out, c, bias, scales, options)
+        itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
+        sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
+        return launch, span_bytes(out), sizes
+
+    def _launcher(
+        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
+    ) -> Callable[..., None]:
         key = call_key(a, b, out, c, bias, bool(scales), options)
         record = self._records.get(key)
         if record is None:
