@@ -43,7 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         "--table", type=file_path, required=True, metavar="FILE.json", help="the dispatch table"
     )
     parser.add_argument(
-        "--out", type=file_path, required=True, metavar="FOLDER", help="new, empty or pinned before"
+        "--out",
+        type=file_path,
+        required=True,
+        metavar="FOLDER",
+        help="new, empty, or pinned before and unchanged since",
     )
     parser.add_argument(
         "--problem",

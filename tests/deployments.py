@@ -27,14 +27,18 @@ LINES = (
     "gemm 64x128x128 bf16 tn out=fp32 bias=m",
     "gemm 64x128x256 e4m3 tn scale promote",
     "gemm 64x128x8192 bf16 tn",
+    "gemm 64x128x128 bf16 tn beta",
 )
 
 
 class Workshop(FakeGpu):
-    """Compiles every source into the recording kernel and keeps it where the real builder would."""
+    """Compiles every source into the recording kernel, once, and keeps it beside the store."""
 
     def compile(self, source: Source, store: Store) -> Artifact:
-        artifact = super().compile(source, store)
+        # The store itself would take a folder without meta.json for a damaged entry.
+        artifact = super().compile(source, Store(store.root / "made"))
+        if artifact.shared_object.exists():
+            return artifact
         artifact.folder.mkdir(parents=True, exist_ok=True)
         artifact.source.write_text(source.text)
         import tvm_ffi.libinfo
@@ -62,13 +66,18 @@ def write_table(path: Path, lines: tuple[str, ...] = LINES, **changes: Any) -> P
     return path
 
 
-def load(folder: Path, torch: Torch | None = None) -> tuple[Any, Torch]:
-    """Import the folder's own loader, as a deployment does, over a stand-in for torch."""
+def load_module(folder: Path) -> Any:
+    """Import the folder's own loader, as a deployment does."""
     spec = importlib.util.spec_from_file_location("pinned_under_test", folder / "pinned.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    deployment = module.Deployment(folder)
+    return module
+
+
+def load(folder: Path, torch: Torch | None = None) -> tuple[Any, Torch]:
+    """Return the deployment in a folder by its own loader, over a stand-in for torch."""
+    deployment = load_module(folder).Deployment(folder)
     torch = torch or Torch()
     deployment.torch, deployment.raw_stream = torch, torch._C._cuda_getCurrentRawStream
     return deployment, torch
@@ -105,3 +114,25 @@ def operands(problem: Problem, torch: Torch) -> tuple[Any, Any, dict[str, Any]]:
     if epilogue.activation:
         options["activation"] = epilogue.activation
     return a, b, options
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Everything below a folder: files with their bytes, links with their targets, folders."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        else:
+            found[name] = path.read_bytes() if path.is_file() else "folder"
+    return found
+
+
+def hidden(folder: Path) -> list[str]:
+    """What stands in a folder under a hidden name."""
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def kernel_file(folder: Path, ending: str) -> Path:
+    """A library (``so``) or a source (``py``) of a deployment."""
+    return next((folder / "kernels").glob(f"*.{ending}"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from deployments import LINES, Workshop, load, operands, write_table
 from fake_torch import Place, Torch
 
-from cutegen.pin import pin_table
+from cutegen import strides
+from cutegen.pin import pin_table, tensors
 from cutegen.pin import pinned as loader
 from cutegen.problem import Problem
 
@@ -147,6 +149,119 @@ def test_unpinned_calls_are_refused(deployed: Path, name: str) -> None:
     assert type(caught.value).__name__ == "PinnedError"
 
 
+CPU, SECOND = Place("cpu", 0), Place("cuda", 1)
+
+
+@pytest.mark.parametrize("place", [CPU, SECOND], ids=["cpu", "cuda:1"])
+@pytest.mark.parametrize("name", ["a", "b", "out", "c", "bias", "scale_a", "scale_b"])
+def test_devices_of_all_tensors_count_in_every_call(
+    deployed: Path, log: Path, name: str, place: Place
+) -> None:
+    """A call that only differs by where one tensor lies is refused after a good one, too."""
+    line = LINES[5] if name.startswith("scale") else LINES[3]
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(line), torch)
+    deployment.gemm(a, b, **options)
+    moved = dict(options, a=a, b=b)
+    if name.startswith("scale"):
+        at = ("scale_a", "scale_b").index(name)
+        scales = options["scales"]
+        moved["scales"] = (*scales[:at], replace(scales[at], device=place), *scales[at + 1 :])
+    else:
+        moved[name] = replace(moved[name], device=place)
+    with pytest.raises(RuntimeError, match=r"operands are on .*; they must be on one GPU"):
+        deployment.gemm(**moved)
+    deployment.gemm(a, b, **options)
+    assert log.read_text().count("call") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [(0, "a"), (0, "b"), (0, "out"), (3, "a"), (3, "out"), (3, "c"), (3, "bias")]
+)
+def test_memory_that_was_freed_is_refused_in_every_call(
+    deployed: Path, log: Path, line: int, name: str
+) -> None:
+    """A sharded model frees the storage of its parameters and keeps their shapes."""
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(LINES[line]), torch)
+    deployment.gemm(a, b, **options)
+    moved = dict(options, a=a, b=b)
+    moved[name] = replace(moved[name], address=0)
+    with pytest.raises(RuntimeError, match="an operand has no memory"):
+        deployment.gemm(**moved)
+    assert log.read_text().count("call") == 1
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", ["a", "b", "bias"])
+def test_out_never_shares_memory_with_an_input(deployed: Path, log: Path, name: str, warm: bool) -> None:
+    """As cutegen.gemm refuses it, in the first call and in later ones, which look at addresses alone."""
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(LINES[3]), torch)
+    if warm:
+        deployment.gemm(a, b, **options)
+    given = {"a": a, "b": b, **options}[name]
+    out = replace(options["out"], address=given.address)
+    with pytest.raises(RuntimeError, match=f"out shares memory with {name}, which is read while") as caught:
+        deployment.gemm(a, b, **{**options, "out": out})
+    assert type(caught.value).__name__ == "PinnedError"
+    assert (log.read_text().count("call") if warm else int(log.exists())) == warm
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_out_never_shares_memory_with_a_scale(deployed: Path, log: Path, at: int) -> None:
+    """A scale is read by the kernel as any other input."""
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(LINES[5]), torch)
+    deployment.gemm(a, b, **options)
+    scales = list(options["scales"])
+    scales[at] = replace(scales[at], address=options["out"].address + 64)
+    with pytest.raises(RuntimeError, match=f"out shares memory with scale_{'ab'[at]}"):
+        deployment.gemm(a, b, **{**options, "scales": tuple(scales)})
+    assert log.read_text().count("call") == 1
+
+
+@pytest.mark.parametrize("name", ["out", "c"])
+def test_alignment_counts_in_every_call(deployed: Path, log: Path, name: str) -> None:
+    """The kernel of aligned outputs is not launched on another, which only its address tells."""
+    line = LINES[7] if name == "c" else LINES[0]
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(line), torch)
+    deployment.gemm(a, b, **options)
+    moved = replace(options[name], address=options[name].address + 2)
+    with pytest.raises(RuntimeError, match=r"no kernel is pinned for .* unaligned_out=True"):
+        deployment.gemm(a, b, **{**options, name: moved})
+
+
+def test_out_may_be_c_but_not_share_a_part_of_it(deployed: Path, log: Path) -> None:
+    """Accumulating in place is what many call it for."""
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(LINES[3]), torch)
+    out = options["out"]
+    for c in (out, out, replace(out), options["c"], out, replace(out)):
+        deployment.gemm(a, b, **{**options, "c": c})
+    assert log.read_text().count("call") == 6
+    for distance in (-16, 16):
+        part = replace(options["c"], address=out.address + distance)
+        with pytest.raises(RuntimeError, match="out shares some of its memory with c; pass out=c itself"):
+            deployment.gemm(a, b, **{**options, "c": part})
+    with pytest.raises(RuntimeError, match="out shares memory with a"):
+        deployment.gemm(replace(a, address=out.address), b, **{**options, "c": out})
+
+
+def test_sharing_memory_means_what_it_means_to_gemm() -> None:
+    """The loader cannot import the rule, so it repeats it: the same answer for every pair of ranges."""
+    torch, start = Torch(), 0x7000_0000
+    views = [
+        torch.tensor(*shape, address=start + 2 * offset, strides=stride)
+        for shape, stride in (((4, 8), (32, 1)), ((4, 8), (16, 1)), ((8, 4), (1, 32)), ((16,), (1,)))
+        for offset in (0, 4, 8, 24, 32, 100, 124, 128)
+    ]
+    pairs = list(product(views, views))
+    assert [tensors.overlap(x, y) for x, y in pairs] == [strides.overlap(x, y) for x, y in pairs]
+    assert len({tensors.overlap(x, y) for x, y in pairs}) == 2
+
+
 def test_kernels_own_checks_are_reported(deployed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiled interface refuses is told in its words."""
     deployment, torch = load(deployed)
@@ -195,6 +310,28 @@ def test_changed_files_are_refused_by_name(copy: Path, name: str, harm: str) -> 
 
     with pytest.raises(RuntimeError, match=message):
         use()
+
+
+def test_a_library_that_is_replaced_while_it_is_loaded_is_not_called(copy: Path, log: Path) -> None:
+    """As when the folder is pinned again meanwhile: what was checked is not what was loaded."""
+    deployment, torch = load(copy)
+    a, b, options = operands(Problem.parse(LINES[0]), torch)
+    read = deployment._read
+
+    def racing(name: str, digest: str) -> bytes:
+        data: bytes = read(name, digest)
+        if name.endswith(".py"):
+            library = (copy / name).with_suffix(".so")
+            shutil.copy(library, copy / "other.so")
+            (copy / "other.so").replace(library)
+        return data
+
+    deployment._read = racing
+    with pytest.raises(RuntimeError, match=r"\.so in .* was replaced while it was being loaded"):
+        deployment.gemm(a, b, **options)
+    assert not log.exists()
+    deployment._read = read
+    deployment.gemm(a, b, **options)
 
 
 def test_cpu_without_the_instructions_is_refused() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
-import uuid
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,14 @@ from cutegen.entry import ANY, Fingerprint
 from cutegen.errors import ArchError, CutegenError, PinError
 from cutegen.kernels import Kernels
 from cutegen.operands import TORCH_DTYPES
-from cutegen.pin.pinned import FIELDS
+from cutegen.pin.folder import SCHEMA, ready_place, replace_folder
+from cutegen.pin.listing import FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
+from cutegen.pin.loader import LOADER, loader_text, sealed
 from cutegen.problem import Problem
 from cutegen.space import Launch
-from cutegen.store import file_digest
 from cutegen.table import Table
 
 __all__ = ["Pinned", "pin_table"]
-
-SCHEMA = 1
-LOADER = Path(__file__).with_name("pinned.py")
-_MANIFEST, _TABLE, _KERNELS = "manifest.json", "table.json", "kernels"
 
 
 @dataclass(frozen=True)
@@ -60,8 +55,9 @@ def pin_table(
 ) -> tuple[Pinned, ...]:
     """Write the winners of ``table`` into the folder ``out``, ready to ship, and return them.
 
-    The folder appears complete or not at all; an earlier deployment in its place is replaced. Entries that no
-    call can pose are left out if there are others.
+    The folder appears complete or not at all. An earlier deployment in its place is replaced, if it holds
+    nothing but what was pinned into it; where ``out`` is a symbolic link, the folder that it names. Entries
+    that no call can pose are left out if there are others.
 
     Args:
         table: A dispatch table.
@@ -72,7 +68,7 @@ def pin_table(
 
     Raises:
         PinError: The table is empty or does not say for what, a kernel is not to be had, no call can pose one
-            of ``problems`` or any entry, or ``out`` holds something else.
+            of ``problems`` or any entry, or ``out`` holds something else or cannot be written.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
     """
@@ -83,16 +79,14 @@ def pin_table(
     wanted = dict.fromkeys([*posed, *problems]) or dict.fromkeys(source.entries)
     if not wanted:
         raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
-    _check_place(out)
-    pinned = tuple(_pin(problem, source, arch, sm_count, kernels) for problem in wanted)
-    staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:12]}")
     try:
-        _write(staged, table, source.fingerprint, pinned)
-        _swap(staged, out)
+        place = ready_place(out)
+        pinned = tuple(_pin(problem, source, arch, sm_count, kernels) for problem in wanted)
+        replace_folder(place, out, _files(table, source.fingerprint, pinned))
+    except CutegenError:
+        raise
     except OSError as error:
-        raise PinError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        raise PinError(f"cannot write {out}: {error}") from error
     for problem in source.entries:
         if problem not in wanted:
             leave_out(problem, _why_no_call(problem))
@@ -135,6 +129,11 @@ def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Ker
         artifact = kernels.artifact(problem, answer.config, arch, known_key=answer.known_key)
     except CutegenError as error:
         raise PinError(f"no kernel to pin for {problem}: {error}") from error
+    if not is_symbol(artifact.symbol):
+        raise PinError(
+            f"no kernel to pin for {problem}: the cache calls its function {artifact.symbol!r}, which is no "
+            f"C identifier; remove {artifact.folder} and build it again"
+        )
     here, measured = artifact.toolchain.compiler_version, table.fingerprint.cutlass_dsl
     if measured not in (ANY, here):
         raise PinError(
@@ -148,44 +147,36 @@ def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Ker
 # --- the folder ---
 
 
-def _check_place(out: Path) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    with suppress(OSError, ValueError):
-        if "kernels" in json.loads((out / _MANIFEST).read_bytes()):
-            return
-    raise PinError(f"{out} exists and is no deployment; name a new or empty folder")
-
-
-def _write(folder: Path, table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) -> None:
-    (folder / _KERNELS).mkdir(parents=True)
-    shutil.copyfile(table, folder / _TABLE)
-    for item in pinned:
-        if item.artifact is not None:
-            shutil.copyfile(item.artifact.shared_object, folder / _library(item.artifact))
-            shutil.copyfile(item.artifact.source, folder / _source(item.artifact))
-    files = {
-        path.relative_to(folder).as_posix(): file_digest(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) -> dict[str, bytes]:
+    """Return the contents of the folder by name: the manifest first, the loader last."""
+    listed = {TABLE: table.read_bytes()}
+    for artifact in (item.artifact for item in pinned if item.artifact is not None):
+        for name, path in (
+            (_library(artifact), artifact.shared_object),
+            (_source(artifact), artifact.source),
+        ):
+            data = path.read_bytes()
+            if listed.setdefault(name, data) != data:
+                raise PinError(
+                    f"two kernels of the cache are both called {artifact.symbol}; build them again"
+                )
     hosts = {item.artifact.toolchain.host for item in pinned if item.artifact is not None}
-    flags = sorted(frozenset().union(*(host_flags(host) for host in hosts)))
+    loader = loader_text()
     manifest: dict[str, Json] = {
         "schema": SCHEMA,
         "cutegen": __version__,
         "gpu": _gpu(fingerprint),
-        "cpu_flags": list(flags),
+        "cpu_flags": sorted(frozenset().union(*(host_flags(host) for host in hosts))),
         "kernels": [_record(item) for item in pinned],
-        "files": dict(files),
+        "loader": _sha256(loader),
+        "files": {name: _sha256(data) for name, data in sorted(listed.items())},
     }
-    text = json.dumps(manifest, indent=1) + "\n"
-    (folder / _MANIFEST).write_text(text, encoding="utf-8")
-    loader = LOADER.read_text(encoding="utf-8")
-    empty = 'MANIFEST_SHA256 = ""'
-    assert loader.count(empty) == 1
-    loader = loader.replace(empty, f'MANIFEST_SHA256 = "{file_digest(folder / _MANIFEST)}"')
-    (folder / LOADER.name).write_text(loader, encoding="utf-8")
+    text = (json.dumps(manifest, indent=1) + "\n").encode()
+    return {MANIFEST: text, **listed, LOADER: sealed(loader, text)}
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _gpu(fingerprint: Fingerprint) -> dict[str, Json]:
@@ -222,18 +213,8 @@ def _key(problem: Problem) -> list[Json]:
 
 
 def _library(artifact: Artifact) -> str:
-    return f"{_KERNELS}/{artifact.symbol}.so"
+    return f"{KERNELS}/{artifact.symbol}.so"
 
 
 def _source(artifact: Artifact) -> str:
-    return f"{_KERNELS}/{artifact.symbol}.py"
-
-
-def _swap(staged: Path, out: Path) -> None:
-    """Put ``staged`` in the place of ``out``."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    old = staged.with_name(f"{staged.name}.old")
-    if out.exists():
-        out.rename(old)
-    staged.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+    return f"{KERNELS}/{artifact.symbol}.py"

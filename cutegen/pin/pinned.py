@@ -1,9 +1,8 @@
 """Launch the kernels that were pinned into this folder, from torch and tvm-ffi alone.
 
-This file is self-contained: it travels with ``manifest.json`` and the folder ``kernels``. Nothing is tuned,
-rendered or compiled. A file that changed, another GPU or a product that was not pinned is refused with the
-reason. The kernels are called through the C interface of tvm-ffi, because importing its Python package takes
-longer than everything here.
+In a deployment this file is self-contained: it travels with ``manifest.json`` and the folder ``kernels``.
+Nothing is tuned, rendered or compiled. A file that changed, another GPU or a product that was not pinned is
+refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.util
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from cutegen.pin.launch import Call, Ffi, PinnedError, block, matrix
+from cutegen.pin.listing import FIELDS, MANIFEST, TABLE, is_pinned_name, is_record, parse_manifest
+from cutegen.pin.tensors import SCALES, call_key, check_apart, dtype_of, span_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -26,132 +27,6 @@ __all__ = ["FIELDS", "Deployment", "PinnedError", "gemm", "linear"]
 
 #: Written in when the folder was made; it vouches for the manifest, which vouches for every other file.
 MANIFEST_SHA256 = ""
-#: What a kernel is pinned for, in the order of a manifest's ``key``.
-FIELDS = (
-    *("m", "n", "k", "batch", "ab_dtype", "out_dtype", "layout", "unaligned_out"),
-    *("alpha", "beta", "bias", "activation", "scale", "promote", "any_order"),
-)
-
-_CUDA = 2  # kDLCUDA of DLPack
-_INT, _FLOAT, _DLTENSOR = 1, 3, 7  # TVMFFITypeIndex
-#: DLPack's code and bits, and the result that torch would give, by torch's name.
-_DTYPES = {
-    "torch.bfloat16": ("bf16", 4, 16, "bfloat16"),
-    "torch.float16": ("fp16", 2, 16, "float16"),
-    "torch.float32": ("fp32", 2, 32, "float32"),
-    "torch.int32": ("int32", 0, 32, "int32"),
-    "torch.int8": ("int8", 0, 8, "int32"),
-    "torch.float8_e4m3fn": ("e4m3", 10, 8, "bfloat16"),
-    "torch.float8_e5m2": ("e5m2", 12, 8, "bfloat16"),
-}
-_LAYOUTS = {("k", "k"): "tn", ("k", "n"): "nn", ("m", "n"): "nt", ("m", "k"): "tt"}
-
-
-class PinnedError(RuntimeError):
-    """A call cannot be answered by this folder, or the folder cannot be trusted here."""
-
-
-class _DLTensor(ctypes.Structure):
-    """The struct of DLPack, its device and dtype spelled out."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class _Value(ctypes.Union):
-    _fields_ = [("integer", ctypes.c_int64), ("real", ctypes.c_double), ("pointer", ctypes.c_void_p)]
-
-
-class _Any(ctypes.Structure):
-    """``TVMFFIAny``."""
-
-    _fields_ = [("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", _Value)]
-
-
-class _Bytes(ctypes.Structure):
-    """``TVMFFIByteArray``."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t)]
-
-
-class _Ffi:
-    """The few functions of tvm-ffi's C library that a launch needs."""
-
-    def __init__(self) -> None:
-        spec = importlib.util.find_spec("tvm_ffi")
-        if spec is None or spec.origin is None:
-            raise PinnedError("tvm_ffi is not installed; pip install apache-tvm-ffi")
-        path = str(Path(spec.origin).parent / "lib" / "libtvm_ffi.so")
-        try:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)  # the kernels resolve their calls against it
-            self._library = ctypes.PyDLL(path)  # short calls, for which giving up the GIL costs more
-        except OSError as error:
-            raise PinnedError(f"the library of tvm_ffi cannot be loaded: {error}") from error
-        stream = ctypes.c_void_p
-        self.set_stream = self._library.TVMFFIEnvSetStream
-        self.set_stream.argtypes = [ctypes.c_int32, ctypes.c_int32, stream, ctypes.POINTER(stream)]
-
-    def raised(self) -> str:
-        """Return the message of the error that the last call on this thread raised."""
-        handle = ctypes.c_void_p()
-        self._library.TVMFFIErrorMoveFromRaised(ctypes.byref(handle))
-        if not handle.value:
-            return "unknown error"
-        # An error object is a header of 24 bytes, then kind and message as byte arrays.
-        text = _Bytes.from_address(handle.value + 24 + ctypes.sizeof(_Bytes))
-        message = ctypes.string_at(text.data, text.size).decode(errors="replace")
-        self._library.TVMFFIObjectDecRef(handle)
-        return message
-
-
-class _Call:
-    """One kernel with its argument block; every call rewrites the block, so each thread has its own."""
-
-    def __init__(self, deployment: Deployment, record: dict[str, Any], blocks: list[_DLTensor]) -> None:
-        torch = deployment.torch
-        self._deployment, self._blocks = deployment, blocks
-        self._function = deployment.function(record)
-        self._device = blocks[0].device_id
-        self._elements = -(-record["workspace_bytes"] // 4)
-        self._make = torch.zeros if record["zeroed"] else torch.empty
-        if self._elements:
-            blocks.append(_block((self._elements,), (1,), "torch.float32", self._device))
-        named = dict(zip(FIELDS, record["key"], strict=True))
-        values = [(_DLTENSOR, "pointer", ctypes.addressof(block)) for block in blocks]
-        values += [(_INT, "integer", scalar) for scalar in record["scalars"]]
-        values += [(_FLOAT, "real", 0) for name in ("alpha", "beta") if named[name]]
-        self._arguments = (_Any * len(values))()
-        for slot, (kind, field, value) in zip(self._arguments, values, strict=True):
-            slot.type_index = kind
-            setattr(slot.value, field, value)
-        self._result = _Any()
-
-    def __call__(self, tensors: list[Any], numbers: list[float]) -> None:
-        deployment, device, count = self._deployment, self._device, len(self._arguments)
-        if self._elements:
-            # The caching allocator is what makes this safe on any stream, in any thread and in a graph.
-            kind = deployment.torch.float32
-            tensors = [*tensors, self._make(self._elements, dtype=kind, device=tensors[0].device)]
-        for block, tensor in zip(self._blocks, tensors, strict=True):
-            block.data = tensor.data_ptr()
-        for at, number in enumerate(reversed(numbers)):
-            self._arguments[count - 1 - at].value.real = number
-        before, set_stream = ctypes.c_void_p(), deployment.ffi.set_stream
-        set_stream(_CUDA, device, deployment.raw_stream(device), ctypes.byref(before))
-        status = self._function(None, self._arguments, count, ctypes.byref(self._result))
-        set_stream(_CUDA, device, before, None)
-        if status:
-            raise PinnedError(f"the kernel refused the call: {deployment.ffi.raised()}")
 
 
 class Deployment:
@@ -166,13 +41,17 @@ class Deployment:
 
         self.torch: Any = torch
         self.folder = Path(folder)
-        self._manifest: dict[str, Any] = json.loads(self._read("manifest.json", MANIFEST_SHA256))
-        self._read("table.json", self._manifest["files"]["table.json"])
+        text = self._read(MANIFEST, MANIFEST_SHA256)
+        try:
+            self._manifest = parse_manifest(text)
+            self._records = {tuple(record["key"]): record for record in self._manifest["kernels"]}
+            #: The problems that are pinned here, one line each.
+            self.problems: list[str] = [str(record["problem"]) for record in self._manifest["kernels"]]
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise self._malformed(f"{type(error).__name__}: {error}") from error
+        self._read(TABLE, self._digest(TABLE))
         _check_cpu(self._manifest["cpu_flags"])
-        self._records = {tuple(record["key"]): record for record in self._manifest["kernels"]}
-        #: The problems that are pinned here, one line each.
-        self.problems: list[str] = [record["problem"] for record in self._manifest["kernels"]]
-        self.ffi = _Ffi()
+        self.ffi = Ffi()
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
             lambda device: torch.cuda.current_stream(device).cuda_stream
         )
@@ -182,13 +61,13 @@ class Deployment:
         self._lock = threading.Lock()
 
     def verify(self) -> None:
-        """Check every file of the folder against its recorded SHA-256.
+        """Check every listed file of the folder against its recorded SHA-256; other files are not looked at.
 
         Raises:
             PinnedError: One is missing or changed; the message names it.
         """
-        for name, digest in self._manifest["files"].items():
-            self._read(name, digest)
+        for name in self._manifest["files"]:
+            self._read(name, self._digest(name))
 
     def gemm(
         self,
@@ -209,25 +88,62 @@ class Deployment:
         """Return ``activation(alpha * scales * a @ b + beta * c + bias)`` by the kernel pinned for it.
 
         Raises:
-            PinnedError: No kernel is pinned for this product, or the GPU or a file is not the pinned one.
+            PinnedError: No kernel is pinned for this product, the GPU or a file is not the pinned one, or
+                ``out`` shares memory with an operand (it may be ``c`` itself).
         """
         torch = self.torch
         if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
             raise PinnedError("an operand requires grad, but pinned kernels compute no gradients")
         c = None if beta == 0 else c
+        given = out is not None
         if out is None:
-            dtype = out_dtype or getattr(torch, _dtype(a)[3])
+            dtype = out_dtype or getattr(torch, dtype_of(a)[3])
             out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=dtype, device=a.device)
         if out.numel() == 0:
             return out
         options = (alpha != 1, c is not None, bias is not None, activation, fast_accum, any_order)
-        tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
-        key = (options, a.get_device(), *[(t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors])
-        calls: dict[Any, Callable[..., None]] = self._threads.__dict__.setdefault("calls", {})
-        call = calls.get(key)
+        addresses = [a.data_ptr(), b.data_ptr(), out.data_ptr()]
+        # A call with a known key is not checked again: all that _prepare looks at is in the key, or not 0.
+        key: tuple[Any, ...] = (
+            options,
+            a.shape,
+            b.shape,
+            out.shape,
+            a.stride(),
+            b.stride(),
+            out.stride(),
+            a.dtype,
+            b.dtype,
+            out.dtype,
+            a.device,
+            b.device,
+            out.device,
+            addresses[2] & 15,
+        )
+        factors = [] if alpha == 1 else [float(alpha)]
+        if c is not None:
+            addresses.append(c.data_ptr())
+            key = (key, c is out, c.shape, c.stride(), c.dtype, c.device, addresses[3] & 15)
+            factors.append(float(beta))
+        for vector in scales if bias is None else (bias, *scales):
+            addresses.append(vector.data_ptr())
+            key = (key, vector.shape, vector.stride(), vector.dtype, vector.device)
+        try:
+            calls = self._threads.calls
+        except AttributeError:
+            calls = self._threads.calls = {}
+        call = None if 0 in addresses else calls.get(key)
         if call is None:
-            call = calls[key] = self._prepare(a, b, out, c, bias, scales, options, tensors)
-        call(tensors, ([float(alpha)] if alpha != 1 else []) + ([float(beta)] if c is not None else []))
+            call = calls[key] = self._prepare(a, b, out, c, bias, scales, options)
+        launch, out_bytes, sizes = call
+        if given:
+            start = addresses[2]
+            end = start + out_bytes
+            for address, size in zip(addresses, sizes, strict=True):
+                if address < end and start < address + size:
+                    check_apart(out, c, a=a, b=b, bias=bias, **dict(zip(SCALES, scales, strict=False)))
+                    break
+        launch(addresses, factors, a, b, out)
         return out
 
     def linear(self, x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -244,34 +160,55 @@ class Deployment:
         symbol = record["symbol"]
         with self._lock:
             if symbol not in self._functions:
-                for name in (record["library"], record["source"]):
-                    self._read(name, self._manifest["files"][name])
-                try:
-                    library = ctypes.CDLL(str(self.folder / record["library"]))
-                except OSError as error:
-                    raise PinnedError(f"{record['library']} cannot be loaded: {error}") from error
-                function = getattr(library, f"__tvm_ffi_{symbol}")
+                function = self._load(record["library"], record["source"], f"__tvm_ffi_{symbol}")
                 function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
                 self._functions[symbol] = function
             return self._functions[symbol]
 
+    def _load(self, name: str, source: str, symbol: str) -> Any:
+        path = self.folder / name
+        before = _identity(path)
+        self._read(name, self._digest(name))
+        self._read(source, self._digest(source))
+        try:
+            function = getattr(ctypes.CDLL(str(path)), symbol)
+        except (OSError, AttributeError) as error:
+            raise PinnedError(f"{name} cannot be loaded: {error}") from error
+        if before is None or _identity(path) != before:
+            raise PinnedError(
+                f"{name} in {self.folder} was replaced while it was being loaded; restart the process"
+            )
+        return function
+
     def _prepare(
-        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any, tensors: list[Any]
-    ) -> Callable[[list[Any], list[float]], None]:
+        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
+    ) -> tuple[Callable[..., None], int, list[int]]:
+        """Return what launches such a call, the bytes of ``out``, and those of all tensors but ``out``."""
+        tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
         self._check_place(tensors)
-        key = _key(a, b, out, c, bias, bool(scales), options)
+        launch = self._launcher(a, b, out, c, bias, scales, options)
+        itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
+        sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
+        return launch, span_bytes(out), sizes
+
+    def _launcher(
+        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
+    ) -> Callable[..., None]:
+        key = call_key(a, b, out, c, bias, bool(scales), options)
         record = self._records.get(key)
         if record is None:
             asked = " ".join(f"{name}={value}" for name, value in zip(FIELDS, key, strict=True) if value)
             some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
             raise PinnedError(f"no kernel is pinned for {asked}; pinned: {some}")
+        if not is_record(record):
+            raise self._malformed(f"the record of {record['problem']} is not one that was pinned")
         if not record["symbol"]:
             product = self.torch.bmm if a.dim() == 3 else self.torch.mm
-            return lambda tensors, numbers: product(tensors[0], tensors[1], out=tensors[2])
-        blocks = [_matrix(tensor) for tensor in (a, b, out, c) if tensor is not None]
+            return lambda addresses, factors, a, b, out: product(a, b, out=out)
+        blocks = [matrix(tensor) for tensor in (a, b, out, c) if tensor is not None]
         for vector in (*(() if bias is None else (bias,)), *scales):
-            blocks.append(_block((vector.numel(),), (1,), str(vector.dtype), a.get_device()))
-        return _Call(self, record, blocks)
+            blocks.append(block((vector.numel(),), (1,), str(vector.dtype), a.get_device()))
+        return Call(self, record, blocks, a.device)
 
     def _check_place(self, tensors: list[Any]) -> None:
         devices = {tensor.device for tensor in tensors}
@@ -295,6 +232,16 @@ class Deployment:
             if wanted not in ("*", here[field]):
                 raise PinnedError(f"pinned for {field}={wanted}, but GPU {device} has {field}={here[field]}")
 
+    def _digest(self, name: str) -> str:
+        """Return the recorded SHA-256 of a file."""
+        digest = self._manifest["files"].get(name)
+        if not isinstance(digest, str) or not is_pinned_name(name):
+            raise self._malformed(f"its files do not list {name!r} as they should")
+        return digest
+
+    def _malformed(self, why: str) -> PinnedError:
+        return PinnedError(f"{MANIFEST} in {self.folder} is malformed: {why[:200]}")
+
     def _read(self, name: str, digest: str) -> bytes:
         try:
             data = (self.folder / name).read_bytes()
@@ -303,6 +250,15 @@ class Deployment:
         if hashlib.sha256(data).hexdigest() != digest:
             raise PinnedError(f"{name} in {self.folder} has changed since it was pinned")
         return data
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or written; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _check_cpu(flags: Iterable[str]) -> None:
@@ -315,73 +271,6 @@ def _check_cpu(flags: Iterable[str]) -> None:
     missing = sorted(set(flags) - set(found))
     if found and missing:
         raise PinnedError(f"this CPU lacks {', '.join(missing)}, which the kernels' launch code may use")
-
-
-def _dtype(tensor: Any) -> tuple[str, int, int, str]:
-    try:
-        return _DTYPES[str(tensor.dtype)]
-    except KeyError:
-        raise PinnedError(f"an operand has dtype {tensor.dtype}, which no kernel takes") from None
-
-
-def _key(a: Any, b: Any, out: Any, c: Any, bias: Any, scaled: bool, options: Any) -> tuple[Any, ...]:
-    """Describe a call in the order of FIELDS."""
-    alpha, beta, _, activation, fast_accum, any_order = options
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    if a.dim() not in (2, 3) or b.shape != (*a.shape[:-2], k, n):
-        raise PinnedError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they do not multiply")
-    for name, tensor in (("out", out), ("c", c)):
-        if tensor is not None and tensor.shape != (*a.shape[:-1], n):
-            raise PinnedError(f"{name} has shape {tuple(tensor.shape)}; it must be {(*a.shape[:-1], n)}")
-    if b.dtype != a.dtype or any(t is not None and t.dtype != out.dtype for t in (c, bias)):
-        raise PinnedError("a and b must have one dtype, and so must out, c and bias")
-    along = ""
-    if bias is not None:
-        along = "n" if bias.shape == (n,) else "m"
-        if bias.shape not in ((n,), (m, 1)) or (bias.numel() > 1 and bias.stride(0) != 1):
-            raise PinnedError(
-                f"bias has shape {tuple(bias.shape)}; it must be ({n},) or ({m}, 1), contiguous"
-            )
-    ab_dtype = _dtype(a)[0]
-    unaligned = any(not _is_aligned(t) for t in (out, c) if t is not None)
-    return (
-        *(m, n, k, a.shape[0] if a.dim() == 3 else 1, ab_dtype, _dtype(out)[0]),
-        *(_LAYOUTS[_axis(a, "mk"), _axis(b, "kn")], unaligned, alpha, beta, along, activation),
-        *(scaled, ab_dtype in ("e4m3", "e5m2") and not fast_accum, any_order),
-    )
-
-
-def _axis(tensor: Any, axes: str) -> str:
-    """Return the axis along which an operand is contiguous."""
-    ones = [at for at in (-1, -2) if tensor.stride(at) == 1]
-    if not ones:
-        raise PinnedError(f"an operand has strides {tensor.stride()}; its rows or columns must be contiguous")
-    return axes[max(ones, key=lambda at: int(tensor.shape[at]))]
-
-
-def _is_aligned(tensor: Any) -> bool:
-    """Whether every row starts at a multiple of 16 bytes."""
-    steps = [step for step, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
-    places = (tensor.data_ptr(), *(step * tensor.element_size() for step in (tensor.shape[-1], *steps)))
-    return not any(place % 16 for place in places)
-
-
-def _matrix(tensor: Any) -> _DLTensor:
-    """Describe a matrix or a batch, without a batch of one and without odd strides along axes of extent 1."""
-    shape, stride = list(tensor.shape), list(tensor.stride())
-    if len(shape) == 3 and shape[0] == 1:
-        shape, stride = shape[1:], stride[1:]
-    inner = max((at for at, step in enumerate(stride) if step == 1), key=lambda at: shape[at], default=-1)
-    for at, extent in enumerate(shape):
-        if extent == 1 and at != inner:
-            stride[at] = -(-shape[inner] // 16) * 16
-    return _block(tuple(shape), tuple(stride), str(tensor.dtype), tensor.get_device())
-
-
-def _block(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: int) -> _DLTensor:
-    numbers = ctypes.c_int64 * len(shape)
-    _, code, bits, _ = _DTYPES[dtype]
-    return _DLTensor(None, _CUDA, device, len(shape), code, bits, 1, numbers(*shape), numbers(*stride), 0)
 
 
 @functools.cache

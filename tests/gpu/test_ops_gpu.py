@@ -291,3 +291,38 @@ def test_pinned_folder_computes_without_cutegen(dispatcher: Dispatcher, tmp_path
         near(out, a.float() @ b.float(), problem.k)
     with pytest.raises(RuntimeError, match="no kernel is pinned for m=512 n=512 k=520"):
         pinned.gemm(rand(512, 520), rand(512, 520).t())
+
+
+def test_pinned_calls_look_at_every_tensor_each_time(dispatcher: Dispatcher, tmp_path: Path) -> None:
+    """After a good call of the same shapes, too: another device, freed memory, or memory that out shares."""
+    assert GPU is not None
+    problem = Problem.parse("gemm 256x256x256 bf16 tn beta bias=n")
+    folder = tmp_path / "deploy"
+    entries = [Entry(problem, dispatcher.explain(problem).config)]
+    Table(Fingerprint.of(GPU), entries).save(tmp_path / "table.json")
+    pin_table(tmp_path / "table.json", folder, kernels=dispatcher.kernels)
+    spec = importlib.util.spec_from_file_location("pinned_places", folder / "pinned.py")
+    assert spec is not None and spec.loader is not None
+    pinned = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pinned)
+    given = {"a": rand(256, 256), "b": rand(256, 256, seed=1).t(), "c": rand(256, 256, seed=2)}
+    given |= {"bias": rand(256), "out": torch.empty(256, 256, device="cuda", dtype=BF16)}
+    want = given["a"].float() @ given["b"].float() + given["c"].float() + given["bias"].float()
+
+    def call(**changes: Any) -> Any:
+        return pinned.gemm(**{**given, **changes})
+
+    near(call(), want, 256)
+    places = ["cpu", *(["cuda:1"] if torch.cuda.device_count() > 1 else [])]
+    for name, place in ((name, place) for name in given for place in places):
+        with pytest.raises(RuntimeError, match=r"operands are on .*; they must be on one GPU"):
+            call(**{name: given[name].to(place)})
+    freed = given["c"].clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="an operand has no memory"):
+        call(c=freed)
+    for name in ("a", "b"):
+        with pytest.raises(RuntimeError, match=f"out shares memory with {name}"):
+            call(out=given[name] if name == "a" else given[name].t())
+    near(call(), want, 256)
+    near(call(out=given["c"]), want, 256)

@@ -1,0 +1,78 @@
+"""What the manifest of a deployment may say; part of the loader, so it stands on nothing of ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = [
+    "FIELDS",
+    "KERNELS",
+    "MANIFEST",
+    "TABLE",
+    "is_pinned_name",
+    "is_record",
+    "is_symbol",
+    "parse_manifest",
+]
+
+#: The files of the folder, besides the loader; those of kernels are below the last.
+MANIFEST, TABLE, KERNELS = "manifest.json", "table.json", "kernels"
+#: What a kernel is pinned for, in the order of a manifest's ``key``.
+FIELDS = (
+    *("m", "n", "k", "batch", "ab_dtype", "out_dtype", "layout", "unaligned_out"),
+    *("alpha", "beta", "bias", "activation", "scale", "promote", "any_order"),
+)
+
+_GPU_FIELDS = ("gpu_name", "compute_capability", "sm_count")
+
+
+def is_symbol(text: object) -> bool:
+    """Return whether ``text`` is a C identifier, which can be no path."""
+    return isinstance(text, str) and text.isascii() and text.isidentifier()
+
+
+def is_pinned_name(name: str) -> bool:
+    """Return whether a manifest may list a file of this name: nothing outside the folder has one."""
+    if name == TABLE:
+        return True
+    folder, _, file = name.partition("/")
+    stem, _, ending = file.rpartition(".")
+    return folder == KERNELS and ending in ("so", "py") and is_symbol(stem)
+
+
+def parse_manifest(text: bytes) -> dict[str, Any]:
+    """Return what a manifest says.
+
+    Raises:
+        KeyError: Something is missing; further errors of a malformed text are ValueError, TypeError and
+            RecursionError.
+    """
+    manifest = json.loads(text)
+    wanted = {"files": dict, "gpu": dict, "cpu_flags": list, "kernels": list}
+    for name, kind in wanted.items():
+        if not isinstance(manifest[name], kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+    if not all(isinstance(flag, str) for flag in manifest["cpu_flags"]):
+        raise TypeError("cpu_flags holds something that is no name")
+    if set(manifest["gpu"]) != set(_GPU_FIELDS):
+        raise ValueError(f"gpu must have {', '.join(_GPU_FIELDS)}")
+    found: dict[str, Any] = manifest
+    return found
+
+
+def is_record(record: dict[str, Any]) -> bool:
+    """Return whether what a kernel is launched with is of the right kind and range."""
+    symbol, scalars, size = (record.get(name) for name in ("symbol", "scalars", "workspace_bytes"))
+    if symbol == "":
+        return True
+    return (
+        is_symbol(symbol)
+        and record.get("library") == f"{KERNELS}/{symbol}.so"
+        and record.get("source") == f"{KERNELS}/{symbol}.py"
+        and isinstance(scalars, list)
+        and all(type(scalar) is int and -(2**63) <= scalar < 2**63 for scalar in scalars)
+        and type(size) is int
+        and 0 <= size < 2**63
+        and isinstance(record.get("zeroed"), bool)
+    )
