@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from cutegen.dispatch import Dispatcher
 from cutegen.errors import CutegenError, OperandError
 from cutegen.operands import Request, refuse_part_of_c, refuse_shared
-from cutegen.plan import AnyConfig, More, Plan, as_config, explain_failure, fused_options, make_plan
-from cutegen.workspace import Workspaces, torch_workspaces
+from cutegen.plan import AnyConfig, More, Plan, as_config, as_text, explain_failure, fused_options, make_plan
+from cutegen.torch_library import pack_extras, register, unpack_extras
+from cutegen.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +26,29 @@ __all__ = ["default_dispatcher", "gemm", "linear", "load_table", "prepare", "sca
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
 
+
+class _Plans(dict[Any, Plan]):
+    """Plans by kind of call, of calls that get their workspaces in one way.
+
+    Args:
+        eager: Whether workspaces are kept between calls. Calls through the registered operators allocate
+            theirs each time: CUDA graph trees (``mode="reduce-overhead"``) refuse memory of their pool that
+            outlives a call without being a result.
+    """
+
+    __slots__ = ("eager",)
+
+    def __init__(self, *, eager: bool) -> None:
+        super().__init__()
+        self.eager = eager
+
+
 _lock = threading.RLock()
 _dispatcher: Dispatcher | None = None
-_plans: dict[Any, Plan] = {}
+_plans = _Plans(eager=True)
+_operator_plans = _Plans(eager=False)
 _workspaces: Workspaces | None = None
+_new_workspace: GetWorkspace = new_workspace
 _Tensor: Any = None
 _Parameter: Any = None
 
@@ -80,7 +100,7 @@ def gemm(
         or (type(b) is not _Tensor and type(b) is not _Parameter)
     ):
         return _through_torch(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more)
-    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more)
+    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _plans)
 
 
 def scaled_gemm(
@@ -120,7 +140,7 @@ def scaled_gemm(
         out_dtype = _bfloat16
     if traced or type(a) is not _Tensor or type(b) is not _Tensor:
         return _through_torch(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more)
-    return _eager(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more)
+    return _eager(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more, _plans)
 
 
 def linear(
@@ -144,7 +164,7 @@ def linear(
         CutegenError: As :func:`gemm`.
     """
     for name, tensor in (("x", x), ("w", w)):
-        if not hasattr(tensor, "dim"):
+        if not hasattr(tensor, "layout"):  # an array lacks it, and torch 2.6 does not know of methods here
             raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if w.dim() != 2:
         raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
@@ -186,6 +206,7 @@ def _eager(
     out_dtype: torch.dtype | None,
     config: AnyConfig,
     more: More | None,
+    plans: _Plans,
 ) -> torch.Tensor:
     """Run one call on real tensors. This is the path that must stay short."""
     try:
@@ -225,10 +246,10 @@ def _eager(
             key = (key, options, config)
             for tensor in extras:
                 grad = grad or tensor.requires_grad
-        plan = None if grad else _plans.get(key)
+        plan = None if grad else plans.get(key)
         if plan is None:
             request = _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more)
-            plan = _plan(request, config, key)
+            plan = _plan(request, config, key, plans)
         if out is None:
             out = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
         else:
@@ -267,15 +288,16 @@ def _request(
     return Request(a, b, out, c, alpha, beta, bias, activation, out_dtype, *(more or ()))
 
 
-def _plan(request: Request, config: AnyConfig, key: Any) -> Plan:
+def _plan(request: Request, config: AnyConfig, key: Any, plans: _Plans) -> Plan:
     """Work out the plan of a call that has none yet, and keep it."""
     import torch
 
     assert _workspaces is not None
-    dispatcher, plans = default_dispatcher(), _plans
+    dispatcher = default_dispatcher()
     chosen = None if config is None else as_config(config)
     capturing = request.a.is_cuda and torch.cuda.is_current_stream_capturing()
-    plan = make_plan(request, chosen, dispatcher, _workspaces, capturing=capturing)
+    workspace = _workspaces.get if plans.eager else _new_workspace
+    plan = make_plan(request, chosen, dispatcher, workspace, capturing=capturing)
     if not any(tensor.requires_grad for tensor in request.tensors.values()):
         if len(plans) >= MAX_PLANS:
             plans.clear()
@@ -300,29 +322,31 @@ def _through_torch(
     import torch
 
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more)
+        return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _plans)
     if torch.is_grad_enabled():
         for name, tensor in (("a", a), ("b", b), ("out", out), ("c", c), ("bias", bias)):
             if tensor is not None and tensor.requires_grad:
                 raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
-    text = None if config is None else str(as_config(config))
-    rest = more or (None, None, False, False)
-    options = (c, float(alpha), float(beta), bias, activation, out_dtype, text, *rest)
+    text = None if config is None else as_text(config)
+    scale_a, scale_b, fast_accum, any_order = more or (None, None, False, False)
+    extras = pack_extras((c, bias, scale_a, scale_b))
+    options = (float(alpha), float(beta), activation, out_dtype, text, fast_accum, any_order)
     if out is None:
-        result: torch.Tensor = torch.ops.cutegen.gemm(a, b, *options)
+        result: torch.Tensor = torch.ops.cutegen.gemm.default(a, b, *extras, *options)
         return result
-    torch.ops.cutegen.gemm_out(a, b, out, *options)
+    torch.ops.cutegen.gemm_into(out, a, b, *extras, *options)
     return out
 
 
-def _run_operator(
-    a: Any, b: Any, out: Any, c: Any, alpha: float, beta: float, bias: Any, activation: str, *rest: Any
-) -> torch.Tensor:
+def _run_operator(a: Any, b: Any, out: Any, *arguments: Any) -> torch.Tensor:
     """What the registered operators do on real tensors."""
-    out_dtype, config, *more = rest
-    plain = not any(more[2:]) and more[0] is None
-    options = None if plain else tuple(more)
-    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, options)
+    names, alpha, beta, activation, out_dtype, config, fast_accum, any_order = arguments[4:]
+    c = bias = scale_a = scale_b = None
+    if names:
+        c, bias, scale_a, scale_b = unpack_extras(arguments[:4], names)
+    plain = scale_a is None and scale_b is None and not fast_accum and not any_order
+    more = None if plain else (scale_a, scale_b, fast_accum, any_order)
+    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _operator_plans)
 
 
 # --- what the operators stand on ---
@@ -343,9 +367,9 @@ def use(dispatcher: Dispatcher) -> Dispatcher:
 
     Plans made so far are dropped; captured CUDA graphs keep what they captured.
     """
-    global _dispatcher, _plans
+    global _dispatcher, _plans, _operator_plans
     with _lock:
-        _dispatcher, _plans = dispatcher, {}
+        _dispatcher, _plans, _operator_plans = dispatcher, _Plans(eager=True), _Plans(eager=False)
     return dispatcher
 
 
@@ -368,8 +392,6 @@ def prepare() -> None:
         if _Tensor is not None:
             return
         import torch
-
-        from cutegen.torch_library import register
 
         register(_run_operator)
         _workspaces = torch_workspaces()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cutegen.errors import LaunchError
 from cutegen.operands import TORCH_DTYPES, Operands, Request, describe
 from cutegen.problem import Epilogue
-from cutegen.space import Config, Launch, Value
+from cutegen.space import Config, Launch, Value, format_value
 from cutegen.strides import View, span_bytes
-from cutegen.workspace import Workspaces
+from cutegen.workspace import GetWorkspace
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ __all__ = [
     "More",
     "Plan",
     "as_config",
+    "as_text",
     "explain_failure",
     "fused_options",
     "make_plan",
@@ -64,11 +65,18 @@ def make_plan(
     request: Request,
     config: Config | None,
     dispatcher: Dispatcher,
-    workspaces: Workspaces,
+    workspace: GetWorkspace,
     *,
     capturing: bool,
 ) -> Plan:
     """Check a request, choose and load its kernel, and return the plan.
+
+    Args:
+        request: The arguments of the call.
+        config: Overrides the lookup.
+        dispatcher: Chooses and loads the kernel.
+        workspace: Asked at every launch for the scratch memory that the kernel needs, if it needs any.
+        capturing: Whether a CUDA graph is being captured.
 
     Raises:
         OperandError: An operand cannot be one.
@@ -81,7 +89,7 @@ def make_plan(
     dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
     a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
     out_bytes = 0 if request.out is None else span_bytes(request.out)
-    launch = _launcher(request, operands, config, dispatcher, workspaces, capturing)
+    launch = _launcher(request, operands, config, dispatcher, workspace, capturing)
     return Plan(launch, operands.shape, dtype, request.a.device, a_bytes, b_bytes, out_bytes)
 
 
@@ -90,7 +98,7 @@ def _launcher(
     operands: Operands,
     config: Config | None,
     dispatcher: Dispatcher,
-    workspaces: Workspaces,
+    workspace: GetWorkspace,
     capturing: bool,
 ) -> Launcher:
     if 0 in operands.shape:
@@ -101,12 +109,12 @@ def _launcher(
     choice = dispatcher.kernel(operands.problem, index, config=config, capturing=capturing)
     if choice is None:
         return _vendor(batched=request.a.dim() == 3)
-    launcher = _bind(choice.function, choice.launch, operands.epilogue, workspaces, index)
+    launcher = _bind(choice.function, choice.launch, operands.epilogue, workspace, index)
     return _bind_views(launcher, operands.views) if any(operands.views) else launcher
 
 
 def _bind(
-    function: Callable[..., Any], launch: Launch, epilogue: Epilogue, workspaces: Workspaces, device: int
+    function: Callable[..., Any], launch: Launch, epilogue: Epilogue, workspace: GetWorkspace, device: int
 ) -> Launcher:
     """Return a launcher that passes ``function`` its tensors and scalars in the order of the convention."""
     scalars, elements, zeroed = launch.scalars, -(-launch.workspace_bytes // 4), launch.zeroed
@@ -115,10 +123,10 @@ def _bind(
         function(a, b, out, *scalars)
 
     def with_workspace(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
-        function(a, b, out, workspaces.get(device, elements, zeroed), *scalars)
+        function(a, b, out, workspace(device, elements, zeroed), *scalars)
 
     def fused(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
-        scratch = (workspaces.get(device, elements, zeroed),) if elements else ()
+        scratch = (workspace(device, elements, zeroed),) if elements else ()
         numbers = ((alpha,) if epilogue.alpha else ()) + ((beta,) if epilogue.beta else ())
         function(a, b, out, *extras, *scratch, *scalars, *numbers)
 
@@ -211,6 +219,15 @@ def fused_options(
                 kinds += ("scale", scale.shape, scale.dtype)
                 extras += (scale,)
     return extras, kinds
+
+
+def as_text(config: Config | Mapping[str, Value] | str) -> str:
+    """Return a config as ``knob=value`` words, without a look at what they say: torch can trace this."""
+    if isinstance(config, str):
+        return config
+    if isinstance(config, Config):
+        return str(config)
+    return " ".join([f"{knob}={format_value(value)}" for knob, value in config.items()])
 
 
 def as_config(config: Config | Mapping[str, Value] | str) -> Config:

@@ -1,8 +1,17 @@
-"""The operators as torch knows them: schemas, implementations and shapes for ``torch.compile`` and export."""
+"""The operators as torch knows them: schemas, implementations and shapes for ``torch.compile`` and export.
+
+``cutegen::gemm`` returns a new tensor. ``cutegen::gemm.out`` is the same product into a given one, with the
+tag by which Inductor finds it: from torch 2.14 on, Inductor replaces ``gemm`` by it and plans the memory of
+the result. ``cutegen::gemm_into`` is what a traced call with ``out=`` becomes. It returns nothing, so every
+supported torch can functionalize it, and Inductor lets it write into the caller's memory; for an operator
+with the tag ``out``, Inductor would add a buffer and a copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from cutegen.operands import TORCH_DTYPES, out_dtype_name
@@ -11,61 +20,123 @@ if TYPE_CHECKING:
     import torch
     from torch import library as registry
 
-__all__ = ["register"]
+__all__ = ["EXTRAS", "pack_extras", "register", "unpack_extras"]
 
-_OPTIONS = (
-    "Tensor? c, float alpha, float beta, Tensor? bias, str activation, ScalarType? out_dtype, str? config, "
-    "Tensor? scale_a, Tensor? scale_b, bool fast_accum, bool any_order"
+#: Optional tensors of a product, in the order in which they are passed.
+EXTRAS = ("c", "bias", "scale_a", "scale_b")
+
+# When Inductor replaces gemm by gemm.out it passes the tensors first and everything else, None included,
+# behind them, whatever the places in the schema (torch 2.14 and 2.15, torch/_inductor/ir.py,
+# FallbackKernel.create). So the tensors that are given come first, then None for the others, and ``extras``
+# names what is what.
+_ARGUMENTS = (
+    "Tensor a, Tensor b, Tensor? extra0, Tensor? extra1, Tensor? extra2, Tensor? extra3, str extras, "
+    "float alpha, float beta, str activation, ScalarType? out_dtype, str? config, bool fast_accum, "
+    "bool any_order"
 )
-GEMM = f"gemm(Tensor a, Tensor b, {_OPTIONS}) -> Tensor"
-GEMM_OUT = f"gemm_out(Tensor a, Tensor b, Tensor(a!) out, {_OPTIONS}) -> ()"
+GEMM = f"gemm({_ARGUMENTS}) -> Tensor"
+GEMM_OUT = f"gemm.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)"
+GEMM_INTO = f"gemm_into(Tensor(a!) out, {_ARGUMENTS}) -> ()"
 
 #: Registrations end when their library object does.
 _libraries: list[registry.Library] = []
 
 
+def pack_extras(tensors: Iterable[torch.Tensor | None]) -> tuple[Any, ...]:
+    """Return the arguments ``extra0`` to ``extras`` of the operators for the tensors of :data:`EXTRAS`."""
+    given = [(name, tensor) for name, tensor in zip(EXTRAS, tensors, strict=True) if tensor is not None]
+    absent = [None] * (len(EXTRAS) - len(given))
+    return (*[tensor for _, tensor in given], *absent, " ".join([name for name, _ in given]))
+
+
+def unpack_extras(tensors: tuple[Any, ...], names: str) -> tuple[Any, ...]:
+    """Return the tensors of :data:`EXTRAS`, None for those that are not given; undoes :func:`pack_extras`."""
+    return _pick(names)((*tensors, None))
+
+
+@cache
+def _pick(names: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return the function that puts the four tensors named ``names``, and None behind them, into order."""
+    given = names.split()
+    return itemgetter(*(given.index(name) if name in given else len(EXTRAS) for name in EXTRAS))
+
+
 def register(run: Callable[..., torch.Tensor]) -> None:
-    """Register ``cutegen::gemm`` and ``cutegen::gemm_out``, both running ``run`` on real tensors.
+    """Register ``cutegen::gemm``, ``cutegen::gemm.out`` and ``cutegen::gemm_into``, running ``run``.
 
     Args:
-        run: ``(a, b, out, *options)`` to the result, options as in the schema.
+        run: ``(a, b, out, *arguments)`` to the result, with the arguments behind b as in the schemas.
     """
-    import torch
     from torch import library as registry
 
     api: Any = registry  # not annotated in all versions
 
-    def gemm(a: Any, b: Any, *options: Any) -> torch.Tensor:
-        return run(a, b, None, *options)
+    def gemm(a: Any, b: Any, *arguments: Any) -> torch.Tensor:
+        return run(a, b, None, *arguments)
 
-    def gemm_out(a: Any, b: Any, out: Any, *options: Any) -> None:
-        run(a, b, out, *options)
+    def gemm_out(a: Any, b: Any, *arguments: Any, out: Any) -> torch.Tensor:
+        return run(a, b, out, *arguments)
+
+    def gemm_into(out: Any, a: Any, b: Any, *arguments: Any) -> None:
+        run(a, b, out, *arguments)
 
     library = api.Library("cutegen", "DEF")
-    # Kernels depend on strides, so a compiler must not choose others for the operands.
-    strict = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-    for schema, implementation, shapes in ((GEMM, gemm, _gemm_shape), (GEMM_OUT, gemm_out, _gemm_out_shape)):
+    for schema, implementation, shapes, tags in (
+        (GEMM, gemm, _gemm_shape, _tags()),
+        (GEMM_OUT, gemm_out, _gemm_out_shape, (*_tags(), *_out_tags())),
+        (GEMM_INTO, gemm_into, _gemm_into_shape, _tags()),
+    ):
         name = schema.partition("(")[0]
-        library.define(schema, tags=(torch.Tag.pt2_compliant_tag, strict))
+        library.define(schema, tags=tags)
         library.impl(name, implementation, "CompositeExplicitAutograd")
         api.register_fake(f"cutegen::{name}", shapes, lib=library)
     _libraries.append(library)
 
 
-def _gemm_shape(a: Any, b: Any, *options: Any) -> torch.Tensor:
+def _tags() -> tuple[torch.Tag, ...]:
+    """Return the tags of all operators.
+
+    Kernels depend on strides, so a compiler must not choose others for the operands.
+    """
+    import torch
+
+    strict = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+    return torch.Tag.pt2_compliant_tag, strict
+
+
+def _out_tags() -> tuple[torch.Tag, ...]:
+    """Return the tag by which Inductor finds out overloads, where that works.
+
+    Inductor looks for the tag ``out_variant`` in torch 2.12 and for ``out`` from 2.13 on. With either version
+    compilation fails where an extent is a symbol (FallbackKernel.create makes a layout of SymInts); 2.14 has
+    mended that.
+    """
+    import torch
+
+    return (torch.Tag.out,) if torch.__version__ >= "2.14" else ()
+
+
+def _gemm_shape(a: Any, b: Any, *arguments: Any) -> torch.Tensor:
     """The result's shape, dtype and device, without computing; sizes may be symbols."""
     import torch
 
     _check(a, b)
-    dtype = getattr(torch, TORCH_DTYPES[out_dtype_name(a.dtype, options[5])])
+    *_, out_dtype, _, _, _ = arguments
+    dtype = getattr(torch, TORCH_DTYPES[out_dtype_name(a.dtype, out_dtype)])
     result: torch.Tensor = a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
     return result
 
 
-def _gemm_out_shape(a: Any, b: Any, out: Any, *options: Any) -> None:
+def _gemm_out_shape(a: Any, b: Any, *arguments: Any, out: Any) -> torch.Tensor:
     """Nothing new comes out; only the sizes must fit."""
     _check(a, b)
     _require(out.dim() == a.dim(), lambda: f"out has {out.dim()} dimensions but a has {a.dim()}")
+    result: torch.Tensor = out
+    return result
+
+
+def _gemm_into_shape(out: Any, a: Any, b: Any, *arguments: Any) -> None:
+    _gemm_out_shape(a, b, *arguments, out=out)
 
 
 def _check(a: Any, b: Any) -> None:

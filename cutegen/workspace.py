@@ -1,15 +1,18 @@
-"""Scratch memory of kernels: one growing buffer per thread, device and stream, and a fresh one in a graph."""
+"""Scratch memory of kernels: kept per thread, device and stream in eager calls, new per launch elsewhere."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Workspaces", "torch_workspaces"]
+__all__ = ["GetWorkspace", "Workspaces", "new_workspace", "torch_workspaces"]
+
+#: ``(device index, float32 elements, zeroed)`` to a buffer for the next launch on that device's stream.
+GetWorkspace: TypeAlias = "Callable[[int, int, bool], torch.Tensor]"
 
 
 class Workspaces(threading.local):
@@ -30,7 +33,7 @@ class Workspaces(threading.local):
 
     def __init__(
         self,
-        allocate: Callable[[int, int, bool], torch.Tensor],
+        allocate: GetWorkspace,
         stream: Callable[[int], int],
         capturing: Callable[[int], bool],
     ) -> None:
@@ -78,8 +81,21 @@ def torch_workspaces() -> Workspaces:
         # torch can only ask about the current device; on another one a buffer of its own is always right.
         return torch.cuda.current_device() != device or torch.cuda.is_current_stream_capturing()
 
-    def allocate(device: int, elements: int, zeroed: bool) -> torch.Tensor:
-        make = torch.zeros if zeroed else torch.empty
-        return make(elements, dtype=torch.float32, device=torch.device("cuda", device))
+    return Workspaces(new_workspace, stream, capturing)
 
-    return Workspaces(allocate, stream, capturing)
+
+def new_workspace(device: int, elements: int, zeroed: bool = False) -> torch.Tensor:
+    """Return a new buffer from torch's caching allocator, on the current stream of a device.
+
+    Zeros are written on that stream too, so the buffer is ready for the next launch there. Once the caller
+    drops it, the allocator hands its memory out again in stream order.
+
+    Args:
+        device: Index of the device.
+        elements: Float32 values that are needed.
+        zeroed: Whether they must be zero.
+    """
+    import torch
+
+    make = torch.zeros if zeroed else torch.empty
+    return make(elements, dtype=torch.float32, device=torch.device("cuda", device))
