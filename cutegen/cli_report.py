@@ -33,6 +33,8 @@ def result_lines(name: str, result: TuneResult | Failed) -> list[str]:
     how += "" if result.objective == "time" else f", by {result.objective}"
     lines = [f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"]
     lines += _measured_table(result) if result.measured else _predicted_table(result)
+    if result.contended_by:
+        lines.append(f"  contended: {result.contended_by} used the GPU meanwhile; run again when it is free")
     lines += [f"  not tried: {reason}" for reason in result.refused]
     word = "best" if result.measured else "predicted best" if predicted else "first"
     return [*lines, f"  {word}: {result.config}"]

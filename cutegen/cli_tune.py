@@ -29,6 +29,7 @@ from cutegen.device import Device, present_device
 from cutegen.digest import Json
 from cutegen.dispatch import autotune_disabled
 from cutegen.errors import DeviceError, UsageError
+from cutegen.measure import BUSY_MODES
 from cutegen.operator_api import EXTRA
 from cutegen.policy import OBJECTIVES
 from cutegen.shapes import NamedProblem
@@ -112,6 +113,13 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         default="time",
         help="what the finalists are chosen by: time per launch, energy per launch, or edp, their product "
         "(default time); energy takes longer to measure",
+    )
+    group.add_argument(
+        "--busy",
+        choices=BUSY_MODES,
+        default="wait",
+        help="while another process uses the GPU: wait for it (up to 10 minutes), warn and go on, or refuse "
+        "(default wait)",
     )
     group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
     group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
@@ -200,6 +208,7 @@ def _tuner(
         again=args.again,
         objective=args.objective,
         sources=args.sources,
+        busy=args.busy,
         observe=display.show,
         toolchain=imported.toolchain if imported else None,
     )

@@ -6,13 +6,16 @@ import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch, from_compute_capability
 from cutegen.digest import Json, digest
 from cutegen.errors import DeviceError
 
-__all__ = ["ClockMeter", "ClockReading", "Device", "present_device"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ClockMeter", "ClockReading", "Device", "NvmlHandle", "present_device"]
 
 # CUdevice_attribute values. Source: CUDA driver API, enumeration CUdevice_attribute.
 _SM_COUNT, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
@@ -180,11 +183,8 @@ def _ask_nvml(bare_uuid: str) -> tuple[str, str]:
         return meter.uuid or f"GPU-{bare_uuid}", meter.driver_version
 
 
-class ClockMeter:
-    """Reads clock, power and energy of one GPU through NVML; says None where NVML cannot tell.
-
-    A machine without NVML, or with a GPU that hides some counters, still measures: the readings are only
-    recorded, and settling falls back to a fixed time.
+class NvmlHandle:
+    """One GPU as NVML knows it; a context manager. Without NVML, or such a GPU, there is no handle.
 
     Attributes:
         uuid: The UUID NVML knows the GPU by, empty when it does not know it.
@@ -219,7 +219,7 @@ class ClockMeter:
             self.uuid = name
             return
 
-    def __enter__(self) -> ClockMeter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -232,6 +232,14 @@ class ClockMeter:
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
         self._nvml = self._handle = None
+
+
+class ClockMeter(NvmlHandle):
+    """Reads clock, power and energy of one GPU through NVML; says None where NVML cannot tell.
+
+    A machine without NVML, or with a GPU that hides some counters, still measures: the readings are only
+    recorded, and settling falls back to a fixed time.
+    """
 
     def sm_mhz(self) -> float | None:
         """Return the present clock of the multiprocessors; one query instead of four."""

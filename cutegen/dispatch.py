@@ -73,6 +73,8 @@ class Answer:
         reasons = [f"measured for {self.entry.problem}"] if self.entry and self.how != "exact" else []
         if self.entry is not None and self.entry.objective != "time":
             reasons.append(f"tuned for {self.entry.objective}")
+        if self.entry is not None and self.entry.contended_by:
+            reasons.append("timed beside other work")
         because = f" ({', '.join(reasons)})" if reasons else ""
         return f"{self.problem}: {self.how}{because}: {what}"
 

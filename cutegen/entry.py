@@ -121,6 +121,8 @@ class Entry:
         trial_ids: The trials that this rests on.
         objective: What the winner was chosen by: ``time``, ``energy`` or ``edp``.
         energy_mj: Millijoules per launch of the winner; None if not measured.
+        contended_by: Other processes that used the GPU while it was measured, in words; empty if none was
+            seen.
 
     Raises:
         TableError: The source or the objective is unknown, the source is not that of the config, or the
@@ -138,6 +140,7 @@ class Entry:
     trial_ids: tuple[str, ...] = ()
     objective: str = "time"
     energy_mj: float | None = None
+    contended_by: str = ""
 
     def __post_init__(self) -> None:
         if self.source not in (*SOURCES, "torch"):
@@ -155,6 +158,8 @@ class Entry:
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data, without the problem."""
         data: dict[str, Json] = {f.name: getattr(self, f.name) for f in fields(self)[2:]}
+        if not self.contended_by:
+            del data["contended_by"]
         config = None if self.config is None else self.config.to_json()
         return {"config": config, **data}
 
@@ -177,7 +182,7 @@ class Entry:
             raise TableError("config must be an object of knobs")
         for name in ("time_us", "ratio_to_torch", "ratio_to_default", "energy_mj"):
             _require_number(name, values.get(name))
-        for name in ("source", "artifact_key", "objective"):
+        for name in ("source", "artifact_key", "objective", "contended_by"):
             if not isinstance(values.get(name, ""), str):
                 raise TableError(f"{name} is {shown(values[name])}, not text")
         values["interval"] = _interval(values.get("interval"))

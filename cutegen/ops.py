@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from cutegen.dispatch import Dispatcher
 from cutegen.errors import CutegenError, OperandError
 from cutegen.operands import Request, refuse_part_of_c, refuse_shared
-from cutegen.plan import AnyConfig, More, Plan, as_config, as_text, explain_failure, fused_options, make_plan
-from cutegen.torch_library import pack_extras, register, unpack_extras
+from cutegen.plan import AnyConfig, More, Plan, Plans, as_config, explain_failure, fused_options, make_plan
+from cutegen.torch_library import pack, register, unpack
 from cutegen.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
 
 if TYPE_CHECKING:
@@ -26,27 +26,10 @@ __all__ = ["default_dispatcher", "gemm", "linear", "load_table", "prepare", "sca
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
 
-
-class _Plans(dict[Any, Plan]):
-    """Plans by kind of call, of calls that get their workspaces in one way.
-
-    Args:
-        eager: Whether workspaces are kept between calls. Calls through the registered operators allocate
-            theirs each time: CUDA graph trees (``mode="reduce-overhead"``) refuse memory of their pool that
-            outlives a call without being a result.
-    """
-
-    __slots__ = ("eager",)
-
-    def __init__(self, *, eager: bool) -> None:
-        super().__init__()
-        self.eager = eager
-
-
 _lock = threading.RLock()
 _dispatcher: Dispatcher | None = None
-_plans = _Plans(eager=True)
-_operator_plans = _Plans(eager=False)
+_plans = Plans(eager=True)
+_operator_plans = Plans(eager=False)
 _workspaces: Workspaces | None = None
 _new_workspace: GetWorkspace = new_workspace
 _Tensor: Any = None
@@ -206,7 +189,7 @@ def _eager(
     out_dtype: torch.dtype | None,
     config: AnyConfig,
     more: More | None,
-    plans: _Plans,
+    plans: Plans,
 ) -> torch.Tensor:
     """Run one call on real tensors. This is the path that must stay short."""
     try:
@@ -288,7 +271,7 @@ def _request(
     return Request(a, b, out, c, alpha, beta, bias, activation, out_dtype, *(more or ()))
 
 
-def _plan(request: Request, config: AnyConfig, key: Any, plans: _Plans) -> Plan:
+def _plan(request: Request, config: AnyConfig, key: Any, plans: Plans) -> Plan:
     """Work out the plan of a call that has none yet, and keep it."""
     import torch
 
@@ -327,26 +310,17 @@ def _through_torch(
         for name, tensor in (("a", a), ("b", b), ("out", out), ("c", c), ("bias", bias)):
             if tensor is not None and tensor.requires_grad:
                 raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
-    text = None if config is None else as_text(config)
-    scale_a, scale_b, fast_accum, any_order = more or (None, None, False, False)
-    extras = pack_extras((c, bias, scale_a, scale_b))
-    options = (float(alpha), float(beta), activation, out_dtype, text, fast_accum, any_order)
+    arguments = pack(c, alpha, beta, bias, activation, out_dtype, config, more)
     if out is None:
-        result: torch.Tensor = torch.ops.cutegen.gemm.default(a, b, *extras, *options)
+        result: torch.Tensor = torch.ops.cutegen.gemm.default(a, b, *arguments)
         return result
-    torch.ops.cutegen.gemm_into(out, a, b, *extras, *options)
+    torch.ops.cutegen.gemm_into(out, a, b, *arguments)
     return out
 
 
 def _run_operator(a: Any, b: Any, out: Any, *arguments: Any) -> torch.Tensor:
     """What the registered operators do on real tensors."""
-    names, alpha, beta, activation, out_dtype, config, fast_accum, any_order = arguments[4:]
-    c = bias = scale_a = scale_b = None
-    if names:
-        c, bias, scale_a, scale_b = unpack_extras(arguments[:4], names)
-    plain = scale_a is None and scale_b is None and not fast_accum and not any_order
-    more = None if plain else (scale_a, scale_b, fast_accum, any_order)
-    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _operator_plans)
+    return _eager(a, b, out, *unpack(arguments), _operator_plans)
 
 
 # --- what the operators stand on ---
@@ -369,7 +343,7 @@ def use(dispatcher: Dispatcher) -> Dispatcher:
     """
     global _dispatcher, _plans, _operator_plans
     with _lock:
-        _dispatcher, _plans, _operator_plans = dispatcher, _Plans(eager=True), _Plans(eager=False)
+        _dispatcher, _plans, _operator_plans = dispatcher, Plans(eager=True), Plans(eager=False)
     return dispatcher
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Launcher",
     "More",
     "Plan",
+    "Plans",
     "as_config",
     "as_text",
     "explain_failure",
@@ -59,6 +60,22 @@ class Plan:
     a_bytes: int
     b_bytes: int
     out_bytes: int
+
+
+class Plans(dict[Any, Plan]):
+    """Plans by kind of call, of calls that get their workspaces in one way.
+
+    Args:
+        eager: Whether workspaces are kept between calls. Calls through the registered operators allocate
+            theirs each time: CUDA graph trees (``mode="reduce-overhead"``) refuse memory of their pool that
+            outlives a call without being a result.
+    """
+
+    __slots__ = ("eager",)
+
+    def __init__(self, *, eager: bool) -> None:
+        super().__init__()
+        self.eager = eager
 
 
 def make_plan(

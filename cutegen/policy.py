@@ -176,6 +176,7 @@ class Timing:
             entries of one run. None if nothing ran beside it.
         steady_low_us: Lower end of that median's 95 % interval.
         steady_high_us: Upper end.
+        contended_by: Other processes that were seen to use the GPU meanwhile, in words; empty if none was.
     """
 
     median_us: float
@@ -196,6 +197,7 @@ class Timing:
     steady_us: float | None = None
     steady_low_us: float | None = None
     steady_high_us: float | None = None
+    contended_by: str = ""
 
     @classmethod
     def of(

@@ -9,21 +9,22 @@ with the tag ``out``, Inductor would add a buffer and a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cutegen.operands import TORCH_DTYPES, out_dtype_name
+from cutegen.plan import AnyConfig, More, as_text
 
 if TYPE_CHECKING:
     import torch
     from torch import library as registry
 
-__all__ = ["EXTRAS", "pack_extras", "register", "unpack_extras"]
+__all__ = ["pack", "register", "unpack"]
 
 #: Optional tensors of a product, in the order in which they are passed.
-EXTRAS = ("c", "bias", "scale_a", "scale_b")
+_EXTRAS = ("c", "bias", "scale_a", "scale_b")
 
 # When Inductor replaces gemm by gemm.out it passes the tensors first and everything else, None included,
 # behind them, whatever the places in the schema (torch 2.14 and 2.15, torch/_inductor/ir.py,
@@ -38,27 +39,49 @@ GEMM = f"gemm({_ARGUMENTS}) -> Tensor"
 GEMM_OUT = f"gemm.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)"
 GEMM_INTO = f"gemm_into(Tensor(a!) out, {_ARGUMENTS}) -> ()"
 
+#: c, alpha, beta, bias, activation, out_dtype, config and what few products have.
+Options: TypeAlias = "tuple[_Tensor, float, float, _Tensor, str, torch.dtype | None, AnyConfig, More | None]"
+_Tensor: TypeAlias = "torch.Tensor | None"
+
 #: Registrations end when their library object does.
 _libraries: list[registry.Library] = []
 
 
-def pack_extras(tensors: Iterable[torch.Tensor | None]) -> tuple[Any, ...]:
-    """Return the arguments ``extra0`` to ``extras`` of the operators for the tensors of :data:`EXTRAS`."""
-    given = [(name, tensor) for name, tensor in zip(EXTRAS, tensors, strict=True) if tensor is not None]
-    absent = [None] * (len(EXTRAS) - len(given))
-    return (*[tensor for _, tensor in given], *absent, " ".join([name for name, _ in given]))
+def pack(
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    config: AnyConfig,
+    more: More | None,
+) -> tuple[Any, ...]:
+    """Return what the operators take behind a and b, for the options of a product; torch can trace this."""
+    scale_a, scale_b, fast_accum, any_order = more or (None, None, False, False)
+    given = [(n, t) for n, t in zip(_EXTRAS, (c, bias, scale_a, scale_b), strict=True) if t is not None]
+    tensors = [tensor for _, tensor in given] + [None] * (len(_EXTRAS) - len(given))
+    names = " ".join([name for name, _ in given])
+    text = None if config is None else as_text(config)
+    return (*tensors, names, float(alpha), float(beta), activation, out_dtype, text, fast_accum, any_order)
 
 
-def unpack_extras(tensors: tuple[Any, ...], names: str) -> tuple[Any, ...]:
-    """Return the tensors of :data:`EXTRAS`, None for those that are not given; undoes :func:`pack_extras`."""
-    return _pick(names)((*tensors, None))
+def unpack(arguments: tuple[Any, ...]) -> Options:
+    """Return the options for which :func:`pack` returned ``arguments``, in its order."""
+    names, alpha, beta, activation, out_dtype, config, fast_accum, any_order = arguments[4:]
+    c = bias = scale_a = scale_b = None
+    if names:
+        c, bias, scale_a, scale_b = _order(names)((*arguments[:4], None))
+    plain = scale_a is None and scale_b is None and not fast_accum and not any_order
+    more = None if plain else (scale_a, scale_b, fast_accum, any_order)
+    return c, alpha, beta, bias, activation, out_dtype, config, more
 
 
 @cache
-def _pick(names: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _order(names: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Return the function that puts the four tensors named ``names``, and None behind them, into order."""
     given = names.split()
-    return itemgetter(*(given.index(name) if name in given else len(EXTRAS) for name in EXTRAS))
+    return itemgetter(*(given.index(name) if name in given else len(_EXTRAS) for name in _EXTRAS))
 
 
 def register(run: Callable[..., torch.Tensor]) -> None:

@@ -27,11 +27,11 @@ from cutegen.catalog import find_space  # noqa: E402
 from cutegen.errors import OperandError  # noqa: E402
 from cutegen.problem import Problem  # noqa: E402
 from cutegen.space import Config  # noqa: E402
-from cutegen.torch_library import EXTRAS, pack_extras, unpack_extras  # noqa: E402
+from cutegen.torch_library import pack, unpack  # noqa: E402
 from cutegen.workspace import Workspaces  # noqa: E402
 
 BF16 = torch.bfloat16
-PLAIN = (None, None, None, None, "", 1.0, 1.0, "", None, None, False, False)
+PLAIN = pack(None, 1.0, 1.0, None, "", None, None, None)
 OPS = torch.ops.cutegen
 # torch's own tracer uses deprecated parts of Python and of itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -155,12 +155,12 @@ def test_operators_pass_torch_checks(gpu: FakeGpu, name: str) -> None:
     a, b, c, bias = rand(16, 32), rand(32, 24), rand(16, 24), rand(24)
     arguments: tuple[Any, ...] = (a, b, *PLAIN)
     if name == "fused":
-        arguments = (a, b, *pack_extras((c, bias, None, None)), 2.0, 0.5, "silu", BF16, None, False, True)
+        arguments = (a, b, *pack(c, 2.0, 0.5, bias, "silu", BF16, None, (None, None, False, True)))
     if name == "scaled":
         # The check of schemas compares operands, which torch cannot do with fp8 on the CPU.
         a8, b8 = (a * 4).to(torch.int8), (rand(24, 32) * 4).to(torch.int8).t()
-        extras = pack_extras((None, bias, torch.tensor(2.0), torch.tensor(0.5)))
-        arguments = (a8, b8, *extras, 1.0, 1.0, "", BF16, None, False, False)
+        more = (torch.tensor(2.0), torch.tensor(0.5), False, False)
+        arguments = (a8, b8, *pack(None, 1.0, 1.0, bias, "", BF16, None, more))
     out = torch.empty(16, 24, dtype=BF16)
     battery = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     # Without the tag torch cannot functionalize an operator that returns what it wrote.
@@ -191,12 +191,19 @@ def test_the_out_overload_has_the_form_that_inductor_looks_for() -> None:
 
 
 @pytest.mark.parametrize("given", [(), ("c",), ("bias",), ("c", "bias"), ("bias", "scale_a", "scale_b")])
-def test_extras_are_packed_and_unpacked(given: tuple[str, ...]) -> None:
-    """Those that are given come first, whatever is missing before them."""
-    tensors = [torch.tensor(float(at)) if name in given else None for at, name in enumerate(EXTRAS)]
-    *packed, names = pack_extras(tensors)
-    assert [tensor is not None for tensor in packed] == [True] * len(given) + [False] * (4 - len(given))
-    assert all(x is y for x, y in zip(unpack_extras(packed, names), tensors, strict=True))
+def test_tensors_come_first_whichever_are_given(given: tuple[str, ...]) -> None:
+    """What is missing is behind them, so that Inductor keeps the order; and unpacking undoes packing."""
+    c, bias, scale_a, scale_b = (
+        torch.tensor(1.0) if name in given else None for name in ("c", "bias", "scale_a", "scale_b")
+    )
+    more = (scale_a, scale_b, True, False)
+    packed = pack(c, 2.0, 1.0, bias, "relu", BF16, {"tile_k": 64}, more)
+    assert [x is not None for x in packed[:4]] == [True] * len(given) + [False] * (4 - len(given))
+    assert packed[4] == " ".join(given)
+    found = unpack(packed)
+    for x, y in zip(found, (c, 2.0, 1.0, bias, "relu", BF16, "tile_k=64", more), strict=True):
+        assert x is y or x == y
+    assert unpack(PLAIN)[-1] is None
 
 
 @pytest.mark.filterwarnings("ignore")

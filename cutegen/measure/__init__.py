@@ -2,9 +2,11 @@
 
 from cutegen.measure.bench import Bench, Opened, TimingRun
 from cutegen.measure.candidate import OUTCOMES, REFERENCE, Candidate, CheckResult
+from cutegen.measure.contention import BUSY_MODES
 from cutegen.measure.plan import tail_problems
 
 __all__ = [
+    "BUSY_MODES",
     "OUTCOMES",
     "REFERENCE",
     "Bench",

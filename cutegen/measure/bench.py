@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,6 +60,11 @@ class TimingRun(Mapping[str, Timing]):
     rounds: int = 0
     settle_s: float = 0.0
     settled: bool | None = None
+
+    def contended(self, who: str) -> TimingRun:
+        """Return this run with every timing marked as made while ``who`` used the GPU."""
+        timings = {name: replace(timing, contended_by=who) for name, timing in self.timings.items()}
+        return replace(self, timings=timings, reference=replace(self.reference, contended_by=who))
 
     def __getitem__(self, name: str) -> Timing:
         return self.timings[name]

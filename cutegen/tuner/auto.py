@@ -15,6 +15,7 @@ from cutegen.device import Device, present_device
 from cutegen.dispatch import autotune_disabled
 from cutegen.errors import UsageError
 from cutegen.manifest import Offers
+from cutegen.measure.contention import Watch
 from cutegen.operator_api import require_package
 from cutegen.policy import require_objective
 from cutegen.problem import Epilogue, Problem
@@ -79,17 +80,17 @@ class AutoTuner:
         objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
             (millijoules per launch) or ``edp`` (their product).
         sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
+        busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
         observe: Told about progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.
-        make_compiler: Replaces the builder, for tests.
-        make_bench: Replaces the measuring child, for tests.
-        list_offers: Replaces the question to the Operator API, for tests.
+        make_compiler, make_bench, make_watch, list_offers: For tests: replace the builder, the measuring
+            child, what NVML says about other processes, and the question to the Operator API.
 
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
-        UsageError: There is no such objective or source, or no source is given.
+        UsageError: There is no such objective, source or ``busy``, or no source is given.
     """
 
     def __init__(
@@ -107,11 +108,13 @@ class AutoTuner:
         again: bool = False,
         objective: str = "time",
         sources: Sequence[str] = ("cutegen",),
+        busy: str = "wait",
         observe: Observer = ignore_progress,
         toolchain: Toolchain | None = None,
         device: Device | None = None,
         make_compiler: Callable[[], Compiler] | None = None,
         make_bench: Callable[[], Bench] | None = None,
+        make_watch: Callable[[], Watch] | None = None,
         list_offers: Callable[[Problem], Offers] | None = None,
     ) -> None:
         if arch is None:
@@ -120,13 +123,15 @@ class AutoTuner:
         self.setting = Setting.of(
             target,
             device,
-            cache_dir=_path(cache_dir),
-            db=_path(db),
-            table=_path(table),
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            db=None if db is None else Path(db),
+            table=None if table is None else Path(table),
             workers=workers,
             toolchain=toolchain,
+            busy=busy,
             make_compiler=make_compiler,
             make_bench=make_bench,
+            make_watch=make_watch,
             list_offers=list_offers,
         )
         self._sources = require_sources(sources)
@@ -193,6 +198,7 @@ class AutoTuner:
             ConfigError: A given candidate breaks rules.
             ProblemError: The problem is ill-formed.
             BuildError: There is no compiler.
+            DeviceError: Another process uses the GPU, and ``busy`` does not allow to go on.
             MeasureError: The GPU cannot hold the problem, a timing cannot be trusted, or the objective needs
                 energy and the GPU does not tell.
             StoreError: Cache, database or table cannot be used.
@@ -218,7 +224,7 @@ class AutoTuner:
         """
         if candidates is None and not fixed:
             known = self._lookup(problem, objective)
-            if known is not None:
+            if known is not None and not known.contended_by:
                 return known
         if autotune_disabled():
             return self._default(problem)
@@ -388,7 +394,3 @@ class AutoTuner:
     def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
         """Return every tuning of this object, oldest first."""
         return tuple(self._history)
-
-
-def _path(path: Path | str | None) -> Path | None:
-    return None if path is None else Path(path)

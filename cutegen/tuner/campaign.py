@@ -254,9 +254,9 @@ class Campaign:
         self._open()
         self.ran = True
         keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
-        run = self._workshop.bench.time([self._candidate(attempt) for attempt in batch], policy, keep)
+        candidates = [self._candidate(attempt) for attempt in batch]
+        run, timed = self._workshop.time(candidates, policy, keep, self._left_s()), []
         self.torch = run.reference
-        timed = []
         for attempt in batch:
             failure, timing = run.failures.get(attempt.name), run.timings.get(attempt.name)
             if failure is not None:

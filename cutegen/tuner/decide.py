@@ -109,6 +109,7 @@ def entry_of(result: TuneResult, torch_trial: str) -> Entry:
         trial_ids=tuple(trials),
         objective=result.objective,
         energy_mj=timing.energy_mj,
+        contended_by=timing.contended_by,
     )
 
 

@@ -58,7 +58,7 @@ class Ledger:
         newest = {t.key: t for t in self._known if t.outcome in _FAILED or (t.timing and t.policy == policy)}
         for attempt in attempts:
             trial = newest.get(attempt.key)
-            if trial is None:
+            if trial is None or (trial.timing is not None and not _is_sound(trial)):
                 continue
             if trial.timing is None:
                 attempt.fail(trial.outcome, trial.error, trial.id)
@@ -71,8 +71,8 @@ class Ledger:
         return next((t.id for t in self._known if t.key == attempt.key and t.outcome == "ok"), "")
 
     def finals(self) -> list[Trial]:
-        """Return the finals of earlier runs of this name, the vendor's included, newest last."""
-        return [t for t in self._known if t.run == self.run and t.policy == self._final]
+        """Return the undisturbed finals of earlier runs of this name, the vendor's included, newest last."""
+        return [t for t in self._known if t.run == self.run and t.policy == self._final and _is_sound(t)]
 
     def outcomes(self) -> Counter[str]:
         """Return how the candidates of earlier runs of this name ended, each by its newest trial."""
@@ -133,6 +133,11 @@ class Ledger:
         )
         self._trials.add(trial)
         return trial.id
+
+
+def _is_sound(trial: Trial) -> bool:
+    """Whether a trial has a timing that nobody disturbed; others are measured again."""
+    return trial.timing is not None and not trial.timing.contended_by
 
 
 def _same_driver(then: Device | None, now: Device | None) -> bool:

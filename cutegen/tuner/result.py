@@ -98,6 +98,11 @@ class TuneResult:
         return self.winner.timing is not None
 
     @property
+    def contended_by(self) -> str:
+        """Other processes that used the GPU while it was measured, in words; empty if none was seen."""
+        return self.winner.timing.contended_by if self.winner.timing else ""
+
+    @property
     def time_us(self) -> float | None:
         """Microseconds of the winner, measured or predicted (see :attr:`measured`)."""
         return self.winner.time_us

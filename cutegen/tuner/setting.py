@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from cutegen.arch import Arch
@@ -14,6 +15,8 @@ from cutegen.dispatch import default_table_path
 from cutegen.entry import Entry, Fingerprint
 from cutegen.errors import StoreError, TableError
 from cutegen.manifest import Offers, find_offers
+from cutegen.measure.contention import Guard, Watch, require_busy
+from cutegen.measure.watch import NvmlWatch
 from cutegen.problem import Problem
 from cutegen.store import Store
 from cutegen.table import Table
@@ -36,6 +39,7 @@ class Setting:
         toolchain: What compiled, or compiles, the candidates.
         make_compiler: Makes the builder.
         make_bench: Makes the measuring child.
+        make_guard: Makes what looks out for other users of the GPU.
         list_offers: Says which kernels of NVIDIA's Operator API are candidates for a problem.
     """
 
@@ -48,6 +52,7 @@ class Setting:
     toolchain: Toolchain
     make_compiler: Callable[[], Compiler]
     make_bench: Callable[[], Bench] | None
+    make_guard: Callable[[], Guard] | None
     list_offers: Callable[[Problem], Offers]
 
     @classmethod
@@ -61,8 +66,10 @@ class Setting:
         table: Path | None = None,
         workers: int | None = None,
         toolchain: Toolchain | None = None,
+        busy: str = "wait",
         make_compiler: Callable[[], Compiler] | None = None,
         make_bench: Callable[[], Bench] | None = None,
+        make_watch: Callable[[], Watch] | None = None,
         list_offers: Callable[[Problem], Offers] | None = None,
     ) -> Setting:
         """Return the setting with the usual places for what is not given.
@@ -75,10 +82,16 @@ class Setting:
             table: The dispatch table.
             workers: Most compilations at a time.
             toolchain: Whose artifacts to use; the installed one by default.
+            busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
             make_compiler: Replaces the builder.
             make_bench: Replaces the measuring child.
+            make_watch: Replaces what NVML says about other users of the GPU.
             list_offers: Replaces the question to the Operator API.
+
+        Raises:
+            UsageError: ``busy`` is none of those.
         """
+        require_busy(busy)
         store = Store(cache_dir) if cache_dir else Store.default()
         tools = toolchain or Toolchain.current()
         usual = default_table_path(store.root, device) if device else None
@@ -92,6 +105,7 @@ class Setting:
             toolchain=tools,
             make_compiler=make_compiler or (lambda: Builder(store, tools, workers)),
             make_bench=(make_bench or _bench) if device else None,
+            make_guard=partial(_guard, make_watch, device.uuid, busy) if device else None,
             list_offers=list_offers or (lambda problem: find_offers(problem, arch, store)),
         )
 
@@ -102,7 +116,7 @@ class Setting:
 
     def workshop(self) -> Workshop:
         """Return a workshop; nothing is started yet."""
-        return Workshop(self.make_compiler, self.make_bench)
+        return Workshop(self.make_compiler, self.make_bench, self.make_guard)
 
     def load_table(self) -> Table | None:
         """Return the table if there is one that holds here.
@@ -157,6 +171,10 @@ class Setting:
         """Return what the table says about exactly ``problem``; raises as :meth:`load_table`."""
         table = self.load_table()
         return table.entries.get(problem) if table else None
+
+
+def _guard(make_watch: Callable[[], Watch] | None, uuid: str, busy: str) -> Guard:
+    return Guard(make_watch() if make_watch else NvmlWatch(uuid), busy)
 
 
 def _bench() -> Bench:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from cutegen.build import Result
 from cutegen.errors import DeviceError
 from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
+from cutegen.measure.contention import Guard
 from cutegen.policy import Policy
 from cutegen.problem import Problem
 from cutegen.render import Source
@@ -60,15 +62,22 @@ class Workshop:
     Args:
         make_compiler: Starts nothing by itself; the builder starts its daemon when something is missing.
         make_bench: Likewise for the measuring child; None where there is no GPU.
+        make_guard: Makes what looks out for other users of the GPU; None where there is no GPU.
     """
 
     def __init__(
-        self, make_compiler: Callable[[], Compiler], make_bench: Callable[[], Bench] | None = None
+        self,
+        make_compiler: Callable[[], Compiler],
+        make_bench: Callable[[], Bench] | None = None,
+        make_guard: Callable[[], Guard] | None = None,
     ) -> None:
         self._make_compiler = make_compiler
         self._make_bench = make_bench
+        self._make_guard = make_guard
         self._compiler: Compiler | None = None
         self._bench: Bench | None = None
+        self._guard: Guard | None = None
+        self._timed: Problem | None = None
         self._results: dict[str, Result] = {}
         self._asked: set[str] = set()
 
@@ -110,6 +119,46 @@ class Workshop:
         if self._make_bench is not None:
             self.bench.start()
 
+    def time(
+        self,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        keep: Sequence[str],
+        left_s: float | None = None,
+    ) -> TimingRun:
+        """Time ``candidates`` as :meth:`Bench.time` while nobody else uses the GPU.
+
+        If somebody came in between, they are timed once more. Timings that were disturbed again, or that the
+        user wants all the same, are marked.
+
+        Args:
+            candidates: Who is timed; all for the open problem.
+            policy: How.
+            keep: Names of candidates that dwell, if anyone does.
+            left_s: Seconds to wait for others at most; None for the usual.
+
+        Raises:
+            DeviceError: Somebody uses the GPU, and the user does not want to go on.
+        """
+        if self._make_guard is None:
+            return self.bench.time(candidates, policy, keep)
+        if self._guard is None:
+            self._guard = self._make_guard()
+        # A thorough look may take a second: for the first rounds of a problem, and for those that decide.
+        decides = policy.dwell_s > 0
+        problem = candidates[0].problem if candidates else None
+        thorough, self._timed = decides or problem != self._timed, problem
+        before = self._guard.begin(thorough=thorough, limit_s=left_s)
+        run = self.bench.time(candidates, policy, keep)
+        who = before or self._guard.end(thorough=decides)
+        if who and not before:
+            before = self._guard.begin(thorough=True, limit_s=left_s)
+            left = [candidate for candidate in candidates if candidate.name not in run.failures]
+            again = self.bench.time(left, policy, keep)
+            run = replace(again, failures={**run.failures, **again.failures})
+            who = before or self._guard.end(thorough=decides)
+        return run.contended(who) if who else run
+
     def result(self, source: Source) -> Result | None:
         """Return what became of ``source``, None while it is not finished or was not asked for."""
         return self._results.get(source.digest)
@@ -133,6 +182,9 @@ class Workshop:
         """End the bench and the compiler; what is being compiled is lost."""
         bench, self._bench = self._bench, None
         compiler, self._compiler = self._compiler, None
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
         try:
             if bench is not None:
                 bench.close()

@@ -28,7 +28,7 @@ from cutegen.problem import Problem  # noqa: E402
 from cutegen.space import Config, Launch  # noqa: E402
 from cutegen.store import Store  # noqa: E402
 from cutegen.table import Table  # noqa: E402
-from cutegen.torch_library import pack_extras  # noqa: E402
+from cutegen.torch_library import pack  # noqa: E402
 
 # Inductor and Triton warn about many things that are not ours.
 pytestmark = [*NEEDS_HOPPER, pytest.mark.filterwarnings("ignore")]
@@ -302,13 +302,13 @@ def test_eager_calls_keep_their_workspace(kind: str) -> None:
     a, b = operands(kind)
     out = torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=BF16)
     config, any_order = config_of(kind), KINDS[kind][0].any_order
-    options = ("", 1.0, 1.0, "", None, str(config), False, any_order)
+    options = pack(None, 1.0, 1.0, None, "", None, config, (None, None, False, any_order))
 
     def eager() -> None:
         cutegen.gemm(a, b, out=out, config=config, any_order=any_order)
 
     def operator() -> None:
-        torch.ops.cutegen.gemm.out(a, b, None, None, None, None, *options, out=out)
+        torch.ops.cutegen.gemm.out(a, b, *options, out=out)
 
     def allocations(call: Callable[[], None]) -> tuple[int, int]:
         call()
@@ -331,13 +331,13 @@ def test_own_graphs_replay(way: str, kind: str) -> None:
     a, b = operands(kind)
     out = torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=BF16)
     config, any_order = config_of(kind), KINDS[kind][0].any_order
-    options = ("", 1.0, 1.0, "", None, str(config), False, any_order)
+    options = pack(None, 1.0, 1.0, None, "", None, config, (None, None, False, any_order))
 
     def call() -> None:
         if way == "eager":
             cutegen.gemm(a, b, out=out, config=config, any_order=any_order)
         else:
-            torch.ops.cutegen.gemm.out(a, b, None, None, None, None, *options, out=out)
+            torch.ops.cutegen.gemm.out(a, b, *options, out=out)
 
     call()
     torch.cuda.synchronize()
@@ -365,8 +365,7 @@ def test_operators_pass_torch_checks_on_the_gpu(kind: str) -> None:
     """The battery of tests/test_torch_library.py with kernels that need a workspace."""
     a, b = operands(kind)
     bias, out = rand(b.shape[1]), torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=BF16)
-    options = (1.0, 1.0, "relu", None, str(config_of(kind)), False, False)
-    arguments = (a, b, *pack_extras((None, bias, None, None)), *options)
+    arguments = (a, b, *pack(None, 1.0, 1.0, bias, "relu", None, config_of(kind), None))
     battery = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     gemm = torch.ops.cutegen.gemm
     for_out = battery if "out" in {tag.name for tag in gemm.out.tags} else battery[:3]
