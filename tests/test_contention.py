@@ -236,8 +236,8 @@ def test_nvml_says_who_and_how_much(open_watch: Callable[..., NvmlWatch]) -> Non
     look = open_watch({1: 5 * 10**9, 2: None}, samples).look(100.0)
     found = {p.pid: p for p in look.processes}
     assert look.complete and set(found) == {1, 2, 8}
-    assert found[1] == Process(1, "p?[31m1", 5 * 10**9, 30.0)
-    assert found[2] == Process(2, "p?[31m2", None, 0.0)
+    assert found[1] == Process(1, r"p\x1b[31m1", 5 * 10**9, 30.0)
+    assert found[2] == Process(2, r"p\x1b[31m2", None, 0.0)
     assert found[8].percent == 12.0 and not found[8].running and found[8].memory_bytes is None
 
 

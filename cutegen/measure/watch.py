@@ -8,6 +8,7 @@ from typing import Any
 
 from cutegen.device import NvmlHandle
 from cutegen.measure.contention import Look, Process
+from cutegen.text import printable
 
 __all__ = ["NvmlWatch"]
 
@@ -101,8 +102,7 @@ class NvmlWatch(NvmlHandle):
             name = str(self._nvml.nvmlSystemGetProcessName(pid))
         except (self._nvml.NVMLError, UnicodeDecodeError):
             return ""
-        shown = "".join(c if c.isprintable() else "?" for c in Path(name.partition(" ")[0]).name)
-        return shown[:_NAME_LENGTH]
+        return printable(Path(name.partition(" ")[0]).name[:_NAME_LENGTH])
 
     def _is_own(self, pid: int) -> bool:
         """Whether it is this process or a descendant; one that was stays so when it has ended."""
