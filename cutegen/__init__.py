@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutegen.arch import Arch, find_arch
-    from cutegen.dispatch import Answer, Dispatcher
+    from cutegen.build.store import Store
     from cutegen.errors import CutegenError
-    from cutegen.kernels import Kernels
-    from cutegen.ops import gemm, linear, load_table, scaled_gemm, use
-    from cutegen.problem import Epilogue, Problem
+    from cutegen.families.gemm.problem import Epilogue, Problem
+    from cutegen.records.table import Table
+    from cutegen.runtime.dispatch import Answer, Dispatcher
+    from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
-    from cutegen.store import Store
-    from cutegen.table import Table
-    from cutegen.tuner import AutoTuner
+    from cutegen.torch_ops.gemm import gemm, linear, load_table, scaled_gemm, use
+    from cutegen.torch_ops.norms import rms_norm
+    from cutegen.tuning import AutoTuner
 
 __version__ = "0.1.0"
 
@@ -39,28 +40,30 @@ __all__ = [
     "gemm",
     "linear",
     "load_table",
+    "rms_norm",
     "scaled_gemm",
     "use",
 ]
 
 _HOMES = {
-    "Answer": "dispatch",
+    "Answer": "runtime.dispatch",
     "Arch": "arch",
-    "AutoTuner": "tuner",
+    "AutoTuner": "tuning",
     "Config": "space",
     "CutegenError": "errors",
-    "Dispatcher": "dispatch",
-    "Epilogue": "problem",
-    "Kernels": "kernels",
-    "Problem": "problem",
-    "Store": "store",
-    "Table": "table",
+    "Dispatcher": "runtime.dispatch",
+    "Epilogue": "families.gemm.problem",
+    "Kernels": "runtime.kernel_cache",
+    "Problem": "families.gemm.problem",
+    "Store": "build.store",
+    "Table": "records.table",
     "find_arch": "arch",
-    "gemm": "ops",
-    "linear": "ops",
-    "load_table": "ops",
-    "scaled_gemm": "ops",
-    "use": "ops",
+    "gemm": "torch_ops.gemm",
+    "rms_norm": "torch_ops.norms",
+    "linear": "torch_ops.gemm",
+    "load_table": "torch_ops.gemm",
+    "scaled_gemm": "torch_ops.gemm",
+    "use": "torch_ops.gemm",
 }
 
 
@@ -69,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{home}")
-    if home == "ops":
+    if home.startswith("torch_ops."):
         module.prepare()  # before torch.compile traces a call: registering operators cannot be traced
     value = globals()[name] = getattr(module, name)
     return value

@@ -9,6 +9,7 @@
     ├── OperandError  (ValueError)  a tensor cannot be an operand: names the operand and the rule
     ├── ArchError     (ValueError)  an architecture is unknown
     ├── SpaceError                  a space is declared wrongly: its author's mistake
+    ├── FamilyError                 a kernel family is declared wrongly: names the file and the argument
     ├── ConfigError   (ValueError)  a config breaks rules: carries ``violations``
     ├── RenderError                 a template and its config disagree
     ├── BuildError                  a source did not become an artifact: carries ``outcome`` and ``log``
@@ -39,6 +40,7 @@ __all__ = [
     "ConfigError",
     "CutegenError",
     "DeviceError",
+    "FamilyError",
     "LaunchError",
     "MeasureError",
     "NoWinnerError",
@@ -80,6 +82,10 @@ class ArchError(CutegenError, ValueError):
 
 class SpaceError(CutegenError):
     """A space is declared wrongly; the mistake is its author's, not the user's."""
+
+
+class FamilyError(CutegenError):
+    """A kernel family is declared wrongly: names the file, and what would be valid."""
 
 
 class ConfigError(CutegenError, ValueError):

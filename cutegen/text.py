@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
+from collections.abc import Iterable
 
-__all__ = ["printable", "shown"]
+__all__ = ["did_you_mean", "printable", "shown"]
 
 #: Most characters of a value in a message.
 _LENGTH = 160
@@ -32,6 +34,12 @@ def shown(value: object) -> str:
     """Return ``repr(value)`` for an error message, shortened if it is long or deeply nested."""
     text = _SHORT.repr(value)
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean X?)`` for the known word that is most like ``word``; empty if none is."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cutegen.cli_tune import main
+from cutegen.cli.tune import main
 
 __all__ = ["main"]
 

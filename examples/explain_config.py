@@ -1,11 +1,11 @@
-"""Ask a space what is legal, and why something is not."""
+"""Ask a space which configs are valid, and why others are not."""
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.problem import Problem
-from cutegen.untuned import default_config
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.search.defaults import default_config
 
-problem = Problem(4096, 4096, 4096, ab_dtype="bf16", layout="tn")
+problem = Problem(4096, 4096, 4096, ab_dtype="bf16", layout="kk")
 space = find_space("gemm", find_arch("sm_90a"))
 
 default = default_config(space, problem)

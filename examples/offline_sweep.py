@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import cutegen
-from cutegen.problem import Problem
-from cutegen.tuner import TuneResult
+from cutegen.families.gemm.problem import Problem
+from cutegen.tuning import TuneResult
 
 HIDDEN, INTERMEDIATE = 4096, 14336
 TABLE = Path("llama-8b.json")

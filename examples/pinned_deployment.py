@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import cutegen
-from cutegen.pin import pin_table
+from cutegen.deploy import pin_table
 
 TABLE, FOLDER = Path("winners.json"), Path("deploy")
 

@@ -15,11 +15,11 @@ from walk import BLACKWELL_DTYPES, random_config, random_pairs
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.artifact import KernelResources
-from cutegen.catalog import find_space
-from cutegen.problem import LAYOUTS, Epilogue, Problem
-from cutegen.render import Source
+from cutegen.build.render import Source
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config, Space, Value
-from cutegen.store import Store
 
 __all__ = [
     "B200",
@@ -45,7 +45,7 @@ STEERS: tuple[Mapping[str, Sequence[Value]], ...] = (
     {"use_clc": (True,), "use_tma_store": (True,)},
 )
 #: A product with odd edges in every direction, and how it is to be launched.
-ODD = Problem(1000, 520, 1032, layout="nn")
+ODD = Problem(1000, 520, 1032, layout="kn")
 LAUNCHED = (
     "mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=4x2",
     "cluster_shape_mn=2x8",

@@ -10,23 +10,23 @@ from covering import cover
 from walk import random_config, random_pairs
 
 from cutegen.arch import Arch
-from cutegen.catalog import find_space
-from cutegen.problem import BLOCK_SCALED, Problem
+from cutegen.families.gemm.problem import BLOCK_SCALED, Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config
 
 __all__ = ["FOR_B300", "LAUNCHED", "PLAIN", "SPACE", "chosen", "instruction_descriptor"]
 
 SPACE = find_space("gemm_blockscaled", B200)
-PLAIN = Problem.parse("gemm_blockscaled 4096x4096x4096 nvfp4 tn")
+PLAIN = Problem.parse("gemm_blockscaled 4096x4096x4096 nvfp4 kk")
 FOR_B300 = 3
 """Kernels of the set that are compiled for sm_103a as well: they differ in the name of the target only."""
 #: Problems with odd edges in every direction, and kernels for them whose launches are looked at.
 LAUNCHED = (
     (
-        "gemm_blockscaled 1000x520x1056 nvfp4 tn alpha",
+        "gemm_blockscaled 1000x520x1056 nvfp4 kk alpha",
         "cluster_shape_mn=4x2 use_pdl=true mma_tiler_mn=256x192",
     ),
-    ("gemm_blockscaled 1000x520x1056 mxfp8_e5m2 tn", "mma_tiler_mn=128x64 cluster_shape_mn=1x2"),
+    ("gemm_blockscaled 1000x520x1056 mxfp8_e5m2 kk", "mma_tiler_mn=128x64 cluster_shape_mn=1x2"),
 )
 
 

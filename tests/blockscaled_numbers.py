@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from cutegen.measure.workload import Workload
-from cutegen.problem import Problem
+from cutegen.families.gemm.inputs import Workload
+from cutegen.families.gemm.problem import Problem
 
 __all__ = [
     "BLOCKS",

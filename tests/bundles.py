@@ -12,12 +12,12 @@ from typing import Any
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Resources, Toolchain, about, artifact_key, from_entry, symbol_of
 from cutegen.build.artifact import KernelResources
-from cutegen.catalog import find_space
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
 from cutegen.digest import digest
-from cutegen.problem import Problem
-from cutegen.render import Source, render
-from cutegen.store import Store
-from cutegen.tuner.bundle import write_candidates
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.tuning.transfer import write_candidates
 
 ARCH = find_arch("sm_90a")
 PROBLEM = Problem(256, 256, 256)

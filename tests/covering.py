@@ -9,7 +9,8 @@ from random import Random
 
 from walk import random_config, random_problem
 
-from cutegen.problem import DTYPE_BYTES, Epilogue, Problem
+from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.space import Config, Space, Value
 
 __all__ = ["choices", "cover", "covering_set"]

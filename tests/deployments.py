@@ -13,21 +13,21 @@ from fake_kernels import H200, FakeGpu
 from fake_torch import Torch
 
 from cutegen.build import Artifact, Toolchain
-from cutegen.entry import Entry, Fingerprint
-from cutegen.problem import Problem
-from cutegen.render import Source
-from cutegen.store import Store
-from cutegen.table import Table
+from cutegen.build.render import Source
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Problem
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
 
 LINES = (
-    "gemm 64x128x256 bf16 tn",
-    "gemm 128x64x256 bf16 nn",
-    "gemm 3x64x128x64 fp16 nt",
-    "gemm 64x100x128 bf16 tn alpha beta bias=n act=relu",
-    "gemm 64x128x128 bf16 tn out=fp32 bias=m",
-    "gemm 64x128x256 e4m3 tn scale promote",
-    "gemm 64x128x8192 bf16 tn",
-    "gemm 64x128x128 bf16 tn beta",
+    "gemm 64x128x256 bf16 kk",
+    "gemm 128x64x256 bf16 kn",
+    "gemm 3x64x128x64 fp16 mn",
+    "gemm 64x100x128 bf16 kk alpha beta bias=n act=relu",
+    "gemm 64x128x128 bf16 kk out=fp32 bias=m",
+    "gemm 64x128x256 e4m3 kk scale promote",
+    "gemm 64x128x8192 bf16 kk",
+    "gemm 64x128x128 bf16 kk beta",
 )
 
 
@@ -98,8 +98,8 @@ def operands(problem: Problem, torch: Torch) -> tuple[Any, Any, dict[str, Any]]:
         order = lambda values: (*values[:-2], *(values[at] for at in last))  # noqa: E731
         return replace(made, shape=order(made.shape), strides=order(made.strides))
 
-    a = matrix(problem.m, problem.k, problem.layout in ("nt", "tt"))
-    b = matrix(problem.k, problem.n, problem.layout in ("tn", "tt"))
+    a = matrix(problem.m, problem.k, problem.layout in ("mn", "mk"))
+    b = matrix(problem.k, problem.n, problem.layout in ("kk", "mk"))
     options: dict[str, Any] = {"out": torch.tensor(*lead, problem.m, problem.n, dtype=out)}
     epilogue = problem.epilogue
     if epilogue.alpha:

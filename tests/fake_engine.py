@@ -18,12 +18,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from cutegen.check import Verdict
-from cutegen.device import ClockReading, Device
 from cutegen.errors import CheckError, DeviceError, LaunchError, MeasureError
+from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
+from cutegen.measure.check import Verdict
+from cutegen.measure.device import ClockReading, Device
 from cutegen.measure.engine import Prepared
-from cutegen.problem import Problem
 
 DEVICE = Device("Fake GPU", (9, 0), 132, 60_000_000, 2**37, "1.2", "13.0", "GPU-fake")
 REFERENCE_US = 10.0

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.build import Artifact, Resources, Toolchain, artifact_key, symbol_of
-from cutegen.device import Device
-from cutegen.dispatch import Dispatcher
-from cutegen.kernels import Kernels
-from cutegen.render import Source
-from cutegen.store import Store
+from cutegen.build.render import Source
+from cutegen.build.store import Store
+from cutegen.measure.device import Device
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
 
 H200 = Device("NVIDIA H200", (9, 0), 132, 52428800, 150754820096, "580.1", "13.0", "GPU-0")
 

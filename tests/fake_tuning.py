@@ -10,15 +10,15 @@ import pytest
 from fake_engine import DEVICE
 
 from cutegen.build import Artifact, Failure, KernelResources, Resources, Result, Toolchain, artifact_key
+from cutegen.build.render import Source
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Problem
 from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Problem
-from cutegen.render import Source
+from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.statistics import Interval
+from cutegen.search.strategies import rank
 from cutegen.space import Config, Space
-from cutegen.stats import Interval
-from cutegen.store import Store
-from cutegen.survey import rank
-from cutegen.tuner import AutoTuner, Effort
+from cutegen.tuning import AutoTuner, Effort
 
 _RANKED: dict[tuple[object, ...], list[Config]] = {}
 
@@ -42,7 +42,7 @@ def remembered_rank(
 @pytest.fixture(autouse=True)
 def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let campaigns in this module's tests share what the search found."""
-    monkeypatch.setattr("cutegen.tuner.campaign.rank", remembered_rank)
+    monkeypatch.setattr("cutegen.tuning.problem_run.rank", remembered_rank)
 
 
 TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")

@@ -13,14 +13,18 @@ from typing import Any
 
 import torch
 
-from cutegen.device import ClockMeter, Device
 from cutegen.errors import LaunchError
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_family
+from cutegen.family import Argument, Inputs, bind
+from cutegen.family import Problem as AnyProblem
 from cutegen.measure.candidate import Candidate
+from cutegen.measure.device import ClockMeter, Device
+from cutegen.measure.guarded import Guarded, new_output
 from cutegen.measure.torch_engine import TorchEngine
-from cutegen.measure.workload import ALPHA, BETA
-from cutegen.problem import Problem
 from cutegen.space import Launch
 
+CPU = torch.device("cpu")
 FACTS = Device("CPU", (9, 0), 4, 2**14, 2**30, "0", "0", "none")
 
 
@@ -141,19 +145,20 @@ def activate(x: torch.Tensor, name: str) -> torch.Tensor:
     return {"": lambda y: y, "relu": functions.relu, "silu": functions.silu}[name](x)
 
 
-def new_engine(lane: HostLane | None = None, facts: Device = FACTS) -> TorchEngine:
-    """Return an engine whose library names are problem lines and whose symbols are mistakes."""
+def gemm_kernel(library: Path, symbol: str) -> Kernel:
+    """Load a GEMM: the library's name is a problem's line, the symbol a mistake."""
+    if symbol == "absent":
+        raise LaunchError(f"{library} has no function {symbol}")
+    return Kernel(Problem.parse(str(library)), symbol)
 
-    def load(library: Path, symbol: str) -> Kernel:
-        if symbol == "absent":
-            raise LaunchError(f"{library} has no function {symbol}")
-        return Kernel(Problem.parse(str(library)), symbol)
 
-    return TorchEngine(torch.device("cpu"), facts, lane or HostLane(), load, ClockMeter("none"))
+def new_engine(lane: HostLane | None = None, load: Callable[[Path, str], Any] = gemm_kernel) -> TorchEngine:
+    """Return an engine on the CPU."""
+    return TorchEngine(CPU, FACTS, lane or HostLane(), load, ClockMeter("none"))
 
 
 def candidate(
-    problem: Problem, mistake: str = "right", tail: Problem | None = None, **launch: Any
+    problem: AnyProblem, mistake: str = "right", tail: AnyProblem | None = None, **launch: Any
 ) -> Candidate:
     """Return a candidate for the engine above."""
     base = Launch(**{"scalars": (3, 1), "workspace_bytes": 0, **launch})
@@ -168,4 +173,50 @@ def candidate(
     )
 
 
-__all__ = ["ALPHA", "BETA", "FACTS", "HostLane", "Kernel", "candidate", "new_engine"]
+def filled(problem: Problem, *, awkward: bool = False, seed: int = 1) -> Inputs:
+    """Return the same inputs every time."""
+    generator = torch.Generator().manual_seed(seed)
+    return find_family(problem.family).inputs(problem, generator, awkward=awkward)
+
+
+def out_of(problem: Problem) -> Argument:
+    """Return the argument that kernels for ``problem`` write."""
+    return next(a for a in find_family(problem.family).arguments(problem) if a.kind == "out")
+
+
+def new_out(problem: Problem) -> torch.Tensor:
+    """Return an output for ``problem``."""
+    return new_output(out_of(problem), CPU)
+
+
+def guarded(problem: Problem) -> Guarded:
+    """Return a poisoned output for ``problem``."""
+    output = Guarded(out_of(problem), CPU)
+    output.poison()
+    return output
+
+
+def bound(problem: Problem, inputs: Inputs, out: torch.Tensor, launch: Launch) -> tuple[Any, ...]:
+    """Return what a kernel for ``problem`` is called with, without a workspace."""
+    values = {**inputs.tensors, **inputs.scalars, "out": out}
+    return bind(find_family(problem.family).arguments(problem), values, launch)
+
+
+def call(kernel: Callable[..., None], problem: Problem, inputs: Inputs, out: torch.Tensor) -> None:
+    """Call a kernel as a compiled one is called, without integers of a launch."""
+    kernel(*bound(problem, inputs, out, Launch((), 0)))
+
+
+__all__ = [
+    "CPU",
+    "FACTS",
+    "HostLane",
+    "Kernel",
+    "bound",
+    "call",
+    "candidate",
+    "filled",
+    "guarded",
+    "new_engine",
+    "new_out",
+]

@@ -9,12 +9,12 @@ from covering import cover
 from walk import random_config, random_problem
 
 from cutegen.arch import Arch
-from cutegen.catalog import find_space
-from cutegen.problem import Problem
-from cutegen.schedule import KernelProtocol, protocol_of
-from cutegen.schedule.sm90 import HopperProtocol
-from cutegen.schedule.sm100 import BlackwellProtocol
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config
+from tools.schedule import KernelProtocol, protocol_of
+from tools.schedule.sm90 import HopperProtocol
+from tools.schedule.sm100 import BlackwellProtocol
 
 __all__ = ["SMALL_BLACKWELL", "SMALL_HOPPER", "covering_protocols"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cutegen.problem import Problem
-from cutegen.render import Source
+from cutegen.build.render import Source
+from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
 TWO_KERNELS = (Path(__file__).parent / "data" / "two_kernels.py").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +13,13 @@ torch = pytest.importorskip("torch", reason="copies are torch's")
 
 from host_lane import FACTS, HostLane  # noqa: E402
 
-from cutegen.device import ClockMeter  # noqa: E402
 from cutegen.errors import LaunchError  # noqa: E402
+from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.measure import Candidate  # noqa: E402
-from cutegen.problem import Problem  # noqa: E402
+from cutegen.measure.device import ClockMeter  # noqa: E402
 from cutegen.space import Launch  # noqa: E402
 from tools import results_table as rt  # noqa: E402
-from tools.benchmark import bandwidth, child  # noqa: E402
+from tools.benchmark import child  # noqa: E402
 from tools.benchmark.bandwidth import COPY_CALL, METHODS, Copy, CopyCall  # noqa: E402
 from tools.benchmark.contest import UnsupportedError  # noqa: E402
 
@@ -58,20 +57,6 @@ def test_a_copy_moves_as_many_bytes_as_the_product_must(method: str) -> None:
     assert others and not d.any()
 
 
-def test_destinations_take_turns_beyond_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as fill the ring, in memory of their own, but not thousands."""
-    monkeypatch.setattr(bandwidth, "_RING_BYTES", 1000)
-    call, b = CopyCall("copy_ 320"), torch.zeros(1024)
-    for _ in range(5):
-        call(b, b, b)
-    starts = [target.data_ptr() for target in call._ring]
-    assert len(starts) == 4 and all(y - x == 320 for x, y in pairwise(starts))
-    monkeypatch.undo()
-    call = CopyCall("copy_ 16")
-    call(b, b, b)
-    assert len(call._ring) == 512
-
-
 def test_a_copy_is_timed_although_it_leaves_the_output_alone() -> None:
     """A kernel that does so has failed; the same call under another name is refused."""
     found = engine()
@@ -81,13 +66,6 @@ def test_a_copy_is_timed_although_it_leaves_the_output_alone() -> None:
     assert found.must_write(kernel) and not found.must_write(
         Candidate("c", Path("/anywhere") / COPY_CALL, "s", Launch((), 0), FEW)
     )
-
-
-def test_an_engine_without_copies_refuses_what_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is what keeps kernels on other streams out."""
-    monkeypatch.setattr(child.ContestEngine, "must_write", lambda self, candidate: True)
-    with pytest.raises(LaunchError, match="left its output unwritten"):
-        engine().prepare(Copy().enter(ARENA, FEW).finalists[0].candidate)
 
 
 def test_products_of_more_rows_are_not_compared() -> None:
@@ -133,8 +111,3 @@ def test_a_copy_or_product_that_failed_does_not_vanish(own: float | None, copy: 
     text = rt.render(tables.results(few("S3", own, copy)))
     assert "not compared with a copy, since one of both failed: S3" in text
     assert "share of the bandwidth" not in text
-
-
-def test_without_copies_nothing_is_said_of_them() -> None:
-    """Files of other shapes and older ones look as before."""
-    assert "copy" not in rt.render(tables.two_shapes())

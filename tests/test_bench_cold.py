@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
 from tools import bench_cold
 from tools.bench_cold import Timed
 
 ARCH = find_arch("sm_90a")
 RESULT = {
-    "problem": "gemm 512x512x512 bf16 tn",
+    "problem": "gemm 512x512x512 bf16 kk",
     "winner": {},
     "candidates": [{"chosen": False, "trial": "a"}, {"chosen": True, "trial": "b"}],
 }
@@ -27,19 +27,9 @@ def arguments(tmp_path: Path, *more: str) -> list[str]:
     return ["--shape", "512x512x512", "--arch", "sm_90a", "--out", str(tmp_path / "cold.json"), *more]
 
 
-def test_the_command_tunes_one_shape_in_the_folder_it_is_given(tmp_path: Path) -> None:
-    """Dtype, layout, target and workers are passed on; the present GPU needs no target."""
-    args = bench_cold.parse(arguments(tmp_path, "--dtype", "fp16", "--layout", "nt", "--workers", "3"))
-    words = " ".join(bench_cold.tune_command(args, ARCH, Path("fresh")))
-    assert "-m cutegen.tune gemm --shape 512x512x512 --dtype fp16 --layout nt --cache-dir fresh" in words
-    assert words.endswith("--arch sm_90a --workers 3")
-    args.arch = args.workers = None
-    assert bench_cold.tune_command(args, ARCH, Path("fresh"))[-1] == "--quiet"
-
-
 def test_the_command_is_one_that_the_tuner_understands(tmp_path: Path) -> None:
     """An argument that the tuner does not know would end in bad usage."""
-    from cutegen import cli_tune
+    from cutegen.cli import tune as cli_tune
 
     args = bench_cold.parse(arguments(tmp_path, "--workers", "3"))
     words = bench_cold.tune_command(args, ARCH, tmp_path)
@@ -73,7 +63,7 @@ def test_the_winner_is_kept_and_the_list_of_candidates_is_not() -> None:
     """Their number is."""
     won: Any = bench_cold.what_won(PRINTED)
     assert won["best"]["trial"] == "b" and won["candidates"] == 2
-    assert won["problem"] == "gemm 512x512x512 bf16 tn"
+    assert won["problem"] == "gemm 512x512x512 bf16 kk"
 
 
 def test_kernels_for_the_rate_are_different_ones() -> None:
@@ -111,20 +101,3 @@ def test_the_file_holds_everything_and_failures_show(
     assert list(document["within"]) == ["import_s"]
     out = capsys.readouterr().out
     assert "cold cache: 19.5 s" in out and ("the reason" in out) == (code != 0)
-
-
-def test_bad_usage_and_unwritable_files_are_errors_with_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit codes 2 and 3."""
-    assert bench_cold.main(["--shape", "big", "--arch", "sm_90a", "--out", "x.json"]) == 2
-    assert "is not MxNxK" in capsys.readouterr().err
-    monkeypatch.setattr(
-        bench_cold, "time_tuning", lambda args, arch: (Timed(1, 0, ""), Timed(1, 0, ""), None)
-    )
-    monkeypatch.setattr(bench_cold, "time_compiling", lambda *rest: {})
-    monkeypatch.setattr(bench_cold, "_IMPORTS", 1)
-    (tmp_path / "file").write_text("")
-    args = ["--shape", "512x512x512", "--arch", "sm_90a", "--out", str(tmp_path / "file" / "x.json")]
-    assert bench_cold.main(args) == 3
-    assert "cannot be written" in capsys.readouterr().err

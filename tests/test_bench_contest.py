@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cutegen.check import Verdict
 from cutegen.digest import Json
-from cutegen.errors import BuildError, CutegenError, LaunchError, StoreError, UsageError
+from cutegen.errors import BuildError, CutegenError, LaunchError, UsageError
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.shapes import NamedProblem
 from cutegen.measure import Candidate, CheckResult, TimingRun
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Problem
-from cutegen.shapes import NamedProblem
+from cutegen.measure.check import Verdict
+from cutegen.measure.policy import Policy, Timing
 from cutegen.space import Launch
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok, run_contest
-from tools.benchmark.results import Entry, Results, ShapeResult, differences
+from tools.benchmark.results import Results, ShapeResult, differences
 
 PROBLEM = Problem(256, 512, 1024)
 SHAPE = NamedProblem("T", PROBLEM)
@@ -126,18 +125,6 @@ def test_a_finalist_that_fails_in_the_rounds_leaves_the_others() -> None:
     assert (entry.outcome, entry.error, entry.tuning_s) == ("timeout", "hung", 1.5)
 
 
-def test_who_could_not_prepare_is_recorded_on_every_shape() -> None:
-    """It does not enter."""
-    row = contest(Fake("peer", "ok:7"), absent={"peer": UnsupportedError("not installed")})
-    assert (row.entries["peer"].outcome, row.entries["peer"].error) == ("unsupported", "not installed")
-
-
-def test_without_contestants_left_the_reference_is_still_timed() -> None:
-    """The row says so."""
-    row = contest(Fake("peer", error=BuildError("x")))
-    assert row.reference.median_us == 10.0 and not row.entries["peer"].ok
-
-
 # --- the file ---
 
 
@@ -210,24 +197,3 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, words: s
     with pytest.raises(UsageError, match=words) as caught:
         Results.load(path)
     assert "r.json" in str(caught.value)
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    """A folder that is a file is an error of the store, not a crash."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
-        sample().save(tmp_path / "file" / "r.json")
-    with pytest.raises(StoreError, match="cannot be read"):
-        Results.load(tmp_path / "absent.json")
-
-
-def test_an_entry_of_the_file_holds_what_people_look_for(tmp_path: Path) -> None:
-    """Times, ratio with interval, config and tuning seconds are found under plain names."""
-    path = tmp_path / "r.json"
-    sample().save(path)
-    row = json.loads(path.read_text())["shapes"][0]
-    entry = row["entries"]["cutegen"]
-    assert row["extents"] == {"m": 256, "n": 512, "k": 1024, "batch": 1}
-    assert entry["timing"]["ratio"] == 1.25 and entry["timing"]["ratio_low"] == 1.25
-    assert entry["config"] == "config 0" and entry["tuning_s"] == 1.5
-    assert isinstance(Entry.from_json(entry), Entry)

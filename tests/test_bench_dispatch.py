@@ -14,7 +14,7 @@ from fake_kernels import H200
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.errors import StoreError
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
 from tools import bench_dispatch
 
 
@@ -44,17 +44,3 @@ def test_results_name_what_ran_and_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"out\.json cannot be written"):
         bench_dispatch.write_json(tmp_path / "file" / "out.json", results)
-
-
-def test_without_a_gpu_the_command_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit code 3 and one line; nothing is measured on something else."""
-    from cutegen.errors import DeviceError
-
-    def nothing() -> Any:
-        raise DeviceError("no NVIDIA driver on this machine")
-
-    monkeypatch.setattr(bench_dispatch, "present_device", nothing)
-    assert bench_dispatch.main([]) == 3
-    assert "cutegen: error: no NVIDIA driver" in capsys.readouterr().err

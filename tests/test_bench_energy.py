@@ -14,20 +14,18 @@ from fake_tuning import FakeCompiler
 
 from cutegen.arch import find_arch
 from cutegen.build import Result
-from cutegen.catalog import find_space
-from cutegen.entry import Entry, Fingerprint
-from cutegen.errors import ConfigError, UsageError
+from cutegen.build.render import Source
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.measure import Bench
-from cutegen.problem import Problem
-from cutegen.render import Source
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
 from cutegen.space import Config
-from cutegen.store import Store
-from cutegen.table import Table
 from tools import bench_energy, results_table
 from tools.benchmark import energy_table, fixed
-from tools.benchmark.ours import short_config
 from tools.benchmark.results import ENERGY, Results
-from tools.benchmark.variations import coarse_values, complete_base, variations
+from tools.benchmark.variations import coarse_values, variations
 
 HERE = Path(__file__).parent
 SPACE = find_space("gemm", find_arch("sm_90a"))
@@ -78,15 +76,6 @@ def test_long_lists_of_tiles_are_thinned_out_and_short_ones_are_not() -> None:
     assert coarse_values(SPACE, "cluster_shape_mn") == SPACE.domains["cluster_shape_mn"]
 
 
-def test_a_base_that_cannot_be_is_refused() -> None:
-    """By rule, or by the knobs that there are."""
-    assert complete_base(SPACE, PROBLEM, BASE, {"swizzle_size": 4})["swizzle_size"] == 4
-    with pytest.raises(ConfigError, match="accumulators"):
-        complete_base(SPACE, PROBLEM, BASE, {"tile_shape_mn": (256, 256)})
-    with pytest.raises(UsageError, match="unknown knob tile; valid: tile_shape_mn"):
-        complete_base(SPACE, PROBLEM, BASE, {"tile": 1})
-
-
 # --- the command ---
 
 
@@ -131,7 +120,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(bench_energy, "make_bench", make_bench)
     monkeypatch.setattr(bench_energy, "present_device", lambda index: fake_engine.DEVICE)
     monkeypatch.setattr(fixed, "Builder", FakeBuilder)
-    monkeypatch.setattr("cutegen.dispatch.default_config", lambda space, problem, sms: space.default(problem))
+    monkeypatch.setattr(
+        "cutegen.runtime.dispatch.default_config", lambda space, problem, sms: space.default(problem)
+    )
 
     def call(*arguments: str) -> int:
         files = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "energy.json")]
@@ -227,13 +218,6 @@ def test_another_target_than_the_gpu_here_is_refused(run: Run, capsys: pytest.Ca
     assert "--arch: energy is measured on the GPU here" in capsys.readouterr().err
 
 
-def test_blackwell_configs_are_shown_by_their_tiles_too() -> None:
-    """Theirs are called otherwise."""
-    space = find_space("gemm", find_arch("sm_100a"))
-    shown = short_config(space, space.default(PROBLEM))
-    assert shown == "256x256 2x1 use_2cta_instrs=true swizzle_size=8 raster_along_m=true"
-
-
 def test_a_gpu_that_hides_its_energy_gives_no_results(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,7 +236,7 @@ def test_a_dry_run_needs_no_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     """It lists what would be measured, and for how long."""
     assert bench_energy.main(["--dry-run", "--cache-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "8192x8192x8192: gemm 8192x8192x8192 bf16 tn: base " in out and "  cluster_shape_mn=1x2" in out
+    assert "8192x8192x8192: gemm 8192x8192x8192 bf16 kk: base " in out and "  cluster_shape_mn=1x2" in out
     seconds = re.search(r"(\d+) entries, \d+ kernels, (\d+) s or more", out)
     assert seconds is not None and int(seconds[1]) < int(seconds[2]) < 90
     with pytest.raises(SystemExit, match="2"):
@@ -271,7 +255,7 @@ def test_the_table_shows_everyone_and_rounds_against_us(run: Run, tmp_path: Path
     assert results_table.main([str(file), "--into", str(page), "--check"]) == 0
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[2:]] == [
-        "| base: 128x256 2x1 swizzle_size=8 raster_along_m=true",
+        "| base: 128x256 2x1 swizzle_size=8 raster_along_m",
         "| torch.mm",
         "| tile_shape_mn=128x128",
         "| tile_shape_mn=64x128 mma_warpgroups=1",

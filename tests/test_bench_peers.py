@@ -14,15 +14,15 @@ import pytest
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact
-from cutegen.check import Verdict
+from cutegen.build.render import Source
+from cutegen.build.store import Store
 from cutegen.errors import BuildError, LaunchError, MeasureError, ResourceError
-from cutegen.manifest import Offers, Refused
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Epilogue, Problem
-from cutegen.render import Source
-from cutegen.space import Config, Launch
-from cutegen.store import Store
+from cutegen.measure.check import Verdict
+from cutegen.measure.policy import Policy, Timing
+from cutegen.operator_api import Offers, Refused
+from cutegen.space import Config
 from tools.benchmark import child, operators
 from tools.benchmark.child import QuackCall, QuackOrder
 from tools.benchmark.contest import UnsupportedError
@@ -98,12 +98,6 @@ def test_quack_runs_what_an_earlier_contest_found_without_tuning() -> None:
     assert [json.loads(c.symbol)["config"] for c in arena.checked] == [CONFIG]
     assert entrant.tuning_s == 20.0
     assert entrant.details == {"candidates": 44, "tuned_in": "first.json"}
-
-
-def test_quack_without_a_note_is_an_error() -> None:
-    """Nobody knows what ran."""
-    with pytest.raises(MeasureError, match="left no note"):
-        Quack().enter(Arena(), PROBLEM)
 
 
 def test_quack_compares_plain_products_only() -> None:
@@ -187,12 +181,6 @@ def test_the_first_call_tunes_and_leaves_a_note(tuner: Any, tmp_path: Path) -> N
     assert (note["candidates"], note["failed"]) == (3, 1) and note["tuning_s"] >= 0
 
 
-def test_split_k_is_left_to_its_autotuner_when_asked_for(tuner: Any) -> None:
-    """None is its word for that."""
-    QuackCall(QuackOrder(split_k=0))("a", "b", "d")
-    assert tuner.calls[0]["split_k"] is None
-
-
 def test_a_given_config_is_run_without_tuning(tuner: Any) -> None:
     """With its own split."""
     QuackCall(QuackOrder(config={"tile_m": 64, "split_k": 4}))("a", "b", "d")
@@ -219,13 +207,6 @@ def test_fewer_timed_calls_reach_its_benchmark_and_do_not_pile_up(tuner: Any) ->
         QuackCall(QuackOrder(timed_calls=count))
         found = tuner.autotuner._bench_cuda_graph_l2_rotate(quantiles=(0.5,))
         assert found == {"quantiles": (0.5,), "n_timed_calls": count}
-
-
-def test_a_missing_quack_is_a_failed_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child lives on."""
-    monkeypatch.setitem(sys.modules, "quack", None)
-    with pytest.raises(LaunchError, match="QuACK cannot be imported"):
-        QuackCall(QuackOrder())
 
 
 # --- the Operator API ---
@@ -268,7 +249,7 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(operators, "find_offers", offers)
     monkeypatch.setattr(operators, "Builder", FakeBuilder)
-    for module in ("tools.benchmark.operators", "cutegen.render"):
+    for module in ("tools.benchmark.operators", "cutegen.families.gemm.family"):
         monkeypatch.setattr(f"{module}.require_package", lambda: "the package")
     return asked
 
@@ -322,32 +303,6 @@ def test_operators_that_cannot_be_timed_or_compiled_say_why(api: list[str], tmp_
     only_bad.prepare([PROBLEM])
     with pytest.raises(BuildError, match="too large"):
         only_bad.enter(Arena(), PROBLEM)
-
-
-@pytest.mark.parametrize("problem", [FUSED, Problem(256, 511, 1024)])
-def test_operators_refuse_what_is_not_offered_with_its_reason(
-    problem: Problem, api: list[str], tmp_path: Path
-) -> None:
-    """Such problems are not compiled for either."""
-    peer = Operators(Store(tmp_path), ARCH, 132)
-    peer.prepare([problem])
-    with pytest.raises(UnsupportedError, match="4 x Sm80TensorOpGemmOperator: too old"):
-        peer.enter(Arena(), problem)
-
-
-def test_operators_launch_as_many_clusters_as_the_gpu_holds(api: list[str], tmp_path: Path) -> None:
-    """Pairs of blocks on 132 multiprocessors, and on half of them."""
-    for sm_count, clusters in ((132, 66), (66, 33)):
-        peer = Operators(Store(tmp_path), ARCH, sm_count, known=known(CONFIGS[1].to_json()))
-        peer.prepare([PROBLEM])
-        (finalist,) = peer.enter(Arena(), PROBLEM).finalists
-        assert finalist.candidate.launch == Launch((clusters,), 0)
-
-
-def test_choices_from_before_operators_were_configs_are_timed_again(api: list[str], tmp_path: Path) -> None:
-    """They were compiled for a number of clusters."""
-    old = {"tile": [128, 256], "cluster": [2, 1], "max_active_clusters": 66}
-    assert not Operators(Store(tmp_path), ARCH, 132, known=known(old)).knows(PROBLEM)
 
 
 def test_a_missing_api_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

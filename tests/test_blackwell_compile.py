@@ -29,9 +29,9 @@ from blackwell import (
 from disassembly import disassembled
 from fake_gpu import build_driver, run_with_driver
 
-from cutegen.problem import DTYPE_BYTES
-from cutegen.render import render
-from cutegen.store import Store
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.dtypes import DTYPE_BYTES
 
 pytestmark = [
     pytest.mark.dsl,
@@ -44,7 +44,7 @@ KERNELS = 72
 LAUNCH = """
 from pathlib import Path
 import tvm_ffi
-from cutegen.loader import load_kernel
+from cutegen.build.loader import load_kernel
 from fake_gpu import FakeTensor
 shapes = (1000, 1032), (1032, 520), (1000, 520)
 a, b, d = (tvm_ffi.from_dlpack(FakeTensor(*shape, code=4, bits=16)) for shape in shapes)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.build.render import render
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config
 
 pytestmark = [
@@ -27,17 +27,17 @@ SPACE = find_space("gemm", find_arch("sm_100a"))
 STAGING = "cute.make_tiled_copy_D(sm100.get_smem_store_op(D_LAYOUT, OUT, ACC, t2r), t2r)"
 #: One kernel for each way in which tensor memory is laid out and read.
 CASES = (
-    ("gemm 512x512x4096 bf16 tn", "mma_tiler_mn=128x48"),
-    ("gemm 512x512x4096 bf16 tn", "mma_tiler_mn=128x64 use_tma_store=false split_k=2"),
-    ("gemm 512x512x4096 bf16 tn", "mma_tiler_mn=64x24 use_tma_store=false split_k=2"),
-    ("gemm 512x512x4096 bf16 tn out=fp32", "mma_tiler_mn=64x48"),
-    ("gemm 512x512x4096 bf16 tn beta", "mma_tiler_mn=64x40"),
+    ("gemm 512x512x4096 bf16 kk", "mma_tiler_mn=128x48"),
+    ("gemm 512x512x4096 bf16 kk", "mma_tiler_mn=128x64 use_tma_store=false split_k=2"),
+    ("gemm 512x512x4096 bf16 kk", "mma_tiler_mn=64x24 use_tma_store=false split_k=2"),
+    ("gemm 512x512x4096 bf16 kk out=fp32", "mma_tiler_mn=64x48"),
+    ("gemm 512x512x4096 bf16 kk beta", "mma_tiler_mn=64x40"),
     (
-        "gemm 512x512x4096 bf16 tn",
+        "gemm 512x512x4096 bf16 kk",
         "mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=2x1 use_tma_store=false",
     ),
     (
-        "gemm 512x512x4096 bf16 tn beta",
+        "gemm 512x512x4096 bf16 kk beta",
         "mma_tiler_mn=128x96 use_2cta_instrs=true cluster_shape_mn=2x1 swap_ab=true",
     ),
 )

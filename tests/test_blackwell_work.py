@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.build.render import render
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config
 
 SPACE = find_space("gemm", find_arch("sm_100a"))
@@ -63,10 +63,10 @@ class Text:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("gemm 512x512x4096 bf16 tn", "mma_tiler_mn=128x64 use_tma_store=false split_k=2"),
-        ("gemm 2x512x512x4096 bf16 tn", "mma_tiler_mn=64x24 use_tma_store=false split_k=2 use_clc=true"),
+        ("gemm 512x512x4096 bf16 kk", "mma_tiler_mn=128x64 use_tma_store=false split_k=2"),
+        ("gemm 2x512x512x4096 bf16 kk", "mma_tiler_mn=64x24 use_tma_store=false split_k=2 use_clc=true"),
         (
-            "gemm 3x512x512x4096 bf16 tn out=fp32",
+            "gemm 3x512x512x4096 bf16 kk out=fp32",
             "mma_tiler_mn=256x96 use_2cta_instrs=true cluster_shape_mn=2x1 use_tma_store=false split_k=2",
         ),
     ],
@@ -108,11 +108,11 @@ def test_partial_sums_are_read_where_they_were_written(line: str, words: str, sp
 @pytest.mark.parametrize(
     ("line", "words", "splits"),
     [
-        ("gemm 1000x520x1032 bf16 tn", "mma_tiler_mn=128x48 cluster_shape_mn=1x2", 1),
-        ("gemm 3x1000x520x1032 bf16 tn", "mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=4x2", 1),
-        ("gemm 1000x520x1032 bf16 tn", "mma_tiler_mn=64x24 use_tma_store=false split_k=3 use_clc=true", 3),
+        ("gemm 1000x520x1032 bf16 kk", "mma_tiler_mn=128x48 cluster_shape_mn=1x2", 1),
+        ("gemm 3x1000x520x1032 bf16 kk", "mma_tiler_mn=256x64 use_2cta_instrs=true cluster_shape_mn=4x2", 1),
+        ("gemm 1000x520x1032 bf16 kk", "mma_tiler_mn=64x24 use_tma_store=false split_k=3 use_clc=true", 3),
         (
-            "gemm 2x1000x520x1032 bf16 tn",
+            "gemm 2x1000x520x1032 bf16 kk",
             "mma_tiler_mn=128x64 cluster_shape_mn=2x2 use_tma_store=false split_k=4",
             4,
         ),

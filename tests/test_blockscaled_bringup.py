@@ -9,9 +9,9 @@ import pytest
 from blockscaled import SPACE
 from test_bringup import B200, HERE, Rig
 
+from cutegen.families.gemm.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, Problem
+from cutegen.families.shapes import read_shapes
 from cutegen.measure import Bench
-from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, Problem
-from cutegen.shapes import read_shapes
 from tools import bringup
 from tools.bringup_parts.tiers import SCALED_KNOBS, TIERS, Extent, Tier, plan
 

@@ -20,11 +20,11 @@ from blockscaled import LAUNCHED, SPACE, changes, chosen, instruction_descriptor
 from disassembly import disassembled
 from fake_gpu import build_driver, run_with_driver
 
-from cutegen.cli_tune import main
-from cutegen.problem import SCALE_BLOCKS, SCALE_ROWS, Problem
-from cutegen.render import render
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.cli.tune import main
+from cutegen.families.gemm.problem import SCALE_BLOCKS, SCALE_ROWS, Problem
 from cutegen.space import Launch
-from cutegen.store import Store
 
 pytestmark = [
     pytest.mark.dsl,
@@ -81,7 +81,7 @@ CODES = {
 CALL = """
 from pathlib import Path
 import tvm_ffi
-from cutegen.loader import load_kernel
+from cutegen.build.loader import load_kernel
 from fake_gpu import FakeTensor
 
 def make(shape, strides, code, bits):
@@ -97,13 +97,11 @@ load_kernel(Path({library!r}), {symbol!r})(*given)
 def handed_over(problem: Problem, launch: Launch, *, padded: bool) -> list[Any]:
     """What the measuring process calls a kernel with: of tensors shape, strides, code and bits."""
     torch = pytest.importorskip("torch")
-    from cutegen.measure.workload import Workload
+    from host_lane import bound, filled, new_out
 
-    load = Workload.fill(problem, torch.Generator().manual_seed(0), padded=padded)
-    d = Workload.new_output(problem, torch.device("cpu"))
     return [
         (tuple(x.shape), x.stride(), *CODES[str(x.dtype)]) if isinstance(x, torch.Tensor) else x
-        for x in load.arguments(d, launch, None)
+        for x in bound(problem, filled(problem, awkward=padded), new_out(problem), launch)
     ]
 
 
@@ -147,7 +145,7 @@ def test_without_a_gpu_candidates_are_compiled_and_listed(
     ]
     assert main([*line, "--candidates", "2", "--cache-dir", str(tmp_path)]) == 0
     found = capsys.readouterr().out
-    assert "nvfp4 tn on sm_103a, nothing measured: no model of its speed either" in found
+    assert "nvfp4 kk on sm_103a, nothing measured: no model of its speed either" in found
     assert "(2 candidates, " in found and "spill B" in found
 
 
@@ -235,10 +233,10 @@ def test_results_leave_by_tma_exactly_when_the_config_says_so(listings: list[tup
 # --- what they are called with ---
 
 CALLED = (
-    "300x136x224 nvfp4 tn alpha",
-    "2x300x136x224 nvfp4 tn",
-    "300x137x224 mxfp8_e4m3 tn out=fp32",
-    "2x300x136x224 mxfp8_e5m2 tn out=fp16 alpha",
+    "300x136x224 nvfp4 kk alpha",
+    "2x300x136x224 nvfp4 kk",
+    "300x137x224 mxfp8_e4m3 kk out=fp32",
+    "2x300x136x224 mxfp8_e5m2 kk out=fp16 alpha",
 )
 TYPES = {
     "torch.uint8": "Uint8",
@@ -254,7 +252,7 @@ TYPES = {
 def test_kernels_are_called_with_what_they_are_compiled_for(tmp_path: Path) -> None:
     """Order, types, ranks, extents that must agree, and which stride is 1; also for operands with padding."""
     torch = pytest.importorskip("torch")
-    from cutegen.measure.workload import Workload
+    from host_lane import bound, filled, new_out
 
     problems = [Problem.parse(f"gemm_blockscaled {line}") for line in CALLED]
     paths = [tmp_path / f"kernel_{at}.py" for at in range(len(problems))]
@@ -267,8 +265,7 @@ def test_kernels_are_called_with_what_they_are_compiled_for(tmp_path: Path) -> N
         launch = SPACE.launch(SPACE.default(problem), problem, 148)
         assert wanted.pop() == "_FakeStream", "TVM-FFI hands over the stream itself"
         for padded in (False, True):
-            load = Workload.fill(problem, torch.Generator().manual_seed(0), padded=padded)
-            given = load.arguments(Workload.new_output(problem, torch.device("cpu")), launch, None)
+            given = bound(problem, filled(problem, awkward=padded), new_out(problem), launch)
             extents: dict[int, int] = {}
             for argument, want in zip(given, wanted, strict=True):
                 if not isinstance(argument, torch.Tensor):
@@ -299,7 +296,7 @@ def test_scale_factors_and_sums_are_where_they_should_be(tmp_path: Path) -> None
     """
     paths = []
     for at, (dtype, words) in enumerate(TRACED):
-        problem = Problem.parse(f"gemm_blockscaled 4096x4096x4096 {dtype} tn")
+        problem = Problem.parse(f"gemm_blockscaled 4096x4096x4096 {dtype} kk")
         paths.append(tmp_path / f"kernel_{at}.py")
         paths[-1].write_text(render(problem, SPACE.default(problem).replace(**changes(words)), B200).text)
     command = [sys.executable, str(TRACER), str(ROWS), str(K), *map(str, paths)]

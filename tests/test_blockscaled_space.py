@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from dataclasses import replace
-from difflib import ndiff
 from itertools import combinations
 from pathlib import Path
 
@@ -16,37 +14,35 @@ from blockscaled import PLAIN, SPACE
 from covering import cover
 from fake_engine import DEVICE
 from fake_tuning import Rig
-from test_schedule_text import PAIRS, skeleton
-from tidy import assert_tidy
 from walk import random_pairs
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.cli_space import main
+from cutegen.build.render import render
+from cutegen.cli.space import main
+from cutegen.deploy import pin_table
 from cutegen.errors import ConfigError, OperandError, PinError, ProblemError, ResourceError
-from cutegen.operands import Request, describe
-from cutegen.pin import pin_table
-from cutegen.problem import Problem
-from cutegen.render import render
-from cutegen.schedule import lengths, pipelines, protocol_of, simulate_cluster
-from cutegen.schedule.sm100 import BlackwellProtocol
-from cutegen.shapes import read_shapes
+from cutegen.families.gemm.operands import Request, describe
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.families.shapes import read_shapes
+from cutegen.records.table import Table
 from cutegen.space import Config, Value
-from cutegen.table import Table
+from tools.schedule import lengths, pipelines, protocol_of, simulate_cluster
+from tools.schedule.sm100 import BlackwellProtocol
 
 ROOT = Path(__file__).resolve().parent.parent
 B200, B300 = find_arch("sm_100a"), find_arch("sm_103a")
 
 #: Problems and changes of the default that break exactly one rule each.
 ONLY = {
-    "nothing_but_alpha_is_fused": ("gemm_blockscaled 4096x4096x4096 nvfp4 tn alpha bias=n", ""),
+    "nothing_but_alpha_is_fused": ("gemm_blockscaled 4096x4096x4096 nvfp4 kk alpha bias=n", ""),
     "rows_fit_the_instruction": (str(PLAIN), "mma_tiler_mn=128x192"),
     "pairs_lie_along_m": (str(PLAIN), "cluster_shape_mn=1x2"),
-    "tma_store_needs_aligned_output": ("gemm_blockscaled 4096x4097x4096 nvfp4 tn", "use_tma_store=true"),
-    "swap_ab_is_for_narrow_m": ("gemm_blockscaled 520x4096x4096 nvfp4 tn", "swap_ab=true"),
-    "cluster_is_no_larger_than_problem": ("gemm_blockscaled 8192x256x4096 nvfp4 tn", "cluster_shape_mn=2x4"),
-    "tile_counts_fit_32_bits": ("gemm_blockscaled 536870784x536870784x64 nvfp4 tn", ""),
-    "scale_factors_are_counted_in_32_bits": ("gemm_blockscaled 2x131072x128x131072 nvfp4 tn", ""),
+    "tma_store_needs_aligned_output": ("gemm_blockscaled 4096x4097x4096 nvfp4 kk", "use_tma_store=true"),
+    "swap_ab_is_for_narrow_m": ("gemm_blockscaled 520x4096x4096 nvfp4 kk", "swap_ab=true"),
+    "cluster_is_no_larger_than_problem": ("gemm_blockscaled 8192x256x4096 nvfp4 kk", "cluster_shape_mn=2x4"),
+    "tile_counts_fit_32_bits": ("gemm_blockscaled 536870784x536870784x64 nvfp4 kk", ""),
+    "scale_factors_are_counted_in_32_bits": ("gemm_blockscaled 2x131072x128x131072 nvfp4 kk", ""),
 }
 
 
@@ -80,7 +76,7 @@ def test_every_rule_has_an_example_that_it_alone_rejects() -> None:
 @pytest.mark.parametrize("arch", [B200, B300], ids=str)
 def test_every_value_of_every_knob_can_be_had(arch: object) -> None:
     """By problems with many and with few rows."""
-    problems = [PLAIN, Problem.parse("gemm_blockscaled 512x4096x4096 mxfp8_e5m2 tn")]
+    problems = [PLAIN, Problem.parse("gemm_blockscaled 512x4096x4096 mxfp8_e5m2 kk")]
     assert find_space("gemm_blockscaled", find_arch(str(arch))).unreachable(problems) == ()
 
 
@@ -88,7 +84,7 @@ def test_a_stage_holds_elements_and_scale_factors() -> None:
     """128 bytes of each row; per row 4 factors of mxfp8 and 16 of nvfp4, those of B for whole 128 columns."""
     lone, two = "mma_tiler_mn=128x64 use_2cta_instrs=false cluster_shape_mn=1x1", "mma_tiler_mn=256x192"
     for dtype, scales, tile_k in (("mxfp8_e4m3", 4, 128), ("nvfp4", 16, 256)):
-        line = f"gemm_blockscaled 4096x4096x4096 {dtype} tn"
+        line = f"gemm_blockscaled 4096x4096x4096 {dtype} kk"
         found = derived(line, lone)
         assert found["tile_k"] == tile_k
         assert found["stage_bytes"] == found["expected_bytes"] == (128 + 64) * 128 + (128 + 128) * scales
@@ -110,7 +106,7 @@ def test_a_stage_holds_elements_and_scale_factors() -> None:
 )
 def test_tensor_memory_holds_sums_and_scale_factors(line: str, words: str, wanted: tuple[int, ...]) -> None:
     """Two tiles of sums unless they and the scale factors need more than 512 columns."""
-    found = derived(f"gemm_blockscaled 4096x4096x4096 {line} tn", words)
+    found = derived(f"gemm_blockscaled 4096x4096x4096 {line} kk", words)
     names = ("acc_stages", "sfa_columns", "sfb_columns", "tmem_columns")
     assert tuple(number(found[name]) for name in names) == wanted
 
@@ -145,12 +141,12 @@ def test_a_launch_has_small_integers_and_no_workspace() -> None:
 
 def test_the_text_says_what_is_computed_and_how_scale_factors_lie() -> None:
     """In its first lines; packed operands are taken as bytes, and nothing else of torch's types is needed."""
-    text = render(*parsed("gemm_blockscaled 4096x4096x4096 nvfp4 tn alpha", ""), B300).text
+    text = render(*parsed("gemm_blockscaled 4096x4096x4096 nvfp4 kk alpha", ""), B300).text
     assert text.startswith('"""D = alpha * (scale_a * A) @ (scale_b * B) on sm_103a.')
     assert "e2m1 operands, two to a byte, with e4m3 scale factors for every 16 along k" in text
     assert "row r has 4 bytes at\nr % 32 * 16 + r // 32 * 4" in text
     assert "matrix(BYTES, m, k, 1, 16)" in text
-    text = render(*parsed("gemm_blockscaled 4096x4096x4096 mxfp8_e5m2 tn", ""), B200).text
+    text = render(*parsed("gemm_blockscaled 4096x4096x4096 mxfp8_e5m2 kk", ""), B200).text
     assert "e5m2 operands with e8m0 scale factors for every 32 along k" in text
     assert "BYTES" not in text.replace("STAGE_BYTES", "") and "alpha" not in text
 
@@ -195,14 +191,6 @@ def test_a_kernel_imports_the_compiler_only() -> None:
         assert {str(name).split(".")[0] for name in names} == {"cutlass", "cuda"}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="needs ruff")
-@pytest.mark.parametrize("command", ["check", "format"])
-def test_a_kernel_is_as_tidy_as_the_rest_of_the_repository(tmp_path: Path, command: str) -> None:
-    """ruff finds nothing to report and nothing to format, by the rules of this repository."""
-    pairs = random_pairs(SPACE, seed=4, count=80)
-    assert_tidy((render(problem, config, SPACE.arch) for problem, config in pairs), tmp_path, command)
-
-
 # --- who waits for whom ---
 
 
@@ -242,20 +230,6 @@ def test_scale_factors_of_b_go_to_both_blocks_of_a_pair() -> None:
     assert simulate_cluster(without.play((3,))).kinds == {"deadlock"}
 
 
-SCALED = """
-+             cute.copy(tma_sfa,
-+             cute.copy(tma_sfb,
-"""
-
-
-def test_the_kernel_synchronises_as_the_one_without_scale_factors() -> None:
-    """Two more loads for each stage, and nothing else."""
-    problem, config = parsed(str(PLAIN), "")
-    found = skeleton(render(problem, config, B200).text)
-    changed = [each for each in ndiff(PAIRS.strip().splitlines(), found) if each[0] in "+-"]
-    assert changed == SCALED.strip().splitlines()
-
-
 # --- the commands ---
 
 
@@ -266,7 +240,7 @@ def test_the_command_needs_no_dtype_and_finds_no_dead_value(capsys: pytest.Captu
     line = ["gemm_blockscaled", "--arch", "sm_103a", "--shape", "512x512x512"]
     assert main([*line, "--explain", "use_2cta_instrs=true", "cluster_shape_mn=1x1"]) == 0
     found = capsys.readouterr().out
-    assert "gemm_blockscaled 512x512x512 mxfp8_e4m3 tn on sm_103a\n" in found
+    assert "gemm_blockscaled 512x512x512 mxfp8_e4m3 kk on sm_103a\n" in found
     assert "pairs_lie_along_m: use_2cta_instrs joins two blocks" in found
     assert main([*line, "--dtype", "bf16"]) == 2
     assert "gemm_blockscaled multiplies mxfp8_e4m3, mxfp8_e5m2, nvfp4" in capsys.readouterr().err
@@ -278,7 +252,7 @@ def test_a_shapes_file_needs_no_dtype_either(tmp_path: Path) -> None:
     path.write_text("[[shape]]\nm = 64\nn = 64\nk = 64\n")
     for family, dtype in (("gemm", "bf16"), ("gemm_blockscaled", "mxfp8_e4m3")):
         [found] = read_shapes(path, family)
-        assert str(found.problem) == f"{family} 64x64x64 {dtype} tn"
+        assert str(found.problem) == f"{family} 64x64x64 {dtype} kk"
 
 
 # --- who refuses it ---
@@ -294,7 +268,7 @@ def test_hopper_and_foreign_sources_have_no_such_kernels() -> None:
 
 def test_an_epilogue_is_refused_by_name() -> None:
     """Before anything is rendered."""
-    problem = Problem.parse("gemm_blockscaled 4096x4096x4096 nvfp4 tn act=relu")
+    problem = Problem.parse("gemm_blockscaled 4096x4096x4096 nvfp4 kk act=relu")
     with pytest.raises(ProblemError, match="nothing_but_alpha_is_fused"):
         SPACE.default(problem)
 

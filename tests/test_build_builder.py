@@ -17,9 +17,9 @@ from samples import TWO_KERNELS, source
 
 from cutegen.build import Artifact, Builder, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build import builder as builder_module
+from cutegen.build.render import Source
+from cutegen.build.store import Store, file_digest
 from cutegen.errors import BuildError, StoreError
-from cutegen.render import Source
-from cutegen.store import Store, file_digest
 
 pytestmark = pytest.mark.dsl
 TESTS = Path(__file__).parent
@@ -232,7 +232,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from cutegen.build import Builder
-from cutegen.store import Store
+from cutegen.build.store import Store
 from samples import source
 store, *texts = sys.argv[1:]
 try:

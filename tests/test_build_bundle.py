@@ -25,11 +25,11 @@ from cutegen.build import (
     symbol_of,
 )
 from cutegen.build.artifact import KernelResources, Resources
+from cutegen.build.store import Store
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
-from cutegen.store import Store
 
-MANIFEST = {"problem": "gemm 64x64x64 bf16 tn", "configs": [1, 2]}
+MANIFEST = {"problem": "gemm 64x64x64 bf16 kk", "configs": [1, 2]}
 
 
 def make(store: Store, text: str, toolchain: Toolchain | None = None) -> Artifact:

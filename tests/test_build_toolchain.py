@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from samples import source
 
-from cutegen.build import Builder, Toolchain, artifact_key, host_runs, machine, symbol_of, toolchain
+from cutegen.build import Builder, Toolchain, artifact_key, host_runs, parallelism, symbol_of, toolchain
+from cutegen.build.store import Store
 from cutegen.errors import BuildError
-from cutegen.store import Store
 
 TOOLS = Toolchain(
     (("apache-tvm-ffi", "0.1"), ("nvidia-cutlass-dsl", "4.8.1")), "cu13", "linux-x86_64_v3", "ab12"
@@ -128,7 +128,7 @@ def test_workers_are_as_many_as_cores_and_memory_carry(
 ) -> None:
     for name, text in cgroup.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    monkeypatch.setattr(machine, "_available_bytes", lambda: gigabytes * 2**30)
+    monkeypatch.setattr(parallelism, "_CGROUP", tmp_path)
+    monkeypatch.setattr(parallelism, "_available_bytes", lambda: gigabytes * 2**30)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    assert machine.default_workers() == workers
+    assert parallelism.default_workers() == workers

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from bundles import HEAD, stored, unpack, write_bundle
 
+from cutegen.build.store import Store
 from cutegen.errors import BuildError
-from cutegen.store import Store
-from cutegen.tuner.bundle import import_candidates
+from cutegen.tuning.transfer import import_candidates
 
 
 @pytest.fixture

@@ -17,15 +17,16 @@ import pytest
 from fake_engine import DEVICE
 from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler, quick_search  # noqa: F401
 
-import cutegen.cli_tune
-from cutegen import cli, cli_space
+import cutegen.cli.tune
 from cutegen.build import Builder
+from cutegen.build.store import Store
+from cutegen.cli import main as cli
+from cutegen.cli import space as cli_space
 from cutegen.errors import DeviceError
 from cutegen.measure import Bench
-from cutegen.store import Store
-from cutegen.table import Table
-from cutegen.trials import TrialStore
-from cutegen.tuner import AutoTuner
+from cutegen.records.table import Table
+from cutegen.records.trials import TrialStore
+from cutegen.tuning import AutoTuner
 
 SHAPE = "4096x4096x4096"
 
@@ -44,14 +45,14 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBench:
     def make(*args: object, **options: object) -> AutoTuner:
         return tuner(*args, **{**options, "toolchain": TOOLCHAIN})
 
-    monkeypatch.setattr(cutegen.cli_tune, "AutoTuner", make)
-    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: DEVICE)
+    monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", make)
+    monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)
     monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path))
     return bench
 
 
 def tune(*words: str) -> int:
-    return cutegen.cli_tune.main(["gemm", *words])
+    return cutegen.cli.tune.main(["gemm", *words])
 
 
 def space(*words: str) -> int:
@@ -70,20 +71,21 @@ def test_disabled_autotuning_is_said(
 
 def test_a_measured_run_prints_a_table(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """One row per finalist with time, rate, ratio to torch.mm with its interval, registers, shared memory."""
-    assert tune("--shape", SHAPE) == 0
+    assert tune("--shape", SHAPE, "--wide") == 0
     out, err = capsys.readouterr()
     head = next(line for line in out.splitlines() if "TFLOP/s" in line)
     assert head.split("  ")[1:] and "vs torch.mm" in head and "regs" in head and "smem KB" in head
     best = next(line for line in out.splitlines() if line.startswith("  best "))
     assert "[" in best and "tile_shape_mn=" in best
     assert "torch.mm" in out.splitlines()[-2] and "best: tile_shape_mn=" in out
+    assert "winners in " in err and "python -m cutegen.pin --table " in err and "--legend" in err
     assert "predicted" not in out
     assert "] 4096x4096x4096: screen " in err and "done " in err, "without a terminal progress is plain lines"
 
 
 def test_energy_is_shown_and_can_be_the_objective(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """Millijoules and watts have columns; with --objective energy the ratio is one of energies, and named."""
-    assert tune("--shape", SHAPE, "--objective", "energy") == 0
+    assert tune("--shape", SHAPE, "--objective", "energy", "--wide") == 0
     out = capsys.readouterr().out
     head = next(line for line in out.splitlines() if "TFLOP/s" in line)
     assert head.split()[:8] == ["time", "us", "TFLOP/s", "mJ", "W", "energy", "vs", "torch.mm"]
@@ -94,7 +96,7 @@ def test_energy_is_shown_and_can_be_the_objective(gpu: FakeBench, capsys: pytest
     result = json.loads(capsys.readouterr().out)["results"][0]
     assert result["objective"] == "edp" and result["candidates"][0]["timing"]["energy_mj"]
     assert tune("--shape", SHAPE, "--shape", "64x7168x2048", "--objective", "energy") == 0
-    assert "geometric mean of torch.mm's energy over cutegen's" in capsys.readouterr().out
+    assert "geometric mean of energy, torch.mm over cutegen: 0.4" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         tune("--shape", SHAPE, "--objective", "watts")
     assert "choose from" in capsys.readouterr().err
@@ -108,8 +110,8 @@ def test_json_holds_everything_and_nothing_else(gpu: FakeBench, capsys: pytest.C
     out, _ = capsys.readouterr()
     document = json.loads(out)
     assert [r["problem"] for r in document["results"]] == [
-        f"gemm {SHAPE} bf16 tn",
-        "gemm 64x7168x2048 bf16 tn",
+        f"gemm {SHAPE} bf16 kk",
+        "gemm 64x7168x2048 bf16 kk",
     ]
     result = document["results"][0]
     assert result["measured"] and result["winner"] == result["candidates"][0]["config"]
@@ -119,10 +121,10 @@ def test_json_holds_everything_and_nothing_else(gpu: FakeBench, capsys: pytest.C
 
 def test_the_second_run_answers_from_records(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """The same command again measures nothing and says so."""
-    assert tune("--shape", SHAPE) == 0
+    assert tune("--shape", SHAPE, "--wide") == 0
     first = capsys.readouterr().out
     gpu.checked.clear()
-    assert tune("--shape", SHAPE) == 0
+    assert tune("--shape", SHAPE, "--wide") == 0
     second = capsys.readouterr().out
     assert not gpu.checked and "from records" in second
     assert first.splitlines()[1:] == second.splitlines()[1:]
@@ -138,7 +140,7 @@ def test_a_shapes_file_gives_a_summary(
     )
     assert tune("--shapes", str(path)) == 0
     out = capsys.readouterr().out
-    assert "S0: gemm 64x2048x512 bf16 tn" in out and "  S1 " in out
+    assert "S0: gemm 64x2048x512 bf16 kk" in out and "  S1 " in out
     assert "geometric mean" in out.splitlines()[-1]
 
 
@@ -200,7 +202,7 @@ def test_without_a_gpu_the_way_out_is_named(
     def none() -> None:
         raise DeviceError("no NVIDIA driver on this machine")
 
-    monkeypatch.setattr(cutegen.cli_tune, "present_device", none)
+    monkeypatch.setattr(cutegen.cli.tune, "present_device", none)
     assert tune("--shape", SHAPE) == 3
     assert "give --arch" in capsys.readouterr().err
 
@@ -215,20 +217,34 @@ def test_a_damaged_database_names_the_remedy(
 
 
 def test_predictions_are_called_predicted(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --arch every line with a time says predicted, and nothing claims to be measured."""
+    """With --arch the column says predicted, the default stands in its place, and the model is weighed."""
     assert tune("--arch", "sm_90a", "--shape", SHAPE) == 0
-    out = capsys.readouterr().out
-    timed = [line for line in out.splitlines() if "tile_shape_mn=" in line]
-    assert timed and all("predicted" in line for line in timed)
+    out, err = capsys.readouterr()
+    words = " ".join(out.split())
+    assert "predicted us" in out and " time us" not in out and "best: " not in out
+    assert (
+        "that compile, by the model: tile_shape_mn=" in words and "smaller differences mean nothing" in words
+    )
     assert "nothing measured" in out and not gpu.checked
+    assert "no table is written" in err
+    rows = [line.split() for line in out.splitlines() if " 168 " in line or "default" in line]
+    assert any(row[0] == "default" and row[1].isdigit() for row in rows)
+
+
+def test_a_table_that_nothing_would_be_written_to_is_refused(
+    gpu: FakeBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --arch there is no winner to write."""
+    assert tune("--arch", "sm_90a", "--shape", SHAPE, "--table", str(tmp_path / "t.json")) == 2
+    assert "would stay unwritten" in capsys.readouterr().err
 
 
 def test_without_a_model_no_times_are_shown(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """For a target whose speed nobody described, candidates are compiled and nothing is predicted."""
     assert tune("--arch", "sm_100a", "--shape", SHAPE) == 0
     out = capsys.readouterr().out
-    assert "no model of its speed" in out and "predicted" not in out and " us " not in out
-    assert "default" in next(line for line in out.splitlines() if "mma_tiler_mn=" in line)
+    assert "no performance model" in " ".join(out.split()) and "predicted" not in out and " us " not in out
+    assert any(line.startswith("  default ") for line in out.splitlines())
     assert not gpu.checked
 
 
@@ -236,7 +252,12 @@ def test_space_explains_with_reasons(capsys: pytest.CaptureFixture[str]) -> None
     """A config that cannot be is refused by rule and reason, also if only its completions break rules."""
     assert space("--shape", SHAPE, "--explain", "tile_shape_mn=256x256") == 0
     out = capsys.readouterr().out
-    assert "is not legal" in out and "accumulators_fit_registers" in out and "registers" in out
+    assert (
+        "is not valid" in out
+        and "of a sample of completions" in out
+        and "accumulators_fit_registers" in out
+        and "registers" in out
+    )
     assert space("--shape", SHAPE, "--explain", "tile_shape_mn=128x128", "--json") == 0
     [answer] = json.loads(capsys.readouterr().out)
     assert answer["legal"] and answer["example"]["tile_shape_mn"] == [128, 128]
@@ -246,9 +267,12 @@ def test_space_counts_lists_and_lints(capsys: pytest.CaptureFixture[str]) -> Non
     """The summary shows counts and rules, --list configs, --lint unused values."""
     assert space("--shape", SHAPE, "--set", "tile_shape_mn=128x256") == 0
     out = capsys.readouterr().out
-    assert "legal configs" in out and "default: " in out and "rules:" in out
+    assert "valid configs" in out and "default: " in out and "rules:" in out
+    assert "128x256:" in out and "128x248" not in out and ":0" not in out, "only what --set leaves is shown"
     assert space("--shape", SHAPE, "--list", "3") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    listed = capsys.readouterr().out
+    tiles = [word for word in listed.split() if word.startswith("tile_shape_mn=")]
+    assert len(tiles) == len(set(tiles)) == 3, "they come from all over the space"
     assert space("--lint", "--shape", SHAPE, "--json") == 0
     assert "unused" in json.loads(capsys.readouterr().out)
 
@@ -307,7 +331,7 @@ def test_one_shape_of_several_that_a_target_cannot_compute_stops_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """B300 has no int8: that shape has no winner, with the rule; alone it is refused before anything runs."""
-    lines = [f'id="{d}"\nm=64\nn=64\nk=64\nlayout="tn"\ndtype="{d}"' for d in ("int8", "bf16")]
+    lines = [f'id="{d}"\nm=64\nn=64\nk=64\nlayout="kk"\ndtype="{d}"' for d in ("int8", "bf16")]
     shapes = tmp_path / "shapes.toml"
     shapes.write_text("\n".join(f"[[shape]]\n{line}" for line in lines))
     cache = str(tmp_path / "c")
@@ -333,11 +357,11 @@ def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
     there = ["--arch", "sm_90a", "--import", str(bundle)]
     assert tune(*there, "--cache-dir", str(tmp_path / "b"), "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["results"][0]["problem"] == f"gemm {SHAPE} bf16 tn"
+    assert document["results"][0]["problem"] == f"gemm {SHAPE} bf16 kk"
     assert tune(*there, "--cache-dir", str(tmp_path / "b"), "--shape", "64x64x64") == 2
     assert "has no candidates for" in capsys.readouterr().err
     assert tune(*there, "--cache-dir", str(tmp_path / "b"), "--set", "tile_shape_mn=64x8") == 2
-    assert f"has no candidate for gemm {SHAPE} bf16 tn with tile_shape_mn=64x8" in capsys.readouterr().err
+    assert f"has no candidate for gemm {SHAPE} bf16 kk with tile_shape_mn=64x8" in capsys.readouterr().err
     data = bytearray(bundle.read_bytes())
     data[len(data) // 2] ^= 1
     bundle.write_bytes(data)
@@ -359,14 +383,14 @@ def test_a_bundle_for_a_b200_is_checked_measured_and_put_into_its_table(
     monkeypatch.setattr(Builder, "_require_compiler", lambda self: pytest.fail("it compiled"))
     b200 = replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)
     engine = {"engine": "fake_engine:make_doubtful", "search_path": [Path(__file__).parent]}
-    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: b200)
-    monkeypatch.setattr(cutegen.cli_tune, "AutoTuner", partial(AutoTuner, make_bench=lambda: Bench(**engine)))
+    monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: b200)
+    monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", partial(AutoTuner, make_bench=lambda: Bench(**engine)))
     capsys.readouterr()
     table = tmp_path / "b200.json"
     there = ["--import", str(bundle), "--cache-dir", str(tmp_path / "there"), "--table", str(table), "--json"]
     assert tune(*there) == 0
     [result] = json.loads(capsys.readouterr().out)["results"]
-    assert result["problem"] == "gemm 300x1024x4096 bf16 tn"
+    assert result["problem"] == "gemm 300x1024x4096 bf16 kk"
     with TrialStore(tmp_path / "there" / "trials.db") as trials:
         ended = Counter((t.outcome, t.config["split_k"]) for t in trials.find() if t.config)
     assert {outcome for outcome, split in ended if split == 4} == {"wrong_result"}
@@ -375,6 +399,6 @@ def test_a_bundle_for_a_b200_is_checked_measured_and_put_into_its_table(
     [entry] = made.entries.values()
     assert entry.config["split_k"] == 1 and made.fingerprint.gpu_name == "Fake B200"
     assert made.fingerprint.compute_capability == "10.0a"
-    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: DEVICE)
+    monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)
     assert tune(*there) == 2
     assert "is for sm_100a, not for sm_90a" in capsys.readouterr().err

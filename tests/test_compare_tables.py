@@ -12,12 +12,12 @@ import pytest
 from test_bench_energy import FakeBuilder
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.entry import Entry, Fingerprint
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.measure import Bench
-from cutegen.problem import Problem
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
 from cutegen.space import Config
-from cutegen.table import Table
 from tools import compare_tables, results_table
 from tools.benchmark import fixed, tables_table
 from tools.benchmark.results import TABLES, Results

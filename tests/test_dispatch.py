@@ -14,14 +14,14 @@ from fake_kernels import H200, FakeGpu
 
 from cutegen.arch import find_arch
 from cutegen.build import Toolchain
-from cutegen.catalog import find_space
-from cutegen.dispatch import Dispatcher, default_table_path
-from cutegen.entry import ANY, Entry, Fingerprint
 from cutegen.errors import ArchError, ConfigError, DeviceError, LaunchError, StoreError, TableError
-from cutegen.problem import Epilogue, Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.registry import find_space
+from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Dispatcher, default_table_path
+from cutegen.search.defaults import default_config
 from cutegen.space import Config, Value
-from cutegen.table import Table
-from cutegen.untuned import default_config
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 PROBLEM = Problem(1024, 1024, 1024)
@@ -62,7 +62,7 @@ def test_answer_says_which_rule_found_it(gpu: FakeGpu) -> None:
         assert (answer.config == config) == (how != "default")
         assert SPACE.explain(problem, answer.config or {}) == ()
     assert str(dispatcher.explain(Problem(1000, 1000, 1000))) == (
-        f"gemm 1000x1000x1000 bf16 tn: bucket (measured for {PROBLEM}): {config}"
+        f"gemm 1000x1000x1000 bf16 kk: bucket (measured for {PROBLEM}): {config}"
     )
     assert not gpu.compiled
 
@@ -171,7 +171,7 @@ BAD_TABLES: dict[str, Callable[[bytes], bytes]] = {
     "not UTF-8": lambda text: text.replace(b"H200", b"H200\xff"),
     "malformed artifact key": lambda text: text.replace(b'"artifact_key": ""', b'"artifact_key": "../../x"'),
     "entry not an object": lambda text: text.replace(
-        b'"entries": {', b'"entries": {"gemm 8x8x8 bf16 tn": 1, '
+        b'"entries": {', b'"entries": {"gemm 8x8x8 bf16 kk": 1, '
     ),
     "duplicate key": lambda text: text.replace(b'"entries"', b'"entries": {}, "entries"'),
     "terminal escape": lambda text: text.replace(b'"split_k"', b'"\\u001b[31m": {}, "split_k"'),

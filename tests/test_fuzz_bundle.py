@@ -14,9 +14,9 @@ from bundles import HEAD, everything_in, pack, unpack, write_bundle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cutegen.build.store import Store
 from cutegen.errors import CutegenError
-from cutegen.store import Store
-from cutegen.tuner.bundle import Imported, import_candidates
+from cutegen.tuning.transfer import Imported, import_candidates
 
 fuzzed = settings(
     max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None

@@ -19,10 +19,10 @@ from fake_torch import Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cutegen.deploy import pin_table
+from cutegen.deploy.loader import loader_text, sealed
 from cutegen.errors import PinError
-from cutegen.pin import pin_table
-from cutegen.pin.loader import loader_text, sealed
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
 
 pytest.importorskip("torch")
 FUZZ = settings(

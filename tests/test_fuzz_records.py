@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutegen.build import Resources
+from cutegen.build.render import Source
 from cutegen.errors import CutegenError, StoreError
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Problem
-from cutegen.render import Source
+from cutegen.families.gemm.problem import Problem
+from cutegen.measure.policy import Policy, Timing
+from cutegen.records.trials import Trial, TrialStore
 from cutegen.space import Config, Launch
-from cutegen.trials import Trial, TrialStore
-from cutegen.tuner.attempt import Attempt
-from cutegen.tuner.ledger import Ledger
+from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.history import Ledger
 
 PROBLEM, OTHER = Problem(256, 256, 256), Problem(64, 7168, 2048)
 CONFIG = Config({"tile_shape_mn": (128, 256), "pingpong": False, "split_k": 1})
@@ -170,7 +170,7 @@ def _changes(draw: st.DrawFn) -> tuple[str, object]:
         return column, json.dumps(data)
     text = st.text(max_size=20) | _JSON.map(json.dumps)
     long = st.sampled_from(
-        ["9" * 5000, "[" * 50_000, '{"a":' * 50_000, "gemm " + "9" * 5000 + "x8x8 bf16 tn"]
+        ["9" * 5000, "[" * 50_000, '{"a":' * 50_000, "gemm " + "9" * 5000 + "x8x8 bf16 kk"]
     )
     stored = st.integers(-(2**63), 2**63 - 1) | st.floats() | st.none()
     return column, draw(text | long | stored | st.binary(max_size=20))

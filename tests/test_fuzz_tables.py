@@ -18,13 +18,10 @@ from fake_kernels import H200, FakeGpu
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cutegen import cli
 from cutegen.arch import find_arch
 from cutegen.build import Toolchain
-from cutegen.catalog import find_space, is_legal
-from cutegen.cli_args import parse_fixed, parse_set
-from cutegen.dispatch import default_table_path
-from cutegen.entry import ANY, Entry, Fingerprint
+from cutegen.cli import main as cli
+from cutegen.cli.args import parse_fixed, parse_set
 from cutegen.errors import (
     ConfigError,
     DeviceError,
@@ -32,10 +29,14 @@ from cutegen.errors import (
     TableError,
     UsageError,
 )
-from cutegen.problem import Problem
-from cutegen.shapes import parse_shape, read_shapes
+from cutegen.families.gemm.family import GEMM
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space, is_legal
+from cutegen.families.shapes import read_shapes
+from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import default_table_path
 from cutegen.space import Config
-from cutegen.table import Table
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
@@ -45,7 +46,7 @@ DIGITS = "9" * 5000
 # fmt: off
 TEXTS = (
     "", "a\0b", "\ud800", "\x1b[31m", "[/]", "../../x", "x" * 300, DIGITS, "1e999", "nan", "-1", "0",
-    "\u0663", "64x64x64", f"gemm {DIGITS}x8x8 bf16 tn", f"{DIGITS}x8x8", f"8x{'9' * 21}x8", "2147483647x8x8",
+    "\u0663", "64x64x64", f"gemm {DIGITS}x8x8 bf16 kk", f"{DIGITS}x8x8", f"8x{'9' * 21}x8", "2147483647x8x8",
     "1x2x3x4x5", "%s{0}", "a=b,c", "=", ",",
 )
 # fmt: on
@@ -242,7 +243,7 @@ def test_values_of_shapes_files(folder: Path, tables: list[dict[str, str]]) -> N
         assert all(str(shape.problem) and shape.name for shape in read_shapes(path))
 
 
-_WORDS = "gemm 256x256x256 3x8x8x8 bf16 nvfp4 int8 tn nt out=fp32 bias=n act=gelu beta unaligned promote"
+_WORDS = "gemm 256x256x256 3x8x8x8 bf16 nvfp4 int8 kk mn out=fp32 bias=n act=gelu beta unaligned promote"
 _word = st.sampled_from([*_WORDS.split(), *TEXTS]) | st.text(max_size=6)
 
 
@@ -254,7 +255,7 @@ def test_problem_lines(line: str) -> None:
         problem = Problem.parse(line)
         assert Problem.parse(str(problem)) == problem
     with contextlib.suppress(UsageError):
-        parse_shape(line)
+        GEMM.parse_shape(line)
 
 
 _knobs = st.sampled_from([*SPACE.domains, "source", "tile", "\x1b", ""])
@@ -347,7 +348,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("cutegen.cli_tune.AutoTuner", stop)
+        patch.setattr("cutegen.cli.tune.AutoTuner", stop)
         os.chdir(folder)
         yield folder
         os.chdir(here)

@@ -10,19 +10,19 @@ import pytest
 from bundles import publish
 from fake_kernels import H200, FakeGpu
 
-from cutegen import render as module
 from cutegen.arch import find_arch
 from cutegen.build import Builder, Toolchain, artifact_key, symbol_of
-from cutegen.catalog import find_space
-from cutegen.dispatch import Dispatcher
-from cutegen.entry import Entry, Fingerprint
+from cutegen.build import render as module
+from cutegen.build.render import recipe_of, render
+from cutegen.build.store import Store
 from cutegen.errors import LaunchError, ResourceError
-from cutegen.kernels import Kernels
-from cutegen.problem import Problem
-from cutegen.render import recipe_of, render
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
-from cutegen.store import Store
-from cutegen.table import Table
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from fake_kernels import H200
 
-from cutegen.catalog import find_space
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Problem
-from cutegen.render import Source
+from cutegen.build.render import Source
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.measure.policy import Policy, Timing
+from cutegen.records.trial import Trial
+from cutegen.records.trials import TrialStore
 from cutegen.space import Launch
-from cutegen.trial import Trial
-from cutegen.trials import TrialStore
-from cutegen.tuner.attempt import Attempt
-from cutegen.tuner.ledger import Ledger
+from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.history import Ledger
 
 PROBLEM = Problem(256, 256, 256)
 CONFIG = find_space("gemm", H200.arch).default(PROBLEM)

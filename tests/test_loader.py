@@ -12,10 +12,10 @@ from samples import TWO_KERNELS, source
 
 from cutegen.build import Artifact, Builder
 from cutegen.build.link import Linker
+from cutegen.build.loader import load_kernel
+from cutegen.build.store import Store, file_digest
 from cutegen.build.toolchain import RUNTIME_SOURCE
 from cutegen.errors import BuildError, LaunchError
-from cutegen.loader import load_kernel
-from cutegen.store import Store, file_digest
 
 pytestmark = pytest.mark.dsl
 
@@ -23,7 +23,7 @@ LAUNCH = """
 from pathlib import Path
 import tvm_ffi
 from cutegen.errors import LaunchError
-from cutegen.loader import load_kernel
+from cutegen.build.loader import load_kernel
 from fake_gpu import FakeTensor
 f = load_kernel(Path({library!r}), {symbol!r})
 def tensors(device=0, n=1000):

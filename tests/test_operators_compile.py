@@ -16,20 +16,20 @@ from fake_kernels import H200
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder, Toolchain
-from cutegen.catalog import find_space
-from cutegen.cli_tune import main as tune
-from cutegen.dispatch import Dispatcher
-from cutegen.entry import Entry, Fingerprint
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.cli.tune import main as tune
+from cutegen.deploy import pin_table
 from cutegen.errors import ResourceError
-from cutegen.kernels import Kernels
-from cutegen.manifest import find_offers
-from cutegen.operator_api import PACKAGE
-from cutegen.pin import pin_table
-from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.families.gemm.operator_package import PACKAGE
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.operator_api import find_offers
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
-from cutegen.store import Store
-from cutegen.table import Table
 
 
 def installed() -> bool:
@@ -52,17 +52,17 @@ FIRST = Config.parse(f"{HOPPER} tile_shape_mn=128x128 cluster_shape_mn=2x1")
 #: Every dtype, layout letter, rank and output width, and on Blackwell both schedulers and kinds of MMA.
 COMPILED: tuple[tuple[Arch, str, str], ...] = (
     (SM90, str(PROBLEM), str(FIRST)),
-    (SM90, "gemm 3x256x128x512 fp16 nt out=fp32", f"{HOPPER} tile_shape_mn=128x256 cluster_shape_mn=1x2"),
-    (SM90, "gemm 256x128x512 e4m3 tn", f"{HOPPER} tile_shape_mn=64x64 cluster_shape_mn=2x2"),
-    (SM90, "gemm 256x128x512 int8 tn", f"{HOPPER} tile_shape_mn=128x64 cluster_shape_mn=1x1"),
+    (SM90, "gemm 3x256x128x512 fp16 mn out=fp32", f"{HOPPER} tile_shape_mn=128x256 cluster_shape_mn=1x2"),
+    (SM90, "gemm 256x128x512 e4m3 kk", f"{HOPPER} tile_shape_mn=64x64 cluster_shape_mn=2x2"),
+    (SM90, "gemm 256x128x512 int8 kk", f"{HOPPER} tile_shape_mn=128x64 cluster_shape_mn=1x1"),
     (
         SM100,
-        "gemm 256x128x512 bf16 nn",
+        "gemm 256x128x512 bf16 kn",
         f"{BLACKWELL} mma_tiler_mn=256x256 use_2cta_instrs=true cluster_shape_mn=2x1 tile_scheduler=static",
     ),
     (
         SM100,
-        "gemm 3x256x128x512 fp16 tt out=fp32",
+        "gemm 3x256x128x512 fp16 mk out=fp32",
         f"{BLACKWELL} mma_tiler_mn=64x128 use_2cta_instrs=false cluster_shape_mn=1x1 tile_scheduler=clc",
     ),
 )
@@ -112,7 +112,7 @@ def test_operators_compile_into_artifacts_like_ours(artifacts: list[Artifact]) -
 LAUNCH = """
 from pathlib import Path
 import tvm_ffi
-from cutegen.loader import load_kernel
+from cutegen.build.loader import load_kernel
 from fake_gpu import FakeTensor
 f = load_kernel(Path({library!r}), {symbol!r})
 def matrix(at, *shape):
@@ -126,7 +126,7 @@ print("cutlass" in sys.modules)
 
 def test_the_number_of_clusters_is_an_argument_of_the_launch(tmp_path: Path, store: Store) -> None:
     """As many clusters as given, unless there are fewer tiles; nothing of the package is imported."""
-    problem = Problem.parse("gemm 256x1024x512 bf16 nn")
+    problem = Problem.parse("gemm 256x1024x512 bf16 kn")
     artifact = Kernels(store).artifact(problem, FIRST, SM90)
     code = LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol)
     out, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log")
@@ -146,7 +146,7 @@ def test_an_operator_is_dispatched_and_pinned_without_its_package(
     def missing() -> str:
         raise ResourceError("gone")
 
-    monkeypatch.setattr("cutegen.render.require_package", missing)
+    monkeypatch.setattr("cutegen.families.gemm.family.require_package", missing)
     kernels = Kernels(store, build="never")
     choice = Dispatcher(table, kernels=kernels, device=lambda index: H200).kernel(PROBLEM)
     assert choice is not None and callable(choice.function) and choice.launch.scalars == (66,)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from fake_operators import HOPPER, PACKAGE, operator, pretend_installed
 
-from cutegen import operator_api
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space, find_template, space_of
+from cutegen.build.render import render
 from cutegen.errors import ConfigError, ProblemError, ResourceError
-from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.families.gemm import operator_package as operator_api
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space, find_template, space_of
 from cutegen.space import Config, Launch
 
 SM90, SM100 = find_arch("sm_90a"), find_arch("sm_100a")
@@ -62,13 +62,13 @@ def test_an_unknown_source_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
-        ("gemm 256x512x1024 bf16 tn bias=n", "product_is_plain"),
-        ("gemm 256x512x1024 bf16 tn alpha", "product_is_plain"),
-        ("gemm 256x512x1024 e4m3 tn scale", "product_is_plain"),
-        ("gemm 256x511x1024 bf16 tn", "output_rows_are_aligned"),
-        ("gemm 256x512x1024 e4m3 tn promote", "sums_are_not_promoted"),
-        ("gemm 256x512x1024 int8 tn out=bf16", "integer_sums_stay_exact"),
-        ("gemm 256x512x1024 tf32 tn", "operands_are_tensors"),
+        ("gemm 256x512x1024 bf16 kk bias=n", "product_is_plain"),
+        ("gemm 256x512x1024 bf16 kk alpha", "product_is_plain"),
+        ("gemm 256x512x1024 e4m3 kk scale", "product_is_plain"),
+        ("gemm 256x511x1024 bf16 kk", "output_rows_are_aligned"),
+        ("gemm 256x512x1024 e4m3 kk promote", "sums_are_not_promoted"),
+        ("gemm 256x512x1024 int8 kk out=bf16", "integer_sums_stay_exact"),
+        ("gemm 256x512x1024 tf32 kk", "operands_are_tensors"),
     ],
 )
 @pytest.mark.parametrize("space", [SPACE, BLACKWELL])
@@ -86,10 +86,10 @@ def test_a_problem_that_operators_cannot_express_is_refused_by_rule(
 @pytest.mark.parametrize(
     "line",
     [
-        "gemm 256x512x1024 bf16 nt out=fp32",
-        "gemm 3x256x512x1024 fp16 tt",
-        "gemm 256x512x1024 e4m3 tn",
-        "gemm 256x512x1024 int8 tn",
+        "gemm 256x512x1024 bf16 mn out=fp32",
+        "gemm 3x256x512x1024 fp16 mk",
+        "gemm 256x512x1024 e4m3 kk",
+        "gemm 256x512x1024 int8 kk",
     ],
 )
 def test_plain_products_of_every_kind_are_taken(line: str) -> None:
@@ -123,7 +123,7 @@ def test_the_text_depends_on_what_is_compiled_in_and_on_the_package(monkeypatch:
     pretend_installed(monkeypatch)
     base = render(PROBLEM, operator("64x64"), SM90)
     assert render(Problem(512, 512, 512), operator("64x64"), SM90) == base
-    lines = ("fp16 tn", "bf16 nn", "bf16 nt", "bf16 tn out=fp32")
+    lines = ("fp16 kk", "bf16 kn", "bf16 mn", "bf16 kk out=fp32")
     others = [render(Problem.parse(f"gemm 256x512x1024 {line}"), operator("64x64"), SM90) for line in lines]
     others += [render(Problem(256, 512, 1024, 2), operator("64x64"), SM90)]
     others += [render(PROBLEM, operator(*which), SM90) for which in (("64x128",), ("64x64", "2x1"))]
@@ -151,8 +151,8 @@ def test_the_text_is_python_that_takes_our_arguments(
 
 def test_an_operator_without_a_template_is_not_rendered() -> None:
     """The message says for which source."""
-    with pytest.raises(ResourceError, match="'nothing' from operators for sm_90a"):
-        find_template("nothing", SM90, "operators")
+    with pytest.raises(ResourceError, match="no template of 'gemm_blockscaled' from operators for sm_90a"):
+        find_template("gemm_blockscaled", SM90, "operators")
 
 
 # --- the package ---

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from deployments import LINES, Workshop, contents, hidden, kernel_file, load, write_table
 
+from cutegen.deploy import folder as place
+from cutegen.deploy import pin_table
 from cutegen.errors import PinError
-from cutegen.pin import folder as place
-from cutegen.pin import pin_table
 
 pytest.importorskip("torch")
 STAGED = ".deploy.0123456789ab"
@@ -97,7 +97,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from deployments import Workshop
-from cutegen.pin import pin_table
+from cutegen.deploy import pin_table
 Path.rename = lambda self, target: os.kill(os.getpid(), signal.SIGKILL)
 pin_table(Path({table!r}), Path({out!r}), kernels=Workshop(Path({cache!r})).kernels())
 """

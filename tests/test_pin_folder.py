@@ -15,11 +15,11 @@ import pytest
 from deployments import LINES, Workshop, contents, hidden, kernel_file, load, write_table
 
 from cutegen.build import Artifact
+from cutegen.build.render import Source
+from cutegen.build.store import Store
+from cutegen.deploy import pin_table
 from cutegen.errors import PinError
-from cutegen.pin import pin_table
-from cutegen.problem import Problem
-from cutegen.render import Source
-from cutegen.store import Store
+from cutegen.families.gemm.problem import Problem
 
 pytest.importorskip("torch")
 

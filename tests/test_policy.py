@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cutegen.errors import MeasureError, UsageError
-from cutegen.policy import OBJECTIVES, Policy, Timing, against, cost_ratio
-from cutegen.stats import Interval
+from cutegen.measure.policy import OBJECTIVES, Policy, Timing, against, cost_ratio
+from cutegen.measure.statistics import Interval
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy.screen(), Policy.final(7)])

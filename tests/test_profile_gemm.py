@@ -12,10 +12,10 @@ from pathlib import Path
 import fake_engine
 import pytest
 
-from cutegen.entry import Entry, Fingerprint
 from cutegen.errors import UsageError
-from cutegen.problem import Problem
-from cutegen.table import Table
+from cutegen.families.gemm.problem import Problem
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
 from tools import profile_gemm, results_table
 from tools.benchmark.profile_child import MARK
 from tools.benchmark.profile_table import METRICS, Profile, read_csv
@@ -116,20 +116,3 @@ def test_a_shape_that_cannot_be_profiled_is_said(
     """A profiler that fails or hangs costs that shape, and the exit code says so."""
     assert run(printed(("vendor", THEIRS, 1)), ends) == 1
     assert said in capsys.readouterr().err
-
-
-def test_without_ncu_nothing_is_profiled(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is missing is named, with where it comes from."""
-    monkeypatch.setattr(profile_gemm.shutil, "which", lambda name: None)
-    assert run(printed()) == 3
-    assert "Nsight Compute" in capsys.readouterr().err
-
-
-def test_another_file_is_no_profile(tmp_path: Path) -> None:
-    """A file of another tool is refused by name."""
-    other = tmp_path / "other.json"
-    other.write_text('{"kind": "cold start"}', encoding="utf-8")
-    with pytest.raises(UsageError, match="cold start"):
-        Profile.load(other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
@@ -15,14 +14,13 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tidy import assert_tidy
 from walk import random_config, random_pairs, random_problem
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
+from cutegen.build.render import Source, render, template_files
 from cutegen.errors import ConfigError, RenderError, ResourceError
-from cutegen.problem import Epilogue, Problem
-from cutegen.render import Source, render
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -190,15 +188,6 @@ def test_the_first_lines_say_what_is_computed_and_with_which_config() -> None:
     assert str(source.config) in " ".join(docstring.split())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="needs ruff")
-@pytest.mark.parametrize("command", ["check", "format"])
-def test_a_kernel_is_as_tidy_as_the_rest_of_the_repository(
-    sources: list[Source], tmp_path: Path, command: str
-) -> None:
-    """ruff finds nothing to report and nothing to format, by the rules of this repository."""
-    assert_tidy(sources, tmp_path, command)
-
-
 # --- the text is the identity ---
 
 
@@ -210,8 +199,8 @@ def test_rendering_again_gives_the_same_text(sources: list[Source]) -> None:
     code = """
 import sys
 from cutegen.arch import find_arch
-from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.families.gemm.problem import Problem
+from cutegen.build.render import render
 from cutegen.space import Config
 print(render(Problem.parse(sys.argv[1]), Config.parse(sys.argv[2]), find_arch("sm_90a")).digest)
 """
@@ -272,14 +261,24 @@ def test_a_template_that_asks_for_more_than_there_is_is_refused(monkeypatch: pyt
     import jinja2
 
     template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string("{{ nobody }}")
-    monkeypatch.setattr("cutegen.render._template", lambda path: template)
+    monkeypatch.setattr("cutegen.build.render._template", lambda path: template)
     with pytest.raises(RenderError, match="nobody"):
         render(PLAIN, SPACE.default(PLAIN), ARCH)
+
+
+def test_a_template_that_refers_to_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """The message names both, and where the missing one was looked for."""
+    template = tmp_path / "kernel.py.j2"
+    template.write_text('{% include "gemm/_operands.j2" %}{% include "_mine.j2" %}')
+    with pytest.raises(RenderError, match=r"kernel\.py\.j2 refers to _mine\.j2; there is neither .*_mine"):
+        template_files(template)
+    (tmp_path / "_mine.j2").write_text("")
+    assert {file.name for file in template_files(template)} == {template.name, "_mine.j2", "_operands.j2"}
 
 
 def test_derived_values_cannot_shadow_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two meanings of one name are the author's mistake."""
     clash = replace(SPACE, derive=lambda config, problem, arch: {"tile_k": 1})
-    monkeypatch.setattr("cutegen.render.space_of", lambda config, family, arch: clash)
+    monkeypatch.setattr("cutegen.build.render.space_of", lambda config, family, arch: clash)
     with pytest.raises(RenderError, match="tile_k"):
         render(PLAIN, SPACE.default(PLAIN), ARCH)

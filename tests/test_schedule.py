@@ -8,11 +8,11 @@ import pytest
 from protocols import SMALL_BLACKWELL, SMALL_HOPPER, covering_protocols
 
 from cutegen.arch import Arch, find_arch
-from cutegen.catalog import find_space
+from cutegen.build.render import render
 from cutegen.errors import ConfigError, RenderError, UsageError
-from cutegen.problem import Problem
-from cutegen.render import render
-from cutegen.schedule import (
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from tools.schedule import (
     KINDS,
     Cluster,
     Pipeline,
@@ -23,7 +23,7 @@ from cutegen.schedule import (
     simulate,
     simulate_cluster,
 )
-from cutegen.schedule.protocol import (
+from tools.schedule.protocol import (
     Arrive,
     Board,
     Expect,
@@ -42,7 +42,7 @@ from cutegen.schedule.protocol import (
 )
 
 HOPPER, BLACKWELL = find_arch("sm_90a"), find_arch("sm_100a")
-PLAIN = Problem.parse("gemm 4096x4096x2048 bf16 tn")
+PLAIN = Problem.parse("gemm 4096x4096x2048 bf16 kk")
 
 
 @pytest.mark.parametrize("arch", [HOPPER, BLACKWELL], ids=str)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cutegen.errors import UsageError
-from cutegen.problem import Problem
-from cutegen.shapes import parse_shape, read_shapes
+from cutegen.families.gemm.family import GEMM
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.shapes import read_shapes
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -19,21 +20,21 @@ def _file(folder: Path, text: str) -> Path:
 
 def test_a_word_gives_extents_and_batch() -> None:
     """A shape word is MxNxK, or BATCHxMxNxK with the batch first."""
-    assert parse_shape("64x7168x2048") == (64, 7168, 2048, 1)
-    assert parse_shape("8x64x7168x2048") == (64, 7168, 2048, 8)
+    assert GEMM.parse_shape("64x7168x2048") == {"m": 64, "n": 7168, "k": 2048, "batch": 1}
+    assert GEMM.parse_shape("8x64X7168x2048 ") == {"m": 64, "n": 7168, "k": 2048, "batch": 8}
 
 
 @pytest.mark.parametrize("word", ["", "4096", "4096x4096", "1x2x3x4x5", "axbxc", "-1x2x3", "1.5x2x3"])
 def test_a_malformed_word_is_named(word: str) -> None:
     """A word of another form is refused, quoted, with the form that would be valid."""
     with pytest.raises(UsageError, match="MxNxK"):
-        parse_shape(word)
+        GEMM.parse_shape(word)
 
 
 def test_a_word_of_thousands_of_digits_is_refused_in_a_line() -> None:
     """Python itself would refuse to convert it."""
     with pytest.raises(UsageError, match="an extent has 5000 digits; valid: integers from 1 to") as caught:
-        parse_shape(f"{'9' * 5000}x8x8")
+        GEMM.parse_shape(f"{'9' * 5000}x8x8")
     assert len(str(caught.value)) < 400
 
 
@@ -42,14 +43,14 @@ def test_a_file_gives_its_shapes_in_order(tmp_path: Path) -> None:
     path = _file(
         tmp_path,
         '[[shape]]\nid = "A"\nm = 64\nn = 128\nk = 256\n'
-        '[[shape]]\nm = 64\nn = 128\nk = 256\nbatch = 3\ndtype = "fp16"\nout = "fp32"\nlayout = "nn"\n'
+        '[[shape]]\nm = 64\nn = 128\nk = 256\nbatch = 3\ndtype = "fp16"\nout = "fp32"\nlayout = "kn"\n'
         'bias = "n"\nact = "relu"\nalpha = true\nnote = "x"\n',
     )
     first, second = read_shapes(path)
     assert first.name == "A"
     assert first.problem == Problem(64, 128, 256)
     assert second.name == "3x64x128x256"
-    assert str(second.problem) == "gemm 3x64x128x256 fp16 nn out=fp32 alpha bias=n act=relu"
+    assert str(second.problem) == "gemm 3x64x128x256 fp16 kn out=fp32 alpha bias=n act=relu"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_a_file_gives_its_shapes_in_order(tmp_path: Path) -> None:
         ("shape = " + "[" * 100_000, "is nested too deeply"),
         ("[[shape]]\nid = [1]\nm = 64\nn = 64\nk = 64\n", r"shape 1: id is \[1\]; it must be a string"),
         ("[[shape]]\nid = 1e3\nm = 64\nn = 64\nk = 64\n", r"shape 1: id is 1000\.0; it must be a string"),
-        ("[[shape]]\nm = 64\nn = 64\nk = 64\ndtype = 'bf16 nn'\n", "unsupported input dtype 'bf16 nn'"),
+        ("[[shape]]\nm = 64\nn = 64\nk = 64\ndtype = 'bf16 kn'\n", "unsupported input dtype 'bf16 kn'"),
         ("[[shape]]\nm = 64\nn = 64\nk = 64\nact = 'relu beta'\n", "unknown activation 'relu beta'"),
     ],
     ids=lambda text: text[:60],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cutegen.arch import Arch, find_arch
 from cutegen.errors import ConfigError, ProblemError, SpaceError
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Launch, Rule, Space, Value, format_value, parse_value
 from cutegen.space.census import blockers, take_census
 
@@ -324,6 +324,21 @@ def test_a_config_is_a_mapping_that_cannot_change() -> None:
     assert config != {"size": 1} and repr(config) == "Config(size=1)"
     with pytest.raises((TypeError, FrozenInstanceError)):
         config["size"] = 2  # type: ignore[index]
+
+
+def test_a_knob_is_read_as_what_it_should_be() -> None:
+    """A value of another type is refused with the knob, what it holds and what would be valid."""
+    config = Config({"size": 2, "shape": (2, 1), "fast": False})
+    assert (config.integer("size"), config.pair("shape"), config.flag("fast")) == (2, (2, 1), False)
+    for read, knob, message in (
+        (config.integer, "fast", "fast=False is not an integer"),
+        (config.pair, "size", "size=2 is not a pair of integers such as 2x1"),
+        (config.flag, "shape", r"shape=\(2, 1\) is neither true nor false"),
+        (config.replace(shape=(2, 1, 1)).pair, "shape", r"shape=\(2, 1, 1\) is not a pair"),
+        (config.replace(size="2").integer, "size", "size='2' is not an integer"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read(knob)
 
 
 @pytest.mark.parametrize("text", ["size", "=1", "size=", "size=1 size=2"])

@@ -11,18 +11,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from random import Random
+from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from walk import FAR, dtypes_of, random_config, random_pairs, random_problem
+from jinja2.meta import find_referenced_templates
+from walk import FAR, random_config, random_of, random_pairs
 
-from cutegen.arch import ARCHES
-from cutegen.catalog import families, find_space, find_template
+from cutegen.arch import ARCHES, Arch
 from cutegen.errors import ConfigError, ProblemError, ResourceError
-from cutegen.problem import Problem, default_dtype
-from cutegen.space import LARGEST_EXTENT, Config, Rule, Space, Value
+from cutegen.families.gemm.family import GemmFamily
+from cutegen.families.gemm.problem import LARGEST_EXTENT, Problem
+from cutegen.families.registry import families, find_family, find_space, find_template
+from cutegen.families.resources import resource_root
+from cutegen.space import Config, Rule, Space, Value
+from cutegen.tuning.request import deciding_files
 
 
 def shipped() -> list[Space]:
@@ -38,6 +45,7 @@ def shipped() -> list[Space]:
 
 
 SPACES = shipped()
+GEMM_SPACES = [space for space in SPACES if space.family.startswith("gemm")]
 HOPPER = find_space("gemm", ARCHES["sm_90a"])
 each_space = pytest.mark.parametrize("space", SPACES, ids=lambda space: f"{space.family}-{space.arch}")
 GENERATORS = st.randoms(use_true_random=False)
@@ -50,9 +58,11 @@ REPRESENTATIVE = [
 ]
 
 
-def plain(space: Space, extents: str) -> Problem:
-    """The simplest problem of a space's family."""
-    return Problem.parse(f"{space.family} {extents} {default_dtype(space.family)} tn")
+def plain(space: Space, extents: str) -> Any:
+    """The simplest problem of a space's family, of as many of the extents as it has."""
+    family = find_family(space.family)
+    most = 3 if isinstance(family, GemmFamily) else len(family.sizes)
+    return family.problem(family.parse_shape("x".join(extents.split("x")[:most])), {})
 
 
 def parsed(line: str, words: str) -> tuple[Problem, Config]:
@@ -78,8 +88,8 @@ def test_the_default_is_legal_for_every_problem(space: Space, generator: Random)
 
     A problem that no config computes is refused with the rule that says so.
     """
-    problem = random_problem(generator, FAR, dtypes_of(space))
-    assume(problem.m * problem.n * problem.batch <= 2**40)
+    problem = random_of(space, generator, FAR)
+    assume(problem.min_bytes <= 2**42)
     refusals = space.explain(problem, {})
     if refusals:
         with pytest.raises(ProblemError, match=f"{space.arch}: {refusals[0].rule}: "):
@@ -96,7 +106,7 @@ def test_the_default_is_legal_for_every_problem(space: Space, generator: Random)
 @relaxed
 def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(space: Space, generator: Random) -> None:
     """Enumeration and explanation agree."""
-    problem = random_problem(generator, dtypes=dtypes_of(space))
+    problem = random_of(space, generator)
     assume(not space.explain(problem, {}))
     config = random_config(space, problem, generator)
     assert config is not None
@@ -111,7 +121,7 @@ def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(space: Space
 @relaxed
 def test_neighbours_are_legal_and_differ_in_one_knob(space: Space, generator: Random) -> None:
     """Whatever the start."""
-    problem = random_problem(generator, dtypes=dtypes_of(space))
+    problem = random_of(space, generator)
     assume(not space.explain(problem, {}))
     config = random_config(space, problem, generator)
     assert config is not None
@@ -128,10 +138,9 @@ def test_enumeration_is_the_same_every_time_and_in_every_process(space: Space) -
     code = """
 import hashlib, itertools, sys
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.problem import Problem
+from cutegen.families.registry import find_space, parse_problem
 space = find_space(sys.argv[1], find_arch(sys.argv[2]))
-configs = itertools.islice(space.configs(Problem.parse(sys.argv[3])), 0, 20000, 50)
+configs = itertools.islice(space.configs(parse_problem(sys.argv[3])), 0, 20000, 50)
 print(hashlib.sha256("".join(map(str, configs)).encode()).hexdigest())
 """
     problem = plain(space, "512x4096x8192")
@@ -170,7 +179,7 @@ def test_every_rule_has_a_reason_of_its_own(space: Space) -> None:
     assert [reason for reason in reasons if len(reason) < 40 or not reason.endswith(".")] == []
 
 
-@each_space
+@pytest.mark.parametrize("space", GEMM_SPACES, ids=lambda space: f"{space.family}-{space.arch}")
 def test_no_extent_is_rounded_up_past_2_to_31(space: Space) -> None:
     """Whatever tile and cluster a config has: one more row, column or element along k is refused.
 
@@ -198,52 +207,52 @@ def test_no_extent_is_rounded_up_past_2_to_31(space: Space) -> None:
 #: Problems and configs that break exactly one rule each.
 ONLY: dict[str, tuple[str, str]] = {
     "tf32_is_for_blackwell": (
-        "gemm 4096x4096x4096 tf32 tn",
+        "gemm 4096x4096x4096 tf32 kk",
         "tile_k=64 tile_shape_mn=64x64 mma_warpgroups=1",
     ),
-    "warpgroups_divide_tile": ("gemm 4096x4096x4096 bf16 tn", "tile_shape_mn=192x128 mma_warpgroups=2"),
-    "tile_k_is_one_or_two_swizzle_rows": ("gemm 512x512x8192 e4m3 tn", "tile_k=64"),
-    "int8_tiles_have_widths_of_the_mma": ("gemm 512x512x8192 int8 tn", "tile_shape_mn=64x40"),
-    "accumulators_fit_registers": ("gemm 4096x4096x4096 bf16 tn", "tile_shape_mn=256x208"),
-    "single_stores_leave_registers": ("gemm 4096x4097x4096 bf16 tn", "tile_shape_mn=256x184"),
-    "pingpong_has_one_warpgroup_per_tile": ("gemm 4096x4096x4096 bf16 tn", "pingpong=true"),
+    "warpgroups_divide_tile": ("gemm 4096x4096x4096 bf16 kk", "tile_shape_mn=192x128 mma_warpgroups=2"),
+    "tile_k_is_one_or_two_swizzle_rows": ("gemm 512x512x8192 e4m3 kk", "tile_k=64"),
+    "int8_tiles_have_widths_of_the_mma": ("gemm 512x512x8192 int8 kk", "tile_shape_mn=64x40"),
+    "accumulators_fit_registers": ("gemm 4096x4096x4096 bf16 kk", "tile_shape_mn=256x208"),
+    "single_stores_leave_registers": ("gemm 4096x4097x4096 bf16 kk", "tile_shape_mn=256x184"),
+    "pingpong_has_one_warpgroup_per_tile": ("gemm 4096x4096x4096 bf16 kk", "pingpong=true"),
     "stages_fit_shared_memory": (
-        "gemm 512x4096x4096 bf16 tn out=fp32",
+        "gemm 512x4096x4096 bf16 kk out=fp32",
         "tile_shape_mn=192x64 tile_k=128 mma_warpgroups=3",
     ),
-    "wide_k_is_for_small_tiles": ("gemm 64x4096x4096 bf16 tn", "tile_shape_mn=64x200 tile_k=128"),
-    "tma_store_needs_aligned_output": ("gemm 4096x4097x4096 bf16 tn", "use_tma_store=true"),
-    "swap_ab_is_for_narrow_m": ("gemm 520x4096x4096 bf16 tn", "swap_ab=true"),
-    "split_k_leaves_work": ("gemm 64x512x4096 bf16 tn", "use_tma_store=false split_k=17"),
-    "split_k_stores_partial_sums": ("gemm 64x512x4096 bf16 tn", "split_k=2"),
+    "wide_k_is_for_small_tiles": ("gemm 64x4096x4096 bf16 kk", "tile_shape_mn=64x200 tile_k=128"),
+    "tma_store_needs_aligned_output": ("gemm 4096x4097x4096 bf16 kk", "use_tma_store=true"),
+    "swap_ab_is_for_narrow_m": ("gemm 520x4096x4096 bf16 kk", "swap_ab=true"),
+    "split_k_leaves_work": ("gemm 64x512x4096 bf16 kk", "use_tma_store=false split_k=17"),
+    "split_k_stores_partial_sums": ("gemm 64x512x4096 bf16 kk", "split_k=2"),
     "split_k_has_no_pingpong": (
-        "gemm 64x512x4096 bf16 tn",
+        "gemm 64x512x4096 bf16 kk",
         "use_tma_store=false split_k=2 pingpong=true mma_warpgroups=1",
     ),
     "split_k_workspace_is_bounded": (
-        "gemm 2048x4096x65536 bf16 tn",
+        "gemm 2048x4096x65536 bf16 kk",
         "tile_shape_mn=128x256 use_tma_store=false split_k=9",
     ),
     "arrival_order_is_asked_for": (
-        "gemm 64x512x4096 bf16 tn",
+        "gemm 64x512x4096 bf16 kk",
         "use_tma_store=false split_k=2 reduction=arrival",
     ),
-    "arrival_order_is_for_split_k": ("gemm 64x512x4096 bf16 tn any_order", "reduction=arrival"),
+    "arrival_order_is_for_split_k": ("gemm 64x512x4096 bf16 kk any_order", "reduction=arrival"),
     "stream_k_is_whole": (
-        "gemm 4096x4608x4096 bf16 tn",
+        "gemm 4096x4608x4096 bf16 kk",
         "tile_shape_mn=256x128 cluster_shape_mn=1x1 stream_k=true use_tma_store=false split_k=2",
     ),
-    "stream_k_has_a_partial_wave": ("gemm 512x4096x4096 bf16 tn", "stream_k=true"),
+    "stream_k_has_a_partial_wave": ("gemm 512x4096x4096 bf16 kk", "stream_k=true"),
     "split_k_is_for_few_tiles": (
-        "gemm 512x4096x4096 bf16 tn",
+        "gemm 512x4096x4096 bf16 kk",
         "tile_shape_mn=64x16 mma_warpgroups=1 use_tma_store=false split_k=2",
     ),
     "cluster_is_no_larger_than_problem": (
-        "gemm 64x4096x4096 bf16 tn",
+        "gemm 64x4096x4096 bf16 kk",
         "tile_shape_mn=64x64 cluster_shape_mn=1x2",
     ),
-    "tile_counts_fit_32_bits": ("gemm 2147479552x2147479552x64 bf16 tn", ""),
-    "extents_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 tn", ""),
+    "tile_counts_fit_32_bits": ("gemm 2147479552x2147479552x64 bf16 kk", ""),
+    "extents_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 kk", ""),
 }
 
 
@@ -266,14 +275,14 @@ def test_a_rule_alone_rejects_its_example(name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("gemm 4096x4096x4096 bf16 tn", "tile_shape_mn=256x200"),
-        ("gemm 4096x4097x4096 bf16 tn", "tile_shape_mn=256x176"),
-        ("gemm 512x512x8192 int8 tn", "tile_shape_mn=64x24"),
-        ("gemm 512x4096x4096 bf16 tn", "swap_ab=true"),
-        ("gemm 64x512x4096 bf16 tn", "use_tma_store=false split_k=16"),
-        ("gemm 2048x4096x65536 bf16 tn", "tile_shape_mn=128x256 use_tma_store=false split_k=8"),
-        ("gemm 64x512x4096 bf16 tn any_order", "use_tma_store=false split_k=2 reduction=arrival"),
-        ("gemm 4096x4608x4096 bf16 tn", "tile_shape_mn=256x128 cluster_shape_mn=1x1 stream_k=true"),
+        ("gemm 4096x4096x4096 bf16 kk", "tile_shape_mn=256x200"),
+        ("gemm 4096x4097x4096 bf16 kk", "tile_shape_mn=256x176"),
+        ("gemm 512x512x8192 int8 kk", "tile_shape_mn=64x24"),
+        ("gemm 512x4096x4096 bf16 kk", "swap_ab=true"),
+        ("gemm 64x512x4096 bf16 kk", "use_tma_store=false split_k=16"),
+        ("gemm 2048x4096x65536 bf16 kk", "tile_shape_mn=128x256 use_tma_store=false split_k=8"),
+        ("gemm 64x512x4096 bf16 kk any_order", "use_tma_store=false split_k=2 reduction=arrival"),
+        ("gemm 4096x4608x4096 bf16 kk", "tile_shape_mn=256x128 cluster_shape_mn=1x1 stream_k=true"),
     ],
 )
 def test_limits_are_reached(line: str, words: str) -> None:
@@ -305,12 +314,12 @@ def number(value: Value) -> int:
 
 @each_space
 def test_derived_quantities_obey_the_limits_of_the_target(space: Space) -> None:
-    """Shared memory, threads, and at least three stages for every legal config."""
+    """Shared memory, threads, and at least three stages for every legal config of a GEMM."""
     for problem, config in random_pairs(space, seed=1, count=300, per_problem=4):
         derived = space.derive(config, problem, space.arch)
         assert number(derived["smem_bytes"]) <= space.arch.smem_bytes
         assert number(derived["threads"]) <= space.arch.threads_per_block
-        assert number(derived["stages"]) >= 3
+        assert space not in GEMM_SPACES or number(derived["stages"]) >= 3
         assert not derived.keys() & config.keys()
 
 
@@ -361,12 +370,37 @@ def test_configs_of_one_kernel_differ_in_run_time_knobs_only() -> None:
         assert HOPPER.compile_view(view) == view
 
 
+@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("arch", ARCHES.values(), ids=str)
+def test_what_a_space_takes_from_another_family_counts_as_its_own(family: str, arch: Arch) -> None:
+    """What is imported by a space or a template is in files that name a tuning run, so a change of it is a
+    new question."""
+    try:
+        space = find_space(family, arch)
+    except ResourceError:
+        return
+    files = {*deciding_files(family, arch, ("cutegen",))}
+    functions = [rule.holds for rule in space.rules]
+    functions += [space.derive, space.launch, space.compile_view, space.choose_default]
+    assert {Path(inspect.getfile(function)) for function in functions} <= files
+    assert referenced(find_template(family, arch), resource_root("templates")) <= files
+
+
+def referenced(template: Path, root: Path) -> set[Path]:
+    """The templates that ``template`` extends, includes or imports, and those that they do."""
+    found: set[Path] = set()
+    for name in find_referenced_templates(jinja2.Environment().parse(template.read_text())):
+        assert name is not None
+        found |= {root / name} | referenced(root / name, root)
+    return found
+
+
 def test_rules_read_nothing_but_their_parameters() -> None:
     """No rule looks at a variable that could change: names are parameters, functions or constants."""
-    module = inspect.getmodule(HOPPER.rules[0].holds)
-    assert module is not None
     for rule in HOPPER.rules:
         function: Callable[..., bool] = rule.holds
+        module = inspect.getmodule(function)
+        assert module is not None
         names = {n.id for n in ast.walk(ast.parse(inspect.getsource(function))) if isinstance(n, ast.Name)}
         loose = {
             name

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cutegen import mounts, sqlite_file
 from cutegen.errors import StoreError
-from cutegen.problem import Problem
-from cutegen.trials import Trial, TrialStore
+from cutegen.families.gemm.problem import Problem
+from cutegen.records import sqlite_file
+from cutegen.records.trials import Trial, TrialStore
+from cutegen.system import mounts
 
 PROBLEM = Problem(8, 8, 8)
 

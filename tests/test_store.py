@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from cutegen.build.artifact import LIBRARY
+from cutegen.build.store import Store
 from cutegen.errors import StoreError
-from cutegen.store import Store
 
 ARCH, KEY = "sm_90a", "0123456789abcdef0123456789abcdef"
 ROOT = Path(__file__).parent.parent
@@ -235,7 +235,7 @@ def test_racing_processes_do_each_piece_of_work_once(tmp_path: Path) -> None:
 KILLED_WRITER = """
 import os, signal, sys
 from pathlib import Path
-from cutegen.store import Store
+from cutegen.build.store import Store
 store = Store(Path(sys.argv[1]))
 lock = store.try_lock("sm_90a", sys.argv[2])
 staged = store.stage(lock)

@@ -11,8 +11,8 @@ import pytest
 from samples import source
 
 from cutegen.build import Builder
+from cutegen.build.store import Store
 from cutegen.errors import StoreError
-from cutegen.store import Store
 
 ARCH, KEY = "sm_90a", "0123456789abcdef0123456789abcdef"
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
 from cutegen.errors import UsageError
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "sweep_compile.py"
 SPACE = find_space("gemm", find_arch("sm_90a"))
@@ -57,7 +57,7 @@ def test_a_covering_set_holds_every_two_values_that_meet(tool: Any) -> None:
     """Of compiled knobs, and of each with dtype and layout; a fraction of all kernels is enough for that."""
     space = find_space("gemm", find_arch("sm_100a"))
     fixed = {"mma_tiler_mn": [(128, 64), (256, 128), (64, 24)]}
-    problems = tool.problems_of(["bf16", "tf32"], ["tn", "nn"], "", 1)
+    problems = tool.problems_of(["bf16", "tf32"], ["kk", "kn"], "", 1)
     pairs = tool.classes(space, list(problems), fixed)
     chosen = tool.pairwise(space, pairs, 1)
 
@@ -74,10 +74,10 @@ def test_a_covering_set_holds_every_two_values_that_meet(tool: Any) -> None:
 
 def test_layouts_leave_out_the_extents_that_they_cannot_have(tool: Any) -> None:
     """A mistake in the words is still an error."""
-    assert len(list(tool.problems_of(["bf16"], ["tn", "nt"], "", 1))) == 2 * len(tool.EXTENTS)
-    assert all(problem.batch == 3 for problem in tool.problems_of(["e4m3"], ["tn"], "promote", 3))
+    assert len(list(tool.problems_of(["bf16"], ["kk", "mn"], "", 1))) == 2 * len(tool.EXTENTS)
+    assert all(problem.batch == 3 for problem in tool.problems_of(["e4m3"], ["kk"], "promote", 3))
     with pytest.raises(ValueError, match="'quick'"):
-        list(tool.problems_of(["bf16"], ["tn"], "quick", 1))
+        list(tool.problems_of(["bf16"], ["kk"], "quick", 1))
 
 
 def test_restrictions_are_read_as_users_write_them(tool: Any) -> None:
@@ -156,7 +156,7 @@ def test_a_summary_names_what_is_wrong(tool: Any) -> None:
     every = list(SPACE.configs(Problem(4096, 4096, 4096), {"tile_shape_mn": [(64, 64)]}))
     kernels = len({SPACE.compile_view(config) for config in every})
     assert found["configs"] == [
-        {"problem": "gemm 4096x4096x4096 bf16 tn", "legal": len(every), "kernels": kernels}
+        {"problem": "gemm 4096x4096x4096 bf16 kk", "legal": len(every), "kernels": kernels}
     ]
     assert len(every) > kernels > 10
     assert found["compiled_now"]["per_s"] is None and found["kernels"] == {"of_the_space": 9, "chosen": 2}

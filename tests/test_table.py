@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutegen.build import Toolchain
-from cutegen.device import Device
 from cutegen.errors import ConfigError, StoreError, TableError
-from cutegen.problem import Epilogue, Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.measure.device import Device
+from cutegen.records.table import ANY, Entry, Fingerprint, Table
 from cutegen.space import Config
-from cutegen.table import ANY, Entry, Fingerprint, Table
 
 HERE = Fingerprint("NVIDIA H200", "9.0a", 132, "13.0", "13", "4.8.1", "0.1.0")
 CONFIG = Config({"tile_shape_mn": (128, 256), "pingpong": False, "split_k": 1})
@@ -128,8 +128,8 @@ def test_a_file_is_for_people(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     assert list(data) == ["_metadata", "entries"]
     assert data["_metadata"]["gpu_name"] == "NVIDIA H200"
-    assert list(data["entries"]) == ["gemm 64x7168x2048 bf16 tn", "gemm 4096x4096x4096 bf16 tn"]
-    entry = data["entries"]["gemm 4096x4096x4096 bf16 tn"]
+    assert list(data["entries"]) == ["gemm 64x7168x2048 bf16 kk", "gemm 4096x4096x4096 bf16 kk"]
+    entry = data["entries"]["gemm 4096x4096x4096 bf16 kk"]
     assert entry["config"] == OTHER.to_json()
     assert entry["ratio_to_torch"] == 1.013 and entry["trial_ids"] == ["t1", "t2"]
     assert [p.name for p in path.parent.iterdir()] == ["table.json"]
@@ -220,8 +220,8 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 _ADD_MANY = """
 import json, sys
-from cutegen.problem import Problem
-from cutegen.table import Entry, Fingerprint, Table
+from cutegen.families.gemm.problem import Problem
+from cutegen.records.table import Entry, Fingerprint, Table
 here = Fingerprint(*json.loads(sys.argv[2]))
 for i in range(10):
     Table.update(sys.argv[1], here, [Entry(Problem(int(sys.argv[3]) + i, 8, 8), None, "torch")])
@@ -295,7 +295,7 @@ def test_neighbours_beyond_reach_do_not_answer() -> None:
     [
         {"ab_dtype": "fp16", "out_dtype": "fp16"},
         {"out_dtype": "fp32"},
-        {"layout": "nn"},
+        {"layout": "kn"},
         {"unaligned_out": True},
     ],
 )
@@ -335,7 +335,7 @@ def test_an_illegal_config_is_passed_over_with_a_reason() -> None:
     table = Table(HERE, [_entry(SQUARE, OTHER), _entry(Problem(4000, 4096, 4096), CONFIG)])
     found = table.lookup(SQUARE, lambda config: config == CONFIG)
     assert found.how == "bucket" and found.entry is not None and found.entry.config == CONFIG
-    assert "gemm 4096x4096x4096 bf16 tn" in found.skipped[0]
+    assert "gemm 4096x4096x4096 bf16 kk" in found.skipped[0]
 
     def refuse(config: Config) -> bool:
         raise ConfigError("unknown knob 'tile_shape_mn'")

@@ -14,8 +14,8 @@ import pytest
 from test_table import CONFIG, HERE, OTHER, SQUARE
 
 from cutegen.errors import StoreError, TableError
-from cutegen.problem import Problem
-from cutegen.table import ANY, Entry, Fingerprint, Table
+from cutegen.families.gemm.problem import Problem
+from cutegen.records.table import ANY, Entry, Fingerprint, Table
 
 LINE = str(SQUARE)
 SMALL = Problem(64, 64, 64)
@@ -65,12 +65,12 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         f"sm_count is {2**63}; valid: 1 to",
     ),
     "long extent": (
-        lambda d, e: d["entries"].update({f"gemm {'9' * 5000}x8x8 bf16 tn": e}),
+        lambda d, e: d["entries"].update({f"gemm {'9' * 5000}x8x8 bf16 kk": e}),
         "an extent has 5000 digits; valid: integers from 1 to 2147483647",
     ),
     "one problem twice": (
-        lambda d, e: d["entries"].update({f"gemm 1x{LINE.split()[1]}  bf16 tn": e}),
-        f"entries '{LINE}' and 'gemm 1x4096x4096x4096  bf16 tn' are for the same problem",
+        lambda d, e: d["entries"].update({f"gemm 1x{LINE.split()[1]}  bf16 kk": e}),
+        f"entries '{LINE}' and 'gemm 1x4096x4096x4096  bf16 kk' are for the same problem",
     ),
     "deep value": (
         lambda d, e: e.update(source=json.loads("[" * 500 + "]" * 500)),

@@ -17,11 +17,11 @@ from disassembly import disassembled
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
-from cutegen.catalog import find_space
-from cutegen.problem import Epilogue, Problem
-from cutegen.render import render
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
-from cutegen.store import Store
 
 pytestmark = [
     pytest.mark.dsl,

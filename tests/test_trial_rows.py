@@ -11,10 +11,10 @@ import pytest
 from fake_kernels import H200
 
 from cutegen.errors import StoreError
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
+from cutegen.measure.policy import Policy, Timing
+from cutegen.records.trials import Trial, TrialStore
 from cutegen.space import Config
-from cutegen.trials import Trial, TrialStore
 
 TRIAL = Trial(
     Problem(4096, 4096, 4096),
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[TrialStore]:
 
 
 MALFORMED: list[tuple[str, object]] = [
-    ("problem", f"gemm {'9' * 5000}x1x8 bf16 tn"),
+    ("problem", f"gemm {'9' * 5000}x1x8 bf16 kk"),
     ("problem", ""),
     ("outcome", "fine"),
     ("origin", b"\xff"),

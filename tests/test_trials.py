@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cutegen.device import Device
 from cutegen.errors import MeasureError, StoreError
-from cutegen.policy import Policy, Timing
-from cutegen.problem import Problem
+from cutegen.families.gemm.problem import Problem
+from cutegen.measure.device import Device
+from cutegen.measure.policy import Policy, Timing
+from cutegen.records.trials import OUTCOMES, Trial, TrialStore
 from cutegen.space import Config
-from cutegen.trials import OUTCOMES, Trial, TrialStore
 
 H200 = Device("NVIDIA H200", (9, 0), 132, 52428800, 150754820096, "580.1", "13.0", "GPU-0")
 PROBLEM = Problem(4096, 4096, 4096)
@@ -141,6 +141,20 @@ def test_find_filters_by_everything_given(store: TrialStore) -> None:
     assert store.counts(run="run2") == {"ok": 1}
 
 
+def test_rows_that_version_0_1_wrote_are_found(store: TrialStore) -> None:
+    """Its lines gave layouts other names; what was measured then need not be measured again."""
+    trial = _trial()
+    store.add(trial)
+    columns = [row[1] for row in store._db.execute("PRAGMA table_info(trials)")]
+    names = ", ".join(name for name in columns if name not in ("seq", "id", "problem"))
+    store._db.execute(
+        f"INSERT INTO trials (id, problem, {names}) SELECT 'old', ?, {names} FROM trials", [PROBLEM.old_line]
+    )
+    assert [found.id for found in store.find(PROBLEM)] == [trial.id, "old"]
+    assert {found.problem for found in store.find(PROBLEM, H200.key)} == {PROBLEM}
+    assert store.counts(PROBLEM) == {"ok": 2} and not store.find(Problem(4096, 4096, 4096, layout="kn"))
+
+
 def test_latest_says_what_need_not_be_tried_again(store: TrialStore) -> None:
     """The newest trial of a kernel and its scalars counts; times under another policy do not, failures do."""
     old, new = _trial(id="old", timing=_timing(9)), _trial(id="new", timing=_timing(8))
@@ -176,8 +190,8 @@ def test_nothing_written_is_edited(store: TrialStore) -> None:
 
 _MANY = """
 import sys
-from cutegen.problem import Problem
-from cutegen.trials import Trial, TrialStore
+from cutegen.families.gemm.problem import Problem
+from cutegen.records.trials import Trial, TrialStore
 with TrialStore(sys.argv[1]) as store:
     for _ in range(25):
         store.add(Trial(Problem(8, 8, 8), "invalid", run=sys.argv[2]))
@@ -196,8 +210,8 @@ def test_many_processes_may_begin_and_write_one_database(tmp_path: Path) -> None
 
 _ENDLESS = """
 import sys
-from cutegen.problem import Problem
-from cutegen.trials import Trial, TrialStore
+from cutegen.families.gemm.problem import Problem
+from cutegen.records.trials import Trial, TrialStore
 store = TrialStore(sys.argv[1])
 for number in range(10**6):
     store.add(Trial(Problem(8, 8, 8), "invalid", run=str(number)))

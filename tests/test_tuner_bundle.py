@@ -25,13 +25,13 @@ from bundles import (
 
 from cutegen.arch import Arch
 from cutegen.build import bundle as module
+from cutegen.build.render import recipe_of, render
+from cutegen.build.store import Store
 from cutegen.digest import digest
 from cutegen.errors import BuildError, CutegenError, LaunchError, StoreError, UsageError
-from cutegen.kernels import Kernels
-from cutegen.problem import Problem
-from cutegen.render import recipe_of, render
-from cutegen.store import Store
-from cutegen.tuner.bundle import import_candidates
+from cutegen.families.gemm.problem import Problem
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.tuning.transfer import import_candidates
 
 Files = dict[str, bytes]
 
@@ -130,11 +130,11 @@ REFUSED: dict[str, tuple[Callable[[Files], None], str]] = {
     "no problems": (of_manifest(problems=[]), "has no candidates"),
     "no candidates": (of_manifest(problems=[{"problem": str(PROBLEM), "candidates": []}]), "no candidates"),
     "problem of 5000 digits": (
-        of_manifest(problems=[{"problem": f"gemm {'9' * 5000}x1x1 bf16 tn", "candidates": []}]),
+        of_manifest(problems=[{"problem": f"gemm {'9' * 5000}x1x1 bf16 kk", "candidates": []}]),
         "holds no candidates of the tuner",
     ),
     "family is a path": (
-        of_head(lambda head: head["manifest"]["problems"][0].update(problem="../../x 64x64x64 bf16 tn")),
+        of_head(lambda head: head["manifest"]["problems"][0].update(problem="../../x 64x64x64 bf16 kk")),
         "cannot be rendered here",
     ),
     "config injects code": (

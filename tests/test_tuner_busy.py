@@ -11,19 +11,19 @@ from fake_engine import DEVICE
 from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler, Rig, quick_search  # noqa: F401
 from fake_watch import NOTEBOOK, OURS, TRAINING, FakeWatch
 
-import cutegen.cli_tune
-from cutegen.catalog import find_space
-from cutegen.cli_report import document, result_lines
-from cutegen.dispatch import look_up
-from cutegen.entry import Entry
+import cutegen.cli.tune
+from cutegen.build.store import Store
+from cutegen.cli.report import document, result_lines
 from cutegen.errors import DeviceError, TableError, UsageError
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.measure import contention
-from cutegen.problem import Problem
-from cutegen.store import Store
-from cutegen.table import Table
-from cutegen.trial import Trial
-from cutegen.trials import TrialStore
-from cutegen.tuner import AutoTuner, TuneResult
+from cutegen.records.entry import Entry
+from cutegen.records.table import Table
+from cutegen.records.trial import Trial
+from cutegen.records.trials import TrialStore
+from cutegen.runtime.dispatch import look_up
+from cutegen.tuning import AutoTuner, TuneResult
 
 SHAPE = (4096, 4096, 4096)
 PROBLEM = Problem(*SHAPE)
@@ -169,10 +169,10 @@ def test_the_command_asks_in_the_same_words(
         given.update(options)
         return tuner(*args, **{**options, "toolchain": TOOLCHAIN})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cutegen.cli_tune, "AutoTuner", make)
-    monkeypatch.setattr(cutegen.cli_tune, "present_device", lambda: DEVICE)
+    monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", make)
+    monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)
     monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path))
-    assert cutegen.cli_tune.main(["gemm", "--shape", "4096x4096x4096", *words.split()]) == status
+    assert cutegen.cli.tune.main(["gemm", "--shape", "4096x4096x4096", *words.split()]) == status
     out, err = capsys.readouterr()
     assert given["busy"] == (words.split()[-1] if words else "wait")
     assert ("in use by pid 30 (train" in err) == (status == 3) and ("contended: " in out) == ("warn" in words)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from fake_tuning import Rig, quick_search  # noqa: F401
 
-import cutegen.render
+import cutegen.build.render
 from cutegen.arch import find_arch
-from cutegen.catalog import find_space
-from cutegen.entry import Entry
-from cutegen.problem import Problem
-from cutegen.table import Table
-from cutegen.untuned import default_config
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.records.entry import Entry
+from cutegen.records.table import Table
+from cutegen.search.defaults import default_config
 
 SHAPE = (4096, 4096, 4096)
 PROBLEM = Problem(*SHAPE)
@@ -57,8 +57,8 @@ def test_an_entry_for_torch_without_a_config_is_tuned(tmp_path: Path) -> None:
 def test_records_of_other_kernels_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a change of the templates the same configs are other kernels: they are measured, not recalled."""
     first = Rig(tmp_path).tuner.tune(*SHAPE)
-    real = cutegen.render._tidy
-    monkeypatch.setattr(cutegen.render, "_tidy", lambda text: real(text) + "# changed\n")
+    real = cutegen.build.render._tidy
+    monkeypatch.setattr(cutegen.build.render, "_tidy", lambda text: real(text) + "# changed\n")
     rig = Rig(tmp_path)
     second = rig.tuner.tune(*SHAPE)
     assert not second.reused and DEFAULT.digest in rig.bench.checked

@@ -71,7 +71,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path)
 
 def test_the_installed_package_finds_its_own_templates_and_spaces(run: Run, installed: Path) -> None:
     code = (
-        "import cutegen.resources as r; "
+        "import cutegen.families.resources as r; "
         "print(r.__file__, r.resource_root('templates'), r.resource_root('spaces'))"
     )
     for place in run(code).split():
@@ -81,14 +81,14 @@ def test_the_installed_package_finds_its_own_templates_and_spaces(run: Run, inst
 def test_the_installed_package_lists_a_space(run: Run) -> None:
     code = "import runpy; sys.argv[0] = 'space'; runpy.run_module('cutegen.space', run_name='__main__')"
     listed = run(code, "gemm", "--arch", "sm_90a", "--shape", "512x512x512", "--list", "3").splitlines()
-    assert listed[0].startswith("gemm 512x512x512 bf16 tn")
+    assert listed[0].startswith("gemm 512x512x512 bf16 kk")
     assert len(listed) == 4
 
 
 def test_the_installed_package_renders_the_same_text_as_the_checkout(run: Run) -> None:
     code = (
-        "from cutegen.arch import find_arch; from cutegen.catalog import find_space; "
-        "from cutegen.problem import Problem; from cutegen.render import render; "
+        "from cutegen.arch import find_arch; from cutegen.families.registry import find_space; "
+        "from cutegen.families.gemm.problem import Problem; from cutegen.build.render import render; "
         "p = Problem(512, 512, 512); a = find_arch('sm_90a'); s = find_space('gemm', a); "
         "print(render(p, s.default(p), a).digest)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from cutegen.workspace import Workspaces
+from cutegen.runtime.workspace import Workspaces
 
 
 class Buffer:

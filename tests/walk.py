@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
+from typing import Any
 
-from cutegen.problem import (
+from cutegen.families.gemm.family import GemmFamily
+from cutegen.families.gemm.problem import (
     ACTIVATIONS,
     BIASES,
     BLOCK_SCALED,
@@ -17,6 +19,7 @@ from cutegen.problem import (
     aligned_step,
     output_dtypes,
 )
+from cutegen.families.registry import find_family
 from cutegen.space import Config, Space, Value
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "Reach",
     "dtypes_of",
     "random_config",
+    "random_of",
     "random_pairs",
     "random_problem",
 ]
@@ -73,7 +77,7 @@ def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str]
     """Return a problem of any of ``dtypes``, any layout, epilogue, batch and alignment."""
     ab_dtype = generator.choice(dtypes)
     scaled = ab_dtype in BLOCK_SCALED
-    layout = generator.choice(tuple(LAYOUTS)) if aligned_step(ab_dtype) < 16 else "tn"
+    layout = generator.choice(tuple(LAYOUTS)) if aligned_step(ab_dtype) < 16 else "kk"
     out_dtype = generator.choice(output_dtypes(ab_dtype))
     extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
     step = aligned_step(ab_dtype)
@@ -95,6 +99,19 @@ def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str]
     )
 
 
+def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
+    """Return a problem of the family of ``space``, with any sizes and options."""
+    family = find_family(space.family)
+    if isinstance(family, GemmFamily):
+        return random_problem(generator, reach, dtypes_of(space))
+    sizes = {size.name: _extent(generator, most) for size, most in zip(family.sizes, reach, strict=False)}
+    options = {
+        option.name: generator.random() < 0.4 if option.is_flag else generator.choice(option.values)
+        for option in family.options
+    }
+    return family.problem(sizes, options)
+
+
 def random_config(
     space: Space, problem: Problem, generator: Random, fixed: Mapping[str, Sequence[Value]] | None = None
 ) -> Config | None:
@@ -111,14 +128,17 @@ def random_pairs(
     reach: Reach = NEAR,
     per_problem: int = 1,
     dtypes: Sequence[str] | None = None,
-) -> Iterator[tuple[Problem, Config]]:
+) -> Iterator[tuple[Any, Config]]:
     """Yield ``count`` problems that the space accepts, each with ``per_problem`` legal configs."""
     generator = Random(seed)
-    dtypes = dtypes or dtypes_of(space)
+
+    def draw() -> Any:
+        return random_problem(generator, reach, dtypes) if dtypes else random_of(space, generator, reach)
+
     for _ in range(count):
-        problem = random_problem(generator, reach, dtypes)
+        problem = draw()
         while space.explain(problem, {}):  # refused whatever the config
-            problem = random_problem(generator, reach, dtypes)
+            problem = draw()
         for _ in range(per_problem):
             config = random_config(space, problem, generator)
             assert config is not None

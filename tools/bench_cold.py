@@ -28,18 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
-from cutegen.build.machine import default_workers
-from cutegen.catalog import find_space
-from cutegen.cli_args import positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.build.parallelism import default_workers
+from cutegen.build.render import Source, render
+from cutegen.cli.args import positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import BuildError
-from cutegen.problem import Problem
-from cutegen.render import Source, render
-from cutegen.shapes import parse_shape
-from cutegen.survey import rank
-from cutegen.temporary import TemporaryFolder
+from cutegen.families.gemm.family import GEMM
+from cutegen.families.registry import find_space
+from cutegen.family import Problem
+from cutegen.measure.device import Device, present_device
+from cutegen.search.strategies import rank
+from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--shape", required=True, metavar="MxNxK", help="a shape that was never tuned here")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--layout", default="tn")
+    parser.add_argument("--layout", default="kk")
     parser.add_argument("--arch", metavar="NAME", help="do not measure on a GPU: compile for this target")
     parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
     parser.add_argument(
@@ -101,8 +101,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure everything, write the file, say what it holds."""
     device = None if args.arch else present_device()
     arch = device.arch if device else find_arch(args.arch)
-    m, n, k, batch = parse_shape(args.shape)
-    problem = Problem(m, n, k, batch, args.dtype, layout=args.layout)
+    problem = GEMM.problem(GEMM.parse_shape(args.shape), {"dtype": args.dtype, "layout": args.layout})
     imported = time_imports()
     cold, again, tuned = time_tuning(args, arch)
     compiled = time_compiling(args, problem, arch, device)

@@ -24,21 +24,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.cli_args import positive_int
-from cutegen.cli_run import EXIT_OK, run_command
-from cutegen.device import Device, present_device
+from cutegen.build.store import Store
+from cutegen.cli.args import positive_int
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.deploy import pin_table
 from cutegen.digest import Json
-from cutegen.dispatch import Dispatcher
-from cutegen.entry import Entry, Fingerprint
 from cutegen.errors import CheckError, UsageError
-from cutegen.kernels import Kernels
-from cutegen.pin import pin_table
-from cutegen.problem import Problem
-from cutegen.shapes import parse_shape
-from cutegen.stats import median_interval, ratio_interval
-from cutegen.store import Store
-from cutegen.table import Table
-from cutegen.temporary import TemporaryFolder
+from cutegen.families.gemm.family import GEMM
+from cutegen.families.gemm.problem import Problem
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.statistics import median_interval, ratio_interval
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.results import write_json
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--shape", default="256x256x256", metavar="MxNxK", help="default 256x256x256, bf16 tn"
+        "--shape", default="256x256x256", metavar="MxNxK", help="default 256x256x256, bf16 kk"
     )
     parser.add_argument("--rounds", type=positive_int, default=100)
     parser.add_argument("--calls", type=positive_int, default=200, help="per statement and round")
@@ -93,8 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     device = present_device()
-    m, n, k, _ = parse_shape(args.shape)
-    problem = Problem(m, n, k)
+    problem = GEMM.problem(GEMM.parse_shape(args.shape), {})
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
     namespace, wait = names(problem, Dispatcher(kernels=kernels))
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
@@ -117,7 +116,7 @@ def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Cal
     import torch
 
     import cutegen
-    import cutegen.ops
+    import cutegen.torch_ops.gemm
 
     gemm, linear = cutegen.gemm, cutegen.linear
     cutegen.use(dispatcher)
@@ -130,7 +129,7 @@ def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Cal
     error = (c.float() - a.float() @ b.float()).abs().max().item()
     if not error <= 0.02 * problem.k**0.5:
         raise CheckError(f"cutegen and torch differ by {error} on {problem}")
-    plans = cutegen.ops._plans
+    plans = cutegen.torch_ops.gemm._plans
     choice = dispatcher.kernel(problem)
     if choice is None:
         raise UsageError(f"the dispatch table gives {problem} to torch; measure another shape")

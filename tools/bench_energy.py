@@ -24,23 +24,23 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build import Artifact
-from cutegen.catalog import find_space, space_of
-from cutegen.cli_args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store, file_digest
+from cutegen.cli.args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
-from cutegen.dispatch import default_table_path, look_up
-from cutegen.entry import Fingerprint
 from cutegen.errors import CutegenError, DeviceError, UsageError
+from cutegen.families.registry import find_space, space_of
+from cutegen.families.shapes import NamedProblem
+from cutegen.family import Problem
 from cutegen.measure import Bench
-from cutegen.policy import Policy
-from cutegen.problem import Problem
-from cutegen.render import Source, render
-from cutegen.shapes import NamedProblem
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import Policy
+from cutegen.records.entry import Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import default_table_path, look_up
+from cutegen.search.defaults import default_config
 from cutegen.space import Config, Space, Value
-from cutegen.store import Store, file_digest
-from cutegen.table import Table
-from cutegen.untuned import default_config
 from tools.bench_gemm import ASSUMED
 from tools.benchmark import energy_table, environment
 from tools.benchmark.contest import run_contest

@@ -31,14 +31,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.cli_args import positive_float, positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, DeviceError, UsageError
+from cutegen.families.shapes import NamedProblem, read_shapes
+from cutegen.family import Problem
 from cutegen.measure import Bench
-from cutegen.problem import Problem
-from cutegen.shapes import NamedProblem, read_shapes
+from cutegen.measure.device import Device, present_device
 from tools.benchmark.bandwidth import Copy
 from tools.benchmark.child import ENGINE
 from tools.benchmark.contest import Contestant, run_contest

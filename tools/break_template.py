@@ -23,22 +23,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder, Failure
-from cutegen.catalog import find_space
-from cutegen.cli_args import positive_float, positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.build.render import Source, render
+from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, UsageError
+from cutegen.families.registry import find_space
+from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import Problem
-from cutegen.render import Source, render
-from cutegen.schedule import protocol_of, simulate_cluster
-from cutegen.schedule.sm90 import HopperProtocol
+from cutegen.measure.device import Device, present_device
 from cutegen.space import Config
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
+from tools.schedule import protocol_of, simulate_cluster
 from tools.schedule.breaks import BREAKS, CASES, OUTCOMES, Break, broken_source, case_of
+from tools.schedule.sm90 import HopperProtocol
 
 ARCH = "sm_90a"
 

@@ -28,17 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder, Toolchain
-from cutegen.catalog import find_space
-from cutegen.cli_args import positive_float, positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.build.store import Store
+from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.errors import DeviceError, UsageError
+from cutegen.families.gemm.problem import Problem as GemmProblem
+from cutegen.families.registry import find_space
+from cutegen.families.shapes import read_shapes
+from cutegen.family import Problem
 from cutegen.measure import Bench
-from cutegen.problem import Problem
-from cutegen.shapes import read_shapes
+from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
-from cutegen.store import Store
-from cutegen.tuner.bundle import Imported, import_candidates, write_candidates
+from cutegen.tuning.transfer import Imported, import_candidates, write_candidates
 from tools.benchmark.environment import ROOT
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -81,7 +82,8 @@ def bench_of(timeout_s: float) -> Bench:
 
 def extent_of(args: argparse.Namespace) -> Extent:
     """Return how much is to be tried."""
-    shapes = tuple(item.problem for item in read_shapes(args.shapes or SHAPES_OF[args.family], args.family))
+    named = read_shapes(args.shapes or SHAPES_OF[args.family], args.family)
+    shapes = tuple(item.problem for item in named if isinstance(item.problem, GemmProblem))
     return Extent(args.repeats, args.races, args.pairs, shapes, args.seed)
 
 

@@ -20,21 +20,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.catalog import space_of
-from cutegen.cli_args import positive_float, positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.build.render import render
+from cutegen.build.store import Store, file_digest
+from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
-from cutegen.entry import Fingerprint
 from cutegen.errors import UsageError
+from cutegen.families.registry import space_of
+from cutegen.families.shapes import NamedProblem, read_shapes
+from cutegen.family import Problem
 from cutegen.measure import Bench
-from cutegen.policy import Policy
-from cutegen.problem import Problem
-from cutegen.render import render
-from cutegen.shapes import NamedProblem, read_shapes
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import Policy
+from cutegen.records.entry import Fingerprint
+from cutegen.records.table import Table
 from cutegen.space import Config
-from cutegen.store import Store, file_digest
-from cutegen.table import Table
 from tools.benchmark import tables_table
 from tools.benchmark.contest import run_contest
 from tools.benchmark.environment import conditions, session

@@ -22,15 +22,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.catalog import find_space, space_of
-from cutegen.cli_args import add_problem_arguments, named_problems, positive_float, positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
-from cutegen.dispatch import look_up
+from cutegen.cli.args import add_problem_arguments, named_problems, positive_float, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.errors import DeviceError, UsageError
-from cutegen.problem import Problem
-from cutegen.table import Table
-from cutegen.temporary import TemporaryFolder
+from cutegen.families.registry import find_space, space_of
+from cutegen.family import Problem
+from cutegen.measure.device import Device, present_device
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import look_up
+from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.environment import ROOT, check_facts
 from tools.benchmark.ours import short_config
 from tools.benchmark.profile_child import MARK

@@ -5,7 +5,11 @@ A document holds the place between two comments, which name the results file wit
     <!-- results: gemm_dev -->
     <!-- end results: gemm_dev -->
 
-Everything in between is replaced. Nothing is rounded in cutegen's favour: its times go up and its ratios
+Everything in between is replaced. A place for some shapes alone, in fewer columns, names them::
+
+    <!-- results: gemm_dev rows=T1,L1 -->
+
+Nothing is rounded in cutegen's favour: its times go up and its ratios
 down, the others' times down and their ratios up.
 
     python tools/results_table.py docs/results/gemm_dev.json                     # print
@@ -21,16 +25,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.cli_run import run_command
+from cutegen.cli.exit_codes import run_command
 from cutegen.errors import UsageError
-from cutegen.stats import geometric_mean
+from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.markdown import down, line, up, where
 from tools.benchmark.profile_table import PROFILE, Profile
@@ -46,6 +51,8 @@ _OTHERS = {
 }
 #: What reads and renders the files that are no :class:`Results` at all.
 _CHECKS: dict[str, type[Profile] | type[Sweep]] = {PROFILE: Profile, SWEEP: Sweep}
+#: Names of shapes to the Markdown of their rows.
+Brief = Callable[[Sequence[str]], str]
 LABELS = {"quack": "QuACK", "operators": "Operator API"}
 
 
@@ -64,7 +71,7 @@ class Group:
 
 def groups(rows: Sequence[ShapeResult]) -> tuple[Group, ...]:
     """Return all rows, and the large ones."""
-    large = tuple(row for row in rows if row.problem.m >= LARGE and row.problem.n >= LARGE)
+    large = tuple(row for row in rows if all(row.problem.sizes[axis] >= LARGE for axis in ("m", "n")))
     found = [Group(f"all {len(rows)} shapes", tuple(rows))]
     if large:
         found.append(Group(f"the {len(large)} with M and N of at least {LARGE}", large))
@@ -89,9 +96,7 @@ def table(results: Results) -> list[str]:
 
 def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
     p = row.problem
-    extents = f"{p.m} x {p.n} x {p.k}"
-    kind = " ".join(str(p).split()[2:])
-    cells = [row.name, extents if p.batch == 1 else f"{p.batch} x {extents}", kind]
+    cells = [row.name, row.extents, " ".join(str(p).split()[2:])]
     own = row.timing(OWN)
     cells.append(down(row.reference.median_us, 2))
     if own is None or own.ratio is None or own.ratio_low is None or own.ratio_high is None:
@@ -191,13 +196,37 @@ def render(results: Results) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def insert(document: str, name: str, text: str) -> str:
+def brief(results: Results, names: Sequence[str]) -> str:
+    """Return the Markdown of the shapes called ``names``, in the columns that a first look needs.
+
+    Raises:
+        UsageError: The file has no such shape.
+    """
+    rows = {row.name: row for row in results.shapes}
+    if unknown := [name for name in names if name not in rows]:
+        raise UsageError(f"no shape is called {', '.join(unknown)}; there are {', '.join(rows)}")
+    columns = [1, 2, 3, 4, 5, 6]
+    head = ["M x N x K", "type", "torch.mm us", "cutegen us", "TFLOP/s", "torch.mm / cutegen (95 %)"]
+    cells = [[_cells(rows[name], ())[at] for at in columns] for name in names]
+    lines = [line(head), line(["---", "---", *["---:"] * 4]), *map(line, cells)]
+    summed = next(_sentences(groups(results.shapes)[0], ()))
+    return "\n".join([*lines, "", f"Of {summed}.", "", where(results)])
+
+
+def insert(document: str, name: str, text: str, rows: str = "") -> str:
     """Return ``document`` with ``text`` in the place called ``name``.
+
+    Args:
+        document: Markdown.
+        name: Of the results.
+        text: What goes there.
+        rows: The shapes that the place names, with commas; empty for the place of all.
 
     Raises:
         UsageError: There is no such place, or more than one.
     """
-    begin, end = f"<!-- results: {name} -->", f"<!-- end results: {name} -->"
+    begin = f"<!-- results: {name}{f' rows={rows}' if rows else ''} -->"
+    end = f"<!-- end results: {name} -->"
     place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     count = len(place.findall(document))
     if count != 1:
@@ -205,9 +234,9 @@ def insert(document: str, name: str, text: str) -> str:
     return place.sub(lambda match: f"{begin}\n\n{text}\n\n{end}", document)
 
 
-def has_place(document: str, name: str) -> bool:
-    """Whether ``document`` quotes the results called ``name``."""
-    return f"<!-- results: {name} -->" in document
+def places(document: str, name: str) -> list[str]:
+    """Return the places of the results called ``name`` in ``document``: the rows that each names."""
+    return re.findall(rf"<!-- results: {re.escape(name)}(?: rows=([\w,]+))? -->", document)
 
 
 def spread(runs: Mapping[str, Results]) -> list[str]:
@@ -259,8 +288,16 @@ def _widths(runs: Mapping[str, Results]) -> dict[tuple[str, str], tuple[float, l
     return dict(sorted(widths.items(), key=lambda item: -item[1][0]))
 
 
-def write(paths: Sequence[Path], texts: Mapping[str, str], *, check: bool) -> int:
+def write(
+    paths: Sequence[Path], texts: Mapping[str, str], *, check: bool, briefs: Mapping[str, Brief] | None = None
+) -> int:
     """Put ``texts`` into the documents that have a place for them; return the exit code.
+
+    Args:
+        paths: The documents.
+        texts: Markdown by the name of its place.
+        check: Change nothing.
+        briefs: What makes the Markdown for places that name some rows.
 
     Raises:
         UsageError: No document has a place for one of them.
@@ -269,8 +306,13 @@ def write(paths: Sequence[Path], texts: Mapping[str, str], *, check: bool) -> in
     stale = []
     for path in paths:
         old = new = path.read_text(encoding="utf-8")
-        for name in filter(lambda name: has_place(old, name), texts):
-            new = insert(new, name, texts[name])
+        for name, rows in [(found, rows) for found in texts for rows in places(old, found)]:
+            text = texts[name]
+            if rows:
+                if name not in (briefs or {}):
+                    raise UsageError(f"{path.name}: {name} cannot be cut to rows={rows}")
+                text = (briefs or {})[name](rows.split(","))
+            new = insert(new, name, text, rows)
             placed.add(name)
         if new != old:
             stale.append(path.name)
@@ -304,11 +346,13 @@ def _run(args: argparse.Namespace) -> int:
         print("\n".join(spread(runs)))
         place = f"{args.results[0].stem}_spread"
         return write(args.into, {place: spread_summary(runs)}, check=args.check) if args.into else 0
-    texts = {}
+    texts, briefs = {}, {}
     for path in args.results:
         lines, texts[path.stem] = _read(path)
+        if kind_of(path) not in {*_CHECKS, *_OTHERS}:
+            briefs[path.stem] = partial(brief, Results.load(path))
         print("\n".join([f"{path.stem}:", *lines]) if args.into else texts[path.stem])
-    return write(args.into, texts, check=args.check) if args.into else 0
+    return write(args.into, texts, check=args.check, briefs=briefs) if args.into else 0
 
 
 def _read(path: Path) -> tuple[list[str], str]:

@@ -5,7 +5,7 @@ kernel's rendered text are compared with those that are simulated.
 
     python tools/simulate_space.py --pairs 500 --seed 1
     python tools/simulate_space.py --arch sm_100a --tiles 5 --shuffles 20 --set use_2cta_instrs=true
-    python tools/simulate_space.py --problem "gemm 4096x4096x4096 bf16 tn" --set pingpong=true --pairs 20
+    python tools/simulate_space.py --problem "gemm 4096x4096x4096 bf16 kk" --set pingpong=true --pairs 20
 
 exit codes: 0 all clean; 1 some config violates its protocol, or its text differs from what was simulated;
 2 bad usage
@@ -24,15 +24,15 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.arch import ARCHES, Arch, find_arch
-from cutegen.catalog import find_space
-from cutegen.cli_args import parse_fixed, positive_int
-from cutegen.cli_run import run_command
+from cutegen.build.render import render
+from cutegen.cli.args import parse_fixed, positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.errors import UsageError
-from cutegen.problem import Problem
-from cutegen.render import render
-from cutegen.schedule import KernelProtocol, lengths, pipelines, protocol_of, simulate_cluster
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
 from tests.walk import BLACKWELL_DTYPES, random_config, random_problem
+from tools.schedule import KernelProtocol, lengths, pipelines, protocol_of, simulate_cluster
 
 Pair = tuple[Problem, Config]
 

@@ -3,7 +3,7 @@
 Needs the compiler but no GPU. Results are appended to a JSON-lines file and never compiled again, so an
 interrupted sweep continues; a new template or compiler starts new ones.
 
-    python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout tn,nn --sample 600
+    python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout kk,kn --sample 600
     python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
     python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,tf32 --pairs --summary S.json
 
@@ -29,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Failure, Toolchain
-from cutegen.catalog import find_space
-from cutegen.cli_args import parse_fixed
+from cutegen.build.render import Source, render
+from cutegen.cli.args import parse_fixed
 from cutegen.digest import Json, digest
 from cutegen.errors import CutegenError, ProblemError
-from cutegen.problem import Epilogue, Problem
-from cutegen.render import Source, render
-from cutegen.space import Config, Space, Value
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.registry import find_space
+from cutegen.space import Config, Space, Value, as_integer
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -178,8 +178,8 @@ def make_case(space: Space, problem: Problem, config: Config, toolchain: Toolcha
     """Render one kernel."""
     derived = space.derive(config, problem, space.arch)
     epilogue = problem.epilogue
-    smem_bytes = int(str(derived["smem_bytes"]))
-    max_registers = int(str(derived.get("max_registers", space.arch.registers_per_thread)))
+    smem_bytes = as_integer(derived["smem_bytes"])
+    max_registers = as_integer(derived.get("max_registers", space.arch.registers_per_thread))
     source = render(problem, config, space.arch)
     name = digest([source.digest, source.arch, toolchain.digest])
     return Case(name, problem, config, source, smem_bytes, max_registers, epilogue == Epilogue())
@@ -285,7 +285,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--dtype", default="bf16", help="of A and B; several with commas")
-    parser.add_argument("--layout", default="tn", help="several with commas")
+    parser.add_argument("--layout", default="kk", help="several with commas")
     parser.add_argument("--words", default="", help="rest of the problem line: out=, beta, bias=, act=...")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=V1,V2", help="restrict a knob")

@@ -22,14 +22,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.build import Artifact, Builder
-from cutegen.catalog import find_space
-from cutegen.cli_args import positive_int
-from cutegen.cli_run import run_command
-from cutegen.device import Device, present_device
+from cutegen.build.render import Source, render
+from cutegen.cli.args import positive_int
+from cutegen.cli.exit_codes import run_command
 from cutegen.errors import UsageError
+from cutegen.families.gemm.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, OUT_DTYPES, Problem
+from cutegen.families.registry import find_space
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, OUT_DTYPES, Problem
-from cutegen.render import Source, render
+from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
 from tests.walk import random_pairs
 from tools.benchmark.environment import check_facts

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from cutegen.build.store import Entry, Store
 from cutegen.build.toolchain import Toolchain, key_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
-from cutegen.store import Entry, Store
 from cutegen.text import shown
 
 if TYPE_CHECKING:
-    from cutegen.render import Source
+    from cutegen.build.render import Source
 
 __all__ = [
     "Artifact",
@@ -158,7 +158,7 @@ class Artifact:
         build_s: Seconds that compiling, exporting and linking took.
         source_digest: The digest of its source text.
         toolchain: What compiled it.
-        recipe: The recipe of its source (see :func:`cutegen.render.recipe_of`); empty if that is unknown.
+        recipe: The recipe of its source (see :func:`~cutegen.build.render.recipe_of`); empty if not known.
     """
 
     key: str

@@ -15,18 +15,18 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from cutegen.build.artifact import LOG, Failure, Result, about, find_result
-from cutegen.build.machine import default_workers
+from cutegen.build.parallelism import default_workers
+from cutegen.build.store import Store
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
-from cutegen.interpreter import python_command, python_environment
-from cutegen.store import Store
-from cutegen.temporary import TemporaryFolder, sweep
+from cutegen.system.interpreter import python_command, python_environment
+from cutegen.system.temporary import TemporaryFolder, sweep
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cutegen.render import Source
+    from cutegen.build.render import Source
 
 __all__ = ["Builder"]
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from cutegen.build.artifact import LIBRARY, OBJECT, SOURCE, Artifact, from_entry
+from cutegen.build.store import META, Entry, KeyLock, Store, file_digest
 from cutegen.build.toolchain import host_name, host_runs, is_artifact_key
 from cutegen.digest import Json
-from cutegen.documents import parse_json
 from cutegen.errors import BuildError, StoreError
-from cutegen.publish import publishing
-from cutegen.store import META, Entry, KeyLock, Store, file_digest
+from cutegen.system.documents import parse_json
+from cutegen.system.publish import publishing
 from cutegen.text import shown
 
 __all__ = ["Bundle", "Packed", "export_bundle", "open_bundle"]

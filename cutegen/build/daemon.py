@@ -20,9 +20,9 @@ from pathlib import Path
 from cutegen.build.artifact import LOG, SOURCE, Failure, from_entry
 from cutegen.build.child import Job, compile_into, plain, run_and_exit, warm_up
 from cutegen.build.link import Linker
+from cutegen.build.store import KeyLock, Store
 from cutegen.digest import Json, digest
 from cutegen.errors import BuildError, StoreError
-from cutegen.store import KeyLock, Store
 
 __all__ = ["Daemon", "main"]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cutegen.digest import Json, digest
-from cutegen.interpreter import import_path
+from cutegen.system.interpreter import import_path
 from cutegen.text import shown
 
 if TYPE_CHECKING:
-    from cutegen.render import Source
+    from cutegen.build.render import Source
 
 __all__ = [
     "Toolchain",

@@ -1,9 +1,8 @@
 """Check and time candidates on the GPU, in a child process that a broken kernel cannot take along."""
 
-from cutegen.measure.bench import Bench, Opened, TimingRun
 from cutegen.measure.candidate import OUTCOMES, REFERENCE, Candidate, CheckResult
+from cutegen.measure.client import Bench, Opened, TimingRun
 from cutegen.measure.contention import BUSY_MODES
-from cutegen.measure.plan import tail_problems
 
 __all__ = [
     "BUSY_MODES",
@@ -14,5 +13,4 @@ __all__ = [
     "CheckResult",
     "Opened",
     "TimingRun",
-    "tail_problems",
 ]

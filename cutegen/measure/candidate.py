@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutegen.check import Verdict
 from cutegen.digest import Json
 from cutegen.errors import MeasureError
-from cutegen.measure.plan import tail_problems
-from cutegen.problem import Problem
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import Problem
+from cutegen.measure.check import Verdict
 from cutegen.space import Config, Launch, Space
 
 __all__ = ["OUTCOMES", "REFERENCE", "Candidate", "CheckResult"]
@@ -79,8 +80,10 @@ class Candidate:
             problem: What is to be computed.
             sm_count: Multiprocessors of the GPU.
         """
-        tail = next((p for p in tail_problems(problem) if not space.explain(p, config)), None)
-        large = tail is not None and tail.m * tail.n > _LARGE_TAIL
+        tail = next(
+            (p for p in find_family(problem.family).tails(problem) if not space.explain(p, config)), None
+        )
+        large = tail is not None and _outputs(tail) > _LARGE_TAIL
         tail_sm_count = sm_count if large else min(sm_count, _TAIL_SM_COUNT)
         return cls(
             name=name,
@@ -113,10 +116,16 @@ class Candidate:
             shared_object=Path(data["shared_object"]),
             symbol=data["symbol"],
             launch=_launch_from_json(data["launch"]),
-            problem=Problem.parse(data["problem"]),
-            tail_problem=None if tail is None else Problem.parse(tail),
+            problem=parse_problem(data["problem"]),
+            tail_problem=None if tail is None else parse_problem(tail),
             tail_launch=None if launch is None else _launch_from_json(launch),
         )
+
+
+def _outputs(problem: Problem) -> int:
+    """Return the elements that a kernel for ``problem`` writes."""
+    arguments = find_family(problem.family).arguments(problem)
+    return sum(math.prod(argument.shape) for argument in arguments if argument.kind == "out")
 
 
 def _launch_to_json(launch: Launch) -> dict[str, Json]:

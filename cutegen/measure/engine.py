@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cutegen.check import Verdict
-from cutegen.device import ClockReading
+from cutegen.family import Problem
 from cutegen.measure.candidate import Candidate
-from cutegen.problem import Problem
+from cutegen.measure.check import Verdict
+from cutegen.measure.device import ClockReading
 
 __all__ = ["DEFAULT_ENGINE", "Engine", "EngineFactory", "Feed", "Prepared"]
 

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutegen.canvas import NEVER, Canvas
-from cutegen.check import Oracle, Verdict, verify
-from cutegen.device import ClockMeter, ClockReading, Device, present_device
-from cutegen.errors import LaunchError, MeasureError
+from cutegen.errors import CheckError, LaunchError, MeasureError
+from cutegen.families.registry import find_family
+from cutegen.family import Argument, Baseline, Inputs, Problem, Reference, Tensors, bind
 from cutegen.measure.candidate import Candidate
+from cutegen.measure.check import Verdict, verify
+from cutegen.measure.cuda_graphs import CudaLane, Lane, LaneFeed
+from cutegen.measure.device import ClockMeter, ClockReading, Device, present_device
 from cutegen.measure.engine import Feed, Prepared
-from cutegen.measure.lane import CudaLane, Lane, LaneFeed
-from cutegen.measure.plan import Rotation, plan_launches, plan_replays, plan_rotation
+from cutegen.measure.guarded import (
+    Guarded,
+    first_difference,
+    is_poisoned,
+    new_output,
+    poison,
+    same_bits,
+)
 from cutegen.measure.scratch import Scratch
-from cutegen.measure.vendor import vendor_call
-from cutegen.measure.workload import Workload, torch_dtype
-from cutegen.problem import Problem
+from cutegen.measure.sizing import Rotation, plan_launches, plan_replays, plan_rotation
 from cutegen.space import Launch
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchEngine", "open_cuda"]
+__all__ = ["COPY", "TorchEngine", "open_cuda"]
+
+#: Name of what problems without a right baseline are compared with.
+COPY = "copy of as many bytes"
 
 Kernel = Callable[..., None]
 #: What a kernel that refuses its arguments, or a launch that the driver refuses, raises through TVM-FFI.
@@ -47,51 +56,100 @@ _MOST_GRAPHS = 128
 _FEED_US = 5_000.0
 
 
-@dataclass
-class _Bay:
+@dataclass(frozen=True)
+class _Run:
+    """One way to call a kernel in a check: its outputs, twice, and the inputs that are outputs as well.
+
+    Attributes:
+        outputs: Two sets of guarded outputs by name.
+        aliases: For an input that the kernel works on in place, the output that it is.
+        how: What is special about it, for messages; empty for outputs apart from all inputs.
+    """
+
+    outputs: tuple[dict[str, Guarded], dict[str, Guarded]]
+    aliases: Mapping[str, str]
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class _CheckSet:
     """Everything that checking one problem needs; made when the first candidate is checked on it."""
 
-    workload: Workload
-    oracle: Oracle
-    canvases: tuple[Canvas, Canvas]
+    problem: Problem
+    arguments: tuple[Argument, ...]
+    inputs: Inputs
+    pristine: Tensors
+    reference: Reference
+    runs: tuple[_Run, ...]
 
 
 class _Session:
-    """Operands, outputs and graphs of the open problem."""
+    """Operands, outputs, baselines and graphs of the open problem."""
 
     def __init__(self, problem: Problem, seed: int, rotation: Rotation, device: torch.device) -> None:
         import torch
 
+        family = find_family(problem.family)
         self.problem = problem
         self.rotation = rotation
+        self.arguments = family.arguments(problem)
         generator = torch.Generator(device=device).manual_seed(seed)
-        self.workloads = [Workload.fill(problem, generator) for _ in range(rotation.sets)]
-        self.outputs = [Workload.new_output(problem, device) for _ in range(rotation.sets)]
-        self.reference, self.vendor = vendor_call(self.workloads[0], self.outputs[0])
+        self.inputs = [family.inputs(problem, generator) for _ in range(rotation.sets)]
+        self.outputs = [self._new_outputs(inputs, device) for inputs in self.inputs]
+        in_place = {
+            a.name: self.inputs[0].tensors[a.name].clone() for a in self.arguments if a.kind == "inout"
+        }
+        #: What checks are made on: measuring changes what kernels work on in place.
+        self.checked = replace(self.inputs[0], tensors={**self.inputs[0].tensors, **in_place})
+        self.baselines = dict(family.baselines(problem, self.inputs[0], self.outputs[0]))
+        self._copy = _copy_of_as_many_bytes(problem, device)
         self.graphs: dict[tuple[Any, ...], Prepared] = {}
+        self.reference = ""
+        self.writes_outputs = True
         self.time_us = math.nan
 
-    def vendor_calls(self, count: int) -> list[Callable[[], None]]:
-        """Return calls of the vendor's product, rotating through the operand sets."""
-        return [self._bind(self.vendor, i % self.rotation.sets) for i in range(count)]
+    def _new_outputs(self, inputs: Inputs, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return what a launch writes: new tensors, and the inputs that it works on in place."""
+        written = [a for a in self.arguments if a.kind in ("out", "inout")]
+        return {a.name: new_output(a, device) if a.kind == "out" else inputs.tensors[a.name] for a in written}
 
-    def _bind(self, call: Callable[[Workload, torch.Tensor], None], index: int) -> Callable[[], None]:
-        load, out = self.workloads[index], self.outputs[index]
-        return lambda: call(load, out)
+    def baseline_calls(self, name: str, count: int) -> list[Callable[[], None]]:
+        """Return calls of a baseline, rotating through the operand sets."""
+        call = self.baselines.get(name, self._copy)
+        sets = list(zip(self.inputs, self.outputs, strict=True))
+        return [_bound(call, sets[i % self.rotation.sets]) for i in range(count)]
 
     def kernel_calls(
         self, kernel: Kernel, launch: Launch, workspace: torch.Tensor | None, count: int
     ) -> list[Callable[[], None]]:
         """Return calls of a kernel, rotating likewise."""
         argument_sets = [
-            load.arguments(out, launch, workspace)
-            for load, out in zip(self.workloads, self.outputs, strict=True)
+            bind(self.arguments, {**load.tensors, **load.scalars, **out}, launch, workspace)
+            for load, out in zip(self.inputs, self.outputs, strict=True)
         ]
         return [_bound(kernel, argument_sets[i % len(argument_sets)]) for i in range(count)]
 
 
-def _bound(kernel: Kernel, arguments: tuple[Any, ...]) -> Callable[[], None]:
-    return lambda: kernel(*arguments)
+def _copy_of_as_many_bytes(problem: Problem, device: torch.device) -> Baseline:
+    """Return a copy that moves as many bytes as ``problem`` must, for problems without a baseline."""
+    buffers: list[torch.Tensor] = []
+
+    def copy(inputs: Inputs, outputs: Tensors) -> None:
+        import torch
+
+        if not buffers:
+            half = max(4, problem.min_bytes // 2)
+            buffers.extend(torch.zeros(half // 4, dtype=torch.float32, device=device) for _ in range(2))
+        buffers[1].copy_(buffers[0])
+
+    return copy
+
+
+def _bound(kernel: Callable[..., object], arguments: tuple[Any, ...]) -> Callable[[], None]:
+    def call() -> None:
+        kernel(*arguments)
+
+    return call
 
 
 class TorchEngine:
@@ -119,7 +177,7 @@ class TorchEngine:
         self._load = load
         self._meter = meter
         self._kernels: dict[tuple[Path, str], Kernel] = {}
-        self._bays: dict[Problem, _Bay] = {}
+        self._check_sets: dict[Problem, _CheckSet] = {}
         self._scratch = Scratch(device)
         self._session: _Session | None = None
         self._seed = 0
@@ -136,19 +194,19 @@ class TorchEngine:
         }
 
     def open(self, problem: Problem, seed: int) -> dict[str, Any]:
-        """Allocate operands in rotation and time the vendor's product roughly."""
+        """Allocate operands in rotation, time the baselines roughly and keep the fastest that is right."""
         self._session = None
-        self._bays.clear()
+        self._check_sets.clear()
         self._scratch.clear()
         self._lane.release()
         self._seed = seed
         rotation = plan_rotation(problem, self._facts.l2_bytes, self._facts.memory_bytes)
         try:
-            session = _Session(problem, seed, rotation, self._device)
-            session.time_us = self._rough_time(session)
+            session = self._session = _Session(problem, seed, rotation, self._device)
+            self._choose_baseline(session)
         except RuntimeError as error:
+            self._session = None
             raise MeasureError(f"cannot set up {problem}: {_brief(error)}") from error
-        self._session = session
         return {
             "reference": session.reference,
             "reference_us": session.time_us,
@@ -157,8 +215,33 @@ class TorchEngine:
             "launches": plan_launches(session.time_us, rotation.sets),
         }
 
-    def _rough_time(self, session: _Session) -> float:
-        calls = session.vendor_calls(4)
+    def _choose_baseline(self, session: _Session) -> None:
+        times = {name: self._rough_time(session, name) for name in session.baselines}
+        for name in sorted(times, key=lambda name: times[name]):
+            if len(times) == 1 or self._is_right(session, name):
+                session.reference, session.time_us = name, times[name]
+                found = session.baselines[name](session.inputs[0], session.outputs[0])
+                session.writes_outputs = found is None
+                return
+        # Rounds need something to pair candidates with; a copy says how fast memory is.
+        session.reference, session.time_us = COPY, self._rough_time(session, COPY)
+        session.writes_outputs = False
+
+    def _is_right(self, session: _Session, name: str) -> bool:
+        """Return whether a baseline stays within the error that kernels are allowed."""
+        checks = self._check_set(session.problem)
+        run = checks.runs[0]
+
+        def call(outputs: Mapping[str, Guarded]) -> None:
+            written = {name: output.tensor for name, output in outputs.items()}
+            for own, tensor in (session.baselines[name](checks.inputs, written) or {}).items():
+                written[own].copy_(tensor)
+            self._lane.synchronize()
+
+        return verify(call, run.outputs, checks.reference, repeats=0).ok
+
+    def _rough_time(self, session: _Session, name: str) -> float:
+        calls = session.baseline_calls(name, 4)
         for call in calls:
             call()
         self._lane.synchronize()
@@ -182,18 +265,53 @@ class TorchEngine:
         if launch is None:
             raise MeasureError(f"candidate {candidate.name} has no launch for {problem}")
         kernel = self._kernel(candidate)
-        bay = self._bay(problem)
+        checks = self._check_set(problem)
         workspace = self._scratch.take(launch, poison=True)
-
-        def run(d: torch.Tensor) -> None:
-            arguments = bay.workload.arguments(d, launch, workspace)
-            self._launch(_bound(kernel, arguments), f"launch on {problem}")
-
         if repeats is None:
             repeats = _REPEATS if problem.flops < _LARGE_FLOPS else _REPEATS_LARGE
-        verdict = verify(run, bay.canvases, bay.oracle, repeats)
-        self._scratch.inspect(launch)
-        return verdict
+        any_order = find_family(problem.family).any_order(problem)
+        for run in checks.runs:
+            call = self._caller(kernel, checks, run, launch, workspace)
+            verdict = verify(call, run.outputs, checks.reference, repeats, any_order=any_order)
+            if not verdict.ok:
+                break
+        self._inspect_inputs(checks)
+        if verdict.ok:
+            self._scratch.inspect(launch)
+        elif run.how:
+            verdict = replace(verdict, reason=f"{verdict.reason}, with {run.how}")
+        return replace(verdict, problem=str(problem))
+
+    def _caller(
+        self,
+        kernel: Kernel,
+        checks: _CheckSet,
+        run: _Run,
+        launch: Launch,
+        workspace: torch.Tensor | None,
+    ) -> Callable[[Mapping[str, Guarded]], None]:
+        inputs = {**checks.inputs.tensors, **checks.inputs.scalars}
+
+        def call(outputs: Mapping[str, Guarded]) -> None:
+            written = {name: output.tensor for name, output in outputs.items()}
+            aliased = {name: written[output] for name, output in run.aliases.items()}
+            arguments = bind(checks.arguments, {**inputs, **written, **aliased}, launch, workspace)
+            self._launch(_bound(kernel, arguments), f"launch on {checks.problem}")
+
+        return call
+
+    def _inspect_inputs(self, checks: _CheckSet) -> None:
+        """See that the inputs hold the bits that they held before; if not, put these back.
+
+        Raises:
+            CheckError: The kernel wrote one of its inputs.
+        """
+        for name, before in checks.pristine.items():
+            after = checks.inputs.tensors[name]
+            if not same_bits(before, after):
+                where = first_difference(before, after)
+                after.copy_(before)
+                raise CheckError(f"wrote its input {name}, first at {where}")
 
     def _launch(self, call: Callable[[], None], what: str) -> None:
         try:
@@ -208,30 +326,48 @@ class TorchEngine:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]
 
-    def _bay(self, problem: Problem) -> _Bay:
-        """Return what checks of ``problem`` need; tail problems have strided operands and outputs."""
-        if problem not in self._bays:
+    def _check_set(self, problem: Problem) -> _CheckSet:
+        """Return what checks of ``problem`` need; tail problems have strided inputs and outputs."""
+        if problem not in self._check_sets:
             try:
-                self._bays[problem] = self._new_bay(problem)
+                self._check_sets[problem] = self._new_check_set(problem)
             except RuntimeError as error:
                 raise MeasureError(f"cannot set up the check of {problem}: {_brief(error)}") from error
-        return self._bays[problem]
+        return self._check_sets[problem]
 
-    def _new_bay(self, problem: Problem) -> _Bay:
-        session = self._opened()
-        tail = problem != session.problem
-        load = self._tail_workload(problem) if tail else session.workloads[0]
-        alpha, beta = load.factors
-        oracle = Oracle(problem, *load.numbers(), load.c, load.bias, alpha=alpha, beta=beta)
-        dtype = torch_dtype(problem.out_dtype)
-        first, again = (Canvas(problem, dtype, self._device, padded=tail) for _ in range(2))
-        return _Bay(load, oracle, (first, again))
-
-    def _tail_workload(self, problem: Problem) -> Workload:
+    def _new_check_set(self, problem: Problem) -> _CheckSet:
         import torch
 
+        session, family = self._opened(), find_family(problem.family)
+        tail = problem != session.problem
         generator = torch.Generator(device=self._device).manual_seed(self._seed)
-        return Workload.fill(problem, generator, padded=True)
+        inputs = family.inputs(problem, generator, awkward=True) if tail else session.checked
+        arguments = family.arguments(problem)
+        pristine = {name: tensor.clone() for name, tensor in inputs.tensors.items()}
+        return _CheckSet(
+            problem=problem,
+            arguments=arguments,
+            inputs=inputs,
+            pristine=pristine,
+            reference=family.reference(problem, Inputs(pristine, inputs.scalars)),
+            runs=tuple(self._runs(arguments, inputs, gaps=tail)),
+        )
+
+    def _runs(self, arguments: Sequence[Argument], inputs: Inputs, *, gaps: bool) -> Iterator[_Run]:
+        """Yield the ways to call a kernel: outputs apart from all inputs, then each as what it may alias."""
+        written = [a for a in arguments if a.kind in ("out", "inout")]
+
+        def guarded(initial: Mapping[str, torch.Tensor]) -> dict[str, Guarded]:
+            device = self._device
+            return {a.name: Guarded(a, device, gaps=gaps, initial=initial.get(a.name)) for a in written}
+
+        in_place = {a.name: inputs.tensors[a.name] for a in written if a.kind == "inout"}
+        yield _Run((guarded(in_place), guarded(in_place)), {})
+        for argument in written:
+            for name in argument.may_alias:
+                initial = {**in_place, argument.name: inputs.tensors[name]}
+                how = f"{argument.name} in the place of {name}"
+                yield _Run((guarded(initial), guarded(initial)), {name: argument.name}, how)
 
     def prepare(self, candidate: Candidate | None) -> Prepared:
         """Launch once, capture, replay once and see that the replay wrote the outputs.
@@ -254,22 +390,24 @@ class TorchEngine:
     def _prepare(self, session: _Session, candidate: Candidate | None) -> Prepared:
         count = plan_launches(session.time_us, session.rotation.sets)
         if candidate is None:
-            calls = session.vendor_calls(count)
+            calls = session.baseline_calls(session.reference, count)
         else:
             workspace = self._scratch.take(candidate.launch)
             calls = session.kernel_calls(self._kernel(candidate), candidate.launch, workspace, count)
         self._launch(calls[0], "first launch")
-        last = session.outputs[(count - 1) % session.rotation.sets]
-        last.fill_(math.nan if last.is_floating_point() else NEVER)
+        outputs = session.outputs[(count - 1) % session.rotation.sets]
+        last = {a.name: outputs[a.name] for a in session.arguments if a.kind == "out"}
+        for output in last.values():
+            poison(output)
         try:
             graph = self._capture(calls)
             took = self._lane.replay_us(graph, 1)
-            unwritten = bool((last.isnan() if last.is_floating_point() else last == NEVER).any())
+            left = [name for name, output in last.items() if is_poisoned(output)]
         except RuntimeError as error:
             raise LaunchError(f"first replay failed: {_brief(error)}") from error
-        if unwritten and (candidate is None or self.must_write(candidate)):
+        if left and (self.must_write(candidate) if candidate else session.writes_outputs):
             raise LaunchError(
-                "replay of the captured graph left its output unwritten; is it on another stream?"
+                f"replay of the captured graph left {left[0]} unwritten; is the kernel on another stream?"
             )
         return Prepared(_Held(graph, calls), count, took / count)
 
@@ -363,12 +501,17 @@ def _brief(error: BaseException) -> str:
     return " ".join(lines[:2]) or type(error).__name__
 
 
-def open_cuda(index: int, load: Callable[[Path, str], Kernel] | None = None) -> TorchEngine:
+def open_cuda(
+    index: int,
+    load: Callable[[Path, str], Kernel] | None = None,
+    engine: type[TorchEngine] = TorchEngine,
+) -> TorchEngine:
     """Return the engine for GPU ``index``, warmed up: context, cuBLAS for both precisions, graphs, loader.
 
     Args:
         index: As CUDA counts.
         load: Returns the function of a library by its symbol; the loader of compiled kernels if not given.
+        engine: The class to make.
 
     Raises:
         DeviceError: There is no such GPU.
@@ -385,12 +528,12 @@ def open_cuda(index: int, load: Callable[[Path, str], Kernel] | None = None) -> 
         square = torch.ones((64, 64), dtype=dtype, device=device)
         torch.mm(square, square)
     lane.synchronize()
-    return TorchEngine(device, facts, lane, load or _compiled_loader(), ClockMeter(facts.uuid))
+    return engine(device, facts, lane, load or _compiled_loader(), ClockMeter(facts.uuid))
 
 
 def _compiled_loader() -> Callable[[Path, str], Kernel]:
     import tvm_ffi  # noqa: F401 - loading it here keeps its 0.3 s out of the first check
 
-    from cutegen.loader import load_kernel
+    from cutegen.build.loader import load_kernel
 
     return load_kernel

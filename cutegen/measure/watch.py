@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cutegen.device import NvmlHandle
 from cutegen.measure.contention import Look, Process
+from cutegen.measure.device import NvmlHandle
 from cutegen.text import printable
 
 __all__ = ["NvmlWatch"]

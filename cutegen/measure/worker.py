@@ -16,14 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cutegen.errors import CheckError, CutegenError, LaunchError
+from cutegen.families.registry import load_families, parse_problem
 from cutegen.measure.candidate import Candidate, CheckResult
 from cutegen.measure.engine import DEFAULT_ENGINE, Engine, EngineFactory
-from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
-from cutegen.policy import Policy
-from cutegen.problem import Problem
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import BrokenDeviceError, time_in_rounds
 
 __all__ = ["BROKEN_EXIT", "Session", "main"]
 
@@ -57,7 +58,9 @@ class Session:
             return _error(error, fatal=isinstance(error, LaunchError) and not self._engine.healthy())
 
     def _open(self, request: Mapping[str, Any]) -> Message:
-        facts = self._engine.open(Problem.parse(request["problem"]), request["seed"])
+        for folder in request.get("families", ()):
+            load_families(Path(folder))
+        facts = self._engine.open(parse_problem(request["problem"]), request["seed"])
         self._reference = facts["reference"]
         return facts
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
-from cutegen.problem import Problem
+from cutegen.family import Problem
 from cutegen.space.config import Value
 from cutegen.space.space import Space, Violation
 
-__all__ = ["Census", "blockers", "take_census"]
+__all__ = ["MOST_COMPLETIONS", "Census", "blockers", "take_census"]
 
 #: Enough completions to show which rules stand in the way; more would only repeat them.
-_MOST_COMPLETIONS = 20_000
+MOST_COMPLETIONS = 20_000
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def _points(
 ) -> Iterator[dict[str, Value]]:
     """Yield every combination of both, or a fair sample where there are too many."""
     domains = {**fixed, **around}
-    if prod(map(len, domains.values())) <= _MOST_COMPLETIONS:
+    if prod(map(len, domains.values())) <= MOST_COMPLETIONS:
         yield from (dict(zip(domains, values, strict=True)) for values in product(*domains.values()))
         return
     rng = random.Random(0)
-    for _ in range(_MOST_COMPLETIONS):
+    for _ in range(MOST_COMPLETIONS):
         yield {knob: rng.choice(domain) for knob, domain in domains.items()}

@@ -10,7 +10,7 @@ from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError
 from cutegen.text import shown
 
-__all__ = ["Config", "Value", "format_value", "parse_value"]
+__all__ = ["Config", "Value", "as_flag", "as_integer", "as_pair", "format_value", "parse_value"]
 
 #: What a knob may hold. Tuples hold integers, as in ``cluster_shape_mn = (2, 1)``.
 Value: TypeAlias = "bool | int | str | tuple[int, ...]"
@@ -45,6 +45,27 @@ def parse_value(text: str) -> Value:
     return tuple(map(int, text.split("x"))) if "x" in text else int(text)
 
 
+def as_integer(value: Value, name: str = "value") -> int:
+    """Return ``value``, which must be an integer; raises :class:`ConfigError` with its ``name``."""
+    if type(value) is not int:
+        raise ConfigError(f"{name}={value!r} is not an integer")
+    return value
+
+
+def as_pair(value: Value, name: str = "value") -> tuple[int, int]:
+    """Return ``value``, which must be two integers such as ``2x1``; raises as :func:`as_integer`."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ConfigError(f"{name}={value!r} is not a pair of integers such as 2x1")
+    return value[0], value[1]
+
+
+def as_flag(value: Value, name: str = "value") -> bool:
+    """Return ``value``, which must be ``true`` or ``false``; raises as :func:`as_integer`."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} is neither true nor false")
+    return value
+
+
 class Config(Mapping[str, Value]):
     """One value per knob, in the order the space declares them.
 
@@ -77,6 +98,18 @@ class Config(Mapping[str, Value]):
 
     def __repr__(self) -> str:
         return f"Config({self})"
+
+    def integer(self, knob: str) -> int:
+        """Return the value of an integer knob; raises :class:`ConfigError` if it is of another type."""
+        return as_integer(self._values[knob], knob)
+
+    def pair(self, knob: str) -> tuple[int, int]:
+        """Return the value of a knob of two integers; raises as :meth:`integer`."""
+        return as_pair(self._values[knob], knob)
+
+    def flag(self, knob: str) -> bool:
+        """Return the value of a boolean knob; raises as :meth:`integer`."""
+        return as_flag(self._values[knob], knob)
 
     def replace(self, **changes: Value) -> Config:
         """Return a copy with some knobs changed."""

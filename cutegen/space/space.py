@@ -16,12 +16,15 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.errors import ConfigError, ProblemError, SpaceError
-from cutegen.problem import Problem
+from cutegen.family import Problem
 from cutegen.space.config import Config, Value, format_value
+from cutegen.text import did_you_mean
 
 __all__ = ["Launch", "Rule", "Space", "Violation"]
 
 _CONTEXT = ("problem", "arch")
+#: Domains of at most so many values are listed in messages; of longer ones, so many values.
+_FEW_VALUES, _SHOWN_VALUES = 40, 6
 Derived = Mapping[str, Value]
 _Check = Callable[[Mapping[str, Value]], bool]
 #: A knob, the values that it may take, and what must hold once it has one.
@@ -72,6 +75,10 @@ class Rule:
         if not reason:
             raise SpaceError(f"rule {function.__name__} has no docstring, so no reason to show")
         names = tuple(inspect.signature(function).parameters)
+        if not names:
+            raise SpaceError(
+                f"rule {function.__name__} looks at nothing; its parameters name what it looks at"
+            )
         knobs = tuple(name for name in names if name not in _CONTEXT)
         context = tuple(name for name in names if name in _CONTEXT)
         return cls(function.__name__, reason, knobs, context, function)
@@ -99,12 +106,12 @@ class Space:
     arch: Arch
     domains: Mapping[str, tuple[Value, ...]]
     rules: tuple[Rule, ...]
-    derive: Callable[[Config, Problem, Arch], Derived]
-    choose_default: Callable[[Space, Problem], Config]
-    launch: Callable[[Config, Problem, int], Launch]
+    derive: Callable[[Config, Any, Arch], Derived]
+    choose_default: Callable[[Space, Any], Config]
+    launch: Callable[[Config, Any, int], Launch]
     compile_view: Callable[[Config], Config]
     run_time_knobs: frozenset[str] = frozenset()
-    starters: Callable[[Problem], Iterable[Mapping[str, Value]]] = lambda problem: ()
+    starters: Callable[[Any], Iterable[Mapping[str, Value]]] = lambda problem: ()
     _by_last_knob: Mapping[str, tuple[Rule, ...]] = field(init=False, repr=False, compare=False)
     _free_rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
@@ -173,13 +180,18 @@ class Space:
     def _require_known(self, knob: str, values: Iterable[Value]) -> None:
         if knob not in self.domains:
             raise ConfigError(
-                f"unknown knob {knob!r}; {self.family} on {self.arch} has {', '.join(self.domains)}"
+                f"unknown knob {knob!r}{did_you_mean(knob, self.domains)}; {self.family} on {self.arch} has "
+                f"{', '.join(self.domains)}"
             )
         domain = self.domains[knob]
         for value in values:
             if not any(value == known and type(value) is type(known) for known in domain):
-                known = ", ".join(map(format_value, domain))
-                raise ConfigError(f"{knob}={format_value(value)} is not in its domain; valid: {known}")
+                near = domain if len(domain) <= _FEW_VALUES else _nearest(value, domain)
+                word = "valid" if near is domain else "the nearest that are"
+                raise ConfigError(
+                    f"{knob}={format_value(value)} is not in its domain; {word}: "
+                    f"{', '.join(map(format_value, near))}"
+                )
 
     def explain(self, problem: Problem, config: Mapping[str, Value]) -> tuple[Violation, ...]:
         """Return every rule that ``config`` breaks for ``problem``; empty means legal.
@@ -246,6 +258,26 @@ class Space:
         """Return a sort key by which a tie is broken: earlier domain values are simpler, hence smaller."""
         return tuple(domain.index(config[knob]) for knob, domain in self.domains.items())
 
+    def short(self, config: Config, *, names: bool = False) -> str:
+        """Return the knobs in which ``config`` is not the simplest, such as ``128x112 2x1 pingpong``.
+
+        Shapes, such as tile and cluster, are always there. Without any, the first knob is.
+
+        Args:
+            config: A complete config of this space.
+            names: Write every knob with its name: ``pingpong=true``.
+        """
+        shapes = {knob for knob, domain in self.domains.items() if isinstance(domain[0], tuple)}
+        always = shapes or {next((knob for knob, domain in self.domains.items() if len(domain) > 1), "")}
+        words = []
+        for knob, value in sorted(config.items(), key=lambda item: not names and item[0] not in shapes):
+            if knob not in always and value == self.domains[knob][0]:
+                continue
+            plain = not names and (knob in shapes or value is True)
+            shown = knob if value is True else format_value(value)
+            words.append(shown if plain else f"{knob}={format_value(value)}")
+        return " ".join(words)
+
     def unreachable(self, problems: Iterable[Problem]) -> tuple[tuple[str, Value], ...]:
         """Return the knob values that no legal config uses for any of ``problems``: a lint for authors."""
         unseen = {(knob, value) for knob, domain in self.domains.items() for value in domain}
@@ -254,6 +286,21 @@ class Space:
                 if next(self.configs(problem, {knob: [value]}), None) is not None:
                     unseen.discard((knob, value))
         return tuple(sorted(unseen, key=repr))
+
+
+def _nearest(value: Value, domain: Sequence[Value]) -> Sequence[Value]:
+    """Return the few values of ``domain`` that are closest to ``value``; its first ones if none compare."""
+
+    def numbers(value: Value) -> tuple[int, ...]:
+        return value if isinstance(value, tuple) else (value,) if type(value) is int else ()
+
+    wanted = numbers(value)
+    alike = [known for known in domain if wanted and len(numbers(known)) == len(wanted)]
+
+    def distance(known: Value) -> int:
+        return sum(abs(a - b) for a, b in zip(numbers(known), wanted, strict=True))
+
+    return sorted(alike, key=distance)[:_SHOWN_VALUES] or domain[:_SHOWN_VALUES]
 
 
 def _extend(chosen: dict[str, Value], levels: Sequence[_Level]) -> Iterator[dict[str, Value]]:

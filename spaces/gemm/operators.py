@@ -1,6 +1,6 @@
 """Which kernels of NVIDIA's CUTLASS Operator API can be launched as GEMM candidates, and what for.
 
-What the API offers is asked of the API itself (``cutegen/manifest``); this table says what cutegen has an
+What the API offers is asked of the API itself (``cutegen/operator_api``); this table says what cutegen has an
 adapter for. The kernels take A, B, D and a number of clusters, and compute plain products. Knobs are called
 as in cutegen's own spaces; what the API fixes (walk over the tiles, k per tile, stages) is no knob.
 """
@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cutegen.arch import Arch, resident_clusters
-from cutegen.problem import DTYPE_BYTES, LAYOUTS, TORCH_DTYPES, Epilogue, Problem
-from cutegen.space import Config, Launch, Rule, Space, Value, extents_round_up_below_2_to_31
+from cutegen.dtypes import DTYPE_BYTES, TORCH_DTYPES
+from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+from .blackwell import pairs_lie_along_m
+from .shared import extents_round_up_below_2_to_31
+from .sm100 import rows_fit_the_instruction
 
 HOPPER: Mapping[str, tuple[Value, ...]] = {
     "source": ("operators",),
@@ -59,23 +64,13 @@ def sums_are_not_promoted(problem: Problem) -> bool:
 
 
 def bytes_lie_along_k(problem: Problem) -> bool:
-    """MMA instructions on operands of 8 bits read them along k (PTX ISA, wgmma): layout must be tn."""
+    """MMA instructions on operands of 8 bits read them along k (PTX ISA, wgmma): layout must be kk."""
     return DTYPE_BYTES[problem.ab_dtype] > 1 or LAYOUTS[problem.layout] == ("k", "k")
 
 
 def integer_sums_stay_exact(problem: Problem) -> bool:
     """The operators store sums of int8 products as int32 or fp32, in no 16-bit type."""
     return problem.ab_dtype != "int8" or DTYPE_BYTES[problem.out_dtype] == 4
-
-
-def rows_fit_the_instruction(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
-    """The MMA of one thread block has 64 or 128 rows, that of two has 128 or 256 (PTX ISA, tcgen05.mma)."""
-    return mma_tiler_mn[0] in ((128, 256) if use_2cta_instrs else (64, 128))
-
-
-def pairs_lie_along_m(use_2cta_instrs: bool, cluster_shape_mn: tuple[int, int]) -> bool:
-    """use_2cta_instrs joins two neighbours along m, so cluster_shape_mn must be even along m."""
-    return not use_2cta_instrs or cluster_shape_mn[0] % 2 == 0
 
 
 PROBLEM_RULES: tuple[Callable[..., bool], ...] = (
@@ -91,8 +86,7 @@ PROBLEM_RULES: tuple[Callable[..., bool], ...] = (
 
 def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     """Return the number of clusters that run at once; the operators take no workspace."""
-    cluster = config["cluster_shape_mn"]
-    assert isinstance(cluster, tuple)
+    cluster = config.pair("cluster_shape_mn")
     return Launch((resident_clusters(sm_count, cluster[0] * cluster[1]),), 0)
 
 

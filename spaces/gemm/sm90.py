@@ -7,9 +7,14 @@ the problem and its second along m.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 from cutegen.arch import Arch, resident_clusters
-from cutegen.footprint import (
+from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.gemm.problem import Problem
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+from .hopper_resources import (
     REGISTERS,
     SLAB,
     WARPGROUP,
@@ -20,8 +25,20 @@ from cutegen.footprint import (
     stage_bytes,
     store_bytes,
 )
-from cutegen.problem import DTYPE_BYTES, Problem
-from cutegen.space import Config, Launch, Rule, Space, Value, extents_round_up_below_2_to_31
+from .shared import (
+    RUN_TIME_KNOBS,
+    WORKSPACE_LIMIT_BYTES,
+    compile_view,
+    extents_round_up_below_2_to_31,
+    kernel_extents,
+    padded_blocks,
+    split_k_stores_partial_sums,
+    stages_and_buffers,
+    swap_ab_is_for_narrow_m,
+    tile_counts,
+    tile_order,
+    tma_store_needs_aligned_output,
+)
 
 BARRIER_BYTES = 1024
 """Shared memory before the first tile: mbarriers, padded to the 1024 bytes that swizzled tiles align to."""
@@ -31,7 +48,6 @@ LONE_ACCUMULATORS = 200
 """Accumulator registers that a thread may hold when it owns 240 (208 wide tiles spill; see the rule)."""
 MAX_STORE_BUFFERS = 4
 MAX_STREAM_PARTS = 32
-WORKSPACE_LIMIT_BYTES = 256 * 2**20
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(8, 257, 8)),
@@ -48,7 +64,6 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "swizzle_size": (1, 2, 4, 8),
     "raster_along_m": (False, True),
 }
-RUN_TIME_KNOBS = frozenset({"split_k", "swizzle_size", "raster_along_m"})
 
 #: Tile, cluster, warpgroups, k tile in lines of 128 bytes, kind. Source: 30 kernels timed on 70 shapes on an
 #: H200; the model chooses best among these, in the geometric mean.
@@ -69,11 +84,6 @@ STARTERS = (
     ((64, 16), (1, 1), 1, 2, "swapped split"),
     ((64, 8), (1, 1), 1, 2, "swapped split"),
 )
-
-
-def _pair(value: Value) -> tuple[int, int]:
-    assert isinstance(value, tuple)
-    return value[0], value[1]
 
 
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
@@ -155,26 +165,9 @@ def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, probl
     return tile_k * DTYPE_BYTES[problem.ab_dtype] <= 128 or tile_shape_mn[0] + tile_shape_mn[1] <= 256
 
 
-def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> bool:
-    """A TMA store needs rows of D that start at multiples of 16 bytes: n * sizeof(out) and the pitch of D
-    must be multiples of 16; use_tma_store=false takes any n."""
-    return not (use_tma_store and problem.unaligned_out)
-
-
-def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
-    """swap_ab puts m on the finely divisible side of the MMA; with m above 512 the plain order does the
-    same work with better stores."""
-    return not swap_ab or problem.m <= 512
-
-
 def split_k_leaves_work(tile_k: int, split_k: int, problem: Problem) -> bool:
     """Every part of a split k range needs at least 4 k tiles, or its sums cost more than its products."""
     return split_k == 1 or split_k * 4 * tile_k <= problem.k
-
-
-def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:
-    """With split_k > 1 the second kernel writes D from registers, so use_tma_store must be false."""
-    return split_k == 1 or not use_tma_store
 
 
 def split_k_has_no_pingpong(pingpong: bool, split_k: int) -> bool:
@@ -213,7 +206,7 @@ def stream_k_has_a_partial_wave(
     if not stream_k:
         return True
     cluster = cluster_shape_mn[0] * cluster_shape_mn[1]
-    count = _blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) // cluster
+    count = padded_blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) // cluster
     at_once = resident_clusters(arch.nominal_sm_count, cluster)
     return count > at_once and 0 < count % at_once <= at_once // 2 and problem.k >= 8 * tile_k
 
@@ -226,34 +219,28 @@ def split_k_workspace_is_bounded(
     problem: Problem,
 ) -> bool:
     """The fp32 partial sums of all parts together may take at most 256 MiB."""
-    if split_k == 1:
-        return True
-    return (
-        _workspace_bytes(tile_shape_mn, cluster_shape_mn, swap_ab, split_k, problem) <= WORKSPACE_LIMIT_BYTES
-    )
+    needed = _workspace_bytes(tile_shape_mn, cluster_shape_mn, swap_ab, split_k, problem)
+    return split_k == 1 or needed <= WORKSPACE_LIMIT_BYTES
 
 
 def split_k_is_for_few_tiles(
     tile_shape_mn: tuple[int, int], swap_ab: bool, split_k: int, problem: Problem
 ) -> bool:
     """split_k makes up for missing tiles; above 1024 of them every multiprocessor is busy anyway."""
-    m, n = _kernel_extents(problem, swap_ab)
-    return split_k == 1 or -(-m // tile_shape_mn[0]) * -(-n // tile_shape_mn[1]) * problem.batch <= 1024
+    return split_k == 1 or prod(tile_counts(tile_shape_mn, swap_ab, problem)) * problem.batch <= 1024
 
 
 def cluster_is_no_larger_than_problem(
     tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem
 ) -> bool:
     """A cluster must not be more than twice as tall or wide as D, since blocks outside D only wait."""
-    m, n = _kernel_extents(problem, swap_ab)
-    tiles = -(-m // tile_shape_mn[0]), -(-n // tile_shape_mn[1])
+    tiles = tile_counts(tile_shape_mn, swap_ab, problem)
     return all(c == 1 or c < 2 * t for c, t in zip(cluster_shape_mn, tiles, strict=True))
 
 
 def tile_counts_fit_32_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem) -> bool:
     """Work units are numbered with 32-bit integers."""
-    m, n = _kernel_extents(problem, swap_ab)
-    return -(-m // tile_shape_mn[0]) * -(-n // tile_shape_mn[1]) * problem.batch < 2**30
+    return prod(tile_counts(tile_shape_mn, swap_ab, problem)) * problem.batch < 2**30
 
 
 RULES = tuple(
@@ -286,22 +273,6 @@ RULES = tuple(
 )
 
 
-def _kernel_extents(problem: Problem, swap_ab: bool) -> tuple[int, int]:
-    return (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
-
-
-def _blocks(
-    tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem
-) -> int:
-    """Return the tiles of all batches, rounded up to whole clusters."""
-    count = problem.batch
-    for extent, tile, cluster in zip(
-        _kernel_extents(problem, swap_ab), tile_shape_mn, cluster_shape_mn, strict=True
-    ):
-        count *= -(-extent // (tile * cluster)) * cluster
-    return count
-
-
 def _workspace_bytes(
     tile_shape_mn: tuple[int, int],
     cluster_shape_mn: tuple[int, int],
@@ -310,7 +281,7 @@ def _workspace_bytes(
     problem: Problem,
 ) -> int:
     tile_bytes = tile_shape_mn[0] * tile_shape_mn[1] * 4
-    return split_k * _blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) * tile_bytes
+    return split_k * padded_blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) * tile_bytes
 
 
 # --- what follows from a config ---
@@ -318,30 +289,27 @@ def _workspace_bytes(
 
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     """Return stages and who frees them, store buffers, threads, registers and exact shared memory (bytes)."""
-    tile, tile_k = _pair(config["tile_shape_mn"]), int(str(config["tile_k"]))
-    mma_warpgroups, pingpong = int(str(config["mma_warpgroups"])), bool(config["pingpong"])
+    tile, tile_k = config.pair("tile_shape_mn"), config.integer("tile_k")
+    mma_warpgroups, pingpong = config.integer("mma_warpgroups"), config.flag("pingpong")
     warpgroups = consumers(mma_warpgroups, pingpong)
     split = config["split_k"] != 1
-    staged = bool(config["use_tma_store"]) and not split
-    singles = not staged and (bool(config["swap_ab"]) or problem.unaligned_out)
+    staged = config.flag("use_tma_store") and not split
+    singles = not staged and (config.flag("swap_ab") or problem.unaligned_out)
     columns, tail = epilogue_columns(tile[1], staged, singles)
     per_stage = stage_bytes(tile, tile_k, problem)
     per_round, tail_bytes = store_bytes(tile[1], mma_warpgroups, pingpong, staged, problem)
-    free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
-    stages = min((free - 2 * per_round) // per_stage, MAX_STAGES)
     # The single buffer of a last piece is reused after `tile_n // columns` other stores, so no more
     # than that may be in flight.
     most = min(MAX_STORE_BUFFERS, tile[1] // columns + 1) if tail else MAX_STORE_BUFFERS
-    rounds = 2
-    while per_round and rounds < most and (rounds + 1) * per_round + stages * per_stage <= free:
-        rounds += 1
+    free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
+    stages, rounds = stages_and_buffers(free, per_stage, per_round, MAX_STAGES, most)
     registers = REGISTERS[warpgroups]
     return {
         "groups": 2 if pingpong else 1,
         "split": split,
         "stages": stages,
         "expected_bytes": per_stage,
-        "empty_arrivals": empty_arrivals(_pair(config["cluster_shape_mn"]), mma_warpgroups),
+        "empty_arrivals": empty_arrivals(config.pair("cluster_shape_mn"), mma_warpgroups),
         "epi_n": columns,
         "epi_tail": tail,
         "epi_stages": rounds,
@@ -354,27 +322,21 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     }
 
 
-def compile_view(config: Config) -> Config:
-    """Return what is compiled in: run-time knobs fall away, split_k stays as one of two kinds of kernel."""
-    kept = {knob: value for knob, value in config.items() if knob not in RUN_TIME_KNOBS}
-    return Config({**kept, "split_k": 1 if config["split_k"] == 1 else 2})
-
-
 def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     """Return clusters, swizzle_size, raster_along_m (and split_k if it is not 1), and the workspace."""
-    cluster, split_k = _pair(config["cluster_shape_mn"]), int(str(config["split_k"]))
+    cluster, split_k = config.pair("cluster_shape_mn"), config.integer("split_k")
     clusters = resident_clusters(sm_count, cluster[0] * cluster[1])
-    scalars = (clusters, int(str(config["swizzle_size"])), int(bool(config["raster_along_m"])))
-    tile, swap = _pair(config["tile_shape_mn"]), bool(config["swap_ab"])
-    if config["stream_k"]:
-        most = max(1, min(MAX_STREAM_PARTS, problem.k // (4 * int(str(config["tile_k"])))))
+    scalars = (clusters, *tile_order(config))
+    tile, swap = config.pair("tile_shape_mn"), config.flag("swap_ab")
+    if config.flag("stream_k"):
+        most = max(1, min(MAX_STREAM_PARTS, problem.k // (4 * config.integer("tile_k"))))
         return Launch((*scalars, most), clusters * cluster[0] * cluster[1] * tile[0] * tile[1] * 4)
     if split_k == 1:
         return Launch(scalars, 0)
-    blocks = _blocks(tile, cluster, swap, problem)
+    blocks = padded_blocks(tile, cluster, swap, problem)
     if config["reduction"] == "arrival":
         # One set of sums, and a counter for each warp that multiplies.
-        counters = blocks * int(str(config["mma_warpgroups"])) * 4
+        counters = blocks * config.integer("mma_warpgroups") * 4
         return Launch((*scalars, split_k), (blocks * tile[0] * tile[1] + counters) * 4, zeroed=True)
     return Launch((*scalars, split_k), _workspace_bytes(tile, cluster, swap, split_k, problem))
 
@@ -383,7 +345,7 @@ def choose_default(space: Space, problem: Problem) -> Config:
     """Return a safe config that fits the shape: wide tiles if there are enough of them, else smaller ones."""
     sm_count = space.arch.nominal_sm_count
     swap = problem.m <= SLAB and problem.n > problem.m
-    m, n = _kernel_extents(problem, swap)
+    m, n = kernel_extents(problem, swap)
     tile, warpgroups = (SLAB, SLAB), 1
     narrow = next(width for width in (16, 32, SLAB) if n <= width or width == SLAB)
     tile = (SLAB, narrow)

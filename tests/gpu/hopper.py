@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cutegen.device import Device, present_device
 from cutegen.errors import DeviceError
+from cutegen.measure.device import Device, present_device
 
 __all__ = ["GPU", "NEEDS_BLACKWELL", "NEEDS_HOPPER"]
 

@@ -12,29 +12,29 @@ import pytest
 from hopper import GPU, NEEDS_BLACKWELL
 
 from cutegen.build import Artifact, Builder
-from cutegen.catalog import find_space
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_family, find_space
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import Problem
-from cutegen.render import render
-from cutegen.store import Store
 
 pytestmark = NEEDS_BLACKWELL
 
 VENDOR = {
-    "256x512x1024 nvfp4 tn": "torch._scaled_mm",
-    "200x528x1056 nvfp4 tn out=fp32": "torch._scaled_mm",
-    "200x528x1056 nvfp4 tn alpha": "torch.nn.functional.scaled_mm",
-    "256x512x1024 mxfp8_e4m3 tn": "torch._scaled_mm",
-    "200x528x1056 mxfp8_e4m3 tn out=fp32": "torch._scaled_mm",
-    "3x200x528x1056 mxfp8_e4m3 tn": "torch._scaled_mm for each batch",
-    "256x512x1024 mxfp8_e5m2 tn": "torch.mm of decoded bf16 + copy",
+    "256x512x1024 nvfp4 kk": "torch._scaled_mm",
+    "200x528x1056 nvfp4 kk out=fp32": "torch._scaled_mm",
+    "200x528x1056 nvfp4 kk alpha": "torch.nn.functional.scaled_mm",
+    "256x512x1024 mxfp8_e4m3 kk": "torch._scaled_mm",
+    "200x528x1056 mxfp8_e4m3 kk out=fp32": "torch._scaled_mm",
+    "3x200x528x1056 mxfp8_e4m3 kk": "torch._scaled_mm for each batch",
+    "256x512x1024 mxfp8_e5m2 kk": "torch.mm of decoded bf16 + copy",
 }
 KERNELS = (
-    "256x512x1024 nvfp4 tn",
-    "200x520x1056 nvfp4 tn alpha",
-    "3x200x521x1056 nvfp4 tn out=fp32",
-    "200x520x1056 mxfp8_e4m3 tn alpha",
-    "200x520x1056 mxfp8_e5m2 tn out=fp16",
+    "256x512x1024 nvfp4 kk",
+    "200x520x1056 nvfp4 kk alpha",
+    "3x200x521x1056 nvfp4 kk out=fp32",
+    "200x520x1056 mxfp8_e4m3 kk alpha",
+    "200x520x1056 mxfp8_e5m2 kk out=fp16",
 )
 
 
@@ -47,18 +47,18 @@ def test_torchs_own_product_passes_the_check(line: str) -> None:
     """Its name says that it is cuBLAS's; its result is judged as a kernel's would be."""
     import torch
 
-    from cutegen.canvas import Canvas
-    from cutegen.check import Oracle, judge
-    from cutegen.measure.vendor import vendor_call
-    from cutegen.measure.workload import Workload, torch_dtype
+    from cutegen.measure.check import judge
+    from cutegen.measure.guarded import Guarded
 
     problem, device = problem_of(line), torch.device("cuda")
-    load = Workload.fill(problem, torch.Generator(device=device).manual_seed(0))
-    canvas = Canvas(problem, torch_dtype(problem.out_dtype), device)
-    canvas.poison()
-    name, call = vendor_call(load, canvas.d)
-    call(load, canvas.d)
-    verdict = judge(canvas, Oracle(problem, *load.numbers(), alpha=load.factors[0]))
+    family = find_family(problem.family)
+    inputs = family.inputs(problem, torch.Generator(device=device).manual_seed(0))
+    [argument] = [a for a in family.arguments(problem) if a.kind == "out"]
+    output = Guarded(argument, device)
+    output.poison()
+    [(name, baseline)] = family.baselines(problem, inputs, {"out": output.tensor}).items()
+    baseline(inputs, {"out": output.tensor})
+    verdict = judge({"out": output}, family.reference(problem, inputs))
     print(name, verdict)  # noqa: T201 - read by whoever runs this by hand
     assert name == VENDOR[line]
     assert verdict.ok or "decoded" in name, verdict

@@ -16,14 +16,15 @@ import pytest
 from hopper import GPU, NEEDS_HOPPER
 
 from cutegen.errors import DeviceError
-from cutegen.measure import Bench, Candidate, tail_problems
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.tail_shapes import tail_problems
+from cutegen.measure import Bench, Candidate
 from cutegen.measure.contention import Guard
+from cutegen.measure.policy import Policy
 from cutegen.measure.watch import NvmlWatch
-from cutegen.policy import Policy
-from cutegen.problem import Problem
+from cutegen.records.table import Table
 from cutegen.space import Launch
-from cutegen.table import Table
-from cutegen.tuner import AutoTuner, Effort
+from cutegen.tuning import AutoTuner, Effort
 
 HERE = Path(__file__).parent
 pytestmark = NEEDS_HOPPER

@@ -17,13 +17,13 @@ torch = pytest.importorskip("torch")
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
-from cutegen.catalog import find_space  # noqa: E402
-from cutegen.dispatch import Dispatcher  # noqa: E402
+from cutegen.build.store import Store  # noqa: E402
 from cutegen.errors import ProblemError  # noqa: E402
-from cutegen.kernels import Kernels  # noqa: E402
-from cutegen.problem import Problem  # noqa: E402
-from cutegen.space import LARGEST_EXTENT, Config  # noqa: E402
-from cutegen.store import Store  # noqa: E402
+from cutegen.families.gemm.problem import LARGEST_EXTENT, Problem  # noqa: E402
+from cutegen.families.registry import find_space  # noqa: E402
+from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
+from cutegen.runtime.kernel_cache import Kernels  # noqa: E402
+from cutegen.space import Config  # noqa: E402
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 #: Elements around the output that must stay as they are.
@@ -34,26 +34,26 @@ PICKED = 32
 PIECE = 2**26
 EDGES = [
     # More than 2**31 elements of D: by TMA, from registers, one by one, transposed, in batches, with C.
-    ("gemm 65664x65536x64 bf16 tn", "use_tma_store=true"),
-    ("gemm 65664x65536x64 bf16 tn", "use_tma_store=false"),
-    ("gemm 65664x65537x64 bf16 tn", ""),
-    ("gemm 65664x65536x64 bf16 tn beta", ""),
-    ("gemm 512x8388736x64 bf16 tn", "tile_shape_mn=128x128 cluster_shape_mn=1x1 swap_ab=true"),
+    ("gemm 65664x65536x64 bf16 kk", "use_tma_store=true"),
+    ("gemm 65664x65536x64 bf16 kk", "use_tma_store=false"),
+    ("gemm 65664x65537x64 bf16 kk", ""),
+    ("gemm 65664x65536x64 bf16 kk beta", ""),
+    ("gemm 512x8388736x64 bf16 kk", "tile_shape_mn=128x128 cluster_shape_mn=1x1 swap_ab=true"),
     (
-        "gemm 512x8388736x64 bf16 tn",
+        "gemm 512x8388736x64 bf16 kk",
         "tile_shape_mn=128x128 cluster_shape_mn=1x1 swap_ab=true use_tma_store=false",
     ),
-    ("gemm 3x32768x32776x64 bf16 tn", ""),
-    ("gemm 3x32768x32769x64 bf16 tn", ""),
+    ("gemm 3x32768x32776x64 bf16 kk", ""),
+    ("gemm 3x32768x32769x64 bf16 kk", ""),
     # The largest extents there are: rows, columns, and along k.
-    (f"gemm {LARGEST_EXTENT}x8x8 bf16 tn", "use_tma_store=true"),
-    (f"gemm {LARGEST_EXTENT}x8x8 bf16 tn", "use_tma_store=false"),
-    (f"gemm {LARGEST_EXTENT}x1x8 bf16 tn bias=m", ""),
-    (f"gemm {LARGEST_EXTENT}x1x8 bf16 tn", "tile_shape_mn=192x64 mma_warpgroups=3 cluster_shape_mn=4x1"),
-    (f"gemm 8x{LARGEST_EXTENT}x8 bf16 tn", ""),
-    (f"gemm 1x{LARGEST_EXTENT}x8 bf16 tn", "swap_ab=true use_tma_store=false"),
-    (f"gemm 8x8x{LARGEST_EXTENT} bf16 tn", ""),
-    (f"gemm 8x8x{LARGEST_EXTENT} bf16 tn", "use_tma_store=false split_k=33"),
+    (f"gemm {LARGEST_EXTENT}x8x8 bf16 kk", "use_tma_store=true"),
+    (f"gemm {LARGEST_EXTENT}x8x8 bf16 kk", "use_tma_store=false"),
+    (f"gemm {LARGEST_EXTENT}x1x8 bf16 kk bias=m", ""),
+    (f"gemm {LARGEST_EXTENT}x1x8 bf16 kk", "tile_shape_mn=192x64 mma_warpgroups=3 cluster_shape_mn=4x1"),
+    (f"gemm 8x{LARGEST_EXTENT}x8 bf16 kk", ""),
+    (f"gemm 1x{LARGEST_EXTENT}x8 bf16 kk", "swap_ab=true use_tma_store=false"),
+    (f"gemm 8x8x{LARGEST_EXTENT} bf16 kk", ""),
+    (f"gemm 8x8x{LARGEST_EXTENT} bf16 kk", "use_tma_store=false split_k=33"),
 ]
 
 
@@ -72,7 +72,7 @@ def test_every_edge_has_a_legal_config() -> None:
 
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
-    from cutegen import ops
+    from cutegen.torch_ops import gemm as ops
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()

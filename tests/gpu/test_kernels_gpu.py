@@ -15,12 +15,12 @@ from hopper import GPU
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Result
-from cutegen.catalog import find_space
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import Problem
-from cutegen.render import Source, render
 from cutegen.space import Config
-from cutegen.store import Store
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from covering import covering_set
@@ -32,34 +32,34 @@ SPACE = find_space("gemm", ARCH)
 WALK, SEED = 60, 0
 #: What the walk meets too rarely: tiny sizes, narrow tiles, and each way in which parts of k can meet.
 CHOSEN_LINES = [
-    ("gemm 5x7x16 bf16 tn", ""),
-    ("gemm 1x1x8 fp16 tn", ""),
-    ("gemm 1x4096x4096 bf16 tn", ""),
-    ("gemm 5x4097x4104 bf16 tn", "tile_shape_mn=64x8"),
-    ("gemm 5x4097x4104 bf16 tn", "tile_shape_mn=64x24 use_pdl=true"),
-    ("gemm 300x4097x1032 bf16 tn", "tile_shape_mn=256x176 mma_warpgroups=2 swap_ab=true"),
-    ("gemm 300x4097x1032 bf16 tn", "tile_shape_mn=128x168 mma_warpgroups=1 pingpong=true swap_ab=true"),
-    ("gemm 300x4097x1032 bf16 tn", "tile_shape_mn=192x192 mma_warpgroups=3"),
+    ("gemm 5x7x16 bf16 kk", ""),
+    ("gemm 1x1x8 fp16 kk", ""),
+    ("gemm 1x4096x4096 bf16 kk", ""),
+    ("gemm 5x4097x4104 bf16 kk", "tile_shape_mn=64x8"),
+    ("gemm 5x4097x4104 bf16 kk", "tile_shape_mn=64x24 use_pdl=true"),
+    ("gemm 300x4097x1032 bf16 kk", "tile_shape_mn=256x176 mma_warpgroups=2 swap_ab=true"),
+    ("gemm 300x4097x1032 bf16 kk", "tile_shape_mn=128x168 mma_warpgroups=1 pingpong=true swap_ab=true"),
+    ("gemm 300x4097x1032 bf16 kk", "tile_shape_mn=192x192 mma_warpgroups=3"),
     (
-        "gemm 2x304x1000x1032 bf16 nt out=fp32 unaligned",
+        "gemm 2x304x1000x1032 bf16 mn out=fp32 unaligned",
         "tile_shape_mn=128x120 mma_warpgroups=1 pingpong=true",
     ),
-    ("gemm 300x4096x1032 bf16 tn", "tile_shape_mn=64x24 use_tma_store=false"),
-    ("gemm 300x4096x1032 bf16 tn unaligned bias=m act=gelu", "tile_shape_mn=128x40 mma_warpgroups=2"),
-    ("gemm 1000x4600x1000 bf16 tn", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
-    ("gemm 65x129x8200 bf16 tn", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
-    ("gemm 2x65x136x8200 bf16 nn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
+    ("gemm 300x4096x1032 bf16 kk", "tile_shape_mn=64x24 use_tma_store=false"),
+    ("gemm 300x4096x1032 bf16 kk unaligned bias=m act=gelu", "tile_shape_mn=128x40 mma_warpgroups=2"),
+    ("gemm 1000x4600x1000 bf16 kk", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
+    ("gemm 65x129x8200 bf16 kk", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
+    ("gemm 2x65x136x8200 bf16 kn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
     # One, two and four warpgroups add up a piece, of 3, 5 and 9 in a tile.
-    ("gemm 512x2056x1032 bf16 tn bias=n", "tile_shape_mn=64x24 use_tma_store=false split_k=2"),
-    ("gemm 3x200x1000x1032 bf16 tn", "tile_shape_mn=64x40 use_tma_store=false split_k=3"),
-    ("gemm 200x136x4104 bf16 tn beta", "tile_shape_mn=64x72 use_tma_store=false split_k=6"),
-    ("gemm 65x136x8200 bf16 tn beta", "tile_shape_mn=64x48 use_tma_store=false split_k=5 swap_ab=true"),
-    ("gemm 65x129x8200 bf16 tn any_order", "use_tma_store=false split_k=7 reduction=arrival"),
-    ("gemm 65x128x8208 int8 tn any_order", "use_tma_store=false split_k=3 reduction=arrival"),
-    ("gemm 4000x4608x1032 bf16 tn", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
-    ("gemm 4000x4607x1032 bf16 tn", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
-    ("gemm 500x1000x1040 e4m3 tn promote scale", "tile_shape_mn=128x96 mma_warpgroups=2"),
-    ("gemm 500x1000x1040 int8 tn", "tile_shape_mn=128x24 mma_warpgroups=2"),
+    ("gemm 512x2056x1032 bf16 kk bias=n", "tile_shape_mn=64x24 use_tma_store=false split_k=2"),
+    ("gemm 3x200x1000x1032 bf16 kk", "tile_shape_mn=64x40 use_tma_store=false split_k=3"),
+    ("gemm 200x136x4104 bf16 kk beta", "tile_shape_mn=64x72 use_tma_store=false split_k=6"),
+    ("gemm 65x136x8200 bf16 kk beta", "tile_shape_mn=64x48 use_tma_store=false split_k=5 swap_ab=true"),
+    ("gemm 65x129x8200 bf16 kk any_order", "use_tma_store=false split_k=7 reduction=arrival"),
+    ("gemm 65x128x8208 int8 kk any_order", "use_tma_store=false split_k=3 reduction=arrival"),
+    ("gemm 4000x4608x1032 bf16 kk", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
+    ("gemm 4000x4607x1032 bf16 kk", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
+    ("gemm 500x1000x1040 e4m3 kk promote scale", "tile_shape_mn=128x96 mma_warpgroups=2"),
+    ("gemm 500x1000x1040 int8 kk", "tile_shape_mn=128x24 mma_warpgroups=2"),
 ]
 
 

@@ -14,15 +14,15 @@ torch = pytest.importorskip("torch")
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.build import Toolchain  # noqa: E402
-from cutegen.catalog import find_space  # noqa: E402
-from cutegen.dispatch import Dispatcher  # noqa: E402
-from cutegen.entry import Entry, Fingerprint  # noqa: E402
-from cutegen.kernels import Kernels, build_one  # noqa: E402
-from cutegen.problem import Problem  # noqa: E402
-from cutegen.render import render  # noqa: E402
+from cutegen.build.render import render  # noqa: E402
+from cutegen.build.store import Store  # noqa: E402
+from cutegen.families.gemm.problem import Problem  # noqa: E402
+from cutegen.families.registry import find_space  # noqa: E402
+from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
+from cutegen.records.table import Table  # noqa: E402
+from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
+from cutegen.runtime.kernel_cache import Kernels, build_one  # noqa: E402
 from cutegen.space import Config  # noqa: E402
-from cutegen.store import Store  # noqa: E402
-from cutegen.table import Table  # noqa: E402
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 ARCH = find_arch("sm_90a")
@@ -37,7 +37,7 @@ NARROW = WIDE.replace(tile_shape_mn=(64, 64), mma_warpgroups=1)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    from cutegen import ops
+    from cutegen.torch_ops import gemm as ops
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()

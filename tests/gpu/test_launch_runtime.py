@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from cutegen.build import Artifact, Builder
+from cutegen.build.loader import load_kernel
+from cutegen.build.render import Source
+from cutegen.build.store import Store
 from cutegen.errors import LaunchError
-from cutegen.loader import load_kernel
-from cutegen.problem import Problem
-from cutegen.render import Source
+from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
-from cutegen.store import Store
 
 torch = pytest.importorskip("torch")
 pytestmark = [

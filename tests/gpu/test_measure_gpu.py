@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hopper import GPU, NEEDS_HOPPER
 
-from cutegen.device import ClockMeter
-from cutegen.measure import Bench, Candidate, tail_problems
-from cutegen.policy import Policy
-from cutegen.problem import Epilogue, Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.gemm.tail_shapes import tail_problems
+from cutegen.measure import Bench, Candidate
+from cutegen.measure.device import ClockMeter
+from cutegen.measure.policy import Policy
 from cutegen.space import Launch
 
 HERE = Path(__file__).parent
@@ -65,9 +66,9 @@ def test_meter_reads_clock_and_energy() -> None:
         Problem(1, 6144, 4096),
         Problem(512, 1024, 128, ab_dtype="fp16"),
         Problem(1000, 1001, 512),
-        Problem(256, 128, 512, batch=3, layout="nn"),
-        Problem(256, 512, 1024, layout="nt"),
-        Problem(256, 512, 1024, layout="tt", unaligned_out=True),
+        Problem(256, 128, 512, batch=3, layout="kn"),
+        Problem(256, 512, 1024, layout="mn"),
+        Problem(256, 512, 1024, layout="mk", unaligned_out=True),
         Problem(4096, 128256, 1024),
     ],
     ids=str,
@@ -133,7 +134,7 @@ def test_equal_kernels_take_equal_energy(bench: Bench) -> None:
     [
         ("nothing", "wrong_result", "never written"),
         ("most", "wrong_result", "never written"),
-        ("inexact", "wrong_result", "element (1023, 1023)"),
+        ("inexact", "wrong_result", "out[1023, 1023]"),
         ("faults", "launch_failed", "assert"),
     ],
 )
@@ -167,7 +168,7 @@ def test_kernel_that_cannot_be_captured_is_dropped(bench: Bench) -> None:
     [
         SQUARE,
         Problem(4096, 4096, 4096),
-        Problem(256, 256, 8192, batch=2, layout="nn"),
+        Problem(256, 256, 8192, batch=2, layout="kn"),
         Problem(333, 1001, 1024, epilogue=Epilogue(True, True, "n", "silu")),
     ],
     ids=str,
@@ -175,9 +176,9 @@ def test_kernel_that_cannot_be_captured_is_dropped(bench: Bench) -> None:
 def test_compiled_default_is_right_and_timed(problem: Problem, tmp_path: Path) -> None:
     """The default config of the real space, compiled here, passes on problem and tail and is timed."""
     from cutegen.build import Builder, Failure
-    from cutegen.catalog import find_space
-    from cutegen.render import render
-    from cutegen.store import Store
+    from cutegen.build.render import render
+    from cutegen.build.store import Store
+    from cutegen.families.registry import find_space
 
     assert GPU is not None
     space = find_space("gemm", GPU.arch)

@@ -11,19 +11,19 @@ import pytest
 from hopper import GPU, NEEDS_HOPPER
 
 from cutegen.arch import find_arch
-from cutegen.catalog import space_of
-from cutegen.dispatch import Dispatcher
-from cutegen.kernels import Kernels
-from cutegen.manifest import find_offers
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.families.gemm.operator_package import PACKAGE
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import space_of
 from cutegen.measure import Bench, Candidate
-from cutegen.operator_api import PACKAGE
-from cutegen.problem import Problem
-from cutegen.render import render
+from cutegen.operator_api import find_offers
+from cutegen.records.table import Table
+from cutegen.records.trials import TrialStore
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
-from cutegen.store import Store
-from cutegen.table import Table
-from cutegen.trials import TrialStore
-from cutegen.tuner import AutoTuner
+from cutegen.tuning import AutoTuner
 
 torch = pytest.importorskip("torch")
 
@@ -40,11 +40,11 @@ pytestmark = [*NEEDS_HOPPER, pytest.mark.skipif(not installed(), reason=f"{PACKA
 ARCH = find_arch("sm_90a")
 KNOBS = "source=operators operator=Sm90StaticPersistentGemmOperator"
 LINES = (
-    ("gemm 1000x2048x1032 bf16 tn", "tile_shape_mn=128x256 cluster_shape_mn=2x1"),
-    ("gemm 1000x2048x1032 fp16 nn out=fp32", "tile_shape_mn=128x128 cluster_shape_mn=1x2"),
-    ("gemm 3x304x1000x1032 bf16 nt", "tile_shape_mn=64x128 cluster_shape_mn=2x2"),
-    ("gemm 1000x2048x1040 e4m3 tn", "tile_shape_mn=64x256 cluster_shape_mn=1x1"),
-    ("gemm 1000x2048x1040 int8 tn", "tile_shape_mn=128x64 cluster_shape_mn=2x1"),
+    ("gemm 1000x2048x1032 bf16 kk", "tile_shape_mn=128x256 cluster_shape_mn=2x1"),
+    ("gemm 1000x2048x1032 fp16 kn out=fp32", "tile_shape_mn=128x128 cluster_shape_mn=1x2"),
+    ("gemm 3x304x1000x1032 bf16 mn", "tile_shape_mn=64x128 cluster_shape_mn=2x2"),
+    ("gemm 1000x2048x1040 e4m3 kk", "tile_shape_mn=64x256 cluster_shape_mn=1x1"),
+    ("gemm 1000x2048x1040 int8 kk", "tile_shape_mn=128x64 cluster_shape_mn=2x1"),
 )
 
 
@@ -80,7 +80,7 @@ def test_operators_compute_the_product_and_its_tails(
 def test_a_call_runs_the_operator_that_is_asked_for(store: Store) -> None:
     """``cutegen.gemm`` with an operator's config gives torch's product, batched and not."""
     import cutegen
-    from cutegen import ops
+    from cutegen.torch_ops import gemm as ops
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()

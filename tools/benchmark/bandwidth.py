@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import LaunchError
+from cutegen.families.gemm.problem import Problem as GemmProblem
+from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.problem import Problem
 from cutegen.space import Launch
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError
 from tools.benchmark.results import COPY
@@ -46,7 +47,7 @@ class Copy:
     @staticmethod
     def concerns(problem: Problem) -> bool:
         """Whether a copy says something about ``problem``."""
-        return problem.m <= FEW_ROWS
+        return isinstance(problem, GemmProblem) and problem.m <= FEW_ROWS
 
     def enter(self, arena: Arena, problem: Problem) -> Entrant:
         """Name both copies; there is no product to check.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.digest import Json
 from cutegen.errors import LaunchError
+from cutegen.families.gemm.problem import Problem
 from cutegen.measure import Candidate
 from cutegen.measure.torch_engine import TorchEngine
-from cutegen.problem import Problem
-from cutegen.publish import publish
+from cutegen.system.publish import publish
 from tools.benchmark.bandwidth import COPY_CALL, CopyCall
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def open_engine(index: int) -> ContestEngine:
     Raises:
         DeviceError: There is no such GPU.
     """
-    from cutegen.device import ClockMeter, present_device
+    from cutegen.measure.device import ClockMeter, present_device
 
     facts = present_device(index)
     import torch
 
-    from cutegen.measure.lane import CudaLane
+    from cutegen.measure.cuda_graphs import CudaLane
 
     lane = CudaLane(index)
     return ContestEngine(torch.device("cuda", index), facts, lane, load, ClockMeter(facts.uuid))
@@ -83,7 +83,7 @@ def load(library: Path, symbol: str) -> Call:
         return CopyCall(symbol)
     if library.name == QUACK_CALL:
         return QuackCall(QuackOrder.from_json(json.loads(symbol)))
-    from cutegen.loader import load_kernel
+    from cutegen.build.loader import load_kernel
 
     return load_kernel(library, symbol)
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from cutegen.digest import Json
 from cutegen.errors import BuildError, CutegenError, LaunchError
+from cutegen.families.shapes import NamedProblem
+from cutegen.family import Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
-from cutegen.policy import Policy
-from cutegen.problem import Problem
-from cutegen.shapes import NamedProblem
+from cutegen.measure.policy import Policy
 from tools.benchmark.results import Entry, ShapeResult
 
 __all__ = [

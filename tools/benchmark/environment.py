@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import cutegen
-from cutegen.device import Device
 from cutegen.digest import Json
-from cutegen.policy import Policy
+from cutegen.measure.device import Device
+from cutegen.measure.policy import Policy
 
 __all__ = [
     "ROOT",

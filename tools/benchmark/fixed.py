@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cutegen.build import Artifact, Builder
+from cutegen.build.render import Source
+from cutegen.build.store import Store
 from cutegen.digest import Json
 from cutegen.errors import CutegenError
+from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.problem import Problem
-from cutegen.render import Source
 from cutegen.space import Config, Space
-from cutegen.store import Store
 from tools.benchmark.contest import Arena, Entrant, Finalist, require_ok
 from tools.benchmark.ours import short_config
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cutegen.store import Store
-from cutegen.temporary import TemporaryFolder
+from cutegen.build.store import Store
+from cutegen.system.temporary import TemporaryFolder
 
 __all__ = ["kernel_store"]
 

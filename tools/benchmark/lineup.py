@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutegen.build.machine import default_workers
-from cutegen.device import Device
+from cutegen.build.parallelism import default_workers
+from cutegen.build.store import Store, file_digest
 from cutegen.digest import Json
-from cutegen.dispatch import Dispatcher, default_table_path
-from cutegen.entry import Fingerprint
 from cutegen.errors import UsageError
-from cutegen.kernels import Kernels
-from cutegen.policy import Policy
-from cutegen.problem import Problem
-from cutegen.shapes import read_shapes
-from cutegen.store import Store, file_digest
-from cutegen.table import Table
+from cutegen.families.shapes import read_shapes
+from cutegen.family import Problem
+from cutegen.measure.device import Device
+from cutegen.measure.policy import Policy
+from cutegen.records.entry import Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Dispatcher, default_table_path
+from cutegen.runtime.kernel_cache import Kernels
 from tools.benchmark import environment
 from tools.benchmark.bandwidth import Copy
 from tools.benchmark.contest import Contestant

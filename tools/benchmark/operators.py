@@ -13,17 +13,17 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Builder
-from cutegen.catalog import space_of
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
 from cutegen.digest import Json
 from cutegen.errors import BuildError, MeasureError, ResourceError
-from cutegen.manifest import Offers, find_offers
+from cutegen.families.gemm.operator_package import PACKAGE, require_package
+from cutegen.families.registry import space_of
+from cutegen.family import Problem, Signature
 from cutegen.measure import Candidate
-from cutegen.operator_api import PACKAGE, require_package
-from cutegen.policy import Policy
-from cutegen.problem import Problem, Signature
-from cutegen.render import Source, render
+from cutegen.measure.policy import Policy
+from cutegen.operator_api import Offers, find_offers
 from cutegen.space import Config, format_value
-from cutegen.store import Store
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok
 from tools.benchmark.results import Entry
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact
-from cutegen.catalog import find_space, space_of
 from cutegen.digest import Json
-from cutegen.dispatch import Answer, Dispatcher
 from cutegen.errors import LaunchError, UsageError
+from cutegen.families.registry import find_space, parse_problem, space_of
+from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.problem import Problem
-from cutegen.space import Config, Launch, Space, format_value
-from cutegen.untuned import default_config
+from cutegen.runtime.dispatch import Answer, Dispatcher
+from cutegen.search.defaults import default_config
+from cutegen.space import Config, Launch, Space
 from tools.benchmark.child import GEMM_CALL
 from tools.benchmark.contest import Arena, Entrant, Finalist, require_ok
 from tools.benchmark.results import OWN
@@ -24,15 +24,8 @@ __all__ = ["Ours", "read_tuning_seconds", "short_config"]
 
 
 def short_config(space: Space, config: Config) -> str:
-    """Return the source unless it is our own, tile and cluster, then knobs not at their simplest value."""
-    names = [knob for knob in ("tile_shape_mn", "mma_tiler_mn", "cluster_shape_mn") if knob in config]
-    shapes = [format_value(config[knob]) for knob in names]
-    rest = [
-        f"{knob}={format_value(value)}"
-        for knob, value in config.items()
-        if knob not in names and value != space.domains[knob][0]
-    ]
-    return " ".join([*([] if config.source == OWN else [config.source]), *shapes, *rest])
+    """Return the provider unless it is our own, then the config in its short form."""
+    return " ".join([*([] if config.source == OWN else [config.source]), space.short(config)])
 
 
 def read_tuning_seconds(path: Path) -> dict[Problem, float]:
@@ -46,7 +39,7 @@ def read_tuning_seconds(path: Path) -> dict[Problem, float]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         rows = [row for row in document["results"] if not row.get("reused", False)]
-        return {Problem.parse(row["problem"]): float(row["seconds"]) for row in rows}
+        return {parse_problem(row["problem"]): float(row["seconds"]) for row in rows}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:

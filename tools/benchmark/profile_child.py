@@ -1,6 +1,6 @@
 """What tools/profile_gemm.py runs under Nsight Compute: the vendor's call and ours, in ranges that name them.
 
-python -m tools.benchmark.profile_child 'gemm 16x8192x8192 bf16 tn' 5 TABLE.json
+python -m tools.benchmark.profile_child 'gemm 16x8192x8192 bf16 kk' 5 TABLE.json
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cutegen.problem import Problem
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import bind
+from cutegen.measure.guarded import new_output
 from cutegen.space import Launch
 from tools.benchmark.child import GEMM_CALL, load
 from tools.benchmark.results import OWN
@@ -27,23 +29,22 @@ _WARM_UPS = 2
 
 def main(words: Sequence[str]) -> None:
     """Make the calls that the command line asks for: a problem, how many, and a table's file or nothing."""
-    problem, count, table = Problem.parse(words[0]), int(words[1]), words[2]
+    problem, count, table = parse_problem(words[0]), int(words[1]), words[2]
     import torch
 
-    from cutegen.measure.vendor import vendor_call
-    from cutegen.measure.workload import Workload
-
+    family = find_family(problem.family)
+    arguments = family.arguments(problem)
     generator = torch.Generator(device="cuda").manual_seed(0)
-    workload = Workload.fill(problem, generator)
-    d = Workload.new_output(problem, generator.device)
-    _, vendor = vendor_call(workload, d)
+    inputs = family.inputs(problem, generator)
+    outputs = {a.name: new_output(a, generator.device) for a in arguments if a.kind == "out"}
+    baseline = next(iter(family.baselines(problem, inputs, outputs).values()))
     own = load(Path(GEMM_CALL), json.dumps({"table": table, "problem": str(problem)}))
-    arguments = workload.arguments(d, Launch((), 0), None)
-    _repeat(REFERENCE, lambda: vendor(workload, d), count)
-    _repeat(OWN, lambda: own(*arguments), count)
+    bound = bind(arguments, {**inputs.tensors, **inputs.scalars, **outputs}, Launch((), 0))
+    _repeat(REFERENCE, lambda: baseline(inputs, outputs), count)
+    _repeat(OWN, lambda: own(*bound), count)
 
 
-def _repeat(name: str, call: Callable[[], None], count: int) -> None:
+def _repeat(name: str, call: Callable[[], object], count: int) -> None:
     import torch
 
     for _ in range(_WARM_UPS):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from cutegen.digest import Json
 from cutegen.errors import MeasureError
+from cutegen.families.gemm.problem import Epilogue
+from cutegen.families.gemm.problem import Problem as GemmProblem
+from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.problem import Epilogue, Problem
 from cutegen.space import Launch
-from cutegen.temporary import TemporaryFolder
+from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.child import QUACK_CALL, QuackOrder
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok
 from tools.benchmark.results import Entry
@@ -79,7 +81,7 @@ class Quack:
 
     def enter(self, arena: Arena, problem: Problem) -> Entrant:
         """Let its autotuner choose, and check what it chose."""
-        if problem.epilogue != Epilogue():
+        if not isinstance(problem, GemmProblem) or problem.epilogue != Epilogue():
             raise UnsupportedError("only plain products are compared")
         known = self._known.get(problem)
         if known is not None:

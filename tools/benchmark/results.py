@@ -10,14 +10,16 @@ from typing import Any
 
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, StoreError, UsageError
-from cutegen.policy import Timing
-from cutegen.problem import Problem
-from cutegen.publish import publish
+from cutegen.families.registry import parse_problem
+from cutegen.family import Problem
+from cutegen.measure.policy import Timing
+from cutegen.system.publish import publish
 
 __all__ = [
     "CONTEST",
     "COPY",
     "ENERGY",
+    "FAMILY",
     "OWN",
     "TABLES",
     "Entry",
@@ -31,6 +33,8 @@ __all__ = [
 SCHEMA = 1
 #: What a file may hold: implementations side by side, one with its knobs changed, or winners of tables.
 CONTEST, ENERGY, TABLES = "gemm contest", "gemm energy", "gemm tables"
+#: A family beside its baselines, written by tools/bench_family.py.
+FAMILY = "family"
 #: The contestant that the results are about.
 OWN = "cutegen"
 #: The one that computes no product, and shows what memory gives.
@@ -111,6 +115,11 @@ class ShapeResult:
     finished_at: str
     session: int = 0
 
+    @property
+    def extents(self) -> str:
+        """The sizes as tables show them: ``4096 x 2112 x 7168``."""
+        return str(self.problem).split()[1].replace("x", " x ")
+
     def timing(self, name: str) -> Timing | None:
         """Return the timing of an implementation, None if it failed or was not there."""
         entry = self.entries.get(name)
@@ -132,7 +141,7 @@ class ShapeResult:
         return {
             "name": self.name,
             "problem": str(p),
-            "extents": {"m": p.m, "n": p.n, "k": p.k, "batch": p.batch},
+            "extents": dict(p.sizes),
             "reference": self.reference.to_json(),
             "entries": {name: entry.to_json() for name, entry in self.entries.items()},
             "rounds": self.rounds,
@@ -147,7 +156,7 @@ class ShapeResult:
     def from_json(cls, data: Mapping[str, Any]) -> ShapeResult:
         """Return the result that :meth:`to_json` described."""
         fields = {key: value for key, value in data.items() if key != "extents"}
-        fields["problem"] = Problem.parse(data["problem"])
+        fields["problem"] = parse_problem(data["problem"])
         fields["reference"] = Timing.from_json(data["reference"])
         fields["entries"] = {name: Entry.from_json(entry) for name, entry in data["entries"].items()}
         return cls(**fields)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from cutegen.policy import Timing
-from cutegen.stats import Interval, tied
+from cutegen.measure.policy import Timing
+from cutegen.measure.statistics import Interval, tied
 from tools.benchmark.markdown import down, line, up, where
 from tools.benchmark.results import Entry, Results, ShapeResult
 

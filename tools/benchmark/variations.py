@@ -7,8 +7,8 @@ from itertools import product
 from math import prod
 
 from cutegen.errors import UsageError
-from cutegen.problem import Problem
-from cutegen.space import Config, Space, Value, format_value
+from cutegen.family import Problem
+from cutegen.space import Config, Space, Value, as_pair, format_value
 
 __all__ = ["coarse_values", "complete_base", "difference", "variations"]
 
@@ -92,8 +92,7 @@ def _near(space: Space, knob: str, config: Config) -> list[Value]:
 
 
 def _area(tile: Value) -> int:
-    assert isinstance(tile, tuple)
-    return prod(tile)
+    return prod(as_pair(tile))
 
 
 def _choices(space: Space, knobs: Iterable[str]) -> Iterable[tuple[Value, ...]]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cutegen.device import Device
 from cutegen.digest import Json
+from cutegen.measure.device import Device
 from cutegen.space import Config, Space
 from tools.benchmark.environment import check_facts
 from tools.bringup_parts.inquiry import Inquiry, Verdict, inquire

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.artifact import Failure, Result
+from cutegen.build.render import Source, render
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, DeviceError
+from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
-from cutegen.problem import Problem
-from cutegen.render import Source, render
 from cutegen.space import Space
 from tools.bringup_parts.points import Point
 from tools.bringup_parts.tiers import Tier

@@ -8,7 +8,7 @@ from itertools import combinations, islice
 from typing import Any
 
 from cutegen.errors import CutegenError
-from cutegen.problem import Epilogue, Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.space import Config, Space, Value, format_value
 
 __all__ = [

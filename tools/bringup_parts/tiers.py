@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from random import Random
 
+from cutegen import family
 from cutegen.errors import ProblemError
-from cutegen.measure import tail_problems
-from cutegen.problem import BLOCK_SCALED_FAMILY, Problem, aligned_step, operand_bits
+from cutegen.families.gemm.problem import BLOCK_SCALED_FAMILY, Problem, aligned_step, operand_bits
+from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.space import Config, Space, Value
 from tests.walk import random_config, random_pairs
 from tools.benchmark.variations import TILES, coarse_values
@@ -24,55 +25,55 @@ DEPTHS = (1, 3, 40)
 ROW_BYTES = 128
 #: Extents, dtype and options behind the dtype's own; ``{k}`` is filled with what the dtype allows.
 TAILS = (
-    "333x392x{k} {dtype} tn",
-    "333x391x{k} {dtype} tn",
-    "3x333x392x{k} {dtype} tn",
-    "1x4096x{deep} {dtype} tn",
-    "4096x8x{deep} {dtype} tn",
-    "1000x1000x{deep} {dtype} tn",
-    "333x392x{k} {dtype} nn",
-    "336x392x{k} {dtype} nt",
-    "336x391x{k} {dtype} tt",
-    "2x336x392x{k} {dtype} nt",
-    "333x392x{k} {dtype} tn alpha beta bias=n act=relu",
-    "333x391x{k} {dtype} tn scale bias=m act=gelu",
-    "333x392x{k} {dtype} tn out=fp32 beta act=silu",
-    "333x392x{k} {dtype} tn out=fp16 act=gelu_tanh",
-    "333x392x{k} {dtype} tn promote",
+    "333x392x{k} {dtype} kk",
+    "333x391x{k} {dtype} kk",
+    "3x333x392x{k} {dtype} kk",
+    "1x4096x{deep} {dtype} kk",
+    "4096x8x{deep} {dtype} kk",
+    "1000x1000x{deep} {dtype} kk",
+    "333x392x{k} {dtype} kn",
+    "336x392x{k} {dtype} mn",
+    "336x391x{k} {dtype} mk",
+    "2x336x392x{k} {dtype} mn",
+    "333x392x{k} {dtype} kk alpha beta bias=n act=relu",
+    "333x391x{k} {dtype} kk scale bias=m act=gelu",
+    "333x392x{k} {dtype} kk out=fp32 beta act=silu",
+    "333x392x{k} {dtype} kk out=fp16 act=gelu_tanh",
+    "333x392x{k} {dtype} kk promote",
 )
 #: Where every value of every knob can be had: many tiles; few rows; few tiles and a deep k; bytes.
 KNOBS = (
-    "gemm 4096x4096x1024 bf16 tn",
-    "gemm 300x4096x4096 bf16 tn any_order",
-    "gemm 512x512x36864 bf16 tn any_order",
-    "gemm 2048x3072x4096 {byte} tn",
+    "gemm 4096x4096x1024 bf16 kk",
+    "gemm 300x4096x4096 bf16 kk any_order",
+    "gemm 512x512x36864 bf16 kk any_order",
+    "gemm 2048x3072x4096 {byte} kk",
 )
 #: Where barriers go round many times, and partial sums meet.
 RACES = (
-    "gemm 4096x4096x2048 bf16 tn",
-    "gemm 2048x3072x4096 {byte} tn",
-    "gemm 300x4096x4096 bf16 tn any_order",
-    "gemm 512x512x16384 bf16 tn",
+    "gemm 4096x4096x2048 bf16 kk",
+    "gemm 2048x3072x4096 {byte} kk",
+    "gemm 300x4096x4096 bf16 kk any_order",
+    "gemm 512x512x16384 bf16 kk",
 )
 #: The same for block-scaled operands: alpha is all that is fused.
 SCALED_TAILS = (
     *TAILS[:6],
-    "333x392x{k} {dtype} tn alpha",
-    "333x391x{k} {dtype} tn out=fp32 alpha",
-    "3x333x391x{deep} {dtype} tn alpha",
-    "333x392x{k} {dtype} tn out=fp32",
-    "333x392x{k} {dtype} tn out=fp16",
+    "333x392x{k} {dtype} kk alpha",
+    "333x391x{k} {dtype} kk out=fp32 alpha",
+    "3x333x391x{deep} {dtype} kk alpha",
+    "333x392x{k} {dtype} kk out=fp32",
+    "333x392x{k} {dtype} kk out=fp16",
 )
 SCALED_KNOBS = (
-    "gemm_blockscaled 4096x4096x1024 mxfp8_e4m3 tn",
-    "gemm_blockscaled 300x4096x4096 nvfp4 tn",
-    "gemm_blockscaled 2048x3072x4096 nvfp4 tn alpha",
+    "gemm_blockscaled 4096x4096x1024 mxfp8_e4m3 kk",
+    "gemm_blockscaled 300x4096x4096 nvfp4 kk",
+    "gemm_blockscaled 2048x3072x4096 nvfp4 kk alpha",
 )
 SCALED_RACES = (
-    "gemm_blockscaled 4096x4096x2048 nvfp4 tn",
-    "gemm_blockscaled 2048x3072x4096 mxfp8_e4m3 tn",
-    "gemm_blockscaled 300x4096x4096 nvfp4 tn",
-    "gemm_blockscaled 512x512x16384 mxfp8_e5m2 tn",
+    "gemm_blockscaled 4096x4096x2048 nvfp4 kk",
+    "gemm_blockscaled 2048x3072x4096 mxfp8_e4m3 kk",
+    "gemm_blockscaled 300x4096x4096 nvfp4 kk",
+    "gemm_blockscaled 512x512x16384 mxfp8_e5m2 kk",
 )
 DRAWS = 60
 """Random configs for each of those problems; the tier takes those that bring most new pairs of values."""
@@ -115,7 +116,7 @@ class Tier:
 
 
 def plan(
-    space: Space, extent: Extent, bundle: Mapping[Problem, Sequence[Config]] | None = None
+    space: Space, extent: Extent, bundle: Mapping[family.Problem, Sequence[Config]] | None = None
 ) -> tuple[Tier, ...]:
     """Return the tiers, in order.
 
@@ -131,7 +132,7 @@ def plan(
         Point(problem, config)
         for problem, configs in (bundle or {}).items()
         for config in configs
-        if problem.family == space.family
+        if isinstance(problem, Problem) and problem.family == space.family
     )
     own = [point for point in brought if point not in planned and point.config.source == "cutegen"]
     return _plan(space, extent, own) if own else tiers
@@ -184,9 +185,8 @@ def one_tile(space: Space) -> Iterator[Point]:
 
 
 def _tile_problems(problem: Problem, config: Config) -> tuple[Problem, ...]:
-    shape = next(config[knob] for knob in TILES if knob in config)
-    assert isinstance(shape, tuple)
-    m, n = reversed(shape) if config["swap_ab"] else shape
+    shape = next(config.pair(knob) for knob in TILES if knob in config)
+    m, n = reversed(shape) if config.flag("swap_ab") else shape
     step = 8 * ROW_BYTES // operand_bits(problem.ab_dtype)
     plain = replace(problem, batch=1)
     return tuple(plain.with_extents(m, n, step * depth) for depth in DEPTHS)

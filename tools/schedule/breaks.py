@@ -13,12 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cutegen.arch import Arch
-from cutegen.catalog import find_space
-from cutegen.problem import Problem
-from cutegen.render import Source, render
-from cutegen.schedule.protocol import Arrive, Cluster, Fence, Finish, Join, Meet, Wait
-from cutegen.schedule.simulate import lengths
-from cutegen.schedule.sm90 import HopperProtocol
+from cutegen.build.render import Source, render
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
 from cutegen.space import Config
 from tools.schedule.edits import (
     Edit,
@@ -33,6 +30,9 @@ from tools.schedule.edits import (
     settled,
     swap_signals,
 )
+from tools.schedule.protocol import Arrive, Cluster, Fence, Finish, Join, Meet, Wait
+from tools.schedule.simulate import lengths
+from tools.schedule.sm90 import HopperProtocol
 
 __all__ = ["BREAKS", "CASES", "OUTCOMES", "Break", "broken_source", "case_of"]
 
@@ -45,15 +45,15 @@ OUTCOMES = {
 #: Kernels to break: several tiles for every thread block, and more k tiles than stages.
 CASES = {
     "teams": (
-        "gemm 4096x4096x2048 bf16 tn",
+        "gemm 4096x4096x2048 bf16 kk",
         "tile_shape_mn=128x128 cluster_shape_mn=2x1 mma_warpgroups=2 use_tma_store=true swizzle_size=1",
     ),
     "square": (
-        "gemm 4096x4096x2048 bf16 tn",
+        "gemm 4096x4096x2048 bf16 kk",
         "tile_shape_mn=128x128 cluster_shape_mn=2x2 mma_warpgroups=2 use_tma_store=true swizzle_size=1",
     ),
     "pingpong": (
-        "gemm 4096x4096x2048 bf16 tn",
+        "gemm 4096x4096x2048 bf16 kk",
         "tile_shape_mn=64x128 cluster_shape_mn=2x1 mma_warpgroups=1 pingpong=true use_tma_store=true "
         "swizzle_size=1",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cutegen.schedule.protocol import (
+from tools.schedule.protocol import (
     Arrive,
     Barrier,
     Buffer,

@@ -1,0 +1,250 @@
+"""Command-line arguments that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from cutegen.arch import ARCHES
+from cutegen.errors import ResourceError, UsageError
+from cutegen.families.registry import families, find_family, load_families
+from cutegen.families.shapes import NamedProblem, read_shapes
+from cutegen.family import Family, Problem
+from cutegen.space import Space, Value, parse_value
+from cutegen.text import did_you_mean, printable, shown
+
+__all__ = [
+    "EXIT_CODES",
+    "Parser",
+    "add_problem_arguments",
+    "file_path",
+    "integer",
+    "load_given_families",
+    "named_problems",
+    "parse_fixed",
+    "parse_set",
+    "positive_float",
+    "positive_int",
+]
+
+EXIT_CODES = """exit codes:
+  0    every shape has a winner (or: the question was answered)
+  1    some shape has no winner
+  2    bad usage: an argument, a shape, a shapes file, a knob
+  3    the environment: no GPU, no compiler, an unusable cache, table or database
+  130  interrupted; everything measured is kept and the same command continues
+"""
+
+
+#: Largest count and number of seconds that an argument may give; more would overflow what waits and counts.
+_MOST = 2**31 - 1
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose messages about the arguments cannot control the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``message`` and how to see the usage, then exit with status 2."""
+        for word in message.removeprefix("unrecognized arguments: ").split():
+            name, _, _ = word.partition("=")
+            if name.startswith("--") and name not in self._option_string_actions:
+                message += did_you_mean(name, self._option_string_actions)
+                break
+        self.exit(
+            2,
+            printable(f"{self.prog}: error: {message}\n{self.prog} --help shows all options", keep="\n")
+            + "\n",
+        )
+
+
+def integer(text: str) -> int:
+    """Return the integer that ``text`` is, from -2147483647 to 2147483647; for ``argparse``."""
+    if not re.fullmatch(r"-?[0-9]{1,10}", text) or abs(int(text)) > _MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not an integer from -{_MOST} to {_MOST}")
+    return int(text)
+
+
+def positive_int(text: str) -> int:
+    """Return the positive integer that ``text`` is, 2147483647 at most; for ``argparse``."""
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a positive integer up to {_MOST}")
+    return int(text)
+
+
+def positive_float(text: str) -> float:
+    """Return the positive number that ``text`` is, 2147483647 at most; for ``argparse``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= _MOST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a positive number up to {_MOST}")
+    return value
+
+
+def file_path(text: str) -> Path:
+    """Return the path that ``text`` is; for ``argparse``."""
+    try:
+        valid = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a valid file name")
+    return Path(text)
+
+
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is to be computed."""
+    group = parser.add_argument_group("problem")
+    group.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="MxNxK",
+        help="sizes of the problem, as the family writes them; repeatable",
+    )
+    group.add_argument(
+        "--shapes",
+        type=file_path,
+        metavar="FILE.toml",
+        help="[[shape]] tables: id, sizes and options",
+    )
+    group.add_argument(
+        "--dtype",
+        help=f"of the operands: {_values('dtype')}, or torch's names (default: the family's first; tf32, "
+        "mxfp8 and nvfp4 are for Blackwell)",
+    )
+    group.add_argument("--out-dtype", help="of the output of a GEMM (default: as --dtype where it can be)")
+    group.add_argument(
+        "--layout",
+        help=f"contiguous axis of a GEMM's A, then of B: {_values('layout')} (default kk, torch's x @ w.T)",
+    )
+    group.add_argument(
+        "--options",
+        metavar="WORDS",
+        help="what else a problem may say, such as 'beta bias=n activation=relu any_order'",
+    )
+    group.add_argument(
+        "--families",
+        type=file_path,
+        metavar="DIR",
+        help="folder of further kernel families, each in a folder",
+    )
+    parser.add_argument(
+        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+    )
+
+
+def load_given_families(args: argparse.Namespace) -> None:
+    """Make the families of ``--families`` known, and see that the one that was asked for exists.
+
+    Raises:
+        FamilyError: A family is declared wrongly.
+        UsageError: There is no such family, or the folder holds none.
+    """
+    try:
+        if args.families is not None:
+            load_families(args.families)
+        find_family(args.family)
+    except ResourceError as error:
+        raise UsageError(str(error)) from error
+
+
+def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
+    """Return the problems that the arguments ask for, without repeats.
+
+    Raises:
+        UsageError: There is none, or a shape or shapes file is malformed.
+        ProblemError: A shape is not one that the family computes.
+    """
+    if not args.shape and args.shapes is None:
+        raise UsageError("no shape given; use --shape, such as --shape 4096x4096x4096, or --shapes FILE.toml")
+    options = {"--dtype": args.dtype, "--out-dtype": args.out_dtype, "--layout": args.layout}
+    options["--options"] = args.options
+    given = [name for name, value in options.items() if value is not None]
+    if given and not args.shape:
+        raise UsageError(f"{given[0]} goes with --shape; {args.shapes} states it for each shape")
+    family = find_family(args.family)
+    given_options = _options(args, family)
+    found = [_from_word(word, family, given_options) for word in args.shape]
+    if args.shapes is not None:
+        found += read_shapes(args.shapes, args.family)
+    return tuple({item.problem: item for item in reversed(found)}.values())[::-1]
+
+
+def _from_word(word: str, family: Family, options: Mapping[str, str | bool]) -> NamedProblem:
+    return NamedProblem(word.strip().lower(), family.problem(family.parse_shape(word), options))
+
+
+def _values(option: str) -> str:
+    """Return what an option of the shipped families may be."""
+    found = [o.values for name in families() for o in find_family(name).options if o.name == option]
+    return ", ".join(dict.fromkeys(value for values in found for value in values))
+
+
+def _options(args: argparse.Namespace, family: Family) -> dict[str, str | bool]:
+    """Return the options that the arguments give, by name.
+
+    Raises:
+        UsageError: The family has no such option, or it is given twice.
+    """
+    given = {"dtype": args.dtype, "out": args.out_dtype, "layout": args.layout}
+    found: dict[str, str | bool] = {name: value for name, value in given.items() if value is not None}
+    for word in (args.options or "").split():
+        name, equals, value = word.partition("=")
+        option = family.option(name)
+        if option is None or option.is_flag == bool(equals) or option.name in found:
+            repeated = option is not None and option.name in found
+            raise UsageError(f"--options: {_why_not(word, name, family, repeated)}")
+        found[option.name] = True if option.is_flag else value
+    for name in found:
+        if family.option(name) is None:
+            known = ", ".join(option.name for option in family.options)
+            raise UsageError(f"{family.name} has no {name}; its options: {known}")
+    return found
+
+
+def _why_not(word: str, name: str, family: Family, repeated: bool) -> str:
+    if repeated:
+        return f"{name} is given twice"
+    meant = next((f"{o.name}={word}" for o in family.options if word in o.values), "")
+    names = [name for o in family.options for name in (o.name, *o.aliases)]
+    meant = meant or next(iter(difflib.get_close_matches(name, names, n=1)), "")
+    words = ", ".join(o.name if o.is_flag else f"{o.name}=..." for o in family.options)
+    return f"unknown word {word!r}; " + (f"did you mean {meant}?" if meant else f"valid: {words}")
+
+
+def parse_set(words: Sequence[str], space: Space, problem: Problem) -> Mapping[str, tuple[Value, ...]]:
+    """Return the knobs that ``knob=v1,v2`` words restrict, with their values.
+
+    Raises:
+        UsageError: A word is not of that form or a knob is named twice.
+        ConfigError: A knob or a value does not exist.
+    """
+    fixed = parse_fixed(words)
+    for knob, values in fixed.items():
+        for value in values:
+            space.explain(problem, {knob: value})
+    return fixed
+
+
+def parse_fixed(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """Return what ``knob=v1,v2`` words say, whether or not there are such knobs and values.
+
+    Raises:
+        UsageError: A word is not of that form or a knob is named twice.
+    """
+    fixed: dict[str, tuple[Value, ...]] = {}
+    for word in words:
+        knob, equals, values = word.partition("=")
+        if not equals or not knob or not all(values.split(",")):
+            raise UsageError(f"--set {shown(word)} is not of the form knob=v1,v2")
+        if knob in fixed:
+            raise UsageError(f"--set names {knob} twice; write {knob}=v1,v2")
+        fixed[knob] = tuple(dict.fromkeys(parse_value(value) for value in values.split(",")))
+    return fixed

@@ -1,0 +1,137 @@
+"""``python -m cutegen.explain``: which config answers a problem, by which rule of lookup, on any machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build.store import Store
+from cutegen.cli.args import (
+    EXIT_CODES,
+    Parser,
+    add_problem_arguments,
+    file_path,
+    load_given_families,
+    named_problems,
+)
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.cli.text import fold, line_width, say, say_json
+from cutegen.digest import Json
+from cutegen.families.registry import families, find_space
+from cutegen.measure.device import present_device
+from cutegen.records.entry import Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Answer, default_table_path, look_up
+
+__all__ = ["main"]
+
+_EXAMPLES = """examples:
+  python -m cutegen.explain gemm --arch sm_90a --table TABLE.json --shape 63x7168x2048
+  python -m cutegen.explain gemm --shape 63x7168x2048           # on the GPU here, from the cache's table
+
+Nothing is compiled or measured. A call is answered by the first of these that has a valid config:
+  exact    the table has this very problem
+  bucket   an entry of the same kind whose sizes round up to the same powers of two
+  nearest  the closest entry, less than a factor of four away in each size
+  default  no entry serves: the default config, chosen by the performance model where there is one
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m cutegen.explain",
+        description="Say which config a library call would run for each problem, and why.",
+        epilog=_EXAMPLES + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    add_problem_arguments(parser)
+    parser.add_argument(
+        "--table",
+        type=file_path,
+        metavar="FILE",
+        help="dispatch table (default: that of the cache folder for the GPU here; none with --arch)",
+    )
+    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="where the cache's tables are")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    load_given_families(args)
+    arch, sm_count, table, ignored = _target(args)
+    documents: list[Json] = []
+    for item in named_problems(args):
+        answer = look_up(table, item.problem, find_space(item.problem.family, arch), sm_count)
+        documents.append(_document(answer, ignored))
+        if not args.json:
+            lines = _lines(answer, f"{arch}, {sm_count} SMs", table, ignored)
+            say("\n".join(piece for line in lines for piece in fold(line, line_width())))
+    if args.json:
+        say_json(documents)
+    return EXIT_OK
+
+
+def _target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
+    """Return architecture, SMs, the table that counts, and why one that was found does not."""
+    device = None if args.arch else present_device()
+    arch = device.arch if device else find_arch(args.arch)
+    sm_count = device.sm_count if device else arch.nominal_sm_count
+    if args.table is not None:
+        table: Table | None = Table.load(args.table)
+    elif device is not None:
+        store = Store(args.cache_dir) if args.cache_dir else Store.default()
+        table = Table.find(default_table_path(store.root, device))
+    else:
+        table = None
+    if table is None:
+        return arch, sm_count, None, ""
+    made_for = table.fingerprint
+    if device is not None:
+        reasons = table.mismatch(Fingerprint.of(device))
+    else:
+        capability = made_for.compute_capability
+        same = capability == "*" or f"sm_{capability.replace('.', '')}" == arch.name
+        reasons = () if same else (f"it is for compute capability {capability}",)
+        sm_count = made_for.sm_count if isinstance(made_for.sm_count, int) and same else sm_count
+    return arch, sm_count, None if reasons else table, "; ".join(reasons)
+
+
+def _lines(answer: Answer, target: str, table: Table | None, ignored: str) -> list[str]:
+    config = "torch computes it" if answer.config is None else str(answer.config)
+    lines = [f"{answer.problem} on {target}", f"  {answer.how}: {_reason(answer, table, ignored)}"]
+    return [*lines, *(f"  passed over: {reason}" for reason in answer.skipped), f"  config: {config}"]
+
+
+def _reason(answer: Answer, table: Table | None, ignored: str) -> str:
+    entry = answer.entry
+    if entry is not None:
+        words = {
+            "exact": "the table has this very problem",
+            "bucket": f"measured for {entry.problem}, whose sizes round up to the same powers of two",
+            "nearest": f"measured for {entry.problem}, the closest entry within a factor of four",
+        }
+        return words[answer.how] + (f" (tuned for {entry.objective})" if entry.objective != "time" else "")
+    if ignored:
+        return f"the table is ignored: {ignored}"
+    return "no entry of the table serves" if table is not None else "there is no table to ask"
+
+
+def _document(answer: Answer, ignored: str) -> dict[str, Json]:
+    entry = answer.entry
+    return {
+        "problem": str(answer.problem),
+        "how": answer.how,
+        "entry": None if entry is None else str(entry.problem),
+        "config": None if answer.config is None else answer.config.to_json(),
+        "skipped": list(answer.skipped),
+        "table_ignored": ignored,
+    }

@@ -1,0 +1,46 @@
+"""The ``cutegen`` command: hands each subcommand to its module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from cutegen import __version__
+from cutegen.cli.exit_codes import EXIT_OK, EXIT_USAGE
+from cutegen.cli.text import say
+from cutegen.text import did_you_mean
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "tune": ("cutegen.tune", "find the fastest kernel for each shape"),
+    "space": ("cutegen.space.__main__", "say which configs are valid, and why others are not"),
+    "explain": ("cutegen.explain", "say which config a call would run, and why"),
+    "pin": ("cutegen.pin", "write winners as a folder that needs neither compiler nor cutegen"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand that ``argv`` names and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _COMMANDS:
+        module = importlib.import_module(_COMMANDS[words[0]][0])
+        code: int = module.main(words[1:])
+        return code
+    if words and words[0] == "--version":
+        say(f"cutegen {__version__}")
+        return EXIT_OK
+    if words and not words[0].startswith("-"):
+        say(f"cutegen: unknown command {words[0]!r}{did_you_mean(words[0], _COMMANDS)}", error=True)
+    asked = bool(words) and words[0] in {"-h", "--help"}
+    say(_usage(), error=not asked)
+    return EXIT_OK if asked else EXIT_USAGE
+
+
+def _usage() -> str:
+    lines = ["usage: cutegen COMMAND ...", "", "commands:"]
+    lines += [f"  {name:<8} {what}" for name, (_, what) in _COMMANDS.items()]
+    return "\n".join(
+        [*lines, "", "cutegen COMMAND --help shows its options; cutegen --version prints the version"]
+    )

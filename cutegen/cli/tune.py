@@ -1,0 +1,366 @@
+"""``python -m cutegen.tune``: arguments, progress and output of a tuning run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cutegen import __version__
+from cutegen.arch import Arch, find_arch
+from cutegen.build.store import Store
+from cutegen.cli.args import (
+    EXIT_CODES,
+    Parser,
+    add_problem_arguments,
+    file_path,
+    integer,
+    load_given_families,
+    named_problems,
+    parse_set,
+    positive_float,
+    positive_int,
+)
+from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
+from cutegen.cli.progress import Display, make_display
+from cutegen.cli.report import LEGEND, document, result_lines, summary_lines
+from cutegen.cli.space import refuse
+from cutegen.cli.text import line_width, say, say_json
+from cutegen.digest import Json
+from cutegen.errors import DeviceError, StoreError, UsageError
+from cutegen.families.gemm.operator_package import EXTRA
+from cutegen.families.registry import SOURCES, families, find_space
+from cutegen.families.shapes import NamedProblem
+from cutegen.measure import BUSY_MODES
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import OBJECTIVES
+from cutegen.runtime.dispatch import autotune_disabled
+from cutegen.space import Space, Value
+from cutegen.tuning import AutoTuner, Effort, Failed, Request, TuneResult
+from cutegen.tuning.transfer import Imported, export_candidates, import_candidates
+
+__all__ = ["main"]
+
+_EXAMPLES = """examples:
+  python -m cutegen.tune gemm --shape 4096x4096x4096 --shape 64x7168x2048 --dtype bf16
+  python -m cutegen.tune gemm --shapes shapes.toml --budget 600 --table mine.json
+  python -m cutegen.tune gemm --shape 8192x8192x8192 --objective energy --table green.json
+  python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
+  python -m cutegen.tune gemm --shape 4096x4096x4096 --sources cutegen,operators
+
+Candidates are compiled while others are checked against an fp64 reference on the GPU; the correct ones are
+timed in turn with the baseline, such as torch.mm. Every result is kept: the same command continues an
+interrupted run, or answers from the records. With --arch nothing is measured: candidates are compiled and
+inspected, and times are the model's predictions.
+
+Carry candidates from a machine that compiles to one that measures:
+  1. here:  python -m cutegen.tune gemm --arch sm_90a --shapes shapes.toml --export candidates.tar
+  2. there: python -m cutegen.tune gemm --import candidates.tar        # no compiler, no --shapes needed
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m cutegen.tune",
+        description="Find the fastest kernel for each shape: search, compile, check, measure, choose.",
+        epilog=_EXAMPLES + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    add_problem_arguments(parser)
+    _add_effort(parser)
+    _add_files(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--wide", action="store_true", help="show all columns and the names of all knobs")
+    parser.add_argument("--legend", action=_Legend, help="explain the columns of the tables and exit")
+    return parser
+
+
+class _Legend(argparse.Action):
+    """Prints what the columns mean, as ``--help`` prints the options."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
+        say(LEGEND)
+        parser.exit()
+
+
+def _add_effort(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("effort")
+    group.add_argument(
+        "--budget", type=positive_float, metavar="SECONDS", help="for all shapes together (default: no limit)"
+    )
+    group.add_argument(
+        "--candidates",
+        type=positive_int,
+        metavar="N",
+        help=f"compile at most N kernels per shape beside the default config (default {Effort().classes}); "
+        "further values of run-time knobs cost no compilation and come on top; a measured run then refines: "
+        f"it compiles up to {2 * Effort().refine} more around the fastest, and again a quarter as many",
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=V1,V2",
+        help="try only these values, beside the default; repeatable",
+    )
+    group.add_argument(
+        "--sources",
+        type=_words,
+        default=("cutegen",),
+        metavar="S1,S2",
+        help=f"providers whose kernels to try, as many of each: {','.join(SOURCES)} (NVIDIA's, which need "
+        f"pip install '{EXTRA}'; default cutegen)",
+    )
+    group.add_argument(
+        "--seed", type=integer, default=0, help="of the order within measuring rounds (default 0)"
+    )
+    group.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="time",
+        help="what the finalists are chosen by: time per launch, energy per launch, or edp, their product "
+        "(default time); energy takes longer to measure",
+    )
+    group.add_argument(
+        "--busy",
+        choices=BUSY_MODES,
+        default="wait",
+        help="while another process uses the GPU: wait for it (up to 10 minutes), warn and go on, or refuse "
+        "(default wait)",
+    )
+    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
+    group.add_argument(
+        "--allow-torch", action="store_true", help="allow torch.mm to win an entry of the table"
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("files")
+    group.add_argument(
+        "--table",
+        type=file_path,
+        metavar="FILE",
+        help="dispatch table to write winners to (JSON; default: one per GPU name in the cache folder)",
+    )
+    group.add_argument("--db", type=file_path, metavar="FILE", help="database of all trials (SQLite)")
+    group.add_argument(
+        "--cache-dir",
+        type=file_path,
+        metavar="DIR",
+        help="compiled kernels, and table and database unless named (default: CUTEGEN_CACHE_DIR, else the "
+        "user's cache folder)",
+    )
+    group.add_argument(
+        "--export",
+        type=file_path,
+        metavar="FILE.tar",
+        help="write the compiled candidates to a file, to be measured on another machine",
+    )
+    group.add_argument(
+        "--import",
+        type=file_path,
+        metavar="FILE.tar",
+        dest="bundle",
+        help="measure candidates that --export wrote; needs no compiler; import only what you trust",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    if autotune_disabled():
+        raise UsageError("CUTEGEN_DISABLE_AUTOTUNE is set, so nothing is tuned; unset it to tune")
+    load_given_families(args)
+    if args.arch and args.table:
+        raise UsageError(
+            f"--table {args.table} would stay unwritten: with --arch nothing is measured, so there is no "
+            "winner; leave out one of them"
+        )
+    if args.bundle is not None and not args.bundle.is_file():
+        raise StoreError(f"bundle {args.bundle} does not exist; --export of another run writes one")
+    device = None if args.arch else _device()
+    imported = _import(args, device)
+    if imported is not None and not args.shape and args.shapes is None:
+        problems: tuple[NamedProblem, ...] = tuple(NamedProblem(str(p), p) for p in imported.candidates)
+    else:
+        problems = named_problems(args)
+    display = make_display(args.quiet)
+    with _tuner(args, device, imported, display) as tuner:
+        requests = [_request(tuner, item, args, imported, alone=len(problems) == 1) for item in problems]
+        results = _collect(tuner, problems, requests, args, display)
+        return _finish(tuner, results, args)
+
+
+def _device() -> Device:
+    try:
+        return present_device()
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}; to compile and predict without a GPU give --arch, such as sm_90a"
+        ) from error
+
+
+def _import(args: argparse.Namespace, device: Device | None) -> Imported | None:
+    if args.bundle is None:
+        return None
+    target = device.arch if device else find_arch(args.arch)
+
+    def require(arch: Arch) -> None:
+        if arch != target:
+            raise UsageError(f"bundle {args.bundle} is for {arch}, not for {target}")
+
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    return import_candidates(args.bundle, store, require)
+
+
+def _tuner(
+    args: argparse.Namespace, device: Device | None, imported: Imported | None, display: Display
+) -> AutoTuner:
+    return AutoTuner(
+        args.arch,
+        device=device,
+        cache_dir=args.cache_dir,
+        db=args.db,
+        table=args.table,
+        workers=args.workers,
+        seed=args.seed,
+        allow_torch=args.allow_torch,
+        again=args.again,
+        objective=args.objective,
+        sources=args.sources,
+        busy=args.busy,
+        observe=display.show,
+        toolchain=imported.toolchain if imported else None,
+    )
+
+
+def _request(
+    tuner: AutoTuner,
+    item: NamedProblem,
+    args: argparse.Namespace,
+    imported: Imported | None,
+    *,
+    alone: bool,
+) -> Request:
+    space = find_space(item.problem.family, tuner.setting.arch)
+    fixed = parse_set(args.set, space, item.problem)
+    if imported is None:
+        if fixed or alone:
+            _require_legal(space, item, fixed)
+        # One of several that the target cannot compute has no winner; the others may.
+        return tuner.request(item.problem, args.candidates, fixed, args.budget)
+    if item.problem not in imported.candidates:
+        known = "; ".join(map(str, imported.candidates))
+        raise UsageError(f"bundle {args.bundle} has no candidates for {item.problem}; it has {known}")
+    wanted = imported.candidates[item.problem]
+    if fixed:
+        wanted = tuple(c for c in wanted if all(c.get(knob) in values for knob, values in fixed.items()))
+        if not wanted:
+            words = " ".join(args.set)
+            raise UsageError(f"bundle {args.bundle} has no candidate for {item.problem} with {words}")
+    return replace(tuner.request(item.problem, wanted, fixed, args.budget), vary=True)
+
+
+def _require_legal(space: Space, item: NamedProblem, fixed: Mapping[str, tuple[Value, ...]]) -> None:
+    """Refuse what leaves no config, naming the rules, before anything is compiled."""
+    if next(space.configs(item.problem, fixed), None) is None:
+        refuse(space, item.problem, fixed)
+
+
+def _collect(
+    tuner: AutoTuner,
+    problems: Sequence[NamedProblem],
+    requests: Sequence[Request],
+    args: argparse.Namespace,
+    display: Display,
+) -> dict[str, TuneResult | Failed]:
+    results: dict[str, TuneResult | Failed] = {}
+    stream = tuner.run(requests, args.budget)
+    try:
+        with display:
+            for at, item in enumerate(problems, 1):
+                display.begin(item.name, at, len(problems))
+                result = next(stream)
+                display.hide()
+                results[_unused(item, results)] = result
+                if not args.json:
+                    say("\n".join(result_lines(item.name, result, _width(args))), flush=True)
+    except KeyboardInterrupt:
+        if args.json and results:
+            _print_json(tuner, results, interrupted=True)
+        raise
+    return results
+
+
+def _width(args: argparse.Namespace) -> int | None:
+    return None if args.wide else line_width()
+
+
+def _unused(item: NamedProblem, results: Mapping[str, object]) -> str:
+    return item.name if item.name not in results else f"{item.name} ({item.problem})"
+
+
+def _finish(tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], args: argparse.Namespace) -> int:
+    if args.json:
+        _print_json(tuner, results)
+    else:
+        for line in summary_lines(results, _width(args)):
+            say(line)
+    found = [r for r in results.values() if isinstance(r, TuneResult)]
+    _print_places(tuner, args, found)
+    return EXIT_NO_WINNER if any(isinstance(r, Failed) for r in results.values()) else EXIT_OK
+
+
+def _print_places(tuner: AutoTuner, args: argparse.Namespace, found: Sequence[TuneResult]) -> None:
+    """Say where everything is and what the next command would be."""
+    setting, lines = tuner.setting, []
+    if found and not args.json:
+        lines.append("columns: --legend; knobs: docs/knobs.md; all columns: --wide")
+    if args.export is not None:
+        count = export_candidates(args.export, setting, found)
+        lines.append(f"exported {count} compiled kernels to {args.export}")
+        lines.append(f"  next, on a machine with such a GPU: {_again(args)} --import {args.export.name}")
+    lines.append(f"trials in {setting.db}")
+    if setting.table:
+        lines.append(f"winners in {setting.table}")
+        families = f" --families {args.families}" if args.families else ""
+        lines.append(f"  to deploy: python -m cutegen.pin{families} --table {setting.table} --out deploy/")
+    elif args.table is None and setting.device is None:
+        lines.append("no table is written: nothing was measured")
+    say("\n".join(lines), error=True)
+
+
+def _again(args: argparse.Namespace) -> str:
+    families = f" --families {args.families}" if args.families else ""
+    return f"python -m cutegen.tune {args.family}{families}"
+
+
+def _print_json(
+    tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], *, interrupted: bool = False
+) -> None:
+    setting = tuner.setting
+    about: dict[str, Json] = {
+        "cutegen": __version__,
+        "arch": setting.arch.name,
+        "device": setting.device.to_json() if setting.device else None,
+        "toolchain": setting.toolchain.to_json(),
+        "table": str(setting.table) if setting.table else None,
+        "db": str(setting.db),
+        "interrupted": interrupted,
+    }
+    say_json(document(results, about))

@@ -1,0 +1,58 @@
+"""The loader that ships: one file made of several modules, sealed with the SHA-256 of its manifest.
+
+Loader and manifest vouch for each other: the loader holds the digest of the manifest, and the manifest that
+of the loader before the first was written in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from cutegen.deploy.listing import MANIFEST
+
+__all__ = ["LOADER", "changed_of_pair", "loader_text", "sealed"]
+
+LOADER = "pinned.py"
+_PART = re.compile(r"^from cutegen\.deploy\.(\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+_SEAL = b'MANIFEST_SHA256 = "%s"'
+_SEALED = re.compile(_SEAL % b"[0-9a-f]{64}")
+
+
+def loader_text() -> bytes:
+    """Return the loader with what it imports from this package in the place of the imports."""
+    folder = Path(__file__).parent
+
+    def part(found: re.Match[str]) -> str:
+        text = (folder / f"{found[1]}.py").read_text(encoding="utf-8")
+        return _PART.sub("", text).replace("from __future__ import annotations\n", "")
+
+    text = _PART.sub(part, (folder / LOADER).read_text(encoding="utf-8")).encode()
+    assert text.count(_SEAL % b"") == 1
+    return text
+
+
+def sealed(loader: bytes, manifest: bytes) -> bytes:
+    """Return the text of a loader that accepts this manifest and no other."""
+    return loader.replace(_SEAL % b"", _SEAL % hashlib.sha256(manifest).hexdigest().encode())
+
+
+def changed_of_pair(folder: Path, loader_digest: str) -> list[str]:
+    """Return which of a folder's loader and manifest is missing or not as it was.
+
+    Args:
+        folder: A deployment.
+        loader_digest: What its manifest says of the loader.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    try:
+        text = (folder / LOADER).read_bytes()
+    except FileNotFoundError:
+        return [LOADER]
+    plain = _SEALED.sub(_SEAL % b"", text, count=1)
+    if hashlib.sha256(plain).hexdigest() != loader_digest:
+        return [LOADER]
+    return [] if sealed(plain, (folder / MANIFEST).read_bytes()) == text else [MANIFEST]

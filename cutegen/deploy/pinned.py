@@ -1,0 +1,288 @@
+"""Launch the kernels that were pinned into this folder, from torch and tvm-ffi alone.
+
+In a deployment this file is self-contained: it travels with ``manifest.json`` and the folder ``kernels``.
+Nothing is tuned, rendered or compiled. A file that changed, another GPU or a product that was not pinned is
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutegen.deploy.launch import Call, Ffi, PinnedError, block, matrix
+from cutegen.deploy.listing import FIELDS, MANIFEST, TABLE, is_pinned_name, is_record, parse_manifest
+from cutegen.deploy.tensors import SCALES, call_key, check_apart, dtype_of, span_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FIELDS", "Deployment", "PinnedError", "gemm", "linear"]
+
+#: Written in when the folder was made; it vouches for the manifest, which vouches for every other file.
+MANIFEST_SHA256 = ""
+
+
+class Deployment:
+    """The kernels of one folder.
+
+    Raises:
+        PinnedError: The folder is incomplete, a file in it changed, or this CPU lacks what it was built for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+
+        self.torch: Any = torch
+        self.folder = Path(folder)
+        text = self._read(MANIFEST, MANIFEST_SHA256)
+        try:
+            self._manifest = parse_manifest(text)
+            self._records = {tuple(record["key"]): record for record in self._manifest["kernels"]}
+            #: The problems that are pinned here, one line each.
+            self.problems: list[str] = [str(record["problem"]) for record in self._manifest["kernels"]]
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise self._malformed(f"{type(error).__name__}: {error}") from error
+        self._read(TABLE, self._digest(TABLE))
+        _check_cpu(self._manifest["cpu_flags"])
+        self.ffi = Ffi()
+        self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+            lambda device: torch.cuda.current_stream(device).cuda_stream
+        )
+        self._functions: dict[str, Any] = {}
+        self._trusted: set[int] = set()
+        self._threads = threading.local()
+        self._lock = threading.Lock()
+
+    def verify(self) -> None:
+        """Check every listed file of the folder against its recorded SHA-256; other files are not looked at.
+
+        Raises:
+            PinnedError: One is missing or changed; the message names it.
+        """
+        for name in self._manifest["files"]:
+            self._read(name, self._digest(name))
+
+    def gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        c: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        bias: torch.Tensor | None = None,
+        activation: str = "",
+        out_dtype: torch.dtype | None = None,
+        scales: tuple[torch.Tensor, torch.Tensor] | tuple[()] = (),
+        fast_accum: bool = False,
+        any_order: bool = False,
+    ) -> torch.Tensor:
+        """Return ``activation(alpha * scales * a @ b + beta * c + bias)`` by the kernel pinned for it.
+
+        Raises:
+            PinnedError: No kernel is pinned for this product, the GPU or a file is not the pinned one, or
+                ``out`` shares memory with an operand (it may be ``c`` itself).
+        """
+        torch = self.torch
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            raise PinnedError("an operand requires grad, but pinned kernels compute no gradients")
+        c = None if beta == 0 else c
+        given = out is not None
+        if out is None:
+            dtype = out_dtype or getattr(torch, dtype_of(a)[3])
+            out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=dtype, device=a.device)
+        if out.numel() == 0:
+            return out
+        options = (alpha != 1, c is not None, bias is not None, activation, fast_accum, any_order)
+        addresses = [a.data_ptr(), b.data_ptr(), out.data_ptr()]
+        # A call with a known key is not checked again: all that _prepare looks at is in the key, or not 0.
+        key: tuple[Any, ...] = (
+            options,
+            a.shape,
+            b.shape,
+            out.shape,
+            a.stride(),
+            b.stride(),
+            out.stride(),
+            a.dtype,
+            b.dtype,
+            out.dtype,
+            a.device,
+            b.device,
+            out.device,
+            addresses[2] & 15,
+        )
+        factors = [] if alpha == 1 else [float(alpha)]
+        if c is not None:
+            addresses.append(c.data_ptr())
+            key = (key, c is out, c.shape, c.stride(), c.dtype, c.device, addresses[3] & 15)
+            factors.append(float(beta))
+        for vector in scales if bias is None else (bias, *scales):
+            addresses.append(vector.data_ptr())
+            key = (key, vector.shape, vector.stride(), vector.dtype, vector.device)
+        try:
+            calls = self._threads.calls
+        except AttributeError:
+            calls = self._threads.calls = {}
+        call = None if 0 in addresses else calls.get(key)
+        if call is None:
+            call = calls[key] = self._prepare(a, b, out, c, bias, scales, options)
+        launch, out_bytes, sizes = call
+        if given:
+            start = addresses[2]
+            end = start + out_bytes
+            for address, size in zip(addresses, sizes, strict=True):
+                if address < end and start < address + size:
+                    check_apart(out, c, a=a, b=b, bias=bias, **dict(zip(SCALES, scales, strict=False)))
+                    break
+        launch(addresses, factors, a, b, out)
+        return out
+
+    def linear(self, x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Return ``x @ w.T``; leading dimensions of ``x`` are flattened, options are those of :meth:`gemm`.
+
+        Raises:
+            PinnedError: As :meth:`gemm`.
+        """
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return self.gemm(rows, w.t(), **options).view(*x.shape[:-1], w.shape[0])
+
+    def function(self, record: dict[str, Any]) -> Any:
+        """Return the C function of a record, loading its library on first use."""
+        symbol = record["symbol"]
+        with self._lock:
+            if symbol not in self._functions:
+                function = self._load(record["library"], record["source"], f"__tvm_ffi_{symbol}")
+                function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+                self._functions[symbol] = function
+            return self._functions[symbol]
+
+    def _load(self, name: str, source: str, symbol: str) -> Any:
+        path = self.folder / name
+        before = _identity(path)
+        self._read(name, self._digest(name))
+        self._read(source, self._digest(source))
+        try:
+            function = getattr(ctypes.CDLL(str(path)), symbol)
+        except (OSError, AttributeError) as error:
+            raise PinnedError(f"{name} cannot be loaded: {error}") from error
+        if before is None or _identity(path) != before:
+            raise PinnedError(
+                f"{name} in {self.folder} was replaced while it was being loaded; restart the process"
+            )
+        return function
+
+    def _prepare(
+        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
+    ) -> tuple[Callable[..., None], int, list[int]]:
+        """Return what launches such a call, the bytes of ``out``, and those of all tensors but ``out``."""
+        tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
+        self._check_place(tensors)
+        launch = self._launcher(a, b, out, c, bias, scales, options)
+        itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
+        sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
+        return launch, span_bytes(out), sizes
+
+    def _launcher(
+        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
+    ) -> Callable[..., None]:
+        key = call_key(a, b, out, c, bias, bool(scales), options)
+        record = self._records.get(key)
+        if record is None:
+            asked = " ".join(f"{name}={value}" for name, value in zip(FIELDS, key, strict=True) if value)
+            some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
+            raise PinnedError(f"no kernel is pinned for {asked}; pinned: {some}")
+        if not is_record(record):
+            raise self._malformed(f"the record of {record['problem']} is not one that was pinned")
+        if not record["symbol"]:
+            product = self.torch.bmm if a.dim() == 3 else self.torch.mm
+            return lambda addresses, factors, a, b, out: product(a, b, out=out)
+        blocks = [matrix(tensor) for tensor in (a, b, out, c) if tensor is not None]
+        for vector in (*(() if bias is None else (bias,)), *scales):
+            blocks.append(block((vector.numel(),), (1,), str(vector.dtype), a.get_device()))
+        return Call(self, record, blocks, a.device)
+
+    def _check_place(self, tensors: list[Any]) -> None:
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) > 1 or tensors[0].device.type != "cuda":
+            raise PinnedError(f"operands are on {', '.join(map(str, devices))}; they must be on one GPU")
+        if not all(tensor.data_ptr() for tensor in tensors):
+            raise PinnedError("an operand has no memory; pinned kernels cannot be traced with fake tensors")
+        device = tensors[0].get_device()
+        if device not in self._trusted:
+            self._check_gpu(device)
+            self._trusted.add(device)
+
+    def _check_gpu(self, device: int) -> None:
+        facts = self.torch.cuda.get_device_properties(device)
+        here = {
+            "gpu_name": facts.name,
+            "compute_capability": f"{facts.major}.{facts.minor}",
+            "sm_count": facts.multi_processor_count,
+        }
+        for field, wanted in self._manifest["gpu"].items():
+            if wanted not in ("*", here[field]):
+                raise PinnedError(f"pinned for {field}={wanted}, but GPU {device} has {field}={here[field]}")
+
+    def _digest(self, name: str) -> str:
+        """Return the recorded SHA-256 of a file."""
+        digest = self._manifest["files"].get(name)
+        if not isinstance(digest, str) or not is_pinned_name(name):
+            raise self._malformed(f"its files do not list {name!r} as they should")
+        return digest
+
+    def _malformed(self, why: str) -> PinnedError:
+        return PinnedError(f"{MANIFEST} in {self.folder} is malformed: {why[:200]}")
+
+    def _read(self, name: str, digest: str) -> bytes:
+        try:
+            data = (self.folder / name).read_bytes()
+        except OSError as error:
+            raise PinnedError(f"{name} in {self.folder} cannot be read: {error.strerror}") from error
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise PinnedError(f"{name} in {self.folder} has changed since it was pinned")
+        return data
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or written; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _check_cpu(flags: Iterable[str]) -> None:
+    """Refuse a processor without the instructions that the launch code was compiled for."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+            found = next((line.split() for line in lines if line.startswith("flags")), [])
+    except OSError:
+        return
+    missing = sorted(set(flags) - set(found))
+    if found and missing:
+        raise PinnedError(f"this CPU lacks {', '.join(missing)}, which the kernels' launch code may use")
+
+
+@functools.cache
+def _deployment() -> Deployment:
+    return Deployment(Path(__file__).parent)
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Return the product of two GPU matrices; options as :meth:`Deployment.gemm`."""
+    return _deployment().gemm(a, b, **options)
+
+
+def linear(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Return ``x @ w.T``; options as :meth:`Deployment.linear`."""
+    return _deployment().linear(x, w, **options)

@@ -1,0 +1,91 @@
+"""What a call of a deployment asks for, read off its tensors; part of the loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutegen.deploy.launch import DTYPES, PinnedError
+
+__all__ = ["SCALES", "call_key", "check_apart", "dtype_of", "overlap", "span_bytes"]
+
+SCALES = ("scale_a", "scale_b")
+_LAYOUTS = {("k", "k"): "tn", ("k", "n"): "nn", ("m", "n"): "nt", ("m", "k"): "tt"}
+
+
+def dtype_of(tensor: Any) -> tuple[str, int, int, str]:
+    try:
+        return DTYPES[str(tensor.dtype)]
+    except KeyError:
+        raise PinnedError(f"an operand has dtype {tensor.dtype}, which no kernel takes") from None
+
+
+def call_key(a: Any, b: Any, out: Any, c: Any, bias: Any, scaled: bool, options: Any) -> tuple[Any, ...]:
+    """Describe a call in the order of FIELDS."""
+    alpha, beta, _, activation, fast_accum, any_order = options
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if a.dim() not in (2, 3) or b.shape != (*a.shape[:-2], k, n):
+        raise PinnedError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they do not multiply")
+    for name, tensor in (("out", out), ("c", c)):
+        if tensor is not None and tensor.shape != (*a.shape[:-1], n):
+            raise PinnedError(f"{name} has shape {tuple(tensor.shape)}; it must be {(*a.shape[:-1], n)}")
+    if b.dtype != a.dtype or any(t is not None and t.dtype != out.dtype for t in (c, bias)):
+        raise PinnedError("a and b must have one dtype, and so must out, c and bias")
+    along = ""
+    if bias is not None:
+        along = "n" if bias.shape == (n,) else "m"
+        if bias.shape not in ((n,), (m, 1)) or (bias.numel() > 1 and bias.stride(0) != 1):
+            raise PinnedError(
+                f"bias has shape {tuple(bias.shape)}; it must be ({n},) or ({m}, 1), contiguous"
+            )
+    ab_dtype = dtype_of(a)[0]
+    unaligned = any(not _is_aligned(t) for t in (out, c) if t is not None)
+    return (
+        *(m, n, k, a.shape[0] if a.dim() == 3 else 1, ab_dtype, dtype_of(out)[0]),
+        *(_LAYOUTS[_axis(a, "mk"), _axis(b, "kn")], unaligned, alpha, beta, along, activation),
+        *(scaled, ab_dtype in ("e4m3", "e5m2") and not fast_accum, any_order),
+    )
+
+
+def _axis(tensor: Any, axes: str) -> str:
+    """Return the axis along which an operand is contiguous."""
+    ones = [at for at in (-1, -2) if tensor.stride(at) == 1]
+    if not ones:
+        raise PinnedError(f"an operand has strides {tensor.stride()}; its rows or columns must be contiguous")
+    return axes[max(ones, key=lambda at: int(tensor.shape[at]))]
+
+
+def _is_aligned(tensor: Any) -> bool:
+    """Whether every row starts at a multiple of 16 bytes."""
+    steps = [step for step, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
+    places = (tensor.data_ptr(), *(step * tensor.element_size() for step in (tensor.shape[-1], *steps)))
+    return not any(place % 16 for place in places)
+
+
+def check_apart(out: Any, c: Any, **inputs: Any) -> None:
+    """Refuse an ``out`` that shares memory with an input, or some of its memory with ``c``."""
+    for name, tensor in inputs.items():
+        if tensor is not None and overlap(tensor, out):
+            raise PinnedError(
+                f"out shares memory with {name}, which is read while out is written; pass another"
+            )
+    if c is not None and (c.data_ptr() != out.data_ptr() or c.stride() != out.stride()) and overlap(c, out):
+        raise PinnedError("out shares some of its memory with c; pass out=c itself, or apart from it")
+
+
+def span_bytes(tensor: Any) -> int:
+    """Return the bytes from a tensor's first element to behind its last."""
+    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * int(tensor.element_size())
+
+
+def overlap(x: Any, y: Any) -> bool:
+    """Whether two tensors may share an element: exact for matrices of one pitch, else by address ranges."""
+    start_x, start_y = x.data_ptr(), y.data_ptr()
+    if not (start_x < start_y + span_bytes(y) and start_y < start_x + span_bytes(x)):
+        return False
+    rows = [t.stride(0) * t.element_size() for t in (x, y) if t.dim() == 2 and t.stride(1) == 1]
+    if len(rows) != 2 or rows[0] != rows[1] or rows[0] == 0:
+        return True
+    width_x, width_y = (t.shape[1] * t.element_size() for t in (x, y))
+    ahead = (start_y - start_x) % rows[0]
+    return bool(ahead < width_x or ahead + width_y > rows[0])

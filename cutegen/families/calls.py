@@ -1,0 +1,174 @@
+"""Tensors of a call to the problem of a declared family that they pose, every rule checked with its reason.
+
+Nothing here imports torch; tensors are asked for their shape, strides, dtype and address only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
+from cutegen.errors import OperandError, ProblemError
+from cutegen.families.declared import NONE, SAME, UNALIGNED, Declared, DeclaredFamily, DeclaredProblem
+from cutegen.families.strides import is_aligned, may_repeat, overlap
+from cutegen.family import Option
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["describe_call", "output_shapes", "refuse_overlap"]
+
+
+def describe_call(
+    family: DeclaredFamily,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: frozenset[str],
+    *,
+    device_type: str = "cuda",
+) -> DeclaredProblem:
+    """Return the problem that a call poses.
+
+    Args:
+        family: Whose.
+        tensors: The tensors that were given, by argument name: inputs, and outputs of the caller's.
+        wanted: The outputs that are to be made, whether given or not.
+        device_type: Where tensors must be; tests pass ``cpu``.
+
+    Raises:
+        OperandError: A tensor cannot be an operand: names it, the rule, and what would be valid.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    options: dict[str, str | bool] = {}
+    given = {o.name: o for o in family.options}
+    for declared in family.declared_arguments:
+        present = declared.name in tensors or declared.name in wanted
+        if declared.when and declared.kind != "scalar":
+            _agree_on_presence(declared, present, given[declared.when], options)
+        if declared.name in tensors:
+            tensor = tensors[declared.name]
+            _check_place(declared.name, tensor, tensors, device_type)
+            _take_sizes(declared, tensor, sizes)
+            _take_dtype(
+                declared, tensor, options, given[declared.dtype].values if declared.dtype in given else ()
+            )
+    aligned = all(_is_aligned(declared_name, tensor) for declared_name, tensor in tensors.items())
+    missing = [size.name for size in family.sizes if size.name not in sizes and size.default is None]
+    if missing:
+        raise OperandError(f"{family.name}: no tensor tells the size {missing[0]}")
+    try:
+        return family.problem(
+            {name: value for name, (value, _) in sizes.items()}, {**options, UNALIGNED: not aligned}
+        )
+    except ProblemError as error:
+        raise OperandError(str(error)) from error
+
+
+def _agree_on_presence(
+    declared: Declared, present: bool, option: Option, options: dict[str, str | bool]
+) -> None:
+    if not option.is_flag:
+        if not present:
+            options[declared.when] = NONE
+        return
+    before = options.setdefault(declared.when, present)
+    if before != present:
+        raise OperandError(
+            f"{declared.name} and the others of {declared.when!r} go together; pass all or none"
+        )
+
+
+def _check_place(
+    name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor], device_type: str
+) -> None:
+    if not hasattr(tensor, "stride"):
+        raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    first, other = next(iter(tensors.items()))
+    if tensor.device.type != device_type:
+        raise OperandError(f"{name} is on {tensor.device}; it must be on a {device_type} device")
+    if tensor.device != other.device:
+        raise OperandError(f"{name} is on {tensor.device} but {first} on {other.device}; use one device")
+
+
+def _take_sizes(declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple[int, str]]) -> None:
+    name, shape = declared.name, tuple(tensor.shape)
+    form = f"({', '.join(declared.dims)}{',' if len(declared.dims) == 1 else ''})"
+    if len(shape) != len(declared.dims):
+        raise OperandError(f"{name} has shape {shape}; it must be {form}")
+    for dim, extent in zip(declared.dims, shape, strict=True):
+        known, by = sizes.setdefault(dim, (extent, name))
+        if known != extent:
+            raise OperandError(
+                f"{name} has shape {shape}, which makes {dim} {extent}, but {by} makes it {known}"
+            )
+        if extent == 0:
+            raise OperandError(f"{name} has shape {shape}; {dim} must be at least 1")
+    stride = tensor.stride()
+    if shape and shape[-1] > 1 and stride[-1] != 1:
+        raise OperandError(
+            f"{name} has strides {stride}: its rows must be contiguous (stride 1 along {declared.dims[-1]}); "
+            f"pass {name}.contiguous()"
+        )
+    if may_repeat(shape, stride):
+        raise OperandError(
+            f"{name} has strides {stride}, under which elements overlap; pass {name}.contiguous()"
+        )
+
+
+def _take_dtype(
+    declared: Declared, tensor: torch.Tensor, options: dict[str, str | bool], values: tuple[str, ...]
+) -> None:
+    name, short = declared.name, SHORT_NAMES.get(str(tensor.dtype), "")
+    if not values:
+        if short != declared.dtype:
+            raise OperandError(
+                f"{name} has dtype {tensor.dtype}; it must be torch.{TORCH_DTYPES[declared.dtype]}"
+            )
+        return
+    if short not in values and not (SAME in values and short == options.get("dtype")):
+        known = ", ".join(f"torch.{TORCH_DTYPES[value]}" for value in values if value in TORCH_DTYPES)
+        raise OperandError(f"{name} has dtype {tensor.dtype}; valid: {known}")
+    if SAME in values and short == options.get("dtype"):
+        short = SAME
+    before = options.setdefault(declared.dtype, short)
+    if before != short:
+        raise OperandError(
+            f"{name} has dtype {tensor.dtype} but others torch.{TORCH_DTYPES[str(before)]}; they must agree"
+        )
+
+
+def _is_aligned(name: str, tensor: torch.Tensor) -> bool:
+    """Return whether every row of a tensor starts at a multiple of 16 bytes."""
+    if tensor.dim() < 2:
+        return bool(tensor.data_ptr() % TMA_ALIGN_BYTES == 0)
+    fits = is_aligned(tuple(tensor.shape), tensor.stride(), -1, tensor.element_size())
+    return fits and tensor.data_ptr() % TMA_ALIGN_BYTES == 0
+
+
+def output_shapes(problem: DeclaredProblem) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and short dtype of every output of ``problem``, by name."""
+    arguments = problem.declared.arguments(problem)
+    return {a.name: (a.shape, a.dtype) for a in arguments if a.kind == "out" and a.dtype in DTYPE_BYTES}
+
+
+def refuse_overlap(family: DeclaredFamily, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Do nothing if every output is apart from all other tensors, or is exactly an input that it may be.
+
+    Raises:
+        OperandError: Two of them share memory.
+    """
+    written = [a for a in family.declared_arguments if a.kind in ("out", "inout") and a.name in tensors]
+    for argument in written:
+        out = tensors[argument.name]
+        for name, tensor in tensors.items():
+            if name == argument.name or not overlap(out, tensor):
+                continue
+            same = out.data_ptr() == tensor.data_ptr() and out.stride() == tensor.stride()
+            if name in argument.may_alias and same:
+                continue
+            may = (
+                f"it may only be {' or '.join(argument.may_alias)} itself"
+                if argument.may_alias
+                else "pass another"
+            )
+            raise OperandError(f"{argument.name} shares memory with {name}; {may}")

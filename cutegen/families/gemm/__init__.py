@@ -1,0 +1,1 @@
+"""GEMMs, plain and block-scaled: everything that knows matrices."""

@@ -1,0 +1,230 @@
+"""The GEMM families as the rest of cutegen sees them: plain GEMMs, and GEMMs with scale factors along k."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutegen.arch import Arch
+from cutegen.errors import ProblemError, UsageError
+from cutegen.families.gemm.knobs import KNOBS
+from cutegen.families.gemm.operator_package import require_package
+from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
+from cutegen.families.gemm.perf_model.strategy import GemmStrategy
+from cutegen.families.gemm.problem import (
+    ACTIVATIONS,
+    BIASES,
+    BLOCK_SCALED,
+    BLOCK_SCALED_FAMILY,
+    LAYOUTS,
+    OUT_DTYPES,
+    SCALED_OUT_DTYPES,
+    Epilogue,
+    Problem,
+    parse_extents,
+)
+from cutegen.families.gemm.tail_shapes import tail_problems
+from cutegen.families.resources import resource_root
+from cutegen.family import Argument, Baseline, Family, Inputs, Option, Reference, Size, Strategy, Tensors
+from cutegen.space import Config
+from cutegen.text import shown
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BLOCK_SCALED_GEMM", "GEMM", "GemmFamily"]
+
+_PLAIN = Epilogue()
+_FLAGS = {
+    "alpha": "multiply by a factor that the caller gives",
+    "beta": "add beta * C",
+    "scale": "multiply by one factor for each operand, read from device memory",
+    "unaligned": "rows of D do not start at multiples of 16 bytes",
+    "promote": "add fp8 partial sums up in fp32",
+    "any_order": "allow a nondeterministic split-K reduction",
+}
+
+
+class GemmFamily(Family):
+    """``D = activation(alpha * A @ B + beta * C + bias)``, of operands of some dtypes.
+
+    Args:
+        name: ``gemm`` or ``gemm_blockscaled``.
+        meaning: What it computes.
+        dtypes: Of A and B, the default first.
+        out_dtypes: Of D.
+    """
+
+    metric = "TFLOP/s"
+    knobs = KNOBS
+    sizes = (
+        Size("m", "rows of A and D"),
+        Size("n", "columns of B and D"),
+        Size("k", "columns of A, rows of B"),
+        Size("batch", "independent GEMMs", default=1),
+    )
+
+    def __init__(self, name: str, meaning: str, dtypes: tuple[str, ...], out_dtypes: tuple[str, ...]) -> None:
+        self.name = name
+        self.meaning = meaning
+        self._dtypes = dtypes
+        self.options = (
+            Option("dtype", "of A and B", dtypes, dtypes[0]),
+            Option(
+                "out", "dtype of D (default: as A and B where it can be)", out_dtypes, aliases=("out_dtype",)
+            ),
+            Option("layout", "contiguous axis of A, then of B", tuple(LAYOUTS), "kk"),
+            Option("bias", "a vector to add, along m or n", tuple(filter(None, BIASES))),
+            Option("act", "activation", tuple(filter(None, ACTIVATIONS)), aliases=("activation",)),
+            *(Option(name, meaning) for name, meaning in _FLAGS.items()),
+        )
+
+    # -- problems
+
+    def parse(self, line: str) -> Problem:
+        """Return the problem that prints as ``line``; raises :class:`ProblemError`."""
+        return Problem.parse(line)
+
+    def lines(self, problem: Problem) -> tuple[str, ...]:
+        """Return the line of ``problem``, and the one of version 0.1, whose layouts had other names."""
+        return str(problem), problem.old_line
+
+    @property
+    def shape_form(self) -> str:
+        """The batch comes first, and is left out if it is 1."""
+        return "MxNxK or BATCHxMxNxK"
+
+    def parse_shape(self, word: str) -> dict[str, int]:
+        """Return the sizes of ``MxNxK`` or ``BATCHxMxNxK``; raises :class:`UsageError`."""
+        try:
+            m, n, k, batch = parse_extents(word.strip().lower())
+        except ProblemError as error:
+            raise UsageError(f"shape {shown(word)}: {error}; write for example 4096x4096x4096") from error
+        return {"m": m, "n": n, "k": k, "batch": batch}
+
+    def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> Problem:
+        """Return the problem of sizes and options by name; raises :class:`ProblemError`."""
+
+        def text(name: str) -> str:
+            return str(options.get(name) or "")
+
+        def flag(name: str) -> bool:
+            return bool(options.get(name))
+
+        epilogue = Epilogue(flag("alpha"), flag("beta"), text("bias"), text("act"), flag("scale"))
+        return Problem(
+            **{name: sizes.get(name, 1) for name in ("m", "n", "k", "batch")},
+            ab_dtype=text("dtype") or self._dtypes[0],
+            out_dtype=text("out"),
+            layout=text("layout") or "kk",
+            unaligned_out=flag("unaligned"),
+            epilogue=epilogue,
+            promote=flag("promote"),
+            any_order=flag("any_order"),
+            family=self.name,
+        )
+
+    def typical(self) -> Sequence[Problem]:
+        """Return extreme sizes, layouts and dtypes."""
+        shapes = ("4096x4096x4096", "16x8192x8192", "256x256x65536", "4x512x512x512")
+        if self.name == BLOCK_SCALED_FAMILY:
+            kinds = [f"{dtype} kk" for dtype in BLOCK_SCALED]
+        else:
+            kinds = [f"bf16 {layout}" for layout in LAYOUTS]
+            kinds += ["bf16 kk out=fp32", "e4m3 kk", "e4m3 kk promote", "int8 kk", "bf16 kk any_order"]
+        return [Problem.parse(f"{self.name} {shape} {kind}") for shape, kind in product(shapes, kinds)]
+
+    def tails(self, problem: Problem) -> Sequence[Problem]:
+        """Return sizes that leave remainders for every tile."""
+        return tail_problems(problem)
+
+    def kin(self, problem: Problem) -> Hashable:
+        """Return the signature without its epilogue."""
+        return replace(problem.signature, epilogue=_PLAIN)
+
+    def is_plain(self, problem: Problem) -> bool:
+        """Return whether nothing is fused behind the GEMM."""
+        return problem.epilogue == _PLAIN
+
+    def is_library_call(self, problem: Problem) -> bool:
+        """Return whether ``torch.mm`` or ``torch.bmm`` alone computes it, in the operands' dtype."""
+        return problem.epilogue == _PLAIN and problem.out_dtype == problem.ab_dtype
+
+    # -- kernels
+
+    def arguments(self, problem: Problem) -> tuple[Argument, ...]:
+        """Return A, B and D, then what the epilogue reads, the workspace, integers and factors."""
+        p, epilogue = problem, problem.epilogue
+        batch = (p.batch,) if p.batch > 1 else ()
+        aligned = not p.unaligned_out
+        found = [
+            Argument("a", "in", p.ab_dtype, (*batch, p.m, p.k)),
+            Argument("b", "in", p.ab_dtype, (*batch, p.k, p.n)),
+            Argument("out", "out", p.out_dtype, (*batch, p.m, p.n), aligned),
+        ]
+        if epilogue.beta:
+            found.append(Argument("c", "in", p.out_dtype, (*batch, p.m, p.n), aligned))
+        if epilogue.bias:
+            found.append(Argument("bias", "in", p.out_dtype, (p.n if epilogue.bias == "n" else p.m,)))
+        if epilogue.scale:
+            found += [Argument(name, "in", "fp32", (1,)) for name in ("scale_a", "scale_b")]
+        elif p.ab_dtype in BLOCK_SCALED:
+            scale = BLOCK_SCALED[p.ab_dtype].scale
+            counts = zip(("scale_a", "scale_b"), p.scale_factors, strict=True)
+            found += [Argument(name, "in", scale, (p.batch * count,)) for name, count in counts]
+        found += [Argument("workspace", "scratch"), Argument("launch", "launch", "int32")]
+        found += [Argument(name, "scalar", "fp32") for name in ("alpha", "beta") if getattr(epilogue, name)]
+        return tuple(found)
+
+    def any_order(self, problem: Problem) -> bool:
+        """Return whether a nondeterministic split-K reduction is allowed."""
+        return problem.any_order
+
+    def render_values(self, config: Config) -> Mapping[str, Any]:
+        """Return the installed Operator API for a config of its kernels; raises :class:`ResourceError`."""
+        return {"package": require_package()} if config.source == "operators" else {}
+
+    # -- the check, and what is compared
+
+    def inputs(self, problem: Problem, generator: torch.Generator, *, awkward: bool = False) -> Inputs:
+        """Return uniform operands, and factors that are exact in every dtype."""
+        from cutegen.families.gemm.inputs import make_inputs
+
+        return make_inputs(problem, generator, awkward=awkward)
+
+    def reference(self, problem: Problem, inputs: Inputs) -> Reference:
+        """Return the GEMM in fp64, with an error bound derived from k and the dtypes."""
+        from cutegen.families.gemm.reference import make_reference
+
+        return make_reference(problem, inputs)
+
+    def baselines(self, problem: Problem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
+        """Return torch's own product, with what is left of the epilogue as element-wise calls."""
+        from cutegen.families.gemm.baselines import make_baselines
+
+        return make_baselines(problem, inputs, outputs)
+
+    # -- choosing
+
+    def strategy(self, arch: Arch) -> Strategy | None:
+        """Return the analytic model where its constants are known for ``arch``."""
+        return GemmStrategy.of(arch)
+
+    def accuracy(self, arch: Arch) -> str:
+        """Return how the model's order compares with measurements, where there are some."""
+        found = measured_accuracy(arch) if self.name == "gemm" else None
+        return str(found or "")
+
+    def files(self) -> Sequence[Path]:
+        """Return the model, and the rules that the spaces of both families share."""
+        model = Path(__file__).parent.glob("perf_model/*.py")
+        return sorted([*model, *(resource_root("spaces") / "gemm").glob("*.py")])
+
+
+GEMM = GemmFamily("gemm", "GEMM with a fused epilogue", tuple(OUT_DTYPES), ("bf16", "fp16", "fp32", "int32"))
+BLOCK_SCALED_GEMM = GemmFamily(
+    BLOCK_SCALED_FAMILY, "GEMM with scale factors along k", tuple(BLOCK_SCALED), SCALED_OUT_DTYPES
+)

@@ -1,0 +1,81 @@
+"""What the knobs of the GEMM families do, and when each pays: the text behind ``docs/knobs.md``."""
+
+from __future__ import annotations
+
+__all__ = ["KNOBS"]
+
+KNOBS = {
+    "tile_shape_mn": (
+        "Rows and columns of the output tile that a CTA (with pingpong: a warpgroup) computes at a time. "
+        "Large tiles load fewer bytes per FLOP. Narrow ones pay where few tiles would leave SMs idle, or "
+        "where a width other than a power of two fills the last wave."
+    ),
+    "tile_k": (
+        "Elements along k of a pipeline stage: one or two rows of 128 bytes of shared memory. Two halve the "
+        "barriers and read memory in longer runs, which pays for small tiles that stream weights."
+    ),
+    "cluster_shape_mn": (
+        "CTAs of a cluster along m and n. They load what they share once, by TMA multicast. Pays where L2 "
+        "bandwidth limits; costs where the number of tiles does not divide into whole clusters."
+    ),
+    "mma_warpgroups": (
+        "Warpgroups of 128 threads that share one output tile, by rows. Two or three keep the accumulators "
+        "of a large tile in registers; one is for small tiles, and for pingpong."
+    ),
+    "pingpong": (
+        "Two warpgroups work on tiles of their own in turn: the epilogue of one runs during the MMAs of the "
+        "other. Pays where k is short or power limits; tiles must fit one warpgroup."
+    ),
+    "swap_ab": (
+        "Compute the transposed product, so that m lies along the columns of the MMA, which can be as few "
+        "as 8. Pays for small m; tile_shape_mn then counts rows along n."
+    ),
+    "use_tma_store": (
+        "Write D from shared memory by TMA. Without it threads write from registers, which takes outputs of "
+        "any alignment and needs no shared memory, but makes more and shorter stores."
+    ),
+    "use_pdl": (
+        "Programmatic dependent launch: set the kernel up while the one before it in the stream ends. Pays "
+        "for short kernels that follow one another, as in a model; a lone launch gains nothing."
+    ),
+    "stream_k": (
+        "Cut the tiles of the last, partial wave along k and share them among all CTAs. Pays where a large "
+        "problem leaves most SMs idle in its last wave."
+    ),
+    "reduction": (
+        "How the partial sums of split_k are added up. fixed: by a second kernel, in an order that is the "
+        "same in every run. arrival: with atomics in one kernel, faster for some problems, with last bits "
+        "that differ from run to run; the problem must allow it with any_order."
+    ),
+    "split_k": (
+        "Parts into which k is cut, each computed by CTAs of its own; their partial sums are added up "
+        "afterwards. Pays for deep k with few output tiles."
+    ),
+    "swizzle_size": (
+        "Rasterization: width, in clusters of tiles, of the bands in which the output is visited. Wide "
+        "bands reuse operands in L2, and save energy, on large problems. It has nothing to do with the "
+        "swizzle of shared memory."
+    ),
+    "raster_along_m": (
+        "Rasterization: visit the tiles of a band along m first instead of along n, so that CTAs that run "
+        "at the same time share columns of B instead of rows of A. Which one reuses more of L2 depends on "
+        "the shape."
+    ),
+    "mma_tiler_mn": (
+        "Rows and columns of one tcgen05 MMA tile. With use_2cta_instrs two CTAs share it, half of the rows "
+        "each. Large tiles load fewer bytes per FLOP; narrow ones fill more SMs."
+    ),
+    "use_2cta_instrs": (
+        "One MMA instruction works for a pair of CTAs, each of which holds half of B. Halves the "
+        "shared-memory traffic for B; pays for large tiles."
+    ),
+    "use_clc": (
+        "Cluster launch control: the hardware hands out tiles as clusters become free, instead of a static "
+        "persistent schedule. Pays where tiles take unequal time or other kernels share the GPU."
+    ),
+    "source": "Whose kernel it is (provider): operators is NVIDIA's Operator API.",
+    "operator": "Name of the kernel class in NVIDIA's Operator API.",
+    "tile_scheduler": (
+        "Of an Operator API kernel: static is a persistent schedule, clc is cluster launch control."
+    ),
+}

@@ -1,0 +1,334 @@
+"""Tensors to a problem: every check that an operand must pass, each with its reason.
+
+Nothing here imports torch; tensors are asked for their shape, strides, dtype and address only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from cutegen.dtypes import SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
+from cutegen.errors import OperandError, ProblemError
+from cutegen.families.gemm.problem import ACTIVATIONS, FP8_DTYPES, LAYOUTS, OUT_DTYPES, Epilogue, Problem
+from cutegen.families.strides import View, is_aligned, may_repeat, normal_view, overlap
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Operands",
+    "Request",
+    "describe",
+    "out_dtype_name",
+    "refuse_part_of_c",
+    "refuse_shared",
+]
+
+_LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of one product, as the caller gave them."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None = None
+    c: torch.Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias: torch.Tensor | None = None
+    activation: str = ""
+    out_dtype: torch.dtype | None = None
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    fast_accum: bool = False
+    any_order: bool = False
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors that were given, by argument name."""
+        names = ("a", "b", "out", "c", "bias", "scale_a", "scale_b")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a request amounts to.
+
+    Attributes:
+        problem: What is to be computed; None if there is nothing to multiply (an extent is 0).
+        shape: Shape of the result.
+        out_dtype: Short name of the result's dtype.
+        epilogue: What is fused behind the product.
+        views: For each tensor that the kernel takes, in its order: the view that replaces it, or None.
+    """
+
+    problem: Problem | None
+    shape: tuple[int, ...]
+    out_dtype: str
+    epilogue: Epilogue
+    views: tuple[View | None, ...]
+
+
+def describe(request: Request, *, device_type: str = "cuda", grad_enabled: bool = False) -> Operands:
+    """Check every operand of ``request`` and return the problem that they pose.
+
+    Args:
+        request: The arguments of the call.
+        device_type: Where tensors must be; tests pass ``cpu``.
+        grad_enabled: Whether autograd is recording.
+
+    Raises:
+        OperandError: A tensor or a number cannot be an operand: names it, the rule, and what would be valid.
+    """
+    _check_kinds(request, device_type)
+    _check_numbers(request)
+    _check_grad(request, grad_enabled)
+    ab_dtype, out_dtype = _check_dtypes(request)
+    batch, m, n, k = _check_shapes(request)
+    along, bias = _check_bias(request, m, n)
+    epilogue = _epilogue(request, along)
+    extras: list[View | None] = [bias] if along else []
+    extras += [_scale_view(name, getattr(request, name)) for name in ("scale_a", "scale_b") if epilogue.scale]
+    shape = (m, n) if request.a.dim() == 2 else (batch, m, n)
+    if 0 in (batch, m, n, k):
+        first: list[View | None] = [None] * (4 if epilogue.beta else 3)
+        return Operands(None, shape, out_dtype, epilogue, (*first, *extras))
+    a_axis, a = _input("a", request.a, "mk")
+    b_axis, b = _input("b", request.b, "kn")
+    outputs = {"out": request.out, "c": request.c if epilogue.beta else None}
+    aligned, views = _outputs({name: tensor for name, tensor in outputs.items() if tensor is not None})
+    first = [a, b, *([] if request.out is not None else [None]), *views]
+    promote = ab_dtype in FP8_DTYPES and not request.fast_accum
+    try:
+        problem = Problem(
+            *(m, n, k, batch, ab_dtype, out_dtype),
+            layout=_LAYOUT_OF[a_axis, b_axis],
+            unaligned_out=not aligned,
+            epilogue=epilogue,
+            promote=promote,
+            any_order=request.any_order,
+        )
+    except ProblemError as error:
+        raise OperandError(str(error)) from error
+    return Operands(problem, shape, out_dtype, epilogue, (*first, *extras))
+
+
+def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
+    """Return the short name of the result's dtype, the usual one of ``a_dtype`` if none is wished for.
+
+    Raises:
+        OperandError: There is no such product.
+    """
+    short = SHORT_NAMES.get(str(a_dtype), "")
+    if short not in OUT_DTYPES:
+        known = [name for name in OUT_DTYPES if name in TORCH_DTYPES]
+        raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(known)}")
+    valid = OUT_DTYPES[short]
+    if out_dtype is None:
+        return valid[0]
+    found = SHORT_NAMES.get(str(out_dtype), "")
+    if found not in valid:
+        raise OperandError(f"the result cannot have dtype {out_dtype}; of {a_dtype}: {_torch_names(valid)}")
+    return found
+
+
+def _torch_names(short: Iterable[str]) -> str:
+    return ", ".join(f"torch.{TORCH_DTYPES[name]}" for name in short)
+
+
+# --- what an operand is ---
+
+
+def _check_kinds(request: Request, device_type: str) -> None:
+    where = ""
+    for name, tensor in request.tensors.items():
+        if not all(hasattr(tensor, word) for word in ("stride", "data_ptr", "layout", "get_device")):
+            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+        if str(tensor.layout) != "torch.strided":
+            raise OperandError(
+                f"{name} has layout {tensor.layout}; it must be strided, such as {name}.to_dense()"
+            )
+        device = str(tensor.device)
+        if tensor.device.type != device_type:
+            raise OperandError(f"{name} is on {device}; it must be on a {device_type} device")
+        if where and device != where:
+            raise OperandError(
+                f"{name} is on {device} but a is on {where}; all operands must be on one device"
+            )
+        where = device
+
+
+def _check_numbers(request: Request) -> None:
+    for name, value in (("alpha", request.alpha), ("beta", request.beta)):
+        if not isinstance(value, Real):
+            raise OperandError(f"{name} is a {type(value).__name__}; it must be a number")
+    if request.c is None and request.beta != 1.0:
+        raise OperandError(f"beta={request.beta} scales c, which was not given")
+    if request.activation not in ACTIVATIONS:
+        known = ", ".join(repr(name) for name in ACTIVATIONS[1:])
+        raise OperandError(f"unknown activation {request.activation!r}; valid: {known} or ''")
+
+
+def _check_grad(request: Request, grad_enabled: bool) -> None:
+    for name, tensor in request.tensors.items():
+        if grad_enabled and tensor.requires_grad:
+            raise OperandError(
+                f"{name} requires grad, but cutegen computes no gradients; pass {name}.detach() "
+                "or call under torch.no_grad()"
+            )
+
+
+def _check_dtypes(request: Request) -> tuple[str, str]:
+    """Check all dtypes; return the short names of the inputs' and the result's."""
+    a, out = request.a, request.out
+    out_dtype_name(a.dtype, None)
+    if request.b.dtype != a.dtype:
+        raise OperandError(f"b has dtype {request.b.dtype} but a has {a.dtype}; they must agree")
+    wish = request.out_dtype
+    if out is not None:
+        if wish is not None and wish != out.dtype:
+            raise OperandError(f"out has dtype {out.dtype} but out_dtype={wish}; they must agree")
+        wish = out.dtype
+    result = out_dtype_name(a.dtype, wish)
+    for name, tensor in (("c", request.c), ("bias", request.bias)):
+        if tensor is not None and SHORT_NAMES.get(str(tensor.dtype)) != result:
+            want = TORCH_DTYPES[result]
+            raise OperandError(
+                f"{name} has dtype {tensor.dtype} but the result torch.{want}; they must agree"
+            )
+    return SHORT_NAMES[str(a.dtype)], result
+
+
+def _check_shapes(request: Request) -> tuple[int, int, int, int]:
+    """Check all shapes; return batch, m, n and k."""
+    a, b = tuple(request.a.shape), tuple(request.b.shape)
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) not in (2, 3):
+            raise OperandError(f"{name} has shape {shape}; it must be a matrix or a batch of matrices")
+    if len(a) != len(b):
+        raise OperandError(f"b has shape {b} but a has {a}; both must be matrices or both batches")
+    if a[-1] != b[-2]:
+        raise OperandError(f"b has shape {b}: its {b[-2]} rows must be the {a[-1]} columns of a, shaped {a}")
+    if a[:-2] != b[:-2]:
+        raise OperandError(f"b has shape {b} but a has {a}; their batches must agree (nothing is broadcast)")
+    want = (*a[:-1], b[-1])
+    for name, tensor in (("out", request.out), ("c", request.c)):
+        if tensor is not None and tuple(tensor.shape) != want:
+            raise OperandError(f"{name} has shape {tuple(tensor.shape)}; it must have the result's, {want}")
+    return (a[0] if len(a) == 3 else 1), a[-2], b[-1], a[-1]
+
+
+def _epilogue(request: Request, bias: str) -> Epilogue:
+    if (request.scale_a is None) != (request.scale_b is None):
+        raise OperandError("only one of scale_a and scale_b was given; pass both or none")
+    # beta == 0 drops C instead of multiplying it, as in BLAS: a NaN in C must not reach the result.
+    has_c = request.c is not None and request.beta != 0
+    return Epilogue(request.alpha != 1, has_c, bias, request.activation, request.scale_a is not None)
+
+
+def _check_bias(request: Request, m: int, n: int) -> tuple[str, View | None]:
+    """Return which way the bias runs and the vector that the kernel reads."""
+    if request.bias is None:
+        return "", None
+    shape, stride = tuple(request.bias.shape), request.bias.stride()
+    if shape in ((n,), (1, n)):
+        along, extent, step = "n", n, stride[-1]
+    elif shape == (m, 1):
+        along, extent, step = "m", m, stride[0]
+    else:
+        raise OperandError(
+            f"bias has shape {shape}; it must be ({n},) to run along n or ({m}, 1) to run along m"
+        )
+    if extent > 1 and step != 1:
+        raise OperandError(f"bias has stride {step}; it must be contiguous, such as bias.contiguous()")
+    if len(shape) == 1 and step == 1:
+        return along, None
+    return along, View((extent,), (1,))
+
+
+def _scale_view(name: str, scale: torch.Tensor) -> View | None:
+    if scale.numel() != 1 or str(scale.dtype) != "torch.float32":
+        raise OperandError(
+            f"{name} has {scale.numel()} elements of {scale.dtype}; it must be one factor in torch.float32"
+        )
+    return None if scale.dim() == 1 else View((1,), (1,))
+
+
+# --- how it lies in memory ---
+
+
+def _input(name: str, tensor: torch.Tensor, axes: str) -> tuple[str, View | None]:
+    """Return the axis along which an input is contiguous, and a view if its strides would not pass."""
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    size = tensor.element_size()
+    ones = [at for at in (-1, -2) if stride[at] == 1]
+    if not ones:
+        raise OperandError(
+            f"{name} has strides {stride}: neither its rows nor its columns are contiguous; "
+            f"pass {name}.contiguous()"
+        )
+    inner = max(ones, key=lambda at: shape[at])
+    _check_repeats(name, shape, stride)
+    step = TMA_ALIGN_BYTES // size
+    if not is_aligned(shape, stride, inner, size):
+        raise OperandError(
+            f"{name} has strides {stride}: its pitch must be a multiple of {step} elements "
+            f"({TMA_ALIGN_BYTES} bytes); pad it or pass {name}.contiguous()"
+        )
+    off = tensor.data_ptr() % TMA_ALIGN_BYTES
+    if off:
+        raise OperandError(
+            f"{name} starts {off} bytes behind a multiple of {TMA_ALIGN_BYTES}; pass {name}.clone()"
+        )
+    return axes[inner], normal_view(shape, stride, inner, step)
+
+
+def _outputs(tensors: dict[str, torch.Tensor]) -> tuple[bool, list[View | None]]:
+    """Check out and c; return whether all of them are aligned to 16 bytes, and their views."""
+    aligned = True
+    views: list[View | None] = []
+    for name, tensor in tensors.items():
+        shape, stride, size = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+        if shape[-1] > 1 and stride[-1] != 1:
+            raise OperandError(f"{name} has strides {stride}: its rows must be contiguous (stride 1 along n)")
+        _check_repeats(name, shape, stride)
+        aligned &= is_aligned(shape, stride, -1, size) and tensor.data_ptr() % TMA_ALIGN_BYTES == 0
+        views.append(normal_view(shape, stride, -1, TMA_ALIGN_BYTES // size))
+    return aligned, views
+
+
+def _check_repeats(name: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    if may_repeat(shape, stride):
+        raise OperandError(
+            f"{name} has shape {shape} and strides {stride}, under which elements overlap; "
+            f"pass {name}.contiguous()"
+        )
+
+
+# --- what two operands may share ---
+
+
+def refuse_shared(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    """Do nothing if an input and ``out`` are apart.
+
+    Raises:
+        OperandError: They share memory.
+    """
+    if overlap(tensor, out):
+        raise OperandError(f"out shares memory with {name}, which is read while out is written; pass another")
+
+
+def refuse_part_of_c(c: torch.Tensor, out: torch.Tensor) -> None:
+    """Do nothing if ``out`` is ``c`` or apart from it.
+
+    Raises:
+        OperandError: They share some of their memory.
+    """
+    same = c.data_ptr() == out.data_ptr() and c.stride() == out.stride()
+    if not same and overlap(c, out):
+        raise OperandError("out shares some of its memory with c; pass out=c itself, or apart from it")

@@ -1,0 +1,86 @@
+"""The performance model as a search strategy: what to try first, what next, and what without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cutegen.arch import Arch
+from cutegen.families.gemm.perf_model import proposals
+from cutegen.families.gemm.perf_model.estimator import Estimator
+from cutegen.families.gemm.perf_model.gpu_params import is_modelled
+from cutegen.families.gemm.perf_model.ranking import Ranker
+from cutegen.families.gemm.problem import Problem
+from cutegen.family import Predictor
+from cutegen.space import Config, Space, Value
+
+__all__ = ["GemmStrategy"]
+
+
+class GemmStrategy:
+    """Chooses GEMM configs by predicted time."""
+
+    @classmethod
+    def of(cls, arch: Arch) -> GemmStrategy | None:
+        """Return the strategy for ``arch``; None where the model's constants are not known."""
+        return cls() if is_modelled(arch) else None
+
+    def rank(
+        self,
+        space: Space,
+        problem: Problem,
+        sm_count: int,
+        limit: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+        *,
+        default: Config | None = None,
+    ) -> list[Config]:
+        """Return the default and the best predicted kernels; see :func:`proposals.rank`."""
+        return proposals.rank(space, problem, sm_count, limit, fixed, default=default)
+
+    def refine(
+        self,
+        space: Space,
+        problem: Problem,
+        results: Mapping[Config, float | None],
+        limit: int,
+        *,
+        sm_count: int | None = None,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+        new_kernels: bool = True,
+    ) -> list[Config]:
+        """Return steps from the fastest, and what their times promise; see :func:`proposals.refine`."""
+        return proposals.refine(
+            space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
+        )
+
+    def foresee(
+        self,
+        space: Space,
+        problem: Problem,
+        sm_count: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+    ) -> None:
+        """Predict the configs that :meth:`rank` and :meth:`refine` choose from."""
+        proposals.foresee(space, problem, sm_count, fixed)
+
+    def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
+        """Return the fastest predicted of the space's default candidates.
+
+        They are few, so that programs that never tune compile few kernels.
+        """
+        safe = space.default(problem)
+        ranker = Ranker(space, problem, sm_count, None)
+        starters = (safe.replace(**knobs) for knobs in space.starters(problem))
+        found = [ranker.finish(config) for config in starters if not space.explain(problem, config)]
+        return min(found, key=lambda candidate: candidate.time_us).config if found else safe
+
+    def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
+        """Return the model's time of a config; None for kernels that are not of cutegen's templates."""
+        estimator = Estimator(problem, space.arch, sm_count)
+
+        def predict(config: Config) -> float | None:
+            if config.source != "cutegen":
+                return None
+            return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
+
+        return predict

@@ -1,0 +1,104 @@
+"""How tiles cover a product: clusters, how many run at once, and what their order costs device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, NamedTuple
+
+from cutegen.arch import resident_clusters
+from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.gemm.perf_model.gpu_params import Machine
+from cutegen.families.gemm.problem import Problem
+
+__all__ = ["Geometry", "Tiling"]
+
+
+class Geometry(NamedTuple):
+    """How tiles of one shape cover the output.
+
+    Attributes:
+        clusters_m: Clusters of tiles along the kernel's m.
+        clusters_n: Along its n.
+        clusters: In all, batches included.
+        resident: That run at once.
+        blocks: Thread blocks of a cluster.
+    """
+
+    clusters_m: int
+    clusters_n: int
+    clusters: int
+    resident: int
+    blocks: int
+
+
+class Tiling:
+    """Counts and traffic for one problem on one GPU; remembers what it has worked out.
+
+    Configs are mappings with ``tile_shape_mn``, ``cluster_shape_mn`` and perhaps ``swap_ab``.
+    """
+
+    def __init__(self, problem: Problem, sm_count: int, machine: Machine) -> None:
+        self._problem = problem
+        self._sm_count = sm_count
+        self._l2_bytes = machine.l2_bytes
+        self._line_bytes = problem.k * DTYPE_BYTES[problem.ab_dtype]
+        outputs = 2 if problem.epilogue.beta else 1
+        elements = problem.m * problem.n * problem.batch
+        self._out_bytes = elements * outputs * DTYPE_BYTES[problem.out_dtype]
+        self._geometries: dict[Any, Geometry] = {}
+        self._traffic: dict[Any, float] = {}
+
+    def extents(self, swap: bool) -> tuple[int, int]:
+        """Return what the kernel sees as m and n."""
+        p = self._problem
+        return (p.n, p.m) if swap else (p.m, p.n)
+
+    def geometry(self, config: Mapping[str, Any]) -> Geometry:
+        """Return how the tiles of ``config`` cover the output."""
+        key = (config["tile_shape_mn"], config["cluster_shape_mn"], config.get("swap_ab", False))
+        known = self._geometries.get(key)
+        if known is None:
+            (tile_m, tile_n), (cm, cn), swap = key
+            rows, cols = self.extents(swap)
+            clusters_m, clusters_n = ceil(rows / (tile_m * cm)), ceil(cols / (tile_n * cn))
+            clusters = clusters_m * clusters_n * self._problem.batch
+            resident = resident_clusters(self._sm_count, cm * cn)
+            known = self._geometries[key] = Geometry(clusters_m, clusters_n, clusters, resident, cm * cn)
+        return known
+
+    def traffic(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
+        """Return the bytes that cross device memory when tiles are walked in this order."""
+        tile, cluster = config["tile_shape_mn"], config["cluster_shape_mn"]
+        key = (tile, cluster, config.get("swap_ab", False), swizzle, along_m)
+        known = self._traffic.get(key)
+        if known is None:
+            known = self._traffic[key] = self._walk(config, swizzle, along_m)
+        return known
+
+    def _walk(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
+        """Each round of resident clusters covers a patch of the output and loads its two sides."""
+        shape = self.geometry(config)
+        (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
+        rows, cols = self.extents(config.get("swap_ab", False))
+        major, minor = shape.clusters_n, shape.clusters_m
+        if along_m:
+            major, minor = minor, major
+        tiles = shape.clusters_m * shape.clusters_n
+        resident = min(shape.resident, tiles)
+        band = min(swizzle, minor)
+        deep = min(major, resident / band)
+        wide = min(minor, max(band, resident / major))
+        patch_m, patch_n = (deep, wide) if along_m else (wide, deep)
+        loads = self._loads(rows, patch_m * tile_m * cm, tiles / resident)
+        return loads + self._loads(cols, patch_n * tile_n * cn, tiles / resident) + self._out_bytes
+
+    def _loads(self, extent: int, patch: float, rounds: float) -> float:
+        """Bytes of one operand: once, and again in later rounds as far as L2 has lost it.
+
+        L2 keeps an operand below 30 % of its size and loses one above 80 %. Source: assumed.
+        """
+        once = extent * self._line_bytes
+        again = max(0.0, rounds * min(patch, extent) * self._line_bytes - once)
+        lost = min(1.0, max(0.0, (once / self._l2_bytes - 0.3) / 0.5))
+        return self._problem.batch * (once + again * lost)

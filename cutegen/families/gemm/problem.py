@@ -1,0 +1,413 @@
+"""What is to be computed: extents, dtypes, layouts and epilogue of one product, on one line.
+
+A problem knows nothing about configs. Its line form parses back: ``Problem.parse(str(p)) == p``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
+from cutegen.errors import ProblemError
+from cutegen.text import shown
+
+__all__ = [
+    "ACTIVATIONS",
+    "BIASES",
+    "BLOCK_SCALED",
+    "BLOCK_SCALED_FAMILY",
+    "LARGEST_EXTENT",
+    "LAYOUTS",
+    "OLD_LAYOUTS",
+    "BlockScaling",
+    "Epilogue",
+    "Problem",
+    "Signature",
+    "aligned_step",
+    "default_dtype",
+    "operand_bits",
+    "output_dtypes",
+    "parse_extents",
+]
+
+FP8_DTYPES = ("e4m3", "e5m2")
+
+
+@dataclass(frozen=True)
+class BlockScaling:
+    """Operands whose elements share scale factors, a block of neighbours along k each.
+
+    Attributes:
+        element: Type of an element.
+        bits: Of an element; smaller than a byte they lie side by side, the first in the lowest bits.
+        scale: Type of a scale factor, of one byte.
+        block: Elements along k that share one.
+    """
+
+    element: str
+    bits: int
+    scale: str
+    block: int
+
+
+#: Source: OCP Microscaling formats 1.0 for mxfp8; PTX ISA, tcgen05.mma kind::mxf4nvf4, for nvfp4.
+BLOCK_SCALED = {
+    "mxfp8_e4m3": BlockScaling("e4m3", 8, "e8m0", 32),
+    "mxfp8_e5m2": BlockScaling("e5m2", 8, "e8m0", 32),
+    "nvfp4": BlockScaling("e2m1", 4, "e4m3", 16),
+}
+#: The family that computes them, and nothing else.
+BLOCK_SCALED_FAMILY = "gemm_blockscaled"
+#: Scale factors lie in tiles of this many rows and this many blocks along k, padded to whole ones.
+SCALE_ROWS, SCALE_BLOCKS = 128, 4
+#: Output types of each input type that ``gemm`` multiplies, the one taken when none is named first.
+OUT_DTYPES = {
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "e4m3": ("bf16", "fp16", "fp32"),
+    "e5m2": ("bf16", "fp16", "fp32"),
+    "tf32": ("fp32", "bf16", "fp16"),
+    "int8": ("int32", "bf16", "fp16", "fp32"),
+}
+#: The same for all of :data:`BLOCK_SCALED`.
+SCALED_OUT_DTYPES = ("bf16", "fp16", "fp32")
+
+#: The axes along which A and B are contiguous; the name of a layout is just these two letters.
+LAYOUTS = {"kk": ("k", "k"), "kn": ("k", "n"), "mn": ("m", "n"), "mk": ("m", "k")}
+#: Names that version 0.1 gave the same layouts. They are still accepted; templates still compare them.
+OLD_LAYOUTS = {"tn": "kk", "nn": "kn", "nt": "mn", "tt": "mk"}
+_TEMPLATE_LETTERS = {layout: letters for letters, layout in OLD_LAYOUTS.items()}
+ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
+BIASES = ("", "m", "n")
+
+#: No cluster of tiles of any space is larger than this along an axis: tiles of 256 on 16 CTAs.
+_LARGEST_CLUSTER = 4096
+#: Kernels round m, n and k up to whole clusters of tiles in 32-bit integers.
+LARGEST_EXTENT = 2**31 - _LARGEST_CLUSTER
+#: Coordinates and layouts of the kernels are 32-bit.
+MAX_EXTENT = 2**31 - 1
+#: Most digits of an extent that is parsed; longer ones are refused by their length.
+_EXTENT_DIGITS = 20
+
+
+def default_dtype(family: str) -> str:
+    """Return the operands' dtype that a problem of ``family`` has when none is named."""
+    return next(iter(BLOCK_SCALED)) if family == BLOCK_SCALED_FAMILY else "bf16"
+
+
+def output_dtypes(ab_dtype: str) -> tuple[str, ...]:
+    """Return the output types of an input type that exists, the one taken when none is named first."""
+    return SCALED_OUT_DTYPES if ab_dtype in BLOCK_SCALED else OUT_DTYPES[ab_dtype]
+
+
+def aligned_step(ab_dtype: str) -> int:
+    """Return the elements of A or B by which the extent grows that they are contiguous along.
+
+    They fill whole steps of 16 bytes, and whole blocks where scale factors come in blocks.
+    """
+    fills = 8 * TMA_ALIGN_BYTES // operand_bits(ab_dtype)
+    return max(fills, BLOCK_SCALED[ab_dtype].block) if ab_dtype in BLOCK_SCALED else fills
+
+
+def parse_extents(word: str) -> tuple[int, int, int, int]:
+    """Return ``(m, n, k, batch)`` of a word like ``4096x4096x4096`` or ``8x512x512x64`` (batch first).
+
+    Raises:
+        ProblemError: The word is not of that form, or a number has more digits than any extent.
+    """
+    numbers = re.fullmatch(r"(?:([0-9]+)x)?([0-9]+)x([0-9]+)x([0-9]+)", word)
+    if numbers is None:
+        raise ProblemError(f"{shown(word)} is not MxNxK or BATCHxMxNxK")
+    digits = [number or "1" for number in numbers.groups()]
+    longest = max(digits, key=len)
+    if len(longest) > _EXTENT_DIGITS:
+        raise ProblemError(f"an extent has {len(longest)} digits; valid: integers from 1 to {MAX_EXTENT}")
+    batch, m, n, k = map(int, digits)
+    return m, n, k, batch
+
+
+def operand_bits(ab_dtype: str) -> int:
+    """Return the bits of an element of A or B."""
+    return BLOCK_SCALED[ab_dtype].bits if ab_dtype in BLOCK_SCALED else 8 * DTYPE_BYTES[ab_dtype]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to the fp32 accumulator before it is converted and stored.
+
+    ``D = activation(alpha * scale_a * scale_b * A @ B + beta * C + bias)``; each part is absent unless
+    asked for.
+
+    Attributes:
+        alpha: Whether a run-time factor on the product is wanted.
+        beta: Whether ``beta * C`` is added; ``C`` has the shape and dtype of ``D``.
+        bias: ``"n"`` adds a row vector of n elements, ``"m"`` a column of m, ``""`` nothing.
+        activation: One of ``relu``, ``gelu`` (exact), ``gelu_tanh``, ``silu``, or ``""``.
+        scale: Whether one fp32 factor for each operand is read from device memory.
+    """
+
+    alpha: bool = False
+    beta: bool = False
+    bias: str = ""
+    activation: str = ""
+    scale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bias not in BIASES:
+            raise ProblemError(f"bias runs along {shown(self.bias)}; valid: 'm', 'n' or ''")
+        if self.activation not in ACTIVATIONS:
+            raise ProblemError(
+                f"unknown activation {shown(self.activation)}; valid: {', '.join(ACTIVATIONS[1:])}"
+            )
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The compiled-in part of a problem; extents stay symbolic, so one artifact serves many shapes.
+
+    ``layout`` has the letters of version 0.1 (:data:`OLD_LAYOUTS`), which templates compare: rendered texts
+    and artifact keys stay as they were.
+    """
+
+    family: str
+    ab_dtype: str
+    out_dtype: str
+    layout: str
+    batched: bool
+    unaligned_out: bool
+    epilogue: Epilogue
+    promote: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent products.
+
+    Attributes:
+        m: Rows of A and D.
+        n: Columns of B and D.
+        k: Columns of A, rows of B.
+        batch: Independent products; 1 means plain matrices.
+        ab_dtype: Element type of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or
+            ``tf32``, which are fp32 values of whose fractions the MMA reads the first 10 bits. Sums are in
+            fp32, in int32 for ``int8``. Those of :data:`BLOCK_SCALED` have scale factors along k, and a
+            family of their own.
+        out_dtype: Element type of D (and C): ``bf16``, ``fp16``, ``fp32``, or ``int32`` for ``int8``.
+        layout: The axis along which A is contiguous, then that of B: ``kk`` (torch's ``x @ w.T``), ``kn``,
+            ``mn`` or ``mk``. The names of version 0.1 (:data:`OLD_LAYOUTS`) become these.
+        unaligned_out: Rows of D do not start at multiples of 16 bytes. Set by itself when n demands it;
+            pass True for an output tensor with an odd pitch or address.
+        epilogue: What is fused behind the product.
+        promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
+            128 or 256 terms (a k tile), to be added up in fp32.
+        any_order: Whether partial sums may meet in any order, so that the last bits of a result may differ
+            from run to run. Faster for some problems with deep k.
+        family: The kernel family that computes it.
+
+    Raises:
+        ProblemError: An extent, dtype or layout is not supported; the message says what would be.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    ab_dtype: str = "bf16"
+    out_dtype: str = ""
+    layout: str = "kk"
+    unaligned_out: bool = False
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    promote: bool = False
+    any_order: bool = False
+    family: str = "gemm"
+
+    def __post_init__(self) -> None:
+        known = (*OUT_DTYPES, *BLOCK_SCALED)
+        for name in ("ab_dtype", "out_dtype"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, short_dtype(getattr(self, name)))
+        if self.ab_dtype not in known:
+            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {', '.join(known)}")
+        if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
+            raise ProblemError(
+                f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
+                f"{', '.join(BLOCK_SCALED)} and nothing else"
+            )
+        object.__setattr__(self, "out_dtype", self.out_dtype or output_dtypes(self.ab_dtype)[0])
+        self._check_names()
+        self._check_extents()
+        if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
+            object.__setattr__(self, "unaligned_out", True)
+
+    def _check_names(self) -> None:
+        valid = output_dtypes(self.ab_dtype)
+        if self.out_dtype not in valid:
+            name = f"output dtype {shown(self.out_dtype)} of {self.ab_dtype}"
+            raise ProblemError(f"unsupported {name}; valid: {', '.join(valid)}")
+        if self.layout in OLD_LAYOUTS:
+            object.__setattr__(self, "layout", OLD_LAYOUTS[self.layout])
+        if self.layout not in LAYOUTS:
+            raise ProblemError(
+                f"unknown layout {shown(self.layout)}; valid: {', '.join(LAYOUTS)} "
+                "(the contiguous axis of A, then of B)"
+            )
+        if operand_bits(self.ab_dtype) <= 8 and self.layout != "kk":
+            why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "our kernels read no other"
+            raise ProblemError(
+                f"layout {self.layout!r} of {self.ab_dtype} is not supported; operands of 8 bits and fewer "
+                f"must both be contiguous along k, which is layout 'kk' ({why})"
+            )
+        if self.out_dtype == "int32" and self.epilogue != Epilogue():
+            raise ProblemError(
+                "an int32 output is the plain integer product; name a floating-point output for alpha, beta, "
+                "bias, activation or scale"
+            )
+        if self.promote and self.ab_dtype not in FP8_DTYPES:
+            raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")
+
+    def _check_extents(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MAX_EXTENT:
+                raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_EXTENT}")
+        step, why = aligned_step(self.ab_dtype), f"{TMA_ALIGN_BYTES} bytes of {self.ab_dtype}"
+        if self.ab_dtype in BLOCK_SCALED:
+            why = f"{TMA_ALIGN_BYTES} bytes and {BLOCK_SCALED[self.ab_dtype].block} for each scale factor"
+        for operand, axis in zip("AB", LAYOUTS[self.layout], strict=True):
+            extent = getattr(self, axis)
+            if extent % step:
+                raise ProblemError(
+                    f"{operand} is contiguous along {axis}={extent}, which must be a multiple of {step} "
+                    f"({why}); pad {axis} to {-(-extent // step) * step}"
+                )
+
+    @property
+    def signature(self) -> Signature:
+        """The compiled-in part of this problem."""
+        return Signature(
+            family=self.family,
+            ab_dtype=self.ab_dtype,
+            out_dtype=self.out_dtype,
+            layout=_TEMPLATE_LETTERS[self.layout],
+            batched=self.batch > 1,
+            unaligned_out=self.unaligned_out,
+            epilogue=self.epilogue,
+            promote=self.promote,
+        )
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the product."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes that must cross device memory: each input read once, the output written once."""
+        ab = (self.m + self.n) * self.k * operand_bits(self.ab_dtype) // 8
+        c = 2 if self.epilogue.beta else 1
+        out = c * self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        return self.batch * (ab + out + sum(self.scale_factors))
+
+    @property
+    def scale_factors(self) -> tuple[int, int]:
+        """Scale factors of one batch of A and of B, one byte each, padded to whole tiles; 0 if none."""
+        if self.ab_dtype not in BLOCK_SCALED:
+            return 0, 0
+        tile_k = SCALE_BLOCKS * BLOCK_SCALED[self.ab_dtype].block
+        per_row = -(-self.k // tile_k) * SCALE_BLOCKS
+        a, b = (-(-extent // SCALE_ROWS) * SCALE_ROWS * per_row for extent in (self.m, self.n))
+        return a, b
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes by name."""
+        return {"m": self.m, "n": self.n, "k": self.k, "batch": self.batch}
+
+    def with_sizes(self, **sizes: int) -> Problem:
+        """Return the same kind of problem with some sizes changed."""
+        return self.with_extents(**{**self.sizes, **sizes})
+
+    def with_extents(self, m: int, n: int, k: int, batch: int = 1) -> Problem:
+        """Return the same kind of problem at another size."""
+        aligned = self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0
+        return replace(self, m=m, n=n, k=k, batch=batch, unaligned_out=self.unaligned_out and aligned)
+
+    def __str__(self) -> str:
+        return self._line(self.layout)
+
+    @property
+    def old_line(self) -> str:
+        """The line that version 0.1 wrote for this problem."""
+        return self._line(self.signature.layout)
+
+    def _line(self, layout: str) -> str:
+        extents = f"{self.m}x{self.n}x{self.k}"
+        words = [
+            self.family,
+            extents if self.batch == 1 else f"{self.batch}x{extents}",
+            self.ab_dtype,
+            layout,
+        ]
+        if self.out_dtype != output_dtypes(self.ab_dtype)[0]:
+            words.append(f"out={self.out_dtype}")
+        epilogue = self.epilogue
+        words += [name for name in ("alpha", "beta", "scale") if getattr(epilogue, name)]
+        if epilogue.bias:
+            words.append(f"bias={epilogue.bias}")
+        if epilogue.activation:
+            words.append(f"act={epilogue.activation}")
+        if self.unaligned_out and self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0:
+            words.append("unaligned")
+        words += [name for name in ("promote", "any_order") if getattr(self, name)]
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, line: str) -> Problem:
+        """Return the problem that ``line`` (as printed by ``str``) describes.
+
+        Raises:
+            ProblemError: The line is not of that form.
+        """
+        words = line.split()
+        if len(words) < 4:
+            raise ProblemError(f"{shown(line)} is not a problem; write 'gemm 4096x4096x4096 bf16 kk'")
+        family, extents, dtype, layout, *rest = words
+        m, n, k, batch = parse_extents(extents)
+        options = _parse_options(rest, line)
+        epilogue = Epilogue(
+            alpha="alpha" in options,
+            beta="beta" in options,
+            bias=options.get("bias", ""),
+            activation=options.get("act", ""),
+            scale="scale" in options,
+        )
+        return cls(
+            m,
+            n,
+            k,
+            batch,
+            dtype,
+            options.get("out", ""),
+            layout,
+            "unaligned" in options,
+            epilogue,
+            "promote" in options,
+            "any_order" in options,
+            family,
+        )
+
+
+_FLAGS = {"alpha", "beta", "scale", "unaligned", "promote", "any_order"}
+
+
+def _parse_options(words: list[str], line: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = {"out_dtype": "out", "activation": "act"}.get(name, name)
+        takes_value = name in {"out", "bias", "act"}
+        if not (takes_value or name in _FLAGS) or takes_value != bool(equals):
+            raise ProblemError(f"unknown word {shown(word)} in problem {shown(line)}")
+        options[name] = value
+    return options

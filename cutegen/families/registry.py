@@ -1,0 +1,272 @@
+"""Which kernel families there are, where their kernels lie, and problems parsed by the family that they name.
+
+A family is found in the package, through the entry points of group ``cutegen.families``, or in a folder that
+:func:`load_families` was told of. In such a folder each family has a folder of its name::
+
+    rmsnorm/family.py        FAMILY = ..., a cutegen.family.Family
+    rmsnorm/space.py         build_space(arch), or one file for each target: sm90.py, sm100.py
+    rmsnorm/kernel.py.j2     the template, or one for each target: sm90.py.j2, sm100.py.j2
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from cutegen.arch import Arch
+from cutegen.errors import ConfigError, CutegenError, FamilyError, ProblemError, ResourceError, UsageError
+from cutegen.families.resources import load_module, load_space_module, resource_root
+from cutegen.family import Family, Problem
+from cutegen.space import Config, Space
+from cutegen.text import did_you_mean
+
+__all__ = [
+    "SOURCES",
+    "families",
+    "find_family",
+    "find_space",
+    "find_template",
+    "is_legal",
+    "load_families",
+    "loaded_folders",
+    "parse_problem",
+    "require_sources",
+    "space_files",
+    "space_of",
+]
+
+#: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
+SOURCES = ("cutegen", "operators")
+_ENTRY_POINTS = "cutegen.families"
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """A family and where its templates and spaces are.
+
+    Attributes:
+        family: The family.
+        templates: Folder of its templates.
+        spaces: Folder of its space files.
+        load_space: Imports one of these by its name without suffix.
+    """
+
+    family: Family
+    templates: Path
+    spaces: Path
+    load_space: Callable[[str], ModuleType]
+
+
+#: Families by name. Loading one under a name that is taken is refused, so no entry ever changes its meaning.
+_registered: dict[str, _Registered] = {}
+
+
+def families() -> tuple[str, ...]:
+    """Return the names of the kernel families, such as ``gemm``."""
+    return tuple(sorted(_all()))
+
+
+def find_family(name: str) -> Family:
+    """Return the family called ``name``.
+
+    Raises:
+        ResourceError: There is none; the message lists those there are.
+    """
+    return _find(name).family
+
+
+def parse_problem(line: str) -> Problem:
+    """Return the problem that ``line`` describes: its first word names the family.
+
+    Raises:
+        ProblemError: There is no such family, or the line is not one of its problems.
+    """
+    name = line.split(maxsplit=1)[0] if line.strip() else ""
+    if name not in _all():
+        raise ProblemError(f"{line!r} names no kernel family; known: {', '.join(families())}")
+    return find_family(name).parse(line)
+
+
+def load_families(folder: Path) -> tuple[Family, ...]:
+    """Make the families in the folders of ``folder`` known, and return them.
+
+    Loading the same folder again does nothing.
+
+    Raises:
+        FamilyError: A ``family.py`` cannot be read, declares no ``FAMILY``, or one whose name is taken or
+            differs from its folder's. The message names the file.
+        ResourceError: ``folder`` holds no family.
+    """
+    paths = sorted(folder.absolute().glob("*/family.py"))
+    if not paths:
+        raise ResourceError(f"{folder} holds no kernel family; each is a folder with a family.py")
+    return tuple(_load_folder(path) for path in paths)
+
+
+def loaded_folders() -> tuple[Path, ...]:
+    """Return the folders that :func:`load_families` was told of, for processes that must know them too."""
+    root = resource_root("templates")
+    outside = (found.templates.parent for found in _all().values() if found.templates.parent != root)
+    return tuple(dict.fromkeys(outside))
+
+
+def _load_folder(path: Path) -> Family:
+    name, folder = path.parent.name, path.parent
+    known = _all().get(name)
+    if known is not None and known.templates == folder:
+        return known.family
+    if known is not None:
+        raise FamilyError(
+            f"{path}: a family called {name!r} exists already; rename the folder and the family"
+        )
+    family = _read_family(path)
+
+    def load_space(stem: str) -> ModuleType:
+        return load_module(folder / f"{stem}.py", f"cutegen_families.{name}.{stem}")
+
+    _registered[name] = _Registered(family, folder, folder, load_space)
+    return family
+
+
+def _read_family(path: Path) -> Family:
+    name = path.parent.name
+    module_name = f"cutegen_families.{name}"
+    try:
+        family = getattr(load_module(path, module_name), "FAMILY", None)
+    except CutegenError as error:
+        raise FamilyError(f"{path}: {error}") from error
+    except Exception as error:
+        raise FamilyError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if isinstance(family, Family) and family.name == name:
+        return family
+    del sys.modules[module_name]  # so that it can be mended and read again
+    if not isinstance(family, Family):
+        raise FamilyError(f"{path} declares no FAMILY, or one that is no cutegen.family.Family")
+    raise FamilyError(f"{path}: the family is called {family.name!r} but its folder {name!r}")
+
+
+def _all() -> dict[str, _Registered]:
+    if not _registered:
+        for family in _shipped():
+            _registered[family.name] = _in_package(family)
+        _load_entry_points()
+    return _registered
+
+
+def _shipped() -> tuple[Family, ...]:
+    from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
+    from cutegen.families.rmsnorm.family import RMSNORM
+
+    return GEMM, BLOCK_SCALED_GEMM, RMSNORM
+
+
+def _in_package(family: Family) -> _Registered:
+    templates, spaces = (resource_root(kind) / family.name for kind in ("templates", "spaces"))
+    return _Registered(family, templates, spaces, lambda stem: load_space_module(family.name, stem))
+
+
+def _load_entry_points() -> None:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=_ENTRY_POINTS):
+        module = point.load()
+        _load_folder(Path(module.__file__))
+
+
+def _find(name: str) -> _Registered:
+    try:
+        return _all()[name]
+    except KeyError:
+        raise ResourceError(
+            f"unknown kernel family {name!r}{did_you_mean(name, families())}; known: {', '.join(families())}"
+        ) from None
+
+
+def require_sources(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return ``sources`` in the order of :data:`SOURCES`, each once.
+
+    Raises:
+        UsageError: There is no such source, or none is given.
+    """
+    unknown = [source for source in sources if source not in SOURCES]
+    if unknown or not sources:
+        raise UsageError(f"sources {', '.join(unknown) or 'are none'}; valid: {', '.join(SOURCES)}")
+    return tuple(source for source in SOURCES if source in sources)
+
+
+def find_template(family: str, arch: Arch, source: str = "cutegen") -> Path:
+    """Return the template that renders ``family`` for ``arch`` from kernels of ``source``.
+
+    Raises:
+        ResourceError: There is none; the message says for which targets there are some.
+    """
+    folder = _find(family).templates
+    folder = folder if source == "cutegen" else folder / source
+    for path in (folder / f"{arch.family}.py.j2", folder / "kernel.py.j2"):
+        if path.is_file():
+            return path
+    whose = "" if source == "cutegen" else f" from {source}"
+    targets = ", ".join(sorted(found.name.removesuffix(".py.j2") for found in folder.glob("sm*.py.j2")))
+    there = f"; it has some for {targets}" if targets else ""
+    raise ResourceError(
+        f"no template of {family!r}{whose} for {arch}{there}; families: {', '.join(families())}"
+    )
+
+
+def find_space(family: str, arch: Arch, source: str = "cutegen") -> Space:
+    """Return the space of ``family`` bound to ``arch``: our own kernels, or those of another source.
+
+    Raises:
+        ConfigError: There is no such source.
+        ResourceError: There is no such family, or not for this architecture.
+        FamilyError: The file declares no ``build_space``.
+    """
+    return _space(family, arch, source)
+
+
+@cache
+def _space(family: str, arch: Arch, source: str) -> Space:
+    if source not in SOURCES:
+        raise ConfigError(f"source={source} is nobody's; valid: {', '.join(SOURCES)}")
+    found = _find(family)
+    find_template(family, arch, source)
+    names = [arch.family, "space"] if source == "cutegen" else [source]
+    name = next((name for name in names if (found.spaces / f"{name}.py").is_file()), names[0])
+    build = getattr(found.load_space(name), "build_space", None)
+    if build is None:
+        raise FamilyError(f"{found.spaces / name}.py declares no build_space(arch)")
+    space: Space = build(arch)
+    single = [knob for knob, domain in space.domains.items() if len(domain) == 1 and source == "cutegen"]
+    if single:
+        raise FamilyError(
+            f"{found.spaces / name}.py: knob {single[0]} has one value, so there is nothing to choose; "
+            "make it a derived value"
+        )
+    return space
+
+
+def space_files(family: str) -> tuple[Path, ...]:
+    """Return the files that declare the spaces of ``family``; raises as :func:`find_space`."""
+    return tuple(sorted(_find(family).spaces.glob("*.py")))
+
+
+def space_of(config: Config, family: str, arch: Arch) -> Space:
+    """Return the space that ``config`` comes from, by its source; raises as :func:`find_space`."""
+    return find_space(family, arch, config.source)
+
+
+def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:
+    """Return whether ``config`` is complete and legal in its own space.
+
+    For configs that come from a file: another version, or a person, may have written a source, knobs or
+    values that do not exist here, which counts as no.
+    """
+    try:
+        space_of(config, problem.family, arch).require(problem, config)
+    except (ConfigError, ResourceError):
+        return False
+    return True

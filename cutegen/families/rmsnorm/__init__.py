@@ -1,0 +1,1 @@
+"""RMSNorm: rows divided by their root mean square."""

@@ -1,0 +1,422 @@
+"""What a kernel family says about itself. Everything else in cutegen works for any family through this seam.
+
+A family computes one kind of problem, such as a GEMM or an RMSNorm. It says how its problems are written,
+which arguments its kernels take, what the right answer is, what to compare with and what it costs. Spaces say
+which configs there are, templates how a config is rendered; both are found by the family's name.
+
+Nothing here imports torch. Methods that are given tensors import it inside.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+from cutegen.errors import UsageError
+from cutegen.text import shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from typing_extensions import Self
+
+    from cutegen.arch import Arch
+    from cutegen.space import Config, Launch, Space, Value
+
+__all__ = [
+    "Argument",
+    "Baseline",
+    "Chunk",
+    "Family",
+    "Inputs",
+    "Kind",
+    "Option",
+    "Predictor",
+    "Problem",
+    "Reference",
+    "Signature",
+    "Size",
+    "Strategy",
+    "Tensors",
+    "bind",
+]
+
+Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
+#: Predicted microseconds of a config; None for a config that the model does not know.
+Predictor = Callable[["Config"], "float | None"]
+#: One call of what a kernel is compared with: inputs and outputs by name. It writes the outputs, or returns
+#: its own, which is not charged with a copy.
+Baseline = Callable[["Inputs", Tensors], "Tensors | None"]
+
+
+class Signature(Hashable, Protocol):
+    """The compiled-in part of a problem: a frozen dataclass of plain values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def family(self) -> str:
+        """Name of the family."""
+        ...
+
+
+class Problem(Hashable, Protocol):
+    """What is to be computed: a value that is hashable and prints as the line from which it is parsed."""
+
+    @property
+    def family(self) -> str:
+        """Name of the family that computes it."""
+        ...
+
+    @property
+    def signature(self) -> Signature:
+        """The part that is compiled in: problems of equal signature share their kernels."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Every size by name, in the order in which a shape is written."""
+        ...
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        ...
+
+    @property
+    def min_bytes(self) -> int:
+        """Bytes that must cross device memory: each input read once, each output written once."""
+        ...
+
+    def with_sizes(self, **sizes: int) -> Self:
+        """Return the same kind of problem with some sizes changed.
+
+        Raises:
+            ProblemError: The sizes do not fit the kind.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size of a family's problems, such as the rows of a matrix.
+
+    Attributes:
+        name: Its name in problems, tables and messages.
+        meaning: What it counts, in a few words.
+        free: Whether kernels take it as an argument, so that one kernel serves every value. A size that is
+            not free is compiled in.
+        default: Taken when it is not given; None if it must be.
+    """
+
+    name: str
+    meaning: str
+    free: bool = True
+    default: int | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """A word that a problem may have beside its sizes, on the command line and in shapes files.
+
+    Attributes:
+        name: The key in shapes files.
+        meaning: For ``--help``.
+        values: What it may be; empty for a flag, which is there or not.
+        default: Taken when it is not given; ``""`` for none.
+        aliases: Other names under which it may be given, such as the keyword argument of a library call.
+    """
+
+    name: str
+    meaning: str
+    values: tuple[str, ...] = ()
+    default: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is a word without a value."""
+        return not self.values
+
+
+#: ``in`` is read only. ``out`` is written completely. ``inout`` is read and written in place. ``scratch`` is
+#: the workspace of :class:`~cutegen.space.Launch`; ``launch`` stands for all of its integers. ``scalar`` is a
+#: number that the caller gives.
+Kind = Literal["in", "out", "inout", "scratch", "launch", "scalar"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the kernels of a signature, in the order of the kernel's parameters.
+
+    Attributes:
+        name: Its name in messages, records and calls.
+        kind: What the kernel does with it.
+        dtype: Short name of the element type; for a scalar ``fp32`` or ``int32``.
+        shape: Extents of a tensor; empty for what is no tensor.
+        aligned: Whether every row starts at a multiple of 16 bytes; if not, tests use odd pitches.
+        may_alias: Inputs that an output may be; the check runs it apart from them and as each of them.
+    """
+
+    name: str
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    aligned: bool = True
+    may_alias: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one launch reads.
+
+    Attributes:
+        tensors: The ``in`` and ``inout`` arguments by name.
+        scalars: The ``scalar`` arguments by name.
+    """
+
+    tensors: Tensors
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of one output beside its reference; all three tensors are fp64 and have the same shape.
+
+    Attributes:
+        got: What the kernel wrote.
+        want: What it should have written.
+        allowed: How far they may differ, element by element.
+        place: Turns an index into the chunk into the index in the output.
+    """
+
+    got: torch.Tensor
+    want: torch.Tensor
+    allowed: torch.Tensor
+    place: Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+def bind(
+    arguments: Sequence[Argument], values: Mapping[str, Any], launch: Launch, workspace: Any = None
+) -> tuple[Any, ...]:
+    """Return what a kernel is called with: the one place where its calling convention is written.
+
+    Args:
+        arguments: The kernel's arguments, in the order of its parameters.
+        values: Tensors and scalars by name.
+        launch: Integers for this config and problem.
+        workspace: Scratch memory; None if the launch needs none, and then none is passed.
+    """
+    found: list[Any] = []
+    for argument in arguments:
+        if argument.kind == "scratch":
+            found += [] if workspace is None else [workspace]
+        elif argument.kind == "launch":
+            found += launch.scalars
+        else:
+            found.append(values[argument.name])
+    return tuple(found)
+
+
+class Reference(Protocol):
+    """The right outputs of one problem on its inputs, and the error that each element is allowed."""
+
+    def compared(self, output: str) -> float:
+        """Return the fraction of an output that is compared; large ones may be sampled."""
+        ...
+
+    def chunks(self, output: str, got: torch.Tensor) -> Iterator[Chunk]:
+        """Yield the parts of an output beside what they should be."""
+        ...
+
+
+class Strategy(Protocol):
+    """What a family knows about which configs are promising on an architecture: a performance model."""
+
+    def rank(
+        self,
+        space: Space,
+        problem: Any,
+        sm_count: int,
+        limit: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+        *,
+        default: Config | None = None,
+    ) -> list[Config]:
+        """Return the configs to try first, of at most ``limit`` kernels: the default, then the best."""
+        ...
+
+    def refine(
+        self,
+        space: Space,
+        problem: Any,
+        results: Mapping[Config, float | None],
+        limit: int,
+        *,
+        sm_count: int | None = None,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+        new_kernels: bool = True,
+    ) -> list[Config]:
+        """Return untried configs that the measured microseconds make promising; None is a failure."""
+        ...
+
+    def foresee(
+        self, space: Space, problem: Any, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
+    ) -> None:
+        """Work out in advance what the other methods look up; called from any thread."""
+        ...
+
+    def default(self, space: Space, problem: Any, sm_count: int) -> Config:
+        """Return the config to use when nothing was measured."""
+        ...
+
+    def predictor(self, space: Space, problem: Any, sm_count: int) -> Predictor:
+        """Return what predicts configs of ``space`` for ``problem``."""
+        ...
+
+
+class Family(ABC):
+    """A kind of problem and its kernels.
+
+    Attributes:
+        name: As in problem lines and folder names, such as ``gemm``.
+        meaning: What it computes, in one line.
+        sizes: Its sizes, in the order in which a shape is written: ``4096x4096x4096``.
+        options: What else a problem may say.
+        metric: How results are shown: by operations or by bytes.
+        knobs: For each knob what it does and when it pays, in a few sentences.
+    """
+
+    name: str
+    meaning: str
+    sizes: tuple[Size, ...]
+    options: tuple[Option, ...]
+    metric: Literal["TFLOP/s", "GB/s"]
+    knobs: Mapping[str, str] = {}
+
+    # -- problems
+
+    @abstractmethod
+    def parse(self, line: str) -> Problem:
+        """Return the problem that prints as ``line``.
+
+        Raises:
+            ProblemError: The line is malformed; the message says what would be valid.
+        """
+
+    @abstractmethod
+    def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> Problem:
+        """Return the problem of sizes and options by name; what has a default may be missing.
+
+        Raises:
+            ProblemError: As :meth:`parse`.
+        """
+
+    def option(self, name: str) -> Option | None:
+        """Return the option of that name or alias; None if there is none."""
+        return next((o for o in self.options if name == o.name or name in o.aliases), None)
+
+    def lines(self, problem: Any) -> tuple[str, ...]:
+        """Return every line under which ``problem`` may stand in old records, the present one first."""
+        return (str(problem),)
+
+    @property
+    def shape_form(self) -> str:
+        """How a shape is written, such as ``MxN``."""
+        return "x".join(size.name.upper() for size in self.sizes)
+
+    def parse_shape(self, word: str) -> dict[str, int]:
+        """Return the sizes of a word such as ``4096x1024``.
+
+        Raises:
+            UsageError: It is not of that form.
+        """
+        numbers = word.strip().lower().split("x")
+        if len(numbers) != len(self.sizes) or not all(re.fullmatch(r"[0-9]{1,18}", n) for n in numbers):
+            example = "x".join("4096" for _ in self.sizes)
+            raise UsageError(f"shape {shown(word)} is not {self.shape_form}; write for example {example}")
+        return {size.name: int(number) for size, number in zip(self.sizes, numbers, strict=True)}
+
+    @abstractmethod
+    def typical(self) -> Sequence[Problem]:
+        """Return problems that between them reach every knob value: what ``--lint`` looks at."""
+
+    @abstractmethod
+    def tails(self, problem: Any) -> Sequence[Problem]:
+        """Return small problems of the same signature with awkward sizes, smallest first.
+
+        A candidate is checked on the first for which its config is valid.
+        """
+
+    def kin(self, problem: Any) -> Hashable:
+        """Return what problems have in common whose table entries may answer for each other."""
+        signature: Signature = problem.signature
+        return signature
+
+    def is_plain(self, problem: Any) -> bool:
+        """Return whether ``problem`` is the plainest of its kin: its entry answers for the others first."""
+        return True
+
+    def is_library_call(self, problem: Any) -> bool:
+        """Return whether one call of PyTorch computes ``problem``, so that a table may name it the winner."""
+        return False
+
+    # -- kernels
+
+    @abstractmethod
+    def arguments(self, problem: Any) -> tuple[Argument, ...]:
+        """Return the arguments of the kernels for ``problem``, in the order of their parameters."""
+
+    def any_order(self, problem: Any) -> bool:
+        """Return whether ``problem`` allows results whose last bits differ from run to run."""
+        return False
+
+    def render_values(self, config: Config) -> Mapping[str, Any]:
+        """Return what the template of ``config`` asks for beside its knobs and what the space derives.
+
+        Raises:
+            ResourceError: The package that the kernel comes from is not installed.
+        """
+        return {}
+
+    # -- the check, and what is compared
+
+    @abstractmethod
+    def inputs(self, problem: Any, generator: torch.Generator, *, awkward: bool = False) -> Inputs:
+        """Return random inputs on the generator's device.
+
+        Args:
+            problem: What they are inputs of.
+            generator: Source of the values.
+            awkward: Leave gaps between rows, filled with NaN, so that a kernel that reads beyond an input
+                shows, and give other scalars than usual, so that one that is compiled in shows.
+        """
+
+    @abstractmethod
+    def reference(self, problem: Any, inputs: Inputs) -> Reference:
+        """Return the right outputs for ``inputs``, worked out in fp64."""
+
+    @abstractmethod
+    def baselines(self, problem: Any, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
+        """Return what a PyTorch user would call instead, by name, tried on ``inputs`` and ``outputs``.
+
+        The fastest that is right is the baseline of the problem. There may be none.
+        """
+
+    # -- choosing
+
+    def strategy(self, arch: Arch) -> Strategy | None:
+        """Return the performance model for ``arch``; None leaves the search to even samples of the space."""
+        return None
+
+    def accuracy(self, arch: Arch) -> str:
+        """Return a sentence on how well predictions agree with measurements; empty if unknown."""
+        return ""
+
+    def files(self) -> Sequence[Path]:
+        """Return the files that decide, beside template and space, which candidates there are."""
+        return ()

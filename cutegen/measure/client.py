@@ -1,0 +1,365 @@
+"""The parent's view of measuring: open a problem, check candidates, time them, survive what breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cutegen import errors
+from cutegen.errors import CutegenError, MeasureError
+from cutegen.families.registry import loaded_folders
+from cutegen.family import Problem
+from cutegen.measure.candidate import REFERENCE, Candidate, CheckResult
+from cutegen.measure.child_process import WorkerDiedError, WorkerHungError, WorkerProcess
+from cutegen.measure.device import Device
+from cutegen.measure.engine import DEFAULT_ENGINE
+from cutegen.measure.policy import Policy, Timing
+
+__all__ = ["Bench", "Opened", "TimingRun"]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A problem that is ready to be measured.
+
+    Attributes:
+        problem: The problem.
+        reference: The vendor's call, such as ``torch.mm``.
+        reference_us: Its rough time in microseconds.
+        sets: Operand sets in rotation.
+        footprint_bytes: Bytes they span.
+        launches: Launches in one graph.
+    """
+
+    problem: Problem
+    reference: str
+    reference_us: float
+    sets: int
+    footprint_bytes: int
+    launches: int
+
+
+@dataclass(frozen=True)
+class TimingRun(Mapping[str, Timing]):
+    """The timings of one call, by candidate name, with what belongs to all of them.
+
+    Attributes:
+        timings: Of the candidates that ran.
+        reference: Of the vendor's call, from the same rounds.
+        failures: Candidates that could not be timed, with the reason.
+        rounds: Rounds run.
+        settle_s: Seconds of burn-in.
+        settled: Whether the clock was seen to hold; None without burn-in.
+    """
+
+    timings: Mapping[str, Timing]
+    reference: Timing
+    failures: Mapping[str, CheckResult] = field(default_factory=dict)
+    rounds: int = 0
+    settle_s: float = 0.0
+    settled: bool | None = None
+
+    def contended(self, who: str) -> TimingRun:
+        """Return this run with every timing marked as made while ``who`` used the GPU."""
+        timings = {name: replace(timing, contended_by=who) for name, timing in self.timings.items()}
+        return replace(self, timings=timings, reference=replace(self.reference, contended_by=who))
+
+    def __getitem__(self, name: str) -> Timing:
+        return self.timings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.timings)
+
+    def __len__(self) -> int:
+        return len(self.timings)
+
+
+class _LostError(Exception):
+    """The measuring process is gone; ``culprit`` is the entry that it last announced."""
+
+    def __init__(self, culprit: str, outcome: str, reason: str) -> None:
+        self.culprit = culprit
+        self.outcome = outcome
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Bench:
+    """Checks and times candidates in one child process, which is replaced when a candidate breaks it.
+
+    A candidate that crashes, hangs or faults costs itself only: the process is killed and started anew, the
+    problem is opened again, and the others go on.
+
+    Args:
+        timeout_s: Longest time that one candidate may take for one step (a check, a capture, a replay).
+        device: Index of the GPU, as CUDA counts.
+        engine: ``module:function`` that makes the engine in the child; the default needs CUDA and torch.
+        search_path: Folders to add to the child's module search path.
+        start_timeout_s: Longest time for the child to import torch and open the GPU, or to open a problem.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 10.0,
+        device: int = 0,
+        engine: str = DEFAULT_ENGINE,
+        search_path: Sequence[Path] = (),
+        start_timeout_s: float = 180.0,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._device = device
+        self._engine = engine
+        self._search_path = tuple(search_path)
+        self._start_timeout_s = start_timeout_s
+        self._worker: WorkerProcess | None = None
+        self._facts: dict[str, Any] | None = None
+        self._opened: tuple[Problem, int] | None = None
+        self._is_open = False
+        self._at = ""
+        self.restarts = 0
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the child without waiting for it, so that its imports overlap with other work."""
+        if self._worker is not None and not self._worker.running:
+            self._drop()
+        if self._worker is None:
+            self._worker = WorkerProcess(self._engine, self._device, self._search_path)
+
+    def close(self) -> None:
+        """End the child; calling it again does nothing, and the bench can be started again."""
+        self._drop()
+        self._opened = None
+
+    def _drop(self) -> None:
+        worker, self._worker = self._worker, None
+        self._facts, self._is_open = None, False
+        if worker is not None:
+            worker.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return self._worker.pid if self._worker is not None and self._worker.running else None
+
+    @property
+    def runtime(self) -> Mapping[str, Any]:
+        """Facts from the child: ``device``, ``torch`` (version), ``cuda_runtime``. Waits for it to be ready.
+
+        Raises:
+            DeviceError: There is no GPU.
+            MeasureError: The child could not be started.
+        """
+        return self._ready()[1]
+
+    @property
+    def device(self) -> Device:
+        """The GPU that is measured. Waits for the child to be ready; raises as :attr:`runtime`."""
+        return Device.from_json(self.runtime["device"])
+
+    def _ready(self) -> tuple[WorkerProcess, dict[str, Any]]:
+        """Return a child that answers."""
+        self.start()
+        worker = self._worker
+        if worker is None:
+            raise MeasureError("measuring process is gone")
+        if self._facts is None:
+            try:
+                message = worker.receive(self._start_timeout_s)
+            except (WorkerDiedError, WorkerHungError) as error:
+                log = worker.log()
+                self._drop()
+                raise MeasureError(f"measuring process did not start: {error}\n{log}".rstrip()) from error
+            if "error" in message:
+                self._drop()
+                raise _as_exception(message["error"])
+            self._facts = message["result"]
+        return worker, self._facts
+
+    def open(self, problem: Problem, seed: int = 0) -> Opened:
+        """Allocate operands for ``problem`` and find the reference; the previous problem is forgotten.
+
+        Args:
+            problem: What candidates will compute.
+            seed: Of the operands' values.
+
+        Raises:
+            MeasureError: The problem does not fit, or the reference does not run.
+            DeviceError: There is no GPU.
+        """
+        self._opened = None
+        facts = self._send_open(problem, seed)
+        self._opened = (problem, seed)
+        return Opened(
+            problem=problem,
+            reference=facts["reference"],
+            reference_us=facts["reference_us"],
+            sets=facts["sets"],
+            footprint_bytes=facts["footprint_bytes"],
+            launches=facts["launches"],
+        )
+
+    def _send_open(self, problem: Problem, seed: int) -> dict[str, Any]:
+        request: dict[str, Any] = {"op": "open", "problem": str(problem), "seed": seed}
+        if folders := loaded_folders():
+            request["families"] = [str(folder) for folder in folders]
+        self._is_open = False
+        try:
+            facts = self._exchange(request, self._start_timeout_s)
+        except _LostError as lost:
+            raise MeasureError(f"cannot open {problem}: {lost.reason}") from lost
+        self._is_open = True
+        return facts
+
+    def _require_open(self, candidates: Sequence[Candidate]) -> None:
+        """See that the child has the candidates' problem, opening it again after a restart."""
+        if self._opened is None:
+            raise MeasureError("no problem is open; call open first")
+        problem, seed = self._opened
+        for candidate in candidates:
+            if candidate.problem != problem:
+                raise MeasureError(
+                    f"candidate {candidate.name} is for {candidate.problem}, but {problem} is open"
+                )
+        self._ready()
+        if not self._is_open:
+            self._send_open(problem, seed)
+
+    def check(self, candidate: Candidate, repeats: int | None = None) -> CheckResult:
+        """Run a candidate on poisoned outputs and on its tail problem and compare it with fp64.
+
+        Args:
+            candidate: Who is checked.
+            repeats: Further runs on each problem that must give equal bits; None leaves their number to the
+                engine.
+
+        Raises:
+            MeasureError: The candidate's problem is not open, or measuring itself failed.
+        """
+        try:
+            result = self._run(
+                {"op": "check", "candidate": candidate.to_json(), "repeats": repeats}, [candidate]
+            )
+        except _LostError as lost:
+            return CheckResult(lost.outcome, lost.reason)
+        return CheckResult.from_json(result)
+
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        """Time candidates and the reference in interleaved rounds, then let some of them dwell.
+
+        A candidate that breaks the child is dropped, and the rounds start over with the others.
+
+        Args:
+            candidates: Who is timed; all for the open problem, each with a name of its own. Those that would
+                win a tie come first: of many equals only the first dwells where time decides.
+            policy: How.
+            keep: Names of candidates that dwell, if anyone does, however slow they are.
+
+        Raises:
+            MeasureError: The problem is not open, a name repeats, or the reference failed.
+        """
+        if len({candidate.name for candidate in candidates}) < len(candidates):
+            raise MeasureError("two candidates have the same name")
+        failures: dict[str, CheckResult] = {}
+        while True:
+            left = [candidate for candidate in candidates if candidate.name not in failures]
+            request = {
+                "op": "time",
+                "candidates": [c.to_json() for c in left],
+                "policy": policy.to_json(),
+                "keep": list(keep),
+            }
+            try:
+                return _timing_run(self._run(request, left), failures)
+            except _LostError as lost:
+                if lost.culprit not in {candidate.name for candidate in left}:
+                    raise MeasureError(f"timing the reference failed: {lost.reason}") from lost
+                failures[lost.culprit] = CheckResult(lost.outcome, lost.reason)
+
+    def _run(self, request: dict[str, Any], candidates: Sequence[Candidate]) -> dict[str, Any]:
+        """Send a request about candidates; a child that died before any of them ran is no one's fault.
+
+        Raises:
+            _LostError: The child is gone; the culprit is named, or two children died without one.
+        """
+        self._require_open(candidates)
+        try:
+            return self._exchange(request, self._timeout_s)
+        except _LostError as lost:
+            if lost.culprit:
+                raise
+        self._require_open(candidates)
+        return self._exchange(request, self._timeout_s)
+
+    def _exchange(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Send one request and return its result; ``limit_s`` starts anew with every entry announced.
+
+        Raises:
+            _LostError: The child is gone, and a new one was started.
+            CutegenError: The child answered with an error.
+        """
+        worker, _ = self._ready()
+        self._at = ""
+        try:
+            worker.send(request)
+            message = worker.receive(limit_s)
+            while "at" in message:
+                self._at = message["at"]
+                message = worker.receive(limit_s)
+        except WorkerHungError:
+            raise self._lose("timeout", f"took longer than {limit_s:g} s and was killed") from None
+        except WorkerDiedError as error:
+            if error.is_bug:
+                log = worker.log()
+                self._drop()
+                raise MeasureError(f"{error}\n{log}".rstrip()) from error
+            raise self._lose("launch_failed", str(error)) from error
+        except BaseException:
+            self._drop()  # an interrupted exchange cannot be resumed
+            raise
+        if "error" not in message:
+            result: dict[str, Any] = message["result"]
+            return result
+        if message["error"]["fatal"]:
+            raise self._lose("launch_failed", message["error"]["message"])
+        raise _as_exception(message["error"])
+
+    def _lose(self, outcome: str, reason: str) -> _LostError:
+        """Replace the child and return whom to blame."""
+        self._drop()
+        self.restarts += 1
+        self.start()
+        return _LostError(self._at, outcome, reason)
+
+
+def _as_exception(error: Mapping[str, Any]) -> CutegenError:
+    """Return the exception that the child reported."""
+    kind = getattr(errors, error["kind"], MeasureError)
+    if kind in (errors.DeviceError, errors.LaunchError, errors.ProblemError, errors.CheckError):
+        exception: CutegenError = kind(error["message"])
+        return exception
+    return MeasureError(error["message"])
+
+
+def _timing_run(result: Mapping[str, Any], failures: Mapping[str, CheckResult]) -> TimingRun:
+    timings = {name: Timing.from_json(data) for name, data in result["timings"].items()}
+    failed = {name: CheckResult("launch_failed", reason) for name, reason in result["failures"].items()}
+    return TimingRun(
+        timings={name: timing for name, timing in timings.items() if name != REFERENCE},
+        reference=timings[REFERENCE],
+        failures={**failures, **failed},
+        rounds=result["rounds"],
+        settle_s=result["settle_s"],
+        settled=result["settled"],
+    )

@@ -1,0 +1,10 @@
+"""``python -m cutegen.pin``: write a deployment folder."""
+
+from __future__ import annotations
+
+import sys
+
+from cutegen.cli.pin import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""The dispatch table: which config won each problem and on what evidence, as JSON that people can read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from cutegen.digest import Json
+from cutegen.errors import ConfigError, CutegenError, StoreError, TableError
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import Problem
+from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.space import Config
+from cutegen.system.documents import read_json
+from cutegen.system.publish import publish, real_path
+from cutegen.text import shown
+
+__all__ = ["ANY", "Entry", "Estimate", "Fingerprint", "Legal", "Lookup", "Table"]
+
+#: How far a neighbour's extents may be, as a factor on each axis. Source: judgement; waves, and with them
+#: the best tile, repeat within a few doublings but not beyond.
+REACH = 4.0
+_SCHEMA = 1
+
+#: Whether a config may be used for the problem that is looked up; it may raise ConfigError for "no".
+Legal = Callable[[Config], bool]
+#: Predicted microseconds of a config on that problem.
+Estimate = Callable[[Config], float]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What a table says about a problem.
+
+    Attributes:
+        entry: The entry that answers; None means use the default config.
+        how: ``exact``; ``bucket`` (same extents rounded up to powers of two); ``nearest`` (a measured
+            neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
+        skipped: Why closer entries could not answer, for people.
+    """
+
+    entry: Entry | None
+    how: str
+    skipped: tuple[str, ...] = ()
+
+
+class Table:
+    """Winners by problem, for one fingerprint. Immutable; :meth:`with_entries` gives a changed copy.
+
+    Args:
+        fingerprint: What the entries were measured on.
+        entries: At most one per problem; a later one replaces an earlier one.
+    """
+
+    def __init__(self, fingerprint: Fingerprint, entries: Iterable[Entry] = ()) -> None:
+        self.fingerprint = fingerprint
+        by_problem = {entry.problem: entry for entry in entries}
+        self._entries = {p: by_problem[p] for p in sorted(by_problem, key=_order)}
+
+    @property
+    def entries(self) -> Mapping[Problem, Entry]:
+        """The entries by problem, in the order of the file."""
+        return self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def with_entries(self, entries: Iterable[Entry]) -> Table:
+        """Return this table with ``entries`` added, replacing those of the same problems."""
+        return Table(self.fingerprint, [*self._entries.values(), *entries])
+
+    def mismatch(self, present: Fingerprint) -> tuple[str, ...]:
+        """Return why this table does not hold for ``present``, field by field; empty means it does."""
+        return self.fingerprint.mismatch(present)
+
+    def require(self, present: Fingerprint) -> None:
+        """Do nothing if the table holds for ``present``.
+
+        Raises:
+            TableError: It does not; the message names the fields.
+        """
+        reasons = self.mismatch(present)
+        if reasons:
+            raise TableError(f"dispatch table is for another machine: {'; '.join(reasons)}")
+
+    def lookup(self, problem: Problem, legal: Legal, estimate: Estimate | None = None) -> Lookup:
+        """Return the entry to use for ``problem`` and how it was found.
+
+        Tried in turn: the problem itself; an entry of the same signature in the same power-of-two bucket;
+        the nearest entry of its kin (as the family says) whose sizes differ by less than a
+        factor of four each. An entry whose config is not legal for ``problem`` is passed over.
+
+        Args:
+            problem: What is to be computed.
+            legal: Whether a config is legal for ``problem``, by its space's rules.
+            estimate: If given, the neighbour with the fastest predicted config answers, not the closest.
+        """
+        skipped: list[str] = []
+        exact = self._entries.get(problem)
+        if exact is not None and _usable(exact, problem, legal, skipped):
+            return Lookup(exact, "exact", tuple(skipped))
+        bucket = self._buckets.get((problem.signature, _bucket(problem)), ())
+        near = [e for e in bucket if e is not exact and _usable(e, problem, legal, skipped)]
+        if near:
+            return Lookup(_closest(near, problem, estimate), "bucket", tuple(skipped))
+        family = find_family(problem.family)
+        kin = self._kin.get((problem.family, family.kin(problem)), ())
+        near = [e for e in kin if e not in bucket and _within_reach(e.problem, problem)]
+        near = [e for e in near if _usable(e, problem, legal, skipped)]
+        same = [e for e in near if e.problem.signature == problem.signature]
+        plain = [e for e in near if family.is_plain(e.problem)]
+        plain_here = [e for e in plain if _bucket(e.problem) == _bucket(problem)]
+        for choice in (plain_here, same, plain, near):
+            if choice:
+                return Lookup(_closest(choice, problem, estimate), "nearest", tuple(skipped))
+        return Lookup(None, "default", tuple(skipped))
+
+    @cached_property
+    def _buckets(self) -> dict[tuple[Hashable, tuple[int, ...]], list[Entry]]:
+        found: dict[tuple[Hashable, tuple[int, ...]], list[Entry]] = {}
+        for problem, entry in self._entries.items():
+            found.setdefault((problem.signature, _bucket(problem)), []).append(entry)
+        return found
+
+    @cached_property
+    def _kin(self) -> dict[tuple[str, Hashable], list[Entry]]:
+        found: dict[tuple[str, Hashable], list[Entry]] = {}
+        for problem, entry in self._entries.items():
+            kin = find_family(problem.family).kin(problem)
+            found.setdefault((problem.family, kin), []).append(entry)
+        return found
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        metadata: dict[str, Json] = {"schema": _SCHEMA, **self.fingerprint.to_json()}
+        return {"_metadata": metadata, "entries": {str(p): e.to_json() for p, e in self._entries.items()}}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Table:
+        """Return the table that :meth:`to_json` described.
+
+        Raises:
+            TableError: Something is missing or malformed; the message says what and in which entry.
+        """
+        if not isinstance(data, dict) or not isinstance(data.get("_metadata"), dict):
+            raise TableError("a dispatch table is an object with _metadata and entries")
+        metadata = data["_metadata"]
+        schema = metadata.get("schema")
+        if type(schema) is not int or schema < 1:
+            raise TableError(f"_metadata has schema {shown(schema)}; valid: 1 to {_SCHEMA}")
+        if schema > _SCHEMA:
+            raise TableError(f"schema {schema} is newer than {_SCHEMA}; upgrade cutegen or tune again")
+        entries = data.get("entries")
+        if not isinstance(entries, dict):
+            raise TableError("entries must be an object from problems to winners")
+        lines: dict[Problem, str] = {}
+        found = [_entry(line, value, lines) for line, value in entries.items()]
+        return cls(Fingerprint.from_json(metadata), found)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Table:
+        """Return the table stored at ``path``.
+
+        Raises:
+            TableError: It is not a dispatch table; the message names the file, the place and the remedy.
+            StoreError: The file does not exist or cannot be read.
+        """
+        document = read_json(Path(path), "dispatch table", malformed=_unreadable)
+        try:
+            return cls.from_json(document)
+        except TableError as error:
+            raise TableError(f"dispatch table {path}: {error}") from error
+
+    @classmethod
+    def find(cls, path: Path | str) -> Table | None:
+        """Return the table stored at ``path``, or None if there is no such file; raises as :meth:`load`."""
+        try:
+            return cls.load(path)
+        except StoreError as error:
+            if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+                return None
+            raise
+
+    def save(self, path: Path | str) -> None:
+        """Write the table to ``path`` in one step: readers see the old file or the new one.
+
+        If ``path`` is a symbolic link, its target is replaced; the mode of the old file is kept.
+
+        Raises:
+            StoreError: The file cannot be written; the old file is unchanged.
+        """
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        publish(Path(path), text.encode(), "dispatch table")
+
+    @classmethod
+    def update(cls, path: Path | str, fingerprint: Fingerprint, entries: Iterable[Entry]) -> Table:
+        """Add ``entries`` to the table at ``path``, begun if missing, and return it.
+
+        Several processes may do so at once; none loses what another added.
+
+        Raises:
+            TableError: The file is malformed or for another fingerprint; it is left as it is.
+            StoreError: It cannot be read or written.
+        """
+        path = real_path(Path(path))  # writers through a link and without it take the same lock
+        with _alone(path):
+            table = cls.find(path) or cls(fingerprint)
+            table.require(fingerprint)
+            table = table.with_entries(entries)
+            table.save(path)
+            return table
+
+
+def _entry(line: str, data: Json, lines: dict[Problem, str]) -> Entry:
+    """Return the entry of the problem ``line``; ``lines`` notes which line described each problem."""
+    try:
+        entry = Entry.from_json(parse_problem(line), data)
+    except CutegenError as error:
+        raise TableError(f"entry {shown(line)}: {error}") from error
+    other = lines.setdefault(entry.problem, line)
+    if other != line:
+        raise TableError(f"entries {shown(other)} and {shown(line)} are for the same problem")
+    return entry
+
+
+def _unreadable(message: str) -> TableError:
+    return TableError(f"{message}; repair it or tune again")
+
+
+def _order(problem: Problem) -> tuple[Any, ...]:
+    return problem.family, tuple(problem.sizes.values()), str(problem)
+
+
+def _bucket(problem: Problem) -> tuple[int, ...]:
+    """The exponents of the powers of two that the sizes round up to."""
+    return tuple((size - 1).bit_length() for size in problem.sizes.values())
+
+
+def _usable(entry: Entry, problem: Problem, legal: Legal, skipped: list[str]) -> bool:
+    if entry.source == "torch":
+        # Nothing of ours to check, but the library computes this kind of problem only.
+        return entry.problem.signature == problem.signature
+    assert entry.config is not None
+    reason = "it breaks a rule of its space"
+    try:
+        if legal(entry.config):
+            return True
+    except ConfigError as error:
+        reason = str(error)
+    skipped.append(f"the config of {entry.problem} is not legal for {problem}: {reason}")
+    return False
+
+
+def _logs(a: Problem, b: Problem) -> tuple[float, ...]:
+    return tuple(abs(log2(size / b.sizes[name])) for name, size in a.sizes.items())
+
+
+def _within_reach(a: Problem, b: Problem) -> bool:
+    return max(_logs(a, b)) < log2(REACH)
+
+
+def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | None) -> Entry:
+    """The entry nearest in extents or, if predictions are to be had, the one with the fastest config."""
+
+    def distance(entry: Entry) -> tuple[float, tuple[Any, ...]]:
+        return sum(d * d for d in _logs(entry.problem, problem)), _order(entry.problem)
+
+    closest = min(entries, key=distance)
+    if estimate is None or closest.source != "cutegen":
+        return closest  # the model knows our kernels only
+    predicted = [
+        (estimate(entry.config), distance(entry), entry)
+        for entry in entries
+        if entry.source == "cutegen" and entry.config is not None
+    ]
+    return min(predicted, key=lambda item: item[:2])[2]
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the table's lock, a file beside it; the lock ends with the process that holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(path.with_name(f".{path.name}.lock"), flags, 0o666)
+    except OSError as error:
+        raise StoreError(f"dispatch table {path} cannot be written: {error.strerror or error}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

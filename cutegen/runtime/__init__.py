@@ -1,0 +1,1 @@
+"""From a problem to a loaded kernel: dispatch, the kernel cache, workspaces."""

@@ -1,0 +1,264 @@
+"""Problem to kernel: which config answers, why that one, and the function that launches it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegen.errors import CutegenError
+from cutegen.families.registry import find_family, find_space, is_legal, space_of
+from cutegen.family import Problem
+from cutegen.measure.device import Device, present_device
+from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.table import Lookup, Table
+from cutegen.runtime.kernel_cache import Kernels, not_in_capture
+from cutegen.search.defaults import default_config, predictor
+from cutegen.space import Config, Launch, Space
+from cutegen.text import printable
+
+__all__ = [
+    "Answer",
+    "Choice",
+    "Dispatcher",
+    "autotune_disabled",
+    "default_table_path",
+    "look_up",
+]
+
+_log = logging.getLogger("cutegen")
+
+
+def autotune_disabled() -> bool:
+    """Return whether ``CUTEGEN_DISABLE_AUTOTUNE`` asks that every lookup answers the default."""
+    return os.environ.get("CUTEGEN_DISABLE_AUTOTUNE", "") not in {"", "0"}
+
+
+def default_table_path(root: Path, device: Device) -> Path:
+    """Return where the dispatch table of a kind of GPU is in the cache folder ``root``."""
+    name = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
+    return root / "tables" / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a lookup found.
+
+    Attributes:
+        problem: What was asked.
+        how: ``exact``, ``bucket``, ``nearest``, ``default``, or ``given`` for a config that the caller chose.
+        config: The config to run; None where torch is to compute the product.
+        entry: The table's entry behind it, if any.
+        skipped: Why closer entries could not answer.
+    """
+
+    problem: Problem
+    how: str
+    config: Config | None
+    entry: Entry | None = None
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def known_key(self) -> str:
+        """Where the artifact was when the entry was written; empty if it was made for another signature."""
+        entry = self.entry
+        same = entry is not None and entry.problem.signature == self.problem.signature
+        return entry.artifact_key if entry is not None and same else ""
+
+    def __str__(self) -> str:
+        what = "torch" if self.config is None else str(self.config)
+        reasons = [f"measured for {self.entry.problem}"] if self.entry and self.how != "exact" else []
+        if self.entry is not None and self.entry.objective != "time":
+            reasons.append(f"tuned for {self.entry.objective}")
+        if self.entry is not None and self.entry.contended_by:
+            reasons.append("timed beside other work")
+        because = f" ({', '.join(reasons)})" if reasons else ""
+        return f"{self.problem}: {self.how}{because}: {what}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel that is ready to launch.
+
+    Attributes:
+        answer: Which config it is, and why.
+        function: The loaded kernel.
+        launch: The scalars and the workspace that this problem needs.
+    """
+
+    answer: Answer
+    function: Callable[..., Any]
+    launch: Launch
+
+
+class Dispatcher:
+    """Answers problems from a dispatch table, else with the default config; never measures.
+
+    Args:
+        table: The table to ask; by default the one that tuning left in the cache folder for the GPU at hand.
+        kernels: Where compiled kernels come from, and whether missing ones are compiled.
+        device: Facts of a GPU by its index.
+        device_type: Where tensors must be; tests on machines without a GPU pass ``cpu``.
+    """
+
+    def __init__(
+        self,
+        table: Table | None = None,
+        *,
+        kernels: Kernels | None = None,
+        device: Callable[[int], Device] = present_device,
+        device_type: str = "cuda",
+    ) -> None:
+        self.kernels = kernels or Kernels()
+        self.device_type = device_type
+        self._given = table
+        self._device = device
+        self._devices: dict[int, Device] = {}
+        self._tables: dict[int, Table | None] = {}
+        self._read: dict[Path, Table | None] = {}
+        self._launched: set[tuple[str, int]] = set()
+
+    def with_table(self, path: str | Path) -> Dispatcher:
+        """Return a dispatcher that asks the table at ``path`` and is otherwise like this one.
+
+        Raises:
+            StoreError: The file cannot be read.
+            TableError: It is not a dispatch table.
+        """
+        table = Table.load(path)
+        return Dispatcher(table, kernels=self.kernels, device=self._device, device_type=self.device_type)
+
+    def device(self, index: int = 0) -> Device:
+        """Return the facts of GPU ``index``, asked for once.
+
+        Raises:
+            DeviceError: There is no such GPU.
+        """
+        if index not in self._devices:
+            self._devices[index] = self._device(index)
+        return self._devices[index]
+
+    def explain(self, problem: Problem, index: int = 0) -> Answer:
+        """Return which config answers ``problem`` on GPU ``index``, and which rule of lookup found it.
+
+        Nothing is compiled or loaded. ``str`` of the answer is one line to print.
+
+        Raises:
+            ArchError: cutegen has no target for that GPU.
+            DeviceError: There is no such GPU.
+            ProblemError: No config computes the problem there.
+        """
+        device = self.device(index)
+        space = find_space(problem.family, device.arch)
+        table = None if autotune_disabled() else self._table(index)
+        return look_up(table, problem, space, device.sm_count)
+
+    def kernel(
+        self, problem: Problem, index: int = 0, *, config: Config | None = None, capturing: bool = False
+    ) -> Choice | None:
+        """Return the loaded kernel for ``problem`` on GPU ``index``, or None if torch is to compute it.
+
+        Args:
+            problem: What is to be computed.
+            index: The GPU.
+            config: Overrides the lookup.
+            capturing: A CUDA graph is being captured: a kernel that never ran on this GPU is refused.
+
+        Raises:
+            BuildError: The kernel was not there and does not compile.
+            ConfigError: ``config`` breaks rules of its space.
+            LaunchError: The kernel is not there and may not be compiled or loaded now.
+        """
+        device = self.device(index)
+        if config is None:
+            answer = self.explain(problem, index)
+        else:
+            space_of(config, problem.family, device.arch).require(problem, config)
+            answer = Answer(problem, "given", config)
+        if answer.config is None:
+            return None
+        known_key = answer.known_key
+        kernel = self.kernels.get(
+            problem, answer.config, device.arch, known_key=known_key, capturing=capturing
+        )
+        # The first launch on a GPU loads the code there, which a capture would not allow either.
+        seen = (kernel.artifact.key, index)
+        if capturing and seen not in self._launched:
+            raise not_in_capture(problem)
+        self._launched.add(seen)
+        space = space_of(answer.config, problem.family, device.arch)
+        return Choice(answer, kernel.function, space.launch(answer.config, problem, device.sm_count))
+
+    def _table(self, index: int) -> Table | None:
+        if index not in self._tables:
+            device = self.device(index)
+            table = self._given if self._given is not None else self._cached_table(device)
+            self._tables[index] = None if table is None or self._foreign(table, device) else table
+        return self._tables[index]
+
+    def _cached_table(self, device: Device) -> Table | None:
+        """Return the table of the cache folder; one that cannot be used counts as none, with one warning."""
+        path = default_table_path(self.kernels.store.root, device)
+        if path not in self._read:
+            try:
+                self._read[path] = Table.find(path)
+            except CutegenError as error:
+                self._read[path] = None
+                reason = printable(str(error))
+                _log.warning("ignoring the dispatch table in the cache folder: %s", reason)
+        return self._read[path]
+
+    def _foreign(self, table: Table, device: Device) -> bool:
+        reasons = table.mismatch(Fingerprint.of(device, self.kernels.toolchain))
+        if reasons:
+            _log.warning(
+                "ignoring the dispatch table: %s; set the field to %r to accept any", "; ".join(reasons), ANY
+            )
+        return bool(reasons)
+
+
+def look_up(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
+    """Return what ``table`` answers to ``problem`` on so many SMs, or else the default config.
+
+    Raises:
+        ProblemError: No config computes it.
+    """
+    skipped: tuple[str, ...] = ()
+    if table is not None:
+        estimate = _estimate(space, problem, sm_count)
+        found = table.lookup(problem, lambda config: is_legal(config, problem, space.arch), estimate)
+        skipped = found.skipped
+        answer = _of_entry(problem, found, space)
+        if answer is not None:
+            return answer
+    return Answer(problem, "default", default_config(space, problem, sm_count), skipped=skipped)
+
+
+def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:
+    """Return what an entry answers, or None if it has nothing for this problem."""
+    entry = found.entry
+    if entry is None:
+        return None
+    if entry.source == "torch" and find_family(problem.family).is_library_call(problem):
+        return Answer(problem, found.how, None, entry, found.skipped)
+    if entry.config is None or not is_legal(entry.config, problem, space.arch):
+        return None
+    return Answer(problem, found.how, entry.config, entry, found.skipped)
+
+
+def _estimate(space: Space, problem: Problem, sm_count: int) -> Callable[[Config], float] | None:
+    """Return the model's estimate in microseconds for configs of ``problem``, None without a model."""
+    predict = predictor(space, problem, sm_count)
+    if predict is None:
+        return None
+
+    def estimate(config: Config) -> float:
+        found = predict(config)
+        return math.inf if found is None else found
+
+    return estimate

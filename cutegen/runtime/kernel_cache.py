@@ -1,0 +1,203 @@
+"""Config to a function that launches: from the cache, or compiled when that is allowed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.build import (
+    Artifact,
+    Builder,
+    Failure,
+    Toolchain,
+    artifact_key,
+    find_result,
+    host_runs,
+    is_artifact_key,
+)
+from cutegen.build.render import Source, recipe_of, render
+from cutegen.build.store import Store
+from cutegen.errors import LaunchError
+from cutegen.families.registry import space_of
+from cutegen.family import Problem, Signature
+from cutegen.space import Config
+
+__all__ = ["BUILD_POLICIES", "Kernel", "Kernels", "build_one", "not_in_capture"]
+
+BUILD_POLICIES = ("allow", "never")
+_log = logging.getLogger("cutegen")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A loaded kernel: calling ``function`` launches it on torch's current stream."""
+
+    artifact: Artifact
+    function: Callable[..., Any]
+
+
+def not_in_capture(problem: Problem) -> LaunchError:
+    """Return the error for a kernel that would first have to be made ready while a CUDA graph is captured."""
+    return LaunchError(
+        f"the kernel for {problem} has not run yet, and a CUDA graph is being captured, when nothing can be "
+        "compiled or loaded; make the same call once before the capture"
+    )
+
+
+def build_one(source: Source, store: Store) -> Artifact:
+    """Compile ``source`` into ``store`` and return the artifact; takes seconds.
+
+    Raises:
+        BuildError: The compiler refused, died or took too long.
+        StoreError: The store cannot be written.
+    """
+    with Builder(store, workers=1) as builder:
+        for _, result in builder.build([source]):
+            if isinstance(result, Failure):
+                raise result.error()
+            return result
+    raise AssertionError("a build of one source gave no result")
+
+
+def _load(library: Path, symbol: str) -> Callable[..., Any]:
+    from cutegen.build.loader import load_kernel
+
+    return load_kernel(library, symbol)
+
+
+class Kernels:
+    """The kernels of one store, each found, compiled and loaded at most once.
+
+    Args:
+        store: Where artifacts are; the user's cache folder by default.
+        build: ``allow`` compiles what is not there (seconds, logged at INFO), ``never`` refuses.
+        load: Turns a library and a symbol into a function.
+        compile: Turns a source into an artifact of the store.
+
+    Raises:
+        ValueError: There is no such build policy.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        build: str = "allow",
+        load: Callable[[Path, str], Callable[..., Any]] = _load,
+        compile: Callable[[Source, Store], Artifact] = build_one,
+    ) -> None:
+        if build not in BUILD_POLICIES:
+            raise ValueError(f"build={build!r} is no policy; valid: {', '.join(BUILD_POLICIES)}")
+        self.store = store or Store.default()
+        self.build = build
+        self._load = load
+        self._compile = compile
+        self._loaded: dict[str, Kernel] = {}
+        self._ready: dict[tuple[str, Signature, Config], Kernel] = {}
+        self._refused: set[str] = set()
+        self._lock = threading.RLock()
+
+    @cached_property
+    def toolchain(self) -> Toolchain:
+        """What compiles kernels here."""
+        return Toolchain.current()
+
+    def get(
+        self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "", capturing: bool = False
+    ) -> Kernel:
+        """Return the kernel of ``config``, compiled and loaded.
+
+        Args:
+            problem: What is to be computed.
+            config: A legal config for it; only a kernel that must be rendered is checked here.
+            arch: The target.
+            known_key: Where a table says that the artifact is; empty if nowhere. Tried first: if that
+                artifact records the recipe of what is asked for, nothing is rendered.
+            capturing: A CUDA graph is being captured, when neither compiling nor loading is allowed.
+
+        Raises:
+            BuildError: It does not compile.
+            ConfigError: The config breaks rules of its space.
+            LaunchError: It cannot be loaded, or may not be compiled or loaded now.
+            ResourceError: It must be rendered, and the package that it comes from is not installed.
+            StoreError: The store cannot be read or written.
+        """
+        with self._lock:
+            asked = (arch.name, problem.signature, config)
+            ready = self._ready.get(asked)
+            if ready is not None:
+                return ready
+            # Rendering costs a millisecond; what it would say is decided by these three.
+            view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
+            found = self._ready.get(view) or self._find(problem, config, arch, known_key)
+            kernel = found if isinstance(found, Kernel) else self._open(found, problem, capturing)
+            self._ready[asked] = self._ready[view] = kernel
+            return kernel
+
+    def _open(self, found: Artifact | Source, problem: Problem, capturing: bool) -> Kernel:
+        if capturing:
+            raise not_in_capture(problem)
+        artifact = self._make(found, problem) if isinstance(found, Source) else found
+        kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
+        self._loaded[artifact.key] = kernel
+        return kernel
+
+    def artifact(self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "") -> Artifact:
+        """Return the artifact of ``config``, compiled if need be and allowed, without loading it.
+
+        Raises:
+            CutegenError: As :meth:`get`.
+        """
+        found = self._find(problem, config, arch, known_key)
+        if isinstance(found, Kernel):
+            return found.artifact
+        return self._make(found, problem) if isinstance(found, Source) else found
+
+    def _find(
+        self, problem: Problem, config: Config, arch: Arch, known_key: str
+    ) -> Kernel | Artifact | Source:
+        """Return what there is: the loaded kernel, else the artifact, else the source to compile."""
+        known = self._known(arch, known_key) if known_key else None
+        if known is not None and known.recipe == recipe_of(problem, config, arch):
+            return self._loaded.get(known.key) or known
+        source = render(problem, config, arch)
+        if known is not None and known.source_digest == source.digest:
+            return self._loaded.get(known.key) or known
+        if known is not None and known_key not in self._refused:
+            self._refused.add(known_key)
+            _log.info("artifact %s is not the kernel of %s for %s: not used", known_key, config, problem)
+        key = artifact_key(source, self.toolchain)
+        return self._loaded.get(key) or self._stored(arch, key) or source
+
+    def _known(self, arch: Arch, key: str) -> Artifact | None:
+        """Return the artifact that a table names, None if there is none that this machine runs."""
+        result = find_result(self.store, arch.name, key) if is_artifact_key(key) else None
+        if isinstance(result, Artifact) and host_runs(result.toolchain.host, self.toolchain.host):
+            return result
+        return None
+
+    def _stored(self, arch: Arch, key: str) -> Artifact | None:
+        result = find_result(self.store, arch.name, key)
+        if isinstance(result, Failure):
+            raise result.error()
+        return result
+
+    def _make(self, source: Source, problem: Problem) -> Artifact:
+        if self.build == "never":
+            raise LaunchError(
+                f"no compiled kernel for {problem} ({source.config}) in {self.store.root}, and "
+                "build='never'; tune it first, or import a bundle that has it"
+            )
+        _log.info(
+            "compiling a kernel for %s (%s); later calls find it in %s",
+            problem,
+            source.config,
+            self.store.root,
+        )
+        return self._compile(source, self.store)

@@ -1,0 +1,130 @@
+"""What to try next on any target: the model's ranking where there is a model, else a survey of the space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from cutegen.errors import UsageError
+from cutegen.families.registry import find_family
+from cutegen.family import Problem, Strategy
+from cutegen.space import Config, Space, Value
+
+__all__ = ["foresee", "rank", "refine", "spread"]
+
+_T = TypeVar("_T")
+
+#: Without a model, so many further values of what a kernel takes as an argument (``split_k``) are tried.
+_VARIANTS = 4
+#: Without a model, refinement starts from so many of the fastest, from more if nothing can be compiled.
+_PARENTS = 3
+
+
+def rank(
+    space: Space,
+    problem: Problem,
+    sm_count: int,
+    limit: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+    *,
+    default: Config | None = None,
+) -> list[Config]:
+    """Return the configs to try first: the default, then the most promising kernels.
+
+    Without a model of the target nothing is known to be promising: kernels are then taken at even distances
+    from the whole space, in its own order, with the run-time arguments of the default or, where a rule asks
+    for others, the simplest and a few more at even distances: into how many parts k is best split depends on
+    the problem, and refinement goes one step at a time.
+
+    Args:
+        space: Where configs come from.
+        problem: What is to be computed.
+        sm_count: Multiprocessors of the GPU.
+        limit: Most kernels to compile.
+        fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
+        default: What leads; the space's own default if not given.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+        UsageError: ``limit`` is not positive.
+    """
+    strategy = _strategy(space)
+    if strategy is not None:
+        return strategy.rank(space, problem, sm_count, limit, fixed, default=default)
+    if limit < 1:
+        raise UsageError(f"limit={limit} kernels must be at least 1")
+    fixed = fixed or {}
+    default = default or space.default(problem)
+    lead = [default] if all(default[knob] in values for knob, values in fixed.items()) else []
+    ruled = {knob for rule in space.rules for knob in rule.knobs}
+    free = {k: fixed.get(k, [default[k]])[:1] for k in space.run_time_knobs if k not in ruled}
+    kernels = {space.compile_view(config): [config] for config in lead}
+    for config in space.configs(problem, {**fixed, **free}):
+        kernels.setdefault(space.compile_view(config), []).append(config)
+    chosen = lead + spread([c[0] for c in kernels.values() if c[0] not in lead], limit - len(lead))
+    more = [v for c in chosen for v in spread(kernels[space.compile_view(c)][1:], _VARIANTS)]
+    return list(dict.fromkeys(chosen + more))
+
+
+def refine(
+    space: Space,
+    problem: Problem,
+    results: Mapping[Config, float | None],
+    limit: int,
+    *,
+    sm_count: int | None = None,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+    new_kernels: bool = True,
+) -> list[Config]:
+    """Return untried neighbours of the fastest measured configs, the most promising first.
+
+    Without a model they are taken at even distances from all that differ in one knob.
+
+    Args:
+        space: Where configs come from.
+        problem: What is computed.
+        results: Microseconds of every config tried so far; None for one that failed.
+        limit: Most kernels to compile; twice as many configs where none may be.
+        sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
+        fixed: Knobs restricted to some values.
+        new_kernels: Whether kernels may be asked for that are not compiled yet.
+    """
+    strategy = _strategy(space)
+    if strategy is not None:
+        return strategy.refine(
+            space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
+        )
+    timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
+    parents, count = (_PARENTS, limit) if new_kernels else (limit, 2 * limit)
+    near = [
+        neighbour
+        for _, _, parent in timed[:parents]
+        for neighbour in space.neighbours(problem, parent)
+        if neighbour not in results and all(neighbour[k] in values for k, values in (fixed or {}).items())
+    ]
+    built = {space.compile_view(config) for config in results}
+    return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), count)
+
+
+def foresee(
+    space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> None:
+    """Work out what :func:`rank` and :func:`refine` of the same arguments look up; safe in any thread.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    strategy = _strategy(space)
+    if strategy is not None:
+        strategy.foresee(space, problem, sm_count, fixed)
+
+
+def _strategy(space: Space) -> Strategy | None:
+    return find_family(space.family).strategy(space.arch)
+
+
+def spread(items: Iterable[_T], count: int) -> list[_T]:
+    """Return at most ``count`` of ``items`` at even distances, in their order."""
+    found = list(items)
+    kept = min(count, len(found))
+    return [found[i * len(found) // kept] for i in range(kept)]

@@ -1,0 +1,1 @@
+"""The operators that PyTorch programs call, eager and under torch.compile."""

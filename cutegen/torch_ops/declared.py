@@ -1,0 +1,286 @@
+"""Operators of declared families: called eagerly by a short path, and registered with torch for tracing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from cutegen.dtypes import torch_dtype
+from cutegen.errors import CutegenError, LaunchError, OperandError
+from cutegen.families.calls import describe_call, output_shapes, refuse_overlap
+from cutegen.families.declared import Declared, DeclaredFamily
+from cutegen.runtime.call_plan import make_launcher
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.workspace import GetWorkspace, new_workspace
+from cutegen.space import Config
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["MAKE", "DeclaredOperator"]
+
+#: Plans are kept for so many kinds of call; a program with more starts over.
+MAX_PLANS = 16384
+
+
+class _Make:
+    """Stands for an output that the operator is to allocate."""
+
+    def __repr__(self) -> str:
+        return "MAKE"
+
+
+MAKE = _Make()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How to answer every call with the same shapes, strides, dtypes, device and outputs.
+
+    Attributes:
+        launch: Takes the tensors and scalars that there are, in the order of the kernel's arguments.
+        made: Position, shape and dtype of each output to allocate.
+        present: Positions of the tensors that there are.
+        first: Position of a tensor that tells the device.
+    """
+
+    launch: Callable[..., Any]
+    made: tuple[tuple[int, tuple[int, ...], Any], ...]
+    present: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True)
+class _Plans:
+    """Plans by kind of call, of calls that get their workspaces in one way."""
+
+    workspace: Callable[[], GetWorkspace]
+    known: dict[Any, _Plan]
+
+
+class DeclaredOperator:
+    """The operator of one family.
+
+    Tensors are passed in the order in which the family declares them: None for one that is not there,
+    :data:`MAKE` for an output that is to be allocated.
+
+    Args:
+        family: Whose.
+        dispatcher: Returns the dispatcher to ask; another one than before voids what was planned.
+        workspaces: Returns scratch memory of kernels.
+    """
+
+    def __init__(
+        self,
+        family: DeclaredFamily,
+        dispatcher: Callable[[], Dispatcher],
+        workspaces: Callable[[], GetWorkspace],
+    ) -> None:
+        self.family = family
+        self.tensors: tuple[Declared, ...] = tuple(
+            a for a in family.declared_arguments if a.kind in ("in", "out", "inout")
+        )
+        self.scalars: tuple[Declared, ...] = tuple(a for a in family.declared_arguments if a.kind == "scalar")
+        self._names = tuple(a.name for a in self.tensors)
+        self._outputs = tuple(at for at, a in enumerate(self.tensors) if a.kind == "out")
+        self._dispatcher = dispatcher
+        self._asked: Dispatcher | None = None
+        #: Registrations end when their library object does.
+        self._library: Any = None
+        self._plans = _Plans(workspaces, {})
+        #: Calls through the registered operator: CUDA graph trees (mode "reduce-overhead") refuse memory of
+        #: their pool that outlives a call, so each call takes its own workspace.
+        self._traced_plans = _Plans(lambda: new_workspace, {})
+        self._lock = threading.RLock()
+
+    def __call__(
+        self, values: Sequence[Any], scalars: Sequence[float], config: Config | None = None
+    ) -> list[Any]:
+        """Launch the kernel for ``values`` and return them, with the outputs that were made in their places.
+
+        Raises:
+            OperandError: A tensor cannot be an operand; the message names it and what would be valid.
+            LaunchError: There is no kernel to launch, or it failed to.
+            CutegenError: As :meth:`cutegen.runtime.dispatch.Dispatcher.kernel`.
+        """
+        return self._answer(values, scalars, config, self._plans)
+
+    def _answer(
+        self, values: Sequence[Any], scalars: Sequence[float], config: Config | None, plans: _Plans
+    ) -> list[Any]:
+        dispatcher = self._dispatcher()
+        if dispatcher is not self._asked:
+            self._plans.known.clear()
+            self._traced_plans.known.clear()
+            self._asked = dispatcher
+        try:
+            key: tuple[Any, ...] = (
+                config,
+                *[
+                    v
+                    if v is None or v is MAKE
+                    else (v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15)
+                    for v in values
+                ],
+            )
+            plan = plans.known.get(key) or self._plan(key, values, config, dispatcher, plans)
+            found = list(values)
+            if plan.made:
+                import torch
+
+                device = values[plan.first].device
+                for at, shape, dtype in plan.made:
+                    found[at] = torch.empty(shape, dtype=dtype, device=device)
+            if len(plan.made) < len(self._outputs):
+                self._check_overlap(values)
+            plan.launch(*[found[at] for at in plan.present], *scalars)
+        except CutegenError:
+            raise
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise self._explained(error, values, dispatcher) from error
+        return found
+
+    def _given(self, values: Sequence[Any]) -> dict[str, Any]:
+        pairs = zip(self._names, values, strict=True)
+        return {name: value for name, value in pairs if value is not None and value is not MAKE}
+
+    def _check_overlap(self, values: Sequence[Any]) -> None:
+        if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
+            refuse_overlap(self.family, self._given(values))
+
+    def _plan(
+        self, key: Any, values: Sequence[Any], config: Config | None, dispatcher: Dispatcher, plans: _Plans
+    ) -> _Plan:
+        import torch
+
+        given = self._given(values)
+        if torch.is_grad_enabled():
+            for name, tensor in given.items():
+                if getattr(tensor, "requires_grad", False):
+                    raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
+        wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
+        problem = describe_call(self.family, given, wanted, device_type=dispatcher.device_type)
+        first = next(at for at, v in enumerate(values) if v is not None and v is not MAKE)
+        index = max(0, values[first].get_device())
+        capturing = values[first].is_cuda and torch.cuda.is_current_stream_capturing()
+        choice = dispatcher.kernel(problem, index, config=config, capturing=capturing)
+        if choice is None:
+            raise LaunchError(f"the table leaves {problem} to torch, which cutegen cannot call for it")
+        arguments = self.family.arguments(problem)
+        launch = make_launcher(choice.function, arguments, choice.launch, plans.workspace(), index)
+        shapes = output_shapes(problem)
+        made = tuple(
+            (at, shapes[self._names[at]][0], torch_dtype(shapes[self._names[at]][1]))
+            for at in self._outputs
+            if values[at] is MAKE
+        )
+        present = tuple(at for at, v in enumerate(values) if v is not None)
+        plan = _Plan(launch, made, present, first)
+        with self._lock:
+            if len(plans.known) >= MAX_PLANS:
+                plans.known.clear()
+            plans.known[key] = plan
+        return plan
+
+    def _explained(self, error: Exception, values: Sequence[Any], dispatcher: Dispatcher) -> Exception:
+        import torch
+
+        given = self._given(values)
+        wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
+        problem = describe_call(self.family, given, wanted, device_type=dispatcher.device_type)
+        if isinstance(error, torch.OutOfMemoryError):
+            return error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return LaunchError(f"the kernel for {problem} failed to launch: {reason}")
+
+    # -- torch
+
+    @property
+    def schema(self) -> str:
+        """The operator for torch: inputs, scalars, the names of the outputs wanted; returns these.
+
+        Arguments that the kernel updates in place are marked as mutated.
+        """
+        words = []
+        for a in self.tensors:
+            if a.kind != "out":
+                mark = "(a!)" if a.kind == "inout" else ""
+                words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
+        words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
+        return f"{self.family.name}({', '.join(words)}, str[] outputs, str? config) -> Tensor[]"
+
+    def register(self) -> None:
+        """Define the operator for torch, for real and for fake tensors; again does nothing."""
+        import torch
+        from torch import library as registry
+
+        if self._library is not None:
+            return
+        api = cast("Any", registry)  # not annotated in all versions
+        library = self._library = api.Library("cutegen", "FRAGMENT")
+        strict = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+        library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag, strict))
+        library.impl(self.family.name, self._run_traced, "CompositeExplicitAutograd")
+        api.register_fake(f"cutegen::{self.family.name}", self._shapes, lib=library)
+
+    def traced(self, values: Sequence[Any], scalars: Sequence[float], config: Config | None) -> list[Any]:
+        """As a call, through the registered operator: torch is tracing, or a tensor has rules of its own."""
+        import torch
+
+        inputs = [v for v, a in zip(values, self.tensors, strict=True) if a.kind != "out"]
+        if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
+            return self._into_given(values, scalars, config)
+        names = [self._names[at] for at in self._outputs if values[at] is MAKE]
+        operator = getattr(torch.ops.cutegen, self.family.name)
+        text = None if config is None else str(config)
+        outputs = iter(operator(*inputs, *scalars, names, text))
+        return [next(outputs) if value is MAKE else value for value in values]
+
+    def _into_given(
+        self, values: Sequence[Any], scalars: Sequence[float], config: Config | None
+    ) -> list[Any]:
+        """Outputs of the caller's are filled by copies, which a compiler can take away."""
+        made = [MAKE if v is not None and at in self._outputs else v for at, v in enumerate(values)]
+        found = self.traced(made, scalars, config)
+        return [
+            v if v is None or v is MAKE or at not in self._outputs else v.copy_(found[at])
+            for at, v in enumerate(values)
+        ]
+
+    def _split(self, arguments: Sequence[Any]) -> tuple[list[Any], Sequence[float], Config | None]:
+        """Return values, scalars and config of a call of the registered operator."""
+        *rest, names, text = arguments
+        inputs = iter(rest)
+        values = [
+            (MAKE if a.name in names else None) if a.kind == "out" else next(inputs) for a in self.tensors
+        ]
+        return values, list(inputs), None if text is None else Config.parse(text)
+
+    def _run_traced(self, *arguments: Any) -> list[torch.Tensor]:
+        values, scalars, config = self._split(arguments)
+        found = self._answer(values, scalars, config, self._traced_plans)
+        return [found[at] for at in self._outputs if values[at] is MAKE]
+
+    def _shapes(self, *arguments: Any) -> list[torch.Tensor]:
+        """Shapes and dtypes of the outputs; sizes may be symbols."""
+        values, _, _ = self._split(arguments)
+        given = {
+            a.name: v for a, v in zip(self.tensors, values, strict=True) if v is not None and v is not MAKE
+        }
+        extents: dict[str, Any] = {}
+        dtypes: dict[str, Any] = {}
+        for a in self.tensors:
+            if a.name in given:
+                for dim, extent in zip(a.dims, given[a.name].shape, strict=True):
+                    extents.setdefault(dim, extent)
+                dtypes.setdefault(a.dtype, given[a.name].dtype)
+        like = next(iter(given.values()))
+        return [
+            like.new_empty(
+                [extents[dim] for dim in a.dims], dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype)
+            )
+            for at, a in enumerate(self.tensors)
+            if at in self._outputs and values[at] is MAKE
+        ]

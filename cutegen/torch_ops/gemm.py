@@ -1,0 +1,417 @@
+"""The operators: ``gemm`` and ``linear`` on torch tensors, eager and under ``torch.compile``.
+
+The warm path is Python on purpose: a tuple of shapes and strides, one probe of a dict, one call. A torch
+custom op costs more than all of it together, so those are used only where torch must see an operator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutegen.errors import CutegenError, OperandError
+from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
+from cutegen.torch_ops.gemm_plan import (
+    AnyConfig,
+    More,
+    Plan,
+    Plans,
+    as_config,
+    explain_failure,
+    fused_options,
+    make_plan,
+)
+from cutegen.torch_ops.registration import pack, register, unpack
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "default_dispatcher",
+    "gemm",
+    "linear",
+    "load_table",
+    "must_trace",
+    "prepare",
+    "scaled_gemm",
+    "use",
+    "workspaces",
+]
+
+#: Plans are kept for so many kinds of call; a program with more starts over.
+MAX_PLANS = 16384
+
+_lock = threading.RLock()
+_dispatcher: Dispatcher | None = None
+_plans = Plans(eager=True)
+_operator_plans = Plans(eager=False)
+_workspaces: Workspaces | None = None
+_new_workspace: GetWorkspace = new_workspace
+_Tensor: Any = None
+_Parameter: Any = None
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    out_dtype: torch.dtype | None = None,
+    any_order: bool = False,
+    config: AnyConfig = None,
+) -> torch.Tensor:
+    """Return ``activation(alpha * a @ b + beta * c + bias)``, accumulated in fp32.
+
+    The kernel is the one that the dispatch table names for this problem, else the default config's. The first
+    call with new shapes, strides or dtypes looks it up, and may compile it, which takes seconds. There are no
+    gradients.
+
+    Args:
+        a: (m, k) or (batch, m, k) on a GPU, contiguous along m or k.
+        b: (k, n) or (batch, k, n), of the same dtype, contiguous along k or n.
+        out: Where the result goes: (m, n) or (batch, m, n), contiguous along n.
+        c: Added after scaling by ``beta``; shape and dtype of the result. May be ``out`` itself.
+        alpha: Factor on the product.
+        beta: Factor on ``c``; 0 ignores what ``c`` holds.
+        bias: (n,) is added to every row, (m, 1) to every column; dtype of the result.
+        activation: ``relu``, ``gelu`` (exact), ``gelu_tanh``, ``silu``, or nothing.
+        out_dtype: dtype of the result; by default that of ``a``, bf16 for fp8, int32 for int8.
+        any_order: Allow kernels that add partial sums in order of arrival: the last bits may differ from run
+            to run.
+        config: Overrides the choice: a complete config, or its text ``knob=value ...``.
+
+    Raises:
+        OperandError: A tensor cannot be an operand; the message names it and what would be valid.
+        ConfigError: ``config`` breaks rules; the message lists them.
+        LaunchError: There is no kernel to launch, or it failed to.
+        BuildError: The kernel was not there and does not compile.
+    """
+    more = (None, None, False, True) if any_order else None
+    if (
+        _is_compiling()
+        or (type(a) is not _Tensor and type(a) is not _Parameter)
+        or (type(b) is not _Tensor and type(b) is not _Parameter)
+    ):
+        return _through_torch(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more)
+    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _plans)
+
+
+def scaled_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    out_dtype: torch.dtype | None = None,
+    fast_accum: bool = False,
+    config: AnyConfig = None,
+) -> torch.Tensor:
+    """Return ``activation(scale_a * scale_b * a @ b + bias)`` of 8-bit operands.
+
+    Args:
+        a: (m, k) in fp8 or int8, contiguous along k.
+        b: (k, n), of the same dtype, contiguous along k.
+        scale_a: One fp32 factor on the GPU; likewise the next.
+        scale_b: The factor of ``b``.
+        out: As for :func:`gemm`, like all that follows.
+        bias: As there.
+        activation: As there.
+        out_dtype: dtype of the result, bf16 by default.
+        fast_accum: Leave fp8 sums to the tensor cores, which keep about 14 bits of them, instead of adding
+            them up in fp32 every 128 or 256 terms.
+        config: As there.
+
+    Raises:
+        CutegenError: As :func:`gemm`.
+    """
+    more = (scale_a, scale_b, fast_accum, False)
+    traced = _is_compiling()
+    if out is None and out_dtype is None:
+        out_dtype = _bfloat16
+    if traced or type(a) is not _Tensor or type(b) is not _Tensor:
+        return _through_torch(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more)
+    return _eager(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more, _plans)
+
+
+def linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``activation(x @ w.T + bias)``, as ``torch.nn.functional.linear`` would.
+
+    Args:
+        x: (..., k); leading dimensions are flattened, without a copy where strides allow.
+        w: (n, k).
+        bias: (n,), dtype of the result.
+        activation: As for :func:`gemm`.
+        out: (..., n), where the result goes; its leading dimensions must flatten without a copy.
+
+    Raises:
+        OperandError: As :func:`gemm`, with ``a`` standing for ``x`` and ``b`` for ``w.T``.
+        CutegenError: As :func:`gemm`.
+    """
+    for name, tensor in (("x", x), ("w", w)):
+        if not hasattr(tensor, "layout"):  # an array lacks it, and torch 2.6 does not know of methods here
+            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if w.dim() != 2:
+        raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
+    if x.dim() == 2:
+        return gemm(x, w.t(), out=out, bias=bias, activation=activation)
+    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
+        raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
+    shape = (*x.shape[:-1], w.shape[0])
+    rows = 1
+    for extent in x.shape[:-1]:
+        rows *= extent
+    flat = x.reshape(rows, x.shape[-1])
+    if out is None:
+        return gemm(flat, w.t(), bias=bias, activation=activation).view(shape)
+    if out.shape != shape:
+        raise OperandError(f"out has shape {tuple(out.shape)}; it must have the result's, {shape}")
+    gemm(flat, w.t(), out=_flat_view(out, rows), bias=bias, activation=activation)
+    return out
+
+
+def _flat_view(out: torch.Tensor, rows: int) -> torch.Tensor:
+    try:
+        return out.view(rows, out.shape[-1])
+    except RuntimeError as error:
+        raise OperandError(
+            f"out has strides {out.stride()}, whose leading dimensions do not flatten; pass a contiguous out"
+        ) from error
+
+
+def _eager(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    config: AnyConfig,
+    more: More | None,
+    plans: Plans,
+) -> torch.Tensor:
+    """Run one call on real tensors. This is the path that must stay short."""
+    try:
+        key: Any
+        if out is None:
+            grad = a.requires_grad or b.requires_grad
+            key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), out_dtype)
+        else:
+            grad = a.requires_grad or b.requires_grad or out.requires_grad
+            at = out.data_ptr()
+            key = (
+                a.shape,
+                b.shape,
+                out.shape,
+                a.stride(),
+                b.stride(),
+                out.stride(),
+                a.dtype,
+                b.dtype,
+                out.dtype,
+                a.get_device(),
+                at & 15,
+                out_dtype,
+            )
+        extras: tuple[torch.Tensor, ...] = ()
+        if (
+            c is not None
+            or bias is not None
+            or alpha != 1
+            or beta != 1
+            or activation
+            or config is not None
+            or more is not None
+        ):
+            config = None if config is None else as_config(config)
+            extras, options = fused_options(c, alpha, beta, bias, activation, more)
+            key = (key, options, config)
+            for tensor in extras:
+                grad = grad or tensor.requires_grad
+        plan = None if grad else plans.get(key)
+        if plan is None:
+            request = _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more)
+            plan = _plan(request, config, key, plans)
+        if out is None:
+            out = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
+        else:
+            start = a.data_ptr()
+            if at < start + plan.a_bytes and start < at + plan.out_bytes:
+                refuse_shared("a", a, out)
+            start = b.data_ptr()
+            if at < start + plan.b_bytes and start < at + plan.out_bytes:
+                refuse_shared("b", b, out)
+            if c is not None and c is not out:
+                refuse_part_of_c(c, out)
+        plan.launch(a, b, out, extras, alpha, beta)
+        return out
+    except CutegenError:
+        raise
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        request = _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more)
+        failure = explain_failure(error, request, default_dispatcher().device_type)
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def _request(
+    a: Any,
+    b: Any,
+    out: Any,
+    c: Any,
+    alpha: float,
+    beta: float,
+    bias: Any,
+    activation: str,
+    out_dtype: Any,
+    more: More | None,
+) -> Request:
+    return Request(a, b, out, c, alpha, beta, bias, activation, out_dtype, *(more or ()))
+
+
+def _plan(request: Request, config: AnyConfig, key: Any, plans: Plans) -> Plan:
+    """Work out the plan of a call that has none yet, and keep it."""
+    import torch
+
+    assert _workspaces is not None
+    dispatcher = default_dispatcher()
+    chosen = None if config is None else as_config(config)
+    capturing = request.a.is_cuda and torch.cuda.is_current_stream_capturing()
+    workspace = _workspaces.get if plans.eager else _new_workspace
+    plan = make_plan(request, chosen, dispatcher, workspace, capturing=capturing)
+    if not any(tensor.requires_grad for tensor in request.tensors.values()):
+        if len(plans) >= MAX_PLANS:
+            plans.clear()
+        plans[key] = plan
+    return plan
+
+
+def _through_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    config: AnyConfig,
+    more: More | None,
+) -> torch.Tensor:
+    """Call the registered operators: torch is tracing, or the tensors are of a class with its own rules."""
+    import torch
+
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _plans)
+    if torch.is_grad_enabled():
+        for name, tensor in (("a", a), ("b", b), ("out", out), ("c", c), ("bias", bias)):
+            if tensor is not None and tensor.requires_grad:
+                raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
+    arguments = pack(c, alpha, beta, bias, activation, out_dtype, config, more)
+    if out is None:
+        result: torch.Tensor = torch.ops.cutegen.gemm.default(a, b, *arguments)
+        return result
+    torch.ops.cutegen.gemm_into(out, a, b, *arguments)
+    return out
+
+
+def _run_operator(a: Any, b: Any, out: Any, *arguments: Any) -> torch.Tensor:
+    """What the registered operators do on real tensors."""
+    return _eager(a, b, out, *unpack(arguments), _operator_plans)
+
+
+# --- what the operators stand on ---
+
+
+def default_dispatcher() -> Dispatcher:
+    """Return the dispatcher that the operators ask, made on first use."""
+    global _dispatcher
+    if _dispatcher is None:
+        with _lock:
+            if _dispatcher is None:
+                _dispatcher = Dispatcher()
+    return _dispatcher
+
+
+def use(dispatcher: Dispatcher) -> Dispatcher:
+    """Make the operators ask ``dispatcher`` from now on, and return it.
+
+    Plans made so far are dropped; captured CUDA graphs keep what they captured.
+    """
+    global _dispatcher, _plans, _operator_plans
+    with _lock:
+        _dispatcher, _plans, _operator_plans = dispatcher, Plans(eager=True), Plans(eager=False)
+    return dispatcher
+
+
+def load_table(path: str | Path) -> Dispatcher:
+    """Make the operators use the dispatch table at ``path``, and return their new dispatcher.
+
+    A table made for another GPU or toolchain is ignored, with a warning that names the field.
+
+    Raises:
+        StoreError: The file cannot be read.
+        TableError: It is not a dispatch table.
+    """
+    return use(default_dispatcher().with_table(path))
+
+
+def prepare() -> None:
+    """Import torch and register the operators with it; done by the first use, and again does nothing."""
+    global _Tensor, _Parameter, _workspaces, _empty, _is_compiling, _bfloat16
+    with _lock:
+        if _Tensor is not None:
+            return
+        import torch
+
+        register(_run_operator)
+        _workspaces = torch_workspaces()
+        _Parameter, _empty, _bfloat16 = torch.nn.Parameter, torch.empty, torch.bfloat16
+        _is_compiling = torch.compiler.is_dynamo_compiling
+        _Tensor = torch.Tensor
+
+
+def workspaces() -> GetWorkspace:
+    """Return what gives eager calls of all operators their scratch memory."""
+    prepare()
+    assert _workspaces is not None
+    return _workspaces.get
+
+
+def must_trace(*tensors: Any) -> bool:
+    """Return whether a call must go through a registered operator: torch is tracing, or a tensor's class has
+    rules of its own."""
+    return _is_compiling() or any(type(t) is not _Tensor and type(t) is not _Parameter for t in tensors)
+
+
+def _not_prepared() -> bool:
+    prepare()
+    return _is_compiling()
+
+
+# Stand-ins until torch is there: importing this module must not import torch.
+_is_compiling: Callable[[], bool] = _not_prepared
+_empty: Callable[..., Any] = None  # type: ignore[assignment]
+_bfloat16: Any = None

@@ -1,0 +1,269 @@
+"""Operands to a plan: everything about a call that its shapes decide, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cutegen.dtypes import TORCH_DTYPES
+from cutegen.errors import LaunchError
+from cutegen.families.gemm.family import GEMM
+from cutegen.families.gemm.operands import Operands, Request, describe
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.strides import View, span_bytes
+from cutegen.runtime.call_plan import make_launcher
+from cutegen.runtime.workspace import GetWorkspace
+from cutegen.space import Config, Value, format_value
+
+if TYPE_CHECKING:
+    import torch
+
+    from cutegen.runtime.dispatch import Choice, Dispatcher
+
+__all__ = [
+    "AnyConfig",
+    "Launcher",
+    "More",
+    "Plan",
+    "Plans",
+    "as_config",
+    "as_text",
+    "explain_failure",
+    "fused_options",
+    "make_plan",
+]
+
+AnyConfig: TypeAlias = "Config | Mapping[str, Value] | str | None"
+#: scale_a, scale_b, fast_accum, any_order: what few calls have.
+More: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None, bool, bool]"
+
+#: ``launch(a, b, out, extras, alpha, beta)``; extras are the c, bias and scales that there are.
+Launcher = Callable[[Any, Any, Any, tuple[Any, ...], float, float], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to answer every call with the same shapes, strides, dtypes, device and options.
+
+    Attributes:
+        launch: Starts the work on the current stream.
+        shape: Shape of the result.
+        dtype: Its torch dtype.
+        device: Its torch device.
+        a_bytes: Bytes from the first element of a to behind its last; likewise the next two.
+        b_bytes: Of b.
+        out_bytes: Of out.
+    """
+
+    launch: Launcher
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    a_bytes: int
+    b_bytes: int
+    out_bytes: int
+
+
+class Plans(dict[Any, Plan]):
+    """Plans by kind of call, of calls that get their workspaces in one way.
+
+    Args:
+        eager: Whether workspaces are kept between calls. Calls through the registered operators allocate
+            theirs each time: CUDA graph trees (``mode="reduce-overhead"``) refuse memory of their pool that
+            outlives a call without being a result.
+    """
+
+    __slots__ = ("eager",)
+
+    def __init__(self, *, eager: bool) -> None:
+        super().__init__()
+        self.eager = eager
+
+
+def make_plan(
+    request: Request,
+    config: Config | None,
+    dispatcher: Dispatcher,
+    workspace: GetWorkspace,
+    *,
+    capturing: bool,
+) -> Plan:
+    """Check a request, choose and load its kernel, and return the plan.
+
+    Args:
+        request: The arguments of the call.
+        config: Overrides the lookup.
+        dispatcher: Chooses and loads the kernel.
+        workspace: Asked at every launch for the scratch memory that the kernel needs, if it needs any.
+        capturing: Whether a CUDA graph is being captured.
+
+    Raises:
+        OperandError: An operand cannot be one.
+        LaunchError: The kernel cannot be had now; see :meth:`Dispatcher.kernel`.
+        CutegenError: As :meth:`Dispatcher.kernel` says.
+    """
+    import torch
+
+    operands = describe(request, device_type=dispatcher.device_type, grad_enabled=torch.is_grad_enabled())
+    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
+    a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
+    out_bytes = 0 if request.out is None else span_bytes(request.out)
+    launch = _launcher(request, operands, config, dispatcher, workspace, capturing)
+    return Plan(launch, operands.shape, dtype, request.a.device, a_bytes, b_bytes, out_bytes)
+
+
+def _launcher(
+    request: Request,
+    operands: Operands,
+    config: Config | None,
+    dispatcher: Dispatcher,
+    workspace: GetWorkspace,
+    capturing: bool,
+) -> Launcher:
+    if 0 in operands.shape:
+        return _nothing
+    if operands.problem is None:
+        return _without_product(operands.epilogue, operands.views[3:])
+    index = max(0, request.a.get_device())
+    choice = dispatcher.kernel(operands.problem, index, config=config, capturing=capturing)
+    if choice is None:
+        return _vendor(batched=request.a.dim() == 3)
+    launcher = _bind(choice, operands.problem, workspace, index)
+    return _bind_views(launcher, operands.views) if any(operands.views) else launcher
+
+
+def _bind(choice: Choice, problem: Problem, workspace: GetWorkspace, device: int) -> Launcher:
+    """Return a launcher of a chosen kernel."""
+    arguments = GEMM.arguments(problem)
+    extras = [a.name for a in arguments if a.kind == "in" and a.name not in ("a", "b")]
+    return make_launcher(
+        choice.function,
+        arguments,
+        choice.launch,
+        workspace,
+        device,
+        parameters=("a", "b", "out", "extras", "alpha", "beta"),
+        places={name: f"extras[{at}]" for at, name in enumerate(extras)},
+    )
+
+
+def _bind_views(launch: Launcher, views: Sequence[View | None]) -> Launcher:
+    """Return a launcher that shows ``launch`` some tensors under other shapes and strides."""
+
+    def launcher(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        a, b, out, *extras = _seen((a, b, out, *extras), views)
+        launch(a, b, out, extras, alpha, beta)
+
+    return launcher
+
+
+def _seen(tensors: Sequence[Any], views: Sequence[View | None]) -> list[Any]:
+    return [
+        tensor if view is None else tensor.as_strided(view.shape, view.stride)
+        for tensor, view in zip(tensors, views, strict=True)
+    ]
+
+
+def _nothing(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+    """The result has no elements."""
+
+
+def _vendor(*, batched: bool) -> Launcher:
+    """A plan for a problem that the table gives to torch."""
+    import torch
+
+    product: Callable[..., Any] = torch.bmm if batched else torch.mm
+
+    def vendor(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        product(a, b, out=out)
+
+    return vendor
+
+
+def _without_product(epilogue: Epilogue, views: Sequence[View | None]) -> Launcher:
+    """A plan for k = 0: the product is zero, and what is fused behind it still happens, in fp32."""
+    import torch
+
+    functions: dict[str, Callable[[Any], Any]] = {
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }
+
+    def fill(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        value = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+        rest = _seen(extras, views)
+        if epilogue.beta:
+            value += beta * rest.pop(0).float()
+        if epilogue.bias:
+            vector = rest.pop(0).float()
+            value += vector[:, None] if epilogue.bias == "m" else vector
+        out.copy_(functions[epilogue.activation](value) if epilogue.activation else value)
+
+    return fill
+
+
+# --- the options of a call, and its end ---
+
+
+def fused_options(
+    c: torch.Tensor | None,
+    alpha: float,
+    beta: float,
+    bias: torch.Tensor | None,
+    activation: str,
+    more: More | None,
+) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+    """Return the tensors that the kernel takes besides a, b and out, and the options that shape a plan."""
+    extras: tuple[torch.Tensor, ...] = ()
+    kinds: tuple[Any, ...] = (alpha == 1, beta == 1, activation)
+    if c is not None:
+        kinds += (c.shape, c.stride(), c.dtype, c.data_ptr() & 15, beta == 0)
+        extras = () if beta == 0 else (c,)
+    if bias is not None:
+        kinds += ("bias", bias.shape, bias.stride(), bias.dtype)
+        extras += (bias,)
+    if more is not None:
+        kinds += more[2:]
+        for scale in more[:2]:
+            if scale is not None:
+                kinds += ("scale", scale.shape, scale.dtype)
+                extras += (scale,)
+    return extras, kinds
+
+
+def as_text(config: Config | Mapping[str, Value] | str) -> str:
+    """Return a config as ``knob=value`` words, without a look at what they say: torch can trace this."""
+    if isinstance(config, str):
+        return config
+    if isinstance(config, Config):
+        return str(config)
+    return " ".join([f"{knob}={format_value(value)}" for knob, value in config.items()])
+
+
+def as_config(config: Config | Mapping[str, Value] | str) -> Config:
+    """Return the config that an object, a mapping or its text stands for.
+
+    Raises:
+        ConfigError: The text is not of the form ``knob=value ...``.
+    """
+    if isinstance(config, Config):
+        return config
+    return Config.parse(config) if isinstance(config, str) else Config(config)
+
+
+def explain_failure(error: Exception, request: Request, device_type: str) -> Exception:
+    """Return the clear form of an error that a launch, or reading an operand, ended with.
+
+    Raises:
+        OperandError: An operand is to blame: the kernel noticed, our own checks say it in the caller's words.
+    """
+    import torch
+
+    operands = describe(request, device_type=device_type, grad_enabled=torch.is_grad_enabled())
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return LaunchError(f"the kernel for {operands.problem} failed to launch: {reason}")

@@ -1,0 +1,23 @@
+"""The loop: search, build, check, measure, record, choose; and :class:`AutoTuner` around it."""
+
+from cutegen.tuning.autotuner import AutoTuner, HistoryEntry
+from cutegen.tuning.progress import Observer, Progress, ignore_progress
+from cutegen.tuning.request import Effort, Request
+from cutegen.tuning.result import Row, TuneResult
+from cutegen.tuning.setting import Setting
+from cutegen.tuning.sweep import Failed, Tuning
+
+__all__ = [
+    "AutoTuner",
+    "Effort",
+    "Failed",
+    "HistoryEntry",
+    "Observer",
+    "Progress",
+    "Request",
+    "Row",
+    "Setting",
+    "TuneResult",
+    "Tuning",
+    "ignore_progress",
+]

@@ -1,0 +1,76 @@
+"""One candidate on its way through a run: rendered, built, checked, screened, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cutegen.build import Artifact, Resources
+from cutegen.build.render import Source
+from cutegen.measure.policy import Timing
+from cutegen.records.trial import Key
+from cutegen.space import Config, Launch
+
+__all__ = ["Attempt"]
+
+
+@dataclass
+class Attempt:
+    """What is known of one candidate.
+
+    Attributes:
+        config: All its knobs.
+        source: Its rendered kernel.
+        artifact_key: What its artifact is, or would be, called.
+        launch: Its run-time arguments on the problem.
+        artifact: The compiled kernel, once it is needed and there.
+        resources: What it takes on the device, once known.
+        outcome: How it ended; empty while it has not.
+        error: Why it failed.
+        timing: Screened time.
+        trial: Record of the outcome.
+    """
+
+    config: Config
+    source: Source
+    artifact_key: str
+    launch: Launch
+    artifact: Artifact | None = None
+    resources: Resources | None = None
+    outcome: str = ""
+    error: str = ""
+    timing: Timing | None = None
+    trial: str = ""
+    final: Timing | None = field(default=None)
+    final_trial: str = ""
+
+    @property
+    def name(self) -> str:
+        """Names it among the candidates of one problem."""
+        return self.config.digest
+
+    @property
+    def key(self) -> Key:
+        """What is run, as trials know it."""
+        return self.artifact_key, self.launch.scalars
+
+    @property
+    def done(self) -> bool:
+        """Whether it has its outcome."""
+        return bool(self.outcome)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it works, as far as it was tried."""
+        return self.outcome == "ok"
+
+    def fail(self, outcome: str, error: str, trial: str) -> None:
+        """End it with a failure."""
+        self.outcome, self.error, self.trial = outcome, error, trial
+
+    def built(self, artifact: Artifact) -> None:
+        """Note the compiled kernel."""
+        self.artifact, self.resources = artifact, artifact.resources
+
+    def screened(self, timing: Timing | None, trial: str) -> None:
+        """End it well; without a timing where nothing is measured."""
+        self.outcome, self.timing, self.trial = "ok", timing, trial

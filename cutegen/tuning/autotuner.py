@@ -1,0 +1,398 @@
+"""Tuning from Python: :class:`AutoTuner` tunes problems, remembers the answers and says what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build import Toolchain
+from cutegen.errors import UsageError
+from cutegen.families.gemm.operator_package import require_package
+from cutegen.families.gemm.problem import Epilogue
+from cutegen.families.gemm.problem import Problem as Gemm
+from cutegen.families.registry import find_space, require_sources, space_of
+from cutegen.family import Problem
+from cutegen.measure.contention import Watch
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import require_objective
+from cutegen.operator_api import Offers
+from cutegen.records.trials import TrialStore
+from cutegen.runtime.dispatch import autotune_disabled
+from cutegen.search.defaults import default_config, predictor
+from cutegen.space import Config, Value
+from cutegen.tuning.backends import Bench, Compiler, Workshop
+from cutegen.tuning.progress import Observer, ignore_progress
+from cutegen.tuning.request import Effort, Request
+from cutegen.tuning.result import Row, TuneResult
+from cutegen.tuning.setting import Setting
+from cutegen.tuning.sweep import Failed, Tuning
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AutoTuner", "HistoryEntry"]
+
+#: How many kernels to compile, or the very configs to try.
+Candidates = int | Sequence[Config | Mapping[str, Value]]
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One tuning that an :class:`AutoTuner` did.
+
+    Attributes:
+        problem: What was tuned.
+        candidates: How many candidates got an outcome.
+        best: The winning config.
+        objective: What it was chosen by.
+        time_us: Its measured microseconds; None where there is no GPU.
+        seconds: Wall-clock time of the tuning.
+    """
+
+    problem: Problem
+    candidates: int
+    best: Config
+    time_us: float | None
+    seconds: float
+    objective: str = "time"
+
+
+class AutoTuner:
+    """Finds the fastest config for problems, on the GPU at hand or, for a named target, by compiling only.
+
+    Every trial goes to the database and every winner to the dispatch table, as with
+    ``python -m cutegen.tune``; what either knows already is not measured again. Used as a context manager it
+    keeps the compiler and the measuring process between calls.
+
+    Args:
+        arch: A target such as ``sm_90a``: compile, inspect and predict for it instead of measuring.
+        cache_dir: Folder for artifacts, database and table; default ``CUTEGEN_CACHE_DIR``, else the user's.
+        db: The trial database.
+        table: The dispatch table.
+        effort: How much to try.
+        budget_s: Seconds per call, None for no limit.
+        workers: Most compilations at a time.
+        seed: Of the order within measuring rounds.
+        allow_torch: Whether ``torch.mm`` may win an entry of the table.
+        again: Whether to measure anew what earlier runs did.
+        objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
+            (millijoules per launch) or ``edp`` (their product).
+        sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
+        busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
+        observe: Told about progress.
+        toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
+        device: The GPU to measure on, instead of asking the driver.
+        make_compiler, make_bench, make_watch, list_offers: For tests: replace the builder, the measuring
+            child, what NVML says about other processes, and the question to the Operator API.
+
+    Raises:
+        ArchError: The architecture is unknown, or cutegen has no target for the GPU.
+        DeviceError: No architecture is given and there is no GPU.
+        UsageError: There is no such objective, source or ``busy``, or no source is given.
+    """
+
+    def __init__(
+        self,
+        arch: str | Arch | None = None,
+        *,
+        cache_dir: Path | str | None = None,
+        db: Path | str | None = None,
+        table: Path | str | None = None,
+        effort: Effort | None = None,
+        budget_s: float | None = None,
+        workers: int | None = None,
+        seed: int = 0,
+        allow_torch: bool = False,
+        again: bool = False,
+        objective: str = "time",
+        sources: Sequence[str] = ("cutegen",),
+        busy: str = "wait",
+        observe: Observer = ignore_progress,
+        toolchain: Toolchain | None = None,
+        device: Device | None = None,
+        make_compiler: Callable[[], Compiler] | None = None,
+        make_bench: Callable[[], Bench] | None = None,
+        make_watch: Callable[[], Watch] | None = None,
+        list_offers: Callable[[Problem], Offers] | None = None,
+    ) -> None:
+        if arch is None:
+            device = device or present_device()
+        target = device.arch if device else find_arch(str(arch))
+        self.setting = Setting.of(
+            target,
+            device,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            db=None if db is None else Path(db),
+            table=None if table is None else Path(table),
+            workers=workers,
+            toolchain=toolchain,
+            busy=busy,
+            make_compiler=make_compiler,
+            make_bench=make_bench,
+            make_watch=make_watch,
+            list_offers=list_offers,
+        )
+        self._sources = require_sources(sources)
+        self._effort = effort or Effort()
+        self._budget_s = budget_s
+        self._seed = seed
+        self._allow_torch = allow_torch
+        self._again = again
+        self._objective = require_objective(objective)
+        self._observe = observe
+        self._workshop: Workshop | None = None
+        self._cache: dict[tuple[Problem, str], TuneResult] = {}
+        self._history: list[HistoryEntry] = []
+        self._hits = 0
+        self._lookups = 0
+
+    def __enter__(self) -> Self:
+        self._workshop = self.setting.workshop()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        workshop, self._workshop = self._workshop, None
+        if workshop is not None:
+            workshop.close()
+
+    # -- tuning
+
+    def tune(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        out_dtype: str = "",
+        layout: str = "kk",
+        epilogue: Epilogue | None = None,
+        candidates: Candidates | None = None,
+        objective: str | None = None,
+    ) -> TuneResult:
+        """Return the best config for ``D[m, n] = A[m, k] @ B[k, n]``, tuning it unless that is known.
+
+        With ``CUTEGEN_DISABLE_AUTOTUNE=1`` the answer is the default config, with the model's time if any.
+
+        Args:
+            m: Rows of A and D.
+            n: Columns of B and D.
+            k: Columns of A, rows of B.
+            batch: Independent products.
+            dtype: Of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or (Blackwell) ``tf32``.
+            out_dtype: Of D; by default as ``dtype``, bf16 for fp8, int32 for int8, fp32 for tf32.
+            layout: The axis along which A is contiguous, then that of B: ``kk``, ``kn``, ``mn`` or ``mk``.
+            epilogue: What is fused behind the product.
+            candidates: How many kernels to compile, or the very configs to try. When given, an answer that
+                this object remembers does not count.
+            objective: What finalists are chosen by: ``time``, ``energy`` or ``edp``; by default the object's.
+
+        Raises:
+            NoWinnerError: No candidate works.
+            UsageError: There is no such objective, or there is no GPU to read energy from.
+            ConfigError: A given candidate breaks rules.
+            ProblemError: The problem is ill-formed.
+            BuildError: There is no compiler.
+            DeviceError: Another process uses the GPU, and ``busy`` does not allow to go on.
+            MeasureError: The GPU cannot hold the problem, a timing cannot be trusted, or the objective needs
+                energy and the GPU does not tell.
+            StoreError: Cache, database or table cannot be used.
+        """
+        problem = Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
+        return self.tune_problem(problem, candidates=candidates, objective=objective)
+
+    def tune_problem(
+        self,
+        problem: Problem,
+        *,
+        candidates: Candidates | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        objective: str | None = None,
+    ) -> TuneResult:
+        """Return the best config for ``problem``; as :meth:`tune`.
+
+        Args:
+            problem: What is to be computed.
+            candidates: How many kernels to compile, or the very configs to try.
+            fixed: Knobs restricted to some values.
+            objective: What finalists are chosen by.
+        """
+        if candidates is None and not fixed:
+            known = self._lookup(problem, objective)
+            if known is not None and not known.contended_by:
+                return known
+        if autotune_disabled():
+            return self._default(problem)
+        request = self.request(problem, candidates, fixed, self._budget_s, objective)
+        [result] = self.run([request], self._budget_s)
+        if isinstance(result, Failed):
+            raise result.error
+        return result
+
+    def tune_all(
+        self,
+        problems: Iterable[Problem],
+        *,
+        candidates: Candidates | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        budget_s: float | None = None,
+    ) -> Iterator[TuneResult | Failed]:
+        """Yield what each problem came to; a problem without a winner does not stop the others.
+
+        While one problem is measured the next one's candidates are being compiled.
+
+        Args:
+            problems: What to tune.
+            candidates: How many kernels to compile per problem, or the very configs to try.
+            fixed: Knobs restricted to some values.
+            budget_s: Seconds for all problems together.
+        """
+        requests = [self.request(problem, candidates, fixed, budget_s) for problem in problems]
+        return self.run(requests, budget_s)
+
+    def run(
+        self, requests: Sequence[Request], budget_s: float | None = None
+    ) -> Iterator[TuneResult | Failed]:
+        """Yield what each of ``requests`` (see :meth:`request`) came to, in order; as :meth:`tune`."""
+        if autotune_disabled():
+            yield from (self._default(request.problem) for request in requests)
+            return
+        workshop = self._workshop or self.setting.workshop()
+        try:
+            with TrialStore(self.setting.db) as trials:
+                tuning = Tuning(self.setting, workshop, trials, observe=self._observe, again=self._again)
+                for result in tuning.run(requests, budget_s):
+                    if isinstance(result, TuneResult):
+                        self._remember(result)
+                    yield result
+        finally:
+            if workshop is not self._workshop:
+                workshop.close()
+
+    def request(
+        self,
+        problem: Problem,
+        candidates: Candidates | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        budget_s: float | None = None,
+        objective: str | None = None,
+    ) -> Request:
+        """Return what :meth:`run` needs to know of one problem.
+
+        Raises:
+            ConfigError: A given candidate breaks rules.
+            ResourceError: The operators are a source, and their package is not installed.
+            UsageError: There are no candidates, no such objective, or no GPU to read energy from.
+        """
+        wanted = require_objective(objective or self._objective)
+        if wanted != "time" and self.setting.device is None:
+            raise UsageError(f"objective {wanted} needs a GPU; valid without one: time")
+        effort = self._effort
+        explicit: tuple[Config, ...] = ()
+        if isinstance(candidates, int):
+            if candidates < 1:
+                raise UsageError(f"candidates={candidates} must be at least 1")
+            effort = replace(effort, classes=candidates)
+        elif candidates is not None:
+            explicit = self._explicit(problem, candidates)
+        return Request(
+            problem=problem,
+            arch=self.setting.arch,
+            sm_count=self.setting.sm_count,
+            effort=effort,
+            fixed=dict(fixed or {}),
+            explicit=explicit,
+            budget_s=budget_s,
+            seed=self._seed,
+            allow_torch=self._allow_torch,
+            objective=wanted,
+            sources=self._sources,
+            package=require_package() if "operators" in self._sources else "",
+        )
+
+    def _explicit(
+        self, problem: Problem, candidates: Sequence[Config | Mapping[str, Value]]
+    ) -> tuple[Config, ...]:
+        configs = tuple(Config({knob: given[knob] for knob in given}) for given in candidates)
+        if not configs:
+            raise UsageError("candidates is empty; give at least one config, or how many to try")
+        spaces = [space_of(config, problem.family, self.setting.arch) for config in configs]
+        for space, config in zip(spaces, configs, strict=True):
+            space.require(problem, config)
+        pairs = zip(spaces, configs, strict=True)
+        return tuple(Config({knob: config[knob] for knob in space.domains}) for space, config in pairs)
+
+    def _default(self, problem: Problem) -> TuneResult:
+        space = find_space(problem.family, self.setting.arch)
+        sm_count = self.setting.sm_count
+        config, predict = default_config(space, problem, sm_count), predictor(space, problem, sm_count)
+        row = Row(config, default=True, chosen=True, predicted_us=predict(config) if predict else None)
+        return TuneResult(problem, self.setting.arch.name, "", (row,))
+
+    # -- memory
+
+    def _remember(self, result: TuneResult) -> None:
+        self._cache.pop((result.problem, result.objective), None)  # the newest is the last
+        self._cache[result.problem, result.objective] = result
+        r = result
+        entry = HistoryEntry(r.problem, r.candidates, r.config, r.time_us, r.seconds, r.objective)
+        self._history.append(entry)
+
+    def _lookup(self, problem: Problem, objective: str | None) -> TuneResult | None:
+        self._lookups += 1
+        known = self._cache.get((problem, objective or self._objective))
+        self._hits += known is not None
+        return known
+
+    def get_cached(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        out_dtype: str = "",
+        layout: str = "kk",
+        epilogue: Epilogue | None = None,
+        objective: str | None = None,
+    ) -> TuneResult | None:
+        """Return what this object found out about a problem, None if it did not tune it; never tunes."""
+        problem = Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
+        return self._lookup(problem, objective)
+
+    @property
+    def cache(self) -> Mapping[Problem, TuneResult]:
+        """The results that this object remembers, by problem: the newest of those for several objectives."""
+        return MappingProxyType({problem: result for (problem, _), result in self._cache.items()})
+
+    @property
+    def cache_size(self) -> int:
+        """How many results it remembers."""
+        return len(self._cache)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of lookups, by :meth:`tune` and :meth:`get_cached`, that were remembered; else 0."""
+        return self._hits / self._lookups if self._lookups else 0.0
+
+    @property
+    def total_tunes(self) -> int:
+        """How many tunings it did."""
+        return len(self._history)
+
+    def clear_cache(self) -> None:
+        """Forget all results and counts of lookups; the database, the table and the history stay."""
+        self._cache.clear()
+        self._hits = self._lookups = 0
+
+    def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
+        """Return every tuning of this object, oldest first."""
+        return tuple(self._history)

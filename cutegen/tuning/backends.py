@@ -1,0 +1,195 @@
+"""The two helpers of a run, compiler and measuring child: started when first needed, ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from cutegen.build import Result
+from cutegen.build.render import Source
+from cutegen.errors import DeviceError
+from cutegen.family import Problem
+from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
+from cutegen.measure.contention import Guard
+from cutegen.measure.policy import Policy
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Bench", "Compiler", "Workshop"]
+
+
+class Compiler(Protocol):
+    """What a run needs of a builder."""
+
+    def find(self, source: Source) -> Result | None:
+        """Return what is known of ``source`` without compiling."""
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        """Ask for the artifacts of ``sources``."""
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
+        """Return what is finished, waiting a while for something."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+class Bench(Protocol):
+    """What a run needs of the measuring child."""
+
+    def start(self) -> None:
+        """Start the child without waiting for it."""
+
+    def open(self, problem: Problem, seed: int = 0) -> Opened:
+        """Make operands and reference of ``problem``."""
+
+    def check(self, candidate: Candidate) -> CheckResult:
+        """Say whether ``candidate`` computes the right thing."""
+
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        """Time ``candidates`` and the reference in interleaved rounds; those of ``keep`` dwell if any do."""
+
+    def close(self) -> None:
+        """End the child."""
+
+
+class Workshop:
+    """Holds compiler and bench over several problems; a context manager that ends both.
+
+    Args:
+        make_compiler: Starts nothing by itself; the builder starts its daemon when something is missing.
+        make_bench: Likewise for the measuring child; None where there is no GPU.
+        make_guard: Makes what looks out for other users of the GPU; None where there is no GPU.
+    """
+
+    def __init__(
+        self,
+        make_compiler: Callable[[], Compiler],
+        make_bench: Callable[[], Bench] | None = None,
+        make_guard: Callable[[], Guard] | None = None,
+    ) -> None:
+        self._make_compiler = make_compiler
+        self._make_bench = make_bench
+        self._make_guard = make_guard
+        self._compiler: Compiler | None = None
+        self._bench: Bench | None = None
+        self._guard: Guard | None = None
+        self._timed: Problem | None = None
+        self._results: dict[str, Result] = {}
+        self._asked: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def measures(self) -> bool:
+        """Whether candidates are run, not only compiled."""
+        return self._make_bench is not None
+
+    @property
+    def compiler(self) -> Compiler:
+        """The builder."""
+        if self._compiler is None:
+            self._compiler = self._make_compiler()
+        return self._compiler
+
+    @property
+    def bench(self) -> Bench:
+        """The measuring child; its first answer takes seconds.
+
+        Raises:
+            DeviceError: There is no GPU to measure on.
+        """
+        if self._make_bench is None:
+            raise DeviceError("nothing can be measured without a GPU")
+        if self._bench is None:
+            self._bench = self._make_bench()
+        return self._bench
+
+    def start_bench(self) -> None:
+        """Start the measuring child without waiting for it, so that it imports torch meanwhile."""
+        if self._make_bench is not None:
+            self.bench.start()
+
+    def time(
+        self,
+        candidates: Sequence[Candidate],
+        policy: Policy,
+        keep: Sequence[str],
+        left_s: float | None = None,
+    ) -> TimingRun:
+        """Time ``candidates`` as :meth:`Bench.time` while nobody else uses the GPU.
+
+        If somebody came in between, they are timed once more. Timings that were disturbed again, or that the
+        user wants all the same, are marked.
+
+        Args:
+            candidates: Who is timed; all for the open problem.
+            policy: How.
+            keep: Names of candidates that dwell, if anyone does.
+            left_s: Seconds to wait for others at most; None for the usual.
+
+        Raises:
+            DeviceError: Somebody uses the GPU, and the user does not want to go on.
+        """
+        if self._make_guard is None:
+            return self.bench.time(candidates, policy, keep)
+        if self._guard is None:
+            self._guard = self._make_guard()
+        # A thorough look may take a second: for the first rounds of a problem, and for those that decide.
+        decides = policy.dwell_s > 0
+        problem = candidates[0].problem if candidates else None
+        thorough, self._timed = decides or problem != self._timed, problem
+        before = self._guard.begin(thorough=thorough, limit_s=left_s)
+        run = self.bench.time(candidates, policy, keep)
+        who = before or self._guard.end(thorough=decides)
+        if who and not before:
+            before = self._guard.begin(thorough=True, limit_s=left_s)
+            left = [candidate for candidate in candidates if candidate.name not in run.failures]
+            again = self.bench.time(left, policy, keep)
+            run = replace(again, failures={**run.failures, **again.failures})
+            who = before or self._guard.end(thorough=decides)
+        return run.contended(who) if who else run
+
+    def result(self, source: Source) -> Result | None:
+        """Return what became of ``source``, None while it is not finished or was not asked for."""
+        return self._results.get(source.digest)
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        """Ask for artifacts, each once."""
+        new = {source.digest: source for source in sources if source.digest not in self._asked}
+        self._asked.update(new)
+        if new:
+            self.compiler.submit(new.values())
+
+    def poll(self, timeout_s: float) -> bool:
+        """Take in finished artifacts, waiting up to ``timeout_s`` seconds; whether there were any."""
+        if len(self._results) == len(self._asked):
+            return False
+        finished = self.compiler.poll(timeout_s)
+        self._results.update((source.digest, result) for source, result in finished)
+        return bool(finished)
+
+    def close(self) -> None:
+        """End the bench and the compiler; what is being compiled is lost."""
+        bench, self._bench = self._bench, None
+        compiler, self._compiler = self._compiler, None
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
+        try:
+            if bench is not None:
+                bench.close()
+        finally:
+            if compiler is not None:
+                compiler.close()
+            self._asked.clear()
+            self._results.clear()

@@ -1,0 +1,138 @@
+"""Which config wins: the cheapest, ties going to the default, then the incumbent, then the simpler one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cutegen.errors import MeasureError
+from cutegen.families.registry import SOURCES, space_of
+from cutegen.measure.policy import Policy, Timing, against
+from cutegen.measure.statistics import TIE_BAND, Interval, choose, tied
+from cutegen.space import Config, Space
+
+__all__ = ["Choice", "choose_winner", "comparable_us", "pick_finalists", "preference"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided and why.
+
+    Attributes:
+        config: The config to use.
+        torch_wins: Whether ``torch.mm`` costs less than it, outside the margin.
+        equals: Every config that no other beats, in order of preference.
+    """
+
+    config: Config
+    torch_wins: bool
+    equals: tuple[Config, ...]
+
+
+def preference(
+    space: Space, default: Config, incumbent: Config | None
+) -> Callable[[Config], tuple[bool, bool, int, tuple[int, ...]]]:
+    """Return the sort key of equals: the default, what the table names, our own kernels, the simpler."""
+
+    def key(config: Config) -> tuple[bool, bool, int, tuple[int, ...]]:
+        own = space_of(config, space.family, space.arch)
+        return config != default, config != incumbent, SOURCES.index(config.source), own.simplicity(config)
+
+    return key
+
+
+def choose_winner(
+    space: Space,
+    timings: Mapping[Config, Timing],
+    *,
+    default: Config,
+    incumbent: Config | None = None,
+    objective: str = "time",
+    torch: Timing | None = None,
+) -> Choice:
+    """Return the choice among ``timings``, which were measured together.
+
+    The one that costs least wins unless others are tied with it. Among those the default comes first, since
+    an entry must beat it to be worth having; then the config that the table already names, so that tuning
+    again does not flip between equals; then our own kernels, and of one source the simpler one.
+
+    Args:
+        space: Our own; with those of other sources it says which of two configs is simpler.
+        timings: Settled timings, at least one.
+        default: What is used without a table.
+        incumbent: What the table names now.
+        objective: What it costs: one of :data:`~cutegen.measure.policy.OBJECTIVES`. Configs whose energy
+            could not be read do not compete for objectives that need it.
+        torch: The vendor library's timing in the same run.
+
+    Raises:
+        MeasureError: ``timings`` is empty, or the energy of none of them is known.
+    """
+
+    ordered = sorted(timings, key=preference(space, default, incumbent))
+    by_name = {config.digest: config for config in ordered}
+    known = {name: timings[config].cost(objective) for name, config in by_name.items()}
+    costs = {name: cost for name, cost in known.items() if cost is not None}
+    if timings and not costs:
+        raise MeasureError(
+            f"objective {objective} needs energy, but this GPU's energy counter cannot be read or does not "
+            "change; valid here: time"
+        )
+    # Two dwells say little of how well their mean is known: where it is unsure, the default is safe.
+    name, names = choose(costs, list(by_name), excuse=TIE_BAND if objective == "time" else math.inf)
+    winner = by_name[name]
+    ratio = against(torch, timings[winner], objective)
+    return Choice(winner, _torch_wins(ratio), tuple(by_name[n] for n in names))
+
+
+def _torch_wins(ratio: Interval | None) -> bool:
+    return ratio is not None and ratio.mid < 1 and not tied(ratio, Interval(1.0, 1.0, 1.0))
+
+
+def pick_finalists(
+    times_us: Mapping[Config, float],
+    limit: int,
+    band: float,
+    always: Sequence[Config],
+    *,
+    kernel_of: Callable[[Config], Hashable] = lambda config: config,
+    alike: int = 1,
+) -> tuple[Config, ...]:
+    """Return the configs to measure with care: ``always``, then the fastest within ``band`` of the best.
+
+    Args:
+        times_us: Screened microseconds, drift removed.
+        limit: Most configs beside ``always``.
+        band: Fraction above the best that may still turn out to win.
+        always: Configs that compete whatever their time, if they have one.
+        kernel_of: Names the compiled kernel of a config.
+        alike: Most configs of one kernel, so that its variants do not crowd out other kernels.
+    """
+    if not times_us:
+        return ()
+    worst = min(times_us.values()) * (1 + band)
+    fast = sorted((time, config.digest, config) for config, time in times_us.items() if time <= worst)
+    chosen = [config for config in always if config in times_us]
+    seen = Counter(kernel_of(config) for config in chosen)
+    for _, _, config in fast:
+        kernel = kernel_of(config)
+        if len(chosen) < limit + len(always) and config not in chosen and seen[kernel] < alike:
+            seen[kernel] += 1
+            chosen.append(config)
+    return tuple(dict.fromkeys(chosen))
+
+
+def comparable_us(timing: Timing | None, policy: Policy) -> float:
+    """Return a time that compares between groups of candidates that were screened one after another.
+
+    Bursts run at the highest clock, so their microseconds compare as they are. Under load the clock differs
+    from group to group, and only the vendor library's time next to a candidate's is common to all: then it
+    is parts per million of that. The library is no better a yardstick than that; in bursts on an H200 it took
+    56.3 or 60.9 us for the same 16x28672x4096 from group to group, while candidates took what they always do.
+    """
+    assert timing is not None
+    if policy.clock == "burst" or not timing.ratio:
+        return timing.paired.mid
+    return 1e6 / timing.ratio

@@ -1,0 +1,404 @@
+"""The loop for one problem: search, build, check, screen, refine, measure the finalists."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from cutegen.build import Artifact, Toolchain, artifact_key
+from cutegen.build.render import render
+from cutegen.errors import MeasureError, NoWinnerError
+from cutegen.families.registry import find_space, is_legal, space_of
+from cutegen.measure import Candidate
+from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.statistics import TIE_BAND
+from cutegen.search.defaults import default_config
+from cutegen.search.strategies import rank, refine, spread
+from cutegen.space import Config, Space
+from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.backends import Workshop
+from cutegen.tuning.finalists import comparable_us, pick_finalists, preference
+from cutegen.tuning.history import Ledger
+from cutegen.tuning.progress import Observer, Progress
+from cutegen.tuning.request import Request
+
+__all__ = ["Campaign"]
+
+#: Seconds between looks at the compiler while nothing else is to do.
+_PATIENCE_S = 0.2
+
+
+class Campaign:
+    """Tries candidates of one problem and writes down every outcome as soon as it is known.
+
+    Args:
+        request: What to do.
+        workshop: Compiler and measuring child.
+        ledger: What is known, and where to write.
+        toolchain: What compiles; with the text it names every artifact.
+        incumbent: The config that the table names now; it competes if it is legal.
+        offers: Configs of another source, of which as many are tried as of our own.
+        observe: Told about progress.
+        clock: Seconds of a steady clock.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        workshop: Workshop,
+        ledger: Ledger,
+        toolchain: Toolchain,
+        *,
+        incumbent: Config | None = None,
+        offers: Sequence[Config] = (),
+        observe: Observer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.request = request
+        self.ledger = ledger
+        self.attempts: dict[Config, Attempt] = {}
+        self.torch: Timing | None = None
+        self.torch_trial = ""
+        self.ran = False
+        legal = incumbent is not None and is_legal(incumbent, request.problem, request.arch)
+        self.incumbent = incumbent if legal else None
+        self._offers = offers
+        self._budget_s: float | None = None
+        self._workshop = workshop
+        self._toolchain = toolchain
+        self._observe = observe
+        self._clock = clock
+        self._start = clock()
+        self._opened = False
+        self._broken: dict[str, Attempt] = {}
+        self._stage = "compile"
+        self._space = find_space(request.problem.family, request.arch)
+        self.default = default_config(self._space, request.problem, request.sm_count)
+
+    # -- candidates
+
+    def prepare(self) -> None:
+        """Choose the candidates, recall what is known of them and ask for the missing artifacts.
+
+        Raises:
+            BuildError: Something must be compiled and there is no compiler.
+            ConfigError: A candidate given by the caller breaks rules.
+        """
+        # The default needs no search: compiler and measuring child start while the search runs.
+        self._admit([self.default])
+        self._admit(config for config in self._plan() if config != self.default)
+
+    def _plan(self) -> list[Config]:
+        configs = [*self.request.explicit] or self._proposals()
+        extra = [] if self.incumbent is None else [self.incumbent]
+        return list(dict.fromkeys([*extra, *configs]))
+
+    def _proposals(self) -> list[Config]:
+        """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""
+        request, own = self.request, []
+        limit = request.effort.classes
+        if "cutegen" in request.sources:
+            own = rank(
+                self._space,
+                request.problem,
+                request.sm_count,
+                limit,
+                request.fixed or None,
+                default=self.default,
+            )
+        fits = [c for c in self._offers if all(c.get(k) in values for k, values in request.fixed.items())]
+        return own + spread(fits, limit)
+
+    def _space_of(self, config: Config) -> Space:
+        return space_of(config, self.request.problem.family, self.request.arch)
+
+    def _admit(self, configs: Iterable[Config]) -> list[Attempt]:
+        """Turn configs into attempts; those without an outcome are asked for at the compiler."""
+        request = self.request
+        new = []
+        for config in configs:
+            source = render(request.problem, config, request.arch)
+            key = artifact_key(source, self._toolchain)
+            launch = self._space_of(config).launch(config, request.problem, request.sm_count)
+            new.append(Attempt(config, source, key, launch))
+        self.ledger.recall(new, request.screen_policy)
+        self.attempts.update((attempt.config, attempt) for attempt in new)
+        missing = [attempt for attempt in new if not attempt.done]
+        if missing and self._workshop.measures:
+            # The child imports torch while the compiler starts.
+            self._workshop.start_bench()
+        self._workshop.submit(attempt.source for attempt in missing)
+        return new
+
+    # -- the run
+
+    def run(self, budget_s: float | None = None) -> tuple[Attempt, ...]:
+        """Try everything and return the finalists, with settled timings if anything can be measured.
+
+        Args:
+            budget_s: Seconds after which nothing new is tried, the finals included; None for no limit.
+
+        Raises:
+            NoWinnerError: No candidate works.
+        """
+        self._start, self._budget_s = self._clock(), budget_s
+        self._try(list(self.attempts.values()))
+        if not self._workshop.measures:
+            return self._compiled()
+        if self.request.searches:
+            self._refine()
+        finalists = self._finals()
+        self._tell("done")
+        return finalists
+
+    def _compiled(self) -> tuple[Attempt, ...]:
+        self._tell("done")
+        if working := self._working():
+            return tuple(working)
+        raise self._nothing()
+
+    def _working(self) -> list[Attempt]:
+        return [attempt for attempt in self.attempts.values() if attempt.ok]
+
+    def _nothing(self) -> NoWinnerError:
+        first = next((a.error for a in self.attempts.values() if a.error), "")
+        why = first and f"; the first failed with: {first}"
+        return NoWinnerError(f"no working kernel for {self.request.problem}{why}", self.outcomes())
+
+    def outcomes(self) -> Counter[str]:
+        """Return how many candidates ended in each outcome."""
+        return Counter(attempt.outcome for attempt in self.attempts.values() if attempt.done)
+
+    @property
+    def kernels(self) -> int:
+        """Kernels behind the candidates with an outcome: those that differ in run-time knobs share one."""
+        return len({attempt.artifact_key for attempt in self.attempts.values() if attempt.done})
+
+    @property
+    def untried(self) -> int:
+        """Candidates without an outcome."""
+        return sum(not attempt.done for attempt in self.attempts.values())
+
+    def _left_s(self) -> float | None:
+        return None if self._budget_s is None else self._budget_s - (self._clock() - self._start)
+
+    def _late(self) -> bool:
+        """Whether what is left of the budget should go to the finalists."""
+        left = self._left_s()
+        if left is None or not self._working() or not self.attempts[self.default].done:
+            return False
+        return left <= (self.request.final_s if self._workshop.measures else 0.0)
+
+    # -- build, check, screen
+
+    def _try(self, attempts: Sequence[Attempt]) -> None:
+        waiting = [attempt for attempt in attempts if not attempt.done]
+        built: deque[Attempt] = deque()
+        checked: list[Attempt] = []
+        chunk = self.request.effort.chunk
+        if waiting:
+            self.ran = True
+        while (waiting or built or checked) and not self._late():
+            idle = not built and len(checked) < chunk and waiting
+            self._workshop.poll(_PATIENCE_S if idle else 0.0)
+            waiting = self._sort_out(waiting, built)
+            if built:
+                self._check(built.popleft(), checked)
+            elif checked and (not waiting or len(checked) >= chunk):
+                self._screen(checked[:chunk])
+                del checked[:chunk]
+            self._tell(self._stage)
+
+    def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
+        """Move what the compiler is done with to ``built``, or write its failure down; return the rest."""
+        still = []
+        for attempt in waiting:
+            result = self._workshop.result(attempt.source)
+            if result is None:
+                still.append(attempt)
+            elif isinstance(result, Artifact):
+                attempt.built(result)
+                built.append(attempt)
+            else:
+                self._fail(attempt, "build_failed", f"{result.outcome}: {result.message}")
+        return still
+
+    def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
+        if not self._workshop.measures:
+            known = self.ledger.compiled(attempt)
+            attempt.screened(None, known or self.ledger.write(attempt, "ok"))
+            return
+        broken = self._broken.get(attempt.artifact_key)
+        if broken is not None:
+            # Each hang costs seconds, and a fault a new process.
+            why = f"not run, since the same kernel with other run-time arguments failed: {broken.error}"
+            self._fail(attempt, broken.outcome, why)
+            return
+        self._stage = "check" if self._stage == "compile" else self._stage
+        self._open()
+        result = self._workshop.bench.check(self._candidate(attempt))
+        if result.ok:
+            checked.append(attempt)
+        else:
+            self._fail(attempt, result.outcome, result.error)
+
+    def _screen(self, batch: Sequence[Attempt]) -> None:
+        self._stage = "screen" if self._stage == "check" else self._stage
+        policy = self.request.screen_policy
+        for attempt, timing in self._time(batch, policy):
+            trial = self.ledger.write(attempt, "ok", timing=timing, policy=policy)
+            attempt.screened(timing, trial)
+
+    def _time(self, batch: Sequence[Attempt], policy: Policy) -> list[tuple[Attempt, Timing]]:
+        """Time ``batch`` together with the vendor library; failures are written down and left out.
+
+        The default and what the table names now have their energy read however slow they are.
+        """
+        self._open()
+        self.ran = True
+        keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
+        candidates = [self._candidate(attempt) for attempt in batch]
+        run, timed = self._workshop.time(candidates, policy, keep, self._left_s()), []
+        self.torch = run.reference
+        for attempt in batch:
+            failure, timing = run.failures.get(attempt.name), run.timings.get(attempt.name)
+            if failure is not None:
+                self._fail(attempt, failure.outcome, failure.error)
+            elif timing is not None:
+                timed.append((attempt, timing))
+        return timed
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._workshop.bench.open(self.request.problem)
+            self._opened = True
+
+    def _candidate(self, attempt: Attempt) -> Candidate:
+        assert attempt.artifact is not None
+        request, artifact = self.request, attempt.artifact
+        return Candidate.of(
+            attempt.name,
+            artifact.shared_object,
+            artifact.symbol,
+            self._space_of(attempt.config),
+            attempt.config,
+            request.problem,
+            request.sm_count,
+        )
+
+    def _fail(self, attempt: Attempt, outcome: str, error: str) -> None:
+        attempt.fail(outcome, error, self.ledger.write(attempt, outcome, error=error))
+        if outcome in ("timeout", "launch_failed"):
+            self._broken.setdefault(attempt.artifact_key, attempt)
+
+    # -- refine and decide
+
+    def _refine(self) -> None:
+        """Try what the measurements promise; again, a quarter as much, while that finds something better."""
+        request, policy, best = self.request, self.request.screen_policy, math.inf
+        for turn in range(request.effort.refinements):
+            own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
+            results = {a.config: comparable_us(a.timing, policy) if a.ok and a.timing else None for a in own}
+            fastest = min((us for us in results.values() if us is not None), default=math.inf)
+            if self._late() or fastest >= best * (1 - TIE_BAND):
+                return
+            best, self._stage, limit = fastest, "refine", max(1, request.effort.refine >> 2 * turn)
+            found = refine(
+                self._space,
+                request.problem,
+                results,
+                limit,
+                sm_count=request.sm_count,
+                fixed=request.fixed or None,
+                new_kernels=not request.explicit,
+            )
+            self._try(self._admit(config for config in found if config not in self.attempts))
+
+    def _finals(self) -> tuple[Attempt, ...]:
+        """Measure the finalists with settled clocks; if all of them break, others take their place.
+
+        Raises:
+            NoWinnerError: None is left.
+        """
+        while finalists := self._finalists():
+            self._tell("final")
+            if timed := self._recorded_finals(finalists) or self._time_finals(finalists):
+                self._fetch([attempt for attempt in timed if attempt.artifact is None])
+                return timed
+        raise self._nothing()
+
+    def _finalists(self) -> list[Attempt]:
+        policy = self.request.screen_policy
+        times = {a.config: comparable_us(a.timing, policy) for a in self._working() if a.timing is not None}
+        always = [self.default, *([self.incumbent] if self.incumbent else [])]
+        always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
+        chosen = pick_finalists(
+            times,
+            *self.request.finalists,
+            list(dict.fromkeys(always)),
+            kernel_of=lambda config: self.attempts[config].artifact_key,
+            alike=self.request.effort.alike,
+        )
+        return [self.attempts[config] for config in chosen]
+
+    def _best_of_each_source(self, times: Mapping[Config, float]) -> list[Config]:
+        """Return the fastest kernel of each source, so that the result compares them with care."""
+        best: dict[str, Config] = {}
+        for config in sorted(times, key=lambda c: (times[c], c.digest)):
+            best.setdefault(config.source, config)
+        return list(best.values())
+
+    def _recorded_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
+        """Return the finalists with the timings of a finished run of the same name, if it has all of them."""
+        known = {trial.key: trial for trial in self.ledger.finals()}
+        torch = known.get(("torch", ()))
+        if torch is None or not all(attempt.key in known for attempt in finalists):
+            return ()
+        self.torch, self.torch_trial = torch.timing, torch.id
+        for attempt in finalists:
+            attempt.final, attempt.final_trial = known[attempt.key].timing, known[attempt.key].id
+        return tuple(finalists)
+
+    def _fetch(self, attempts: Sequence[Attempt]) -> None:
+        """Get the artifacts of candidates whose timings were remembered."""
+        self._workshop.submit(attempt.source for attempt in attempts)
+        built: deque[Attempt] = deque()
+        waiting = self._sort_out(attempts, built)
+        while waiting:
+            self._workshop.poll(_PATIENCE_S)
+            waiting = self._sort_out(waiting, built)
+
+    def _time_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
+        policy = self.request.final_policy
+        self._fetch([attempt for attempt in finalists if attempt.artifact is None])
+        rank = preference(self._space, self.default, self.incumbent)
+        entries = sorted((a for a in finalists if a.ok), key=lambda attempt: rank(attempt.config))
+        timed = self._time(entries, policy)
+        if not timed and all(attempt.ok for attempt in finalists):
+            raise MeasureError(f"the measuring process timed none of {len(finalists)} working kernels")
+        for attempt, timing in timed:
+            attempt.final = timing
+            attempt.final_trial = self.ledger.write(attempt, "ok", timing=timing, policy=policy)
+        if timed and self.torch is not None:
+            self.torch_trial = self.ledger.write_torch(self.torch, policy)
+        return tuple(attempt for attempt, _ in timed)
+
+    # -- progress
+
+    def _tell(self, stage: str) -> None:
+        attempts = self.attempts.values()
+        times = [a.timing.median_us for a in attempts if a.timing is not None]
+        self._observe(
+            Progress(
+                problem=self.request.problem,
+                stage=stage,
+                done=len(attempts) - self.untried,
+                total=len(attempts),
+                outcomes=self.outcomes(),
+                best_us=min(times, default=None),
+                left_s=self._left_s(),
+                elapsed_s=self._clock() - self._start,
+            )
+        )

@@ -1,0 +1,178 @@
+"""What one tuning run is asked to do, and the name under which it is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cutegen import __version__
+from cutegen.arch import Arch
+from cutegen.build.render import template_files
+from cutegen.digest import digest
+from cutegen.families.registry import find_family, find_template, space_files
+from cutegen.family import Problem
+from cutegen.measure.device import Device
+from cutegen.measure.policy import Policy, require_objective
+from cutegen.space import Config, Value
+
+__all__ = ["Effort", "Request", "deciding_files"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to try.
+
+    Attributes:
+        classes: Kernels to compile per problem, at most, before refinement.
+        refine: Further kernels around the best ones, at most, and as many that the measurements promise.
+        refinements: How often that is done, at most, with a quarter as many each time; it ends where it finds
+            nothing better. Source of these: replayed on recorded sweeps of 18 shapes on an H200, 32 kernels
+            and 32 and 8 more end 0.02 % behind the best of up to 330, in the geometric mean.
+        finalists: Candidates that are measured with settled clocks, at most, beside the default.
+        alike: Finalists that share one compiled kernel, at most.
+        final_band: Screened candidates within this fraction of the fastest may become finalists.
+        final_s: Seconds of a budget that are kept for the finalists.
+        energy_finalists: As ``finalists``, for objectives other than time.
+        energy_band: As ``final_band``, for those: to need less energy, a slower kernel must draw less power
+            by more than it is slower. Source: judgement, that few beyond it do.
+        chunk: Candidates that are screened together.
+    """
+
+    classes: int = 32
+    refine: int = 16
+    refinements: int = 2
+    finalists: int = 14
+    alike: int = 3
+    final_band: float = 0.08
+    final_s: float = 6.0
+    energy_finalists: int = 20
+    energy_band: float = 0.15
+    chunk: int = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """One problem to tune and everything that decides what is tried and how it is measured.
+
+    Attributes:
+        problem: What is to be computed.
+        arch: The target.
+        sm_count: Multiprocessors of the GPU that will run it.
+        effort: How much to try.
+        fixed: Knobs restricted to some values.
+        explicit: Candidates given by the caller instead of the search's; the default still competes.
+        vary: Whether run-time knobs of the best of these are varied too, which needs no compiler.
+        budget_s: Seconds that the user gave, None for no limit; it names the run, others keep to it.
+        seed: Of the order within measuring rounds.
+        allow_torch: Whether ``torch.mm`` may win the table's entry.
+        objective: What finalists are chosen by: one of :data:`~cutegen.measure.policy.OBJECTIVES`. Candidates
+            are screened by time in any case.
+        sources: Whose kernels are tried, of :data:`~cutegen.families.registry.SOURCES`; the default
+            competes anyway.
+        package: What the operators come from, as
+            :func:`~cutegen.families.gemm.operator_package.require_package` names it.
+
+    Raises:
+        UsageError: There is no such objective.
+    """
+
+    problem: Problem
+    arch: Arch
+    sm_count: int
+    effort: Effort = field(default_factory=Effort)
+    fixed: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    explicit: tuple[Config, ...] = ()
+    vary: bool = False
+    budget_s: float | None = None
+    seed: int = 0
+    allow_torch: bool = False
+    objective: str = "time"
+    sources: tuple[str, ...] = ("cutegen",)
+    package: str = ""
+
+    def __post_init__(self) -> None:
+        require_objective(self.objective)
+
+    @property
+    def searches(self) -> bool:
+        """Whether cutegen's own space is searched: for candidates, or around those that were given."""
+        return "cutegen" in self.sources and (self.vary or not self.explicit)
+
+    @property
+    def screen_policy(self) -> Policy:
+        """How the many are timed: problems that heat the GPU up under load, the others in short bursts."""
+        return Policy.screen(self.seed, loaded=_is_heavy(self.problem))
+
+    @property
+    def final_policy(self) -> Policy:
+        """How the finalists are timed."""
+        return Policy.final(self.seed, self.objective)
+
+    @property
+    def finalists(self) -> tuple[int, float]:
+        """How many finalists there are at most beside the default, and how far behind the fastest."""
+        effort = self.effort
+        if self.objective == "time":
+            return effort.finalists, effort.final_band
+        return effort.energy_finalists, effort.energy_band
+
+    @property
+    def final_s(self) -> float:
+        """Seconds of a budget that are kept for the finalists; where all of them dwell, for that too."""
+        if self.objective == "time":
+            return self.effort.final_s
+        entries = self.effort.energy_finalists + 3  # the default, the incumbent and torch.mm
+        return self.effort.final_s + 2 * entries * self.final_policy.dwell_s
+
+    def run_name(self, device: Device | None, toolchain: str) -> str:
+        """Return the name of this run: equal names mean that the same question was asked."""
+        effort = self.effort
+        return digest(
+            {
+                "problem": str(self.problem),
+                "arch": self.arch.name,
+                "sm_count": self.sm_count,
+                "effort": [
+                    effort.classes,
+                    effort.refine,
+                    effort.refinements,
+                    *self.finalists,
+                    effort.alike,
+                    effort.final_s,
+                ],
+                "fixed": {k: list(map(str, values)) for k, values in self.fixed.items()},
+                "explicit": [config.to_json() for config in self.explicit],
+                "vary": self.vary,
+                "budget_s": self.budget_s,
+                "allow_torch": self.allow_torch,
+                "policies": [self.screen_policy.digest, self.final_policy.digest],
+                "device": [device.key, device.cuda_driver_version] if device else [],
+                "toolchain": toolchain,
+                "sources": [*self.sources, self.package],
+                "text": _text_digest(deciding_files(self.problem.family, self.arch, self.sources)),
+            },
+            length=16,
+        )
+
+
+def _is_heavy(problem: Problem) -> bool:
+    """Whether the power limit, not the clock limit, decides how fast ``problem`` runs.
+
+    Source: measured on an H200, 2026-11-20: products of 4096^3 and more settle near 1450 MHz under load but
+    run at 1980 MHz in bursts, and other tiles win in each case; 64 GFLOP take about 0.1 ms there.
+    """
+    return problem.flops >= 64e9 and problem.flops >= 200 * problem.min_bytes
+
+
+def deciding_files(family: str, arch: Arch, sources: tuple[str, ...]) -> list[Path]:
+    """Return the files that propose and render candidates: family, kernels, spaces and search."""
+    paths = {*find_family(family).files(), *space_files(family)}
+    for source in {"cutegen", *sources}:
+        paths |= template_files(find_template(family, arch, source))
+    package = Path(__file__).parent.parent
+    return sorted(paths | {*package.glob("search/*.py"), *package.glob("space/*.py"), package / "arch.py"})
+
+
+def _text_digest(paths: Sequence[Path]) -> str:
+    return digest([__version__, *(path.read_text(encoding="utf-8") for path in paths)])

@@ -1,0 +1,183 @@
+"""Where a tuning run works and with what: target, GPU, cache, database, table, compiler, measuring child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+from cutegen.arch import Arch
+from cutegen.build import Builder, Toolchain
+from cutegen.build.store import Store
+from cutegen.errors import StoreError, TableError
+from cutegen.family import Problem
+from cutegen.measure.contention import Guard, Watch, require_busy
+from cutegen.measure.device import Device
+from cutegen.measure.watch import NvmlWatch
+from cutegen.operator_api import Offers, find_offers
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import default_table_path
+from cutegen.tuning.backends import Bench, Compiler, Workshop
+
+__all__ = ["Setting"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything of a run that is not about one problem.
+
+    Attributes:
+        arch: The target.
+        device: The GPU to measure on; None only compiles and predicts.
+        store: Where artifacts are.
+        db: The trial database.
+        table: The dispatch table that winners are written to.
+        own_table: Whether ``table`` is the cache's own, which gives way to one for new software.
+        toolchain: What compiled, or compiles, the candidates.
+        make_compiler: Makes the builder.
+        make_bench: Makes the measuring child.
+        make_guard: Makes what looks out for other users of the GPU.
+        list_offers: Says which kernels of NVIDIA's Operator API are candidates for a problem.
+    """
+
+    arch: Arch
+    device: Device | None
+    store: Store
+    db: Path
+    table: Path | None
+    own_table: bool
+    toolchain: Toolchain
+    make_compiler: Callable[[], Compiler]
+    make_bench: Callable[[], Bench] | None
+    make_guard: Callable[[], Guard] | None
+    list_offers: Callable[[Problem], Offers]
+
+    @classmethod
+    def of(
+        cls,
+        arch: Arch,
+        device: Device | None,
+        *,
+        cache_dir: Path | None = None,
+        db: Path | None = None,
+        table: Path | None = None,
+        workers: int | None = None,
+        toolchain: Toolchain | None = None,
+        busy: str = "wait",
+        make_compiler: Callable[[], Compiler] | None = None,
+        make_bench: Callable[[], Bench] | None = None,
+        make_watch: Callable[[], Watch] | None = None,
+        list_offers: Callable[[Problem], Offers] | None = None,
+    ) -> Setting:
+        """Return the setting with the usual places for what is not given.
+
+        Args:
+            arch: The target.
+            device: The GPU, None for none.
+            cache_dir: Folder of artifacts, database and table; the user's cache folder by default.
+            db: The trial database.
+            table: The dispatch table.
+            workers: Most compilations at a time.
+            toolchain: Whose artifacts to use; the installed one by default.
+            busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
+            make_compiler: Replaces the builder.
+            make_bench: Replaces the measuring child.
+            make_watch: Replaces what NVML says about other users of the GPU.
+            list_offers: Replaces the question to the Operator API.
+
+        Raises:
+            UsageError: ``busy`` is none of those.
+        """
+        require_busy(busy)
+        store = Store(cache_dir) if cache_dir else Store.default()
+        tools = toolchain or Toolchain.current()
+        usual = default_table_path(store.root, device) if device else None
+        return cls(
+            arch=arch,
+            device=device,
+            store=store,
+            db=db or store.root / "trials.db",
+            table=(table or usual) if device else None,
+            own_table=table is None,
+            toolchain=tools,
+            make_compiler=make_compiler or (lambda: Builder(store, tools, workers)),
+            make_bench=(make_bench or _bench) if device else None,
+            make_guard=partial(_guard, make_watch, device.uuid, busy) if device else None,
+            list_offers=list_offers or (lambda problem: find_offers(problem, arch, store)),
+        )
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors to plan for."""
+        return self.device.sm_count if self.device else self.arch.nominal_sm_count
+
+    def workshop(self) -> Workshop:
+        """Return a workshop; nothing is started yet."""
+        return Workshop(self.make_compiler, self.make_bench, self.make_guard)
+
+    def load_table(self) -> Table | None:
+        """Return the table if there is one that holds here.
+
+        A table of the cache that was made by other software or for another GPU, or that is malformed, is set
+        aside under a dated name; one that the user named is refused.
+
+        Raises:
+            TableError: The named table is malformed or holds elsewhere.
+            StoreError: It cannot be read, or the cache's own cannot be set aside.
+        """
+        if self.device is None or self.table is None:
+            return None
+        try:
+            table = Table.find(self.table)
+        except TableError:
+            if not self.own_table:
+                raise
+            self._set_aside(self.table)
+            return None
+        if table is None:
+            return None
+        reasons = table.mismatch(Fingerprint.of(self.device))
+        if not reasons:
+            return table
+        if not self.own_table:
+            raise TableError(
+                f"dispatch table {self.table} holds elsewhere: {'; '.join(reasons)}; "
+                "name another file, or put '*' into that field of its _metadata"
+            )
+        self._set_aside(self.table)
+        return None
+
+    def _set_aside(self, path: Path) -> None:
+        aside = path.with_name(f"{path.stem}.until-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}{path.suffix}")
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise StoreError(f"cannot set aside {path}: {error.strerror or error}") from error
+
+    def save(self, entry: Entry) -> None:
+        """Write ``entry`` into the table.
+
+        Raises:
+            TableError: The table is malformed or holds elsewhere.
+            StoreError: It cannot be written.
+        """
+        if self.device is not None and self.table is not None:
+            Table.update(self.table, Fingerprint.of(self.device), [entry])
+
+    def entry(self, problem: Problem) -> Entry | None:
+        """Return what the table says about exactly ``problem``; raises as :meth:`load_table`."""
+        table = self.load_table()
+        return table.entries.get(problem) if table else None
+
+
+def _guard(make_watch: Callable[[], Watch] | None, uuid: str, busy: str) -> Guard:
+    return Guard(make_watch() if make_watch else NvmlWatch(uuid), busy)
+
+
+def _bench() -> Bench:
+    from cutegen.measure import Bench as MeasuringChild
+
+    return MeasuringChild()

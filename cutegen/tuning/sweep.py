@@ -1,0 +1,253 @@
+"""Problem after problem through one workshop: skip what is finished, run the rest, write winners down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from cutegen.build import artifact_key
+from cutegen.build.render import render
+from cutegen.digest import digest
+from cutegen.errors import (
+    CheckError,
+    ConfigError,
+    LaunchError,
+    MeasureError,
+    NoWinnerError,
+    ProblemError,
+    ResourceError,
+)
+from cutegen.families.gemm.operator_package import require_package
+from cutegen.families.registry import find_space
+from cutegen.family import Problem
+from cutegen.operator_api import Offers
+from cutegen.records.entry import Entry
+from cutegen.records.trials import TrialStore
+from cutegen.search.defaults import predictor
+from cutegen.space import Config
+from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.backends import Workshop
+from cutegen.tuning.history import Ledger
+from cutegen.tuning.lookahead import Ahead
+from cutegen.tuning.problem_run import Campaign
+from cutegen.tuning.progress import Observer
+from cutegen.tuning.request import Request
+from cutegen.tuning.result import Row, TuneResult
+from cutegen.tuning.setting import Setting
+from cutegen.tuning.winner import decide, entry_of, predicted_result, recorded_result
+
+__all__ = ["Failed", "Tuning"]
+
+#: What may go wrong with one problem without touching the others.
+_OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A problem that has no winner, and why."""
+
+    problem: Problem
+    error: NoWinnerError | MeasureError | CheckError | LaunchError | ProblemError
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A request that is under way: finished long ago, or a campaign whose artifacts are being compiled."""
+
+    request: Request
+    finished: TuneResult | None
+    campaign: Campaign | None
+    offers: Offers
+
+
+class Tuning:
+    """Tunes problems one after another.
+
+    Args:
+        setting: Where and with what.
+        workshop: Compiler and measuring child, shared by all problems.
+        trials: The open database.
+        observe: Told about progress.
+        again: Whether to measure anew what earlier runs did.
+        clock: Seconds of a steady clock.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        workshop: Workshop,
+        trials: TrialStore,
+        *,
+        observe: Observer,
+        again: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._setting = setting
+        self._workshop = workshop
+        self._trials = trials
+        self._observe = observe
+        self._again = again
+        self._clock = clock
+
+    def run(
+        self, requests: Iterable[Request], budget_s: float | None = None
+    ) -> Iterator[TuneResult | Failed]:
+        """Yield what each request came to, in order.
+
+        While one is measured, the next is being compiled and the kernels of the one after it are ranked.
+
+        Args:
+            requests: What to do.
+            budget_s: Seconds for all of them together; each gets an equal share of what is left.
+
+        Raises:
+            BuildError: There is no compiler, or it cannot run; or the Operator API cannot be asked.
+            DeviceError: The GPU cannot be used.
+            StoreError: Cache, database or table cannot be read or written.
+            TableError: The table is malformed or holds elsewhere.
+        """
+        started, queue = self._clock(), list(requests)
+        with closing(Ahead()) as ahead:
+            prepared = self._prepare_or_fail(queue[0], ahead) if queue else None
+            for left in range(len(queue), 0, -1):
+                assert prepared is not None
+                current, begun = prepared, self._clock()
+                if left > 1:
+                    prepared = self._prepare_or_fail(queue[-left + 1], ahead)
+                if left > 2 and _is_under_way(prepared):
+                    ahead.begin(queue[-left + 2])
+                share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
+                first = left == len(queue)
+                yield self._conclude(current, share, started if first else begun)
+
+    def _prepare_or_fail(self, request: Request, ahead: Ahead) -> _Prepared | Failed:
+        """Prepare, or say why this target cannot compute the problem: others it may."""
+        try:
+            return self._prepare(request, ahead)
+        except ProblemError as error:
+            return Failed(request.problem, error)
+
+    def _prepare(self, request: Request, ahead: Ahead) -> _Prepared:
+        setting = self._setting
+        entry = setting.entry(request.problem)
+        run = request.run_name(setting.device, setting.toolchain.digest)
+        if self._again:
+            run = digest([run, time.time_ns()], length=16)
+        ledger = Ledger(
+            self._trials,
+            request.problem,
+            setting.arch.name,
+            setting.device,
+            run,
+            request.final_policy,
+            forget=self._again,
+        )
+        asked = "operators" in request.sources and not request.explicit
+        offers = setting.list_offers(request.problem) if asked else Offers((), ())
+        finished = self._finished(request, entry, ledger)
+        if finished is not None:
+            return _Prepared(request, finished, None, offers)
+        campaign = Campaign(
+            request,
+            self._workshop,
+            ledger,
+            setting.toolchain,
+            incumbent=_incumbent(entry, request),
+            offers=offers.configs,
+            observe=self._observe,
+            clock=self._clock,
+        )
+        ahead.wait()
+        campaign.prepare()
+        return _Prepared(request, None, campaign, offers)
+
+    def _finished(self, request: Request, entry: Entry | None, ledger: Ledger) -> TuneResult | None:
+        """Return the recorded result if this very run was finished before and its kernel is still there."""
+        setting = self._setting
+        if entry is None or setting.device is None:
+            return None
+        finals = ledger.finals()
+        if not finals:
+            return None
+        space = find_space(request.problem.family, setting.arch)
+        result = recorded_result(request, space, setting.device, entry, finals)
+        if result is None or not all(self._is_current(result.problem, row) for row in result.rows):
+            return None
+        key = result.winner.artifact_key
+        if entry.artifact_key != key or setting.store.find(setting.arch.name, key) is None:
+            return None
+        return replace(result, outcomes=ledger.outcomes())
+
+    def _is_current(self, problem: Problem, row: Row) -> bool:
+        """Whether a recorded row is about the kernel that its config is rendered to today."""
+        try:
+            source = render(problem, row.config, self._setting.arch)
+        except (ConfigError, ResourceError):
+            return False
+        return row.artifact_key == artifact_key(source, self._setting.toolchain)
+
+    def _conclude(
+        self, prepared: _Prepared | Failed, budget_s: float | None, begun: float
+    ) -> TuneResult | Failed:
+        if isinstance(prepared, Failed):
+            return prepared
+        refused = tuple(map(str, prepared.offers.refused))
+        if prepared.finished is not None:
+            return replace(prepared.finished, seconds=self._clock() - begun, refused=refused)
+        campaign = prepared.campaign
+        assert campaign is not None
+        try:
+            result = self._result(campaign, campaign.run(budget_s))
+        except _OF_ONE_PROBLEM as error:
+            return Failed(prepared.request.problem, error, self._clock() - begun)
+        return replace(
+            result,
+            outcomes=campaign.outcomes(),
+            untried=campaign.untried,
+            kernels=campaign.kernels,
+            seconds=self._clock() - begun,
+            reused=not campaign.ran,
+            run=campaign.ledger.run,
+            refused=refused,
+        )
+
+    def _result(self, campaign: Campaign, finalists: Sequence[Attempt]) -> TuneResult:
+        request, setting = campaign.request, self._setting
+        space = find_space(request.problem.family, request.arch)
+        if setting.device is None:
+            predict = predictor(space, request.problem, request.sm_count)
+            return predicted_result(request, finalists, campaign.default, predict)
+        result = decide(
+            request,
+            space,
+            setting.device,
+            finalists,
+            campaign.torch,
+            default=campaign.default,
+            incumbent=campaign.incumbent,
+        )
+        setting.save(entry_of(result, campaign.torch_trial))
+        return result
+
+
+def _is_under_way(prepared: _Prepared | Failed) -> bool:
+    """Whether there is work to do: after a finished problem others are likely finished too."""
+    return isinstance(prepared, _Prepared) and prepared.campaign is not None
+
+
+def _incumbent(entry: Entry | None, request: Request) -> Config | None:
+    """Return the config that the table names, unless what it is rendered from is not here.
+
+    It competes even if its source was not asked for, or a run for one source would undo another's winner.
+    """
+    if entry is None or entry.config is None:
+        return None
+    if entry.config.source == "operators" and "operators" not in request.sources:
+        try:
+            require_package()
+        except ResourceError:
+            return None
+    return entry.config

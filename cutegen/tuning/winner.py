@@ -1,0 +1,183 @@
+"""From finalists to a result and a table entry, with the evidence in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cutegen.errors import StoreError
+from cutegen.families.registry import space_of
+from cutegen.measure.device import Device
+from cutegen.measure.policy import Timing, against, cost_ratio
+from cutegen.measure.statistics import Interval
+from cutegen.records.entry import Entry
+from cutegen.records.trial import Trial
+from cutegen.search.defaults import default_config
+from cutegen.space import Config, Space
+from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.finalists import choose_winner
+from cutegen.tuning.history import resources_of
+from cutegen.tuning.request import Request
+from cutegen.tuning.result import Row, TuneResult
+
+__all__ = ["decide", "entry_of", "predicted_result", "recorded_result"]
+
+#: Microseconds, None for a kernel that the model does not know.
+Predict = Callable[[Config], "float | None"]
+
+
+def decide(
+    request: Request,
+    space: Space,
+    device: Device,
+    finalists: Sequence[Attempt],
+    torch: Timing | None,
+    *,
+    default: Config,
+    incumbent: Config | None,
+) -> TuneResult:
+    """Return the result that the settled timings of ``finalists`` amount to."""
+    timings = {a.config: a.final for a in finalists if a.final is not None}
+    objective = request.objective
+    choice = choose_winner(
+        space, timings, default=default, incumbent=incumbent, objective=objective, torch=torch
+    )
+    rows = [_row(a, default, choice.config, choice.equals) for a in finalists]
+    return TuneResult(
+        problem=request.problem,
+        arch=request.arch.name,
+        device=device.name,
+        objective=objective,
+        rows=_winner_first(rows, objective),
+        torch=torch,
+        torch_wins=choice.torch_wins and request.allow_torch,
+        ratio_to_default=_ratio(timings.get(default), timings[choice.config], objective),
+    )
+
+
+def _row(attempt: Attempt, default: Config, chosen: Config, equals: Sequence[Config]) -> Row:
+    return Row(
+        config=attempt.config,
+        default=attempt.config == default,
+        chosen=attempt.config == chosen,
+        equal=attempt.config in equals,
+        timing=attempt.final,
+        resources=attempt.resources,
+        artifact_key=attempt.artifact_key,
+        trial=attempt.final_trial,
+    )
+
+
+def _winner_first(rows: Sequence[Row], objective: str) -> tuple[Row, ...]:
+    def cost(row: Row) -> float:
+        found = None if row.timing is None or objective == "time" else row.timing.cost(objective)
+        return (row.time_us or row.predicted_us or 0.0) if found is None else found.mid
+
+    def unknown(row: Row) -> bool:
+        return row.timing is not None and row.timing.cost(objective) is None
+
+    return tuple(sorted(rows, key=lambda r: (not r.chosen, unknown(r), cost(r), r.config.digest)))
+
+
+def _ratio(default: Timing | None, winner: Timing, objective: str) -> Interval | None:
+    if default is None:
+        return None
+    return Interval(1.0, 1.0, 1.0) if default is winner else cost_ratio(default, winner, objective)
+
+
+def entry_of(result: TuneResult, torch_trial: str) -> Entry:
+    """Return what the table should say about the problem of a measured ``result``.
+
+    Raises:
+        StoreError: Nothing was measured.
+    """
+    winner = result.winner
+    timing = result.torch if result.torch_wins else winner.timing
+    if timing is None:
+        raise StoreError(f"nothing was measured for {result.problem}, so the table cannot name a winner")
+    default = next((row.trial for row in result.rows if row.default), "")
+    ratio = against(result.torch, timing, result.objective)
+    trials = dict.fromkeys(name for name in (winner.trial, default, torch_trial) if name)
+    return Entry(
+        problem=result.problem,
+        config=winner.config,
+        source="torch" if result.torch_wins else winner.config.source,
+        artifact_key=winner.artifact_key,
+        time_us=timing.median_us,
+        interval=(timing.low_us, timing.high_us),
+        ratio_to_torch=ratio.mid if ratio else None,
+        ratio_to_default=result.ratio_to_default.mid if result.ratio_to_default else None,
+        trial_ids=tuple(trials),
+        objective=result.objective,
+        energy_mj=timing.energy_mj,
+        baseline=result.baseline,
+        contended_by=timing.contended_by,
+    )
+
+
+def recorded_result(
+    request: Request, space: Space, device: Device, entry: Entry, finals: Sequence[Trial]
+) -> TuneResult | None:
+    """Return the result of a finished run from its records, None if they do not hold all of it."""
+    ids = {trial.id for trial in finals}
+    if entry.objective != request.objective or not entry.trial_ids or not set(entry.trial_ids) <= ids:
+        return None
+    default = default_config(space, request.problem, request.sm_count)
+    latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
+    torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
+    timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
+    domains = {config: space_of(config, space.family, space.arch).domains for config in latest}
+    if entry.config not in timings or any(config.keys() != domains[config].keys() for config in latest):
+        return None
+    objective = request.objective
+    choice = choose_winner(
+        space, timings, default=default, incumbent=entry.config, objective=objective, torch=torch
+    )
+    rows = [
+        Row(
+            # The database sorts knobs by name; people know them in the order of the space.
+            config=Config({knob: config[knob] for knob in domains[config]}),
+            default=config == default,
+            chosen=config == entry.config,
+            equal=config in choice.equals,
+            timing=trial.timing,
+            resources=resources_of(trial),
+            artifact_key=trial.artifact_key,
+            trial=trial.id,
+        )
+        for config, trial in latest.items()
+    ]
+    return TuneResult(
+        problem=request.problem,
+        arch=request.arch.name,
+        device=device.name,
+        objective=objective,
+        rows=_winner_first(rows, objective),
+        torch=torch,
+        torch_wins=entry.source == "torch",
+        ratio_to_default=_ratio(timings.get(default), timings[entry.config], objective),
+        reused=True,
+        run=finals[-1].run,
+    )
+
+
+def predicted_result(
+    request: Request, attempts: Sequence[Attempt], default: Config, predict: Predict | None
+) -> TuneResult:
+    """Return the ranking by the model of candidates that were only compiled; without one, as they come."""
+    best_first = list(attempts)
+    if predict is not None:
+        times = {a.config: predict(a.config) for a in best_first}
+        best_first.sort(key=lambda a: (times[a.config] is None, times[a.config] or 0.0, a.config.digest))
+    rows = [
+        Row(
+            config=attempt.config,
+            default=attempt.config == default,
+            chosen=at == 0,
+            predicted_us=None if predict is None else predict(attempt.config),
+            resources=attempt.resources,
+            artifact_key=attempt.artifact_key,
+            trial=attempt.trial,
+        )
+        for at, attempt in enumerate(best_first)
+    ]
+    return TuneResult(problem=request.problem, arch=request.arch.name, device="", rows=tuple(rows))

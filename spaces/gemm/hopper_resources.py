@@ -1,0 +1,73 @@
+"""What a Hopper kernel takes of a multiprocessor: registers, shared memory, barrier arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.gemm.problem import Problem
+
+#: Threads of a warpgroup.
+WARPGROUP = 128
+#: Rows of one warpgroup's MMA (PTX ISA, wgmma: m64nNk16).
+SLAB = 64
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Registers per thread of the loading and the multiplying warpgroups; 0 leaves it to the compiler."""
+
+    load: int
+    mma: int
+
+
+#: By number of multiplying warpgroups. Each pair satisfies, for T threads in all and an entry allocation
+#: of E = 65536 / T rounded down to 8: 128 * load + 128 * warpgroups * mma <= E * T, or `setmaxnreg.inc`
+#: would wait for ever (PTX ISA, setmaxnreg). With one, all threads can hold the architectural maximum.
+REGISTERS = {1: Registers(0, 0), 2: Registers(40, 232), 3: Registers(32, 160)}
+
+
+def consumers(mma_warpgroups: int, pingpong: bool) -> int:
+    """Return how many warpgroups multiply."""
+    return 2 if pingpong else mma_warpgroups
+
+
+def accumulators(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
+    """Return the fp32 accumulators that each multiplying thread holds."""
+    return tile_shape_mn[0] * tile_shape_mn[1] // (WARPGROUP * mma_warpgroups)
+
+
+def stage_bytes(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> int:
+    """Return the shared memory of one pipeline stage in bytes."""
+    return (tile_shape_mn[0] + tile_shape_mn[1]) * tile_k * DTYPE_BYTES[problem.ab_dtype]
+
+
+def empty_arrivals(cluster_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
+    """Return the arrivals that free a stage: of each warp that reads it, in every block that shares it."""
+    return (sum(cluster_shape_mn) - 1) * mma_warpgroups * (WARPGROUP // 32)
+
+
+def epilogue_columns(tile_n: int, use_tma_store: bool, singles: bool) -> tuple[int, int]:
+    """Return the width of the stores and of a narrower last one (0 if none), in columns.
+
+    Stores of single elements come in pieces of 16 or 8 columns: a thread's 12 elements of 24 columns would
+    be converted one by one, which makes ptxas serialise the MMAs (its note C7514).
+    """
+    if singles or (tile_n == 24 and not use_tma_store):
+        return (16, 0) if tile_n % 16 == 0 else (8, 0)
+    return (32, tile_n % 32) if tile_n >= 32 else (tile_n, 0)
+
+
+def store_bytes(
+    tile_n: int, mma_warpgroups: int, pingpong: bool, use_tma_store: bool, problem: Problem
+) -> tuple[int, int]:
+    """Return the bytes of one round of store buffers, and of the buffers for the narrower last piece.
+
+    A round is one 64-row buffer per multiplying warpgroup; both are whole multiples of the 1024 bytes to
+    which swizzled buffers are aligned.
+    """
+    if not use_tma_store:
+        return 0, 0
+    columns, tail = epilogue_columns(tile_n, True, False)
+    row_bytes = consumers(mma_warpgroups, pingpong) * SLAB * DTYPE_BYTES[problem.out_dtype]
+    return row_bytes * columns, row_bytes * tail

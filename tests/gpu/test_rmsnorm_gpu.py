@@ -1,0 +1,200 @@
+"""RMSNorm on a real GPU: every kind of row and kernel against fp64, broken kernels, the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hopper import GPU, NEEDS_HOPPER
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import Problem
+from cutegen.measure import Bench, Candidate
+from cutegen.measure.candidate import CheckResult
+from cutegen.space import Config
+
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+ARCH = find_arch("sm_90a")
+SPACE = find_space("rmsnorm", ARCH)
+LINES = (
+    "1x4096 bf16",
+    "64x7168 bf16 residual residual_out",
+    "300x1000 bf16 residual residual_out rstd",
+    "4096x4096 bf16",
+    "2048x8192 fp16 weight=fp32 rstd",
+    "1024x16384 bf16 residual residual_out rstd",
+    "513x32768 bf16",
+    "300x65536 fp32",
+    "129x131072 bf16 weight=fp32",
+    "70x262144 fp32 weight=none",
+    "9x262144 bf16 residual",
+    "40000x128 bf16",
+    "3000x64 fp16 weight=none rstd",
+    "777x1 bf16",
+    "777x17 fp32",
+    "301x4097 bf16 residual residual_out rstd",
+    "300x2880 bf16 unaligned",
+    "11x99991 bf16",
+)
+#: A text of the kernel for BROKEN_LINE, what takes its place, and what the check must say.
+BROKEN_LINE = "rmsnorm 300x1000 bf16 residual residual_out rstd"
+LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+BROKEN = {
+    "rows unwritten": (
+        "blocks = (x.shape[0] - 1) // 4 + 1",
+        "blocks = (x.shape[0] - 1) // 4",
+        r"(out|residual_out|rstd): \d+ of \d+ elements .*never written, first at \(296",
+    ),
+    "stale output": (
+        LAST,
+        LAST.replace("end)", "end if row != 5 else 0)"),
+        r"out: 1000 of 300000 elements .*never written, first at \(5, 0\)",
+    ),
+    "one element past the end": (
+        LAST,
+        LAST + "    if lane == 0 and row == rows - 1:\n        y[row, N] = X(0.0)\n",
+        r"out: 1 elements outside of the output were written",
+    ),
+    "input modified": (
+        LAST,
+        LAST + "    if lane == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
+        r"wrote its input x, first at \(17, 3\)",
+    ),
+    "eps compiled in": ("+ eps, fastmath", "+ 1e-6, fastmath", r"(out|rstd)\[\d+.* should be"),
+    "tail column skipped": (
+        "    end = PART\n",
+        "    end = PART - 1\n",
+        r"(out|residual_out): 2400 of 300000 elements .*never written, first at \(0, 992\)",
+    ),
+    "rstd wrong beside a right y": (
+        "rstd[row] = rms\n",
+        "rstd[row] = rms * 1.001\n",
+        r"rstd\[\d+\] is .* should be",
+    ),
+}
+
+
+def varied(problem: Problem) -> list[Config]:
+    """The default config, and about five from all over the space."""
+    configs = list(SPACE.configs(problem))
+    every = max(1, len(configs) // 5)
+    # The last knob has three values: a multiple of three would always meet the same one.
+    every += every % 3 == 0
+    return list(dict.fromkeys([SPACE.default(problem), *islice(configs, 0, None, every)]))
+
+
+PAIRS = [(parse_problem(f"rmsnorm {line}"), line) for line in LINES] if GPU is not None else []
+CASES = [(problem, config) for problem, _ in PAIRS for config in varied(problem)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def compiled(store: Store) -> dict[Source, object]:
+    sources = {render(problem, config, ARCH) for problem, config in CASES}
+    sources |= set(mutants().values())
+    with Builder(store) as builder:
+        return dict(builder.build(sources))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(timeout_s=60) as opened:
+        yield opened
+
+
+def mutants() -> dict[str, Source]:
+    """The broken kernels, by what is wrong with them; and the sound one."""
+    problem = parse_problem(BROKEN_LINE)
+    config = SPACE.default(problem).replace(threads_per_row=32, rows_per_cta=4)
+    sound = render(problem, config, ARCH)
+    found = {"": sound}
+    for name, (old, new, _) in BROKEN.items():
+        assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
+        found[name] = replace(sound, text=sound.text.replace(old, new))
+    return found
+
+
+def check(bench: Bench, result: object, problem: Problem, config: Config) -> CheckResult:
+    assert GPU is not None
+    assert isinstance(result, Artifact), result
+    bench.open(problem)
+    library, symbol = result.shared_object, result.symbol
+    return bench.check(Candidate.of("kernel", library, symbol, SPACE, config, problem, GPU.sm_count))
+
+
+@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
+def test_a_config_computes_the_norm(
+    problem: Problem, config: Config, compiled: dict[Source, object], bench: Bench
+) -> None:
+    """The problem and a few rows of it agree with fp64, apart and in place, and again with the same bits."""
+    result = check(bench, compiled[render(problem, config, ARCH)], problem, config)
+    assert result.ok, result.error
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_kernel_is_rejected(name: str, compiled: dict[Source, object], bench: Bench) -> None:
+    """The reason names the output and where."""
+    import re
+
+    source = mutants()[name]
+    config = SPACE.default(parse_problem(BROKEN_LINE)).replace(threads_per_row=32, rows_per_cta=4)
+    result = check(bench, compiled[source], parse_problem(BROKEN_LINE), config)
+    assert not result.ok
+    assert re.search(BROKEN[name][2], result.error), result.error
+
+
+def test_the_operator_agrees_with_torch() -> None:
+    """Shapes, in place, options, and the errors of operands."""
+    import torch
+
+    import cutegen
+    from cutegen.errors import OperandError
+
+    x = torch.randn(3, 5, 4096, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
+    want = torch.nn.functional.rms_norm(x.double(), (4096,), w.double(), 1e-5)
+    got = cutegen.rms_norm(x, w, 1e-5)
+    assert isinstance(got, torch.Tensor) and got.shape == x.shape
+    assert torch.allclose(got.double(), want, rtol=2**-8, atol=1e-6)
+    residual = torch.randn_like(x)
+    total = x.double() + residual.double()
+    y, h, rstd = cutegen.rms_norm(x, w, 1e-5, residual=residual, residual_out=residual, return_rstd=True)
+    assert h is residual and torch.equal(h, total.bfloat16())
+    assert torch.allclose(rstd.double(), (total.square().mean(-1) + 1e-5).rsqrt(), rtol=1e-5)
+    want = torch.nn.functional.rms_norm(total, (4096,), w.double(), 1e-5)
+    assert torch.allclose(y.double(), want, rtol=2**-8, atol=1e-6)
+    with pytest.raises(OperandError, match="weight has shape"):
+        cutegen.rms_norm(x, w[:100])
+    with pytest.raises(OperandError, match="out shares memory with residual"):
+        cutegen.rms_norm(x, w, residual=h, out=h)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_operator_compiles(mode: str) -> None:
+    """torch.compile traces it without a break, and a step reuses its memory."""
+    import torch
+
+    import cutegen
+
+    x = torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(2048, device="cuda", dtype=torch.bfloat16)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = cutegen.rms_norm(x * 2, w)
+        assert isinstance(y, torch.Tensor)
+        return y + 1
+
+    run = torch.compile(step, mode=mode, fullgraph=True)
+    want = torch.nn.functional.rms_norm(2 * x.double(), (2048,), w.double(), 1e-6) + 1
+    for _ in range(5):
+        assert torch.allclose(run(x).double(), want, rtol=2**-7, atol=2**-7)

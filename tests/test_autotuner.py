@@ -1,0 +1,82 @@
+"""AutoTuner from Python: candidates of the caller's, memory, counts, and what lives how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_engine import DEVICE
+from fake_tuning import TOOLCHAIN, Rig, quick_search  # noqa: F401
+from test_tuning import ARCH, DEFAULT, PROBLEM, SHAPE, only, rivals
+
+from cutegen.errors import ConfigError, UsageError
+from cutegen.tuning import Setting
+
+
+def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
+    """Explicit configs replace the search; the default still competes; illegal ones are refused by name."""
+    mine = rivals(1)[0]
+    rig = Rig(tmp_path, only({mine: 50.0}))
+    assert rig.tuner.tune(*SHAPE, candidates=[mine]).config == mine
+    assert set(rig.bench.checked) == {mine.digest, DEFAULT.digest}
+    with pytest.raises(ConfigError, match="accumulators"):
+        rig.tuner.tune(*SHAPE, candidates=[{**DEFAULT, "tile_shape_mn": (256, 256)}])
+    with pytest.raises(UsageError, match="empty"):
+        rig.tuner.tune(*SHAPE, candidates=[])
+    with pytest.raises(UsageError, match="at least 1"):
+        rig.tuner.tune(*SHAPE, candidates=0)
+
+
+def test_fixed_knobs_bound_the_search(tmp_path: Path) -> None:
+    """Only the default may differ from ``fixed``."""
+    rig = Rig(tmp_path)
+    result = rig.tuner.tune_problem(PROBLEM, fixed={"tile_shape_mn": ((128, 128),)})
+    tiles = {row.config["tile_shape_mn"] for row in result.rows if not row.default}
+    assert tiles <= {(128, 128)} and len(rig.bench.checked) > 3
+
+
+def test_the_tuner_remembers_and_counts(tmp_path: Path) -> None:
+    """cache, hit rate, totals and history say what happened."""
+    tuner = Rig(tmp_path).tuner
+    assert tuner.get_cached(*SHAPE) is None
+    first = tuner.tune(*SHAPE)
+    assert tuner.tune(*SHAPE) is first and tuner.get_cached(*SHAPE) is first
+    assert (tuner.cache_size, tuner.total_tunes, tuner.cache_hit_rate) == (1, 1, 0.5)
+    assert tuner.cache[PROBLEM] is first
+    [entry] = tuner.get_tuning_history()
+    assert (entry.problem, entry.best, entry.candidates) == (PROBLEM, first.config, first.candidates)
+    assert entry.seconds == first.seconds
+    tuner.clear_cache()
+    assert (tuner.cache_size, tuner.cache_hit_rate, tuner.total_tunes) == (0, 0.0, 1)
+
+
+def test_disabled_autotuning_answers_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CUTEGEN_DISABLE_AUTOTUNE=1 nothing is compiled, measured or written."""
+    monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", "1")
+    rig = Rig(tmp_path)
+    result = rig.tuner.tune(*SHAPE)
+    assert result.config == DEFAULT and not result.measured
+    assert result.time_us is None and result.ratio is None
+    assert result.predicted_us is not None and result.predicted_us > 100
+    assert [r.config for r in rig.tuner.tune_all([PROBLEM])] == [DEFAULT]  # type: ignore[union-attr]
+    assert not rig.started and not (tmp_path / "trials.db").exists()
+
+
+def test_helpers_live_as_long_as_the_context(tmp_path: Path) -> None:
+    """Inside ``with`` compiler and bench are shared by calls; outside each call ends its own."""
+    rig = Rig(tmp_path)
+    with rig.tuner as tuner:
+        tuner.tune(*SHAPE)
+        tuner.tune(2048, 2048, 2048)
+        assert rig.started == {"compiler": 1, "bench": 1} and not rig.bench.closed
+    assert rig.bench.closed and rig.compiler.closed
+
+
+def test_the_setting_follows_the_cache_folder(tmp_path: Path) -> None:
+    """Database and table are in the cache folder unless named."""
+    setting = Setting.of(ARCH, DEVICE, cache_dir=tmp_path, toolchain=TOOLCHAIN)
+    assert setting.db == tmp_path / "trials.db"
+    assert setting.table == tmp_path / "tables" / "fake_gpu.json"
+    assert (
+        Setting.of(ARCH, DEVICE, cache_dir=tmp_path, table=tmp_path / "t.json").table == tmp_path / "t.json"
+    )

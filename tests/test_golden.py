@@ -1,0 +1,81 @@
+"""Names and texts that old databases, tables and caches rely on: problems, configs, kernels, launches.
+
+``python tests/test_golden.py`` writes the expected values anew; a change of them voids what users have.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.build.render import render
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+
+GOLDEN = Path(__file__).parent / "data" / "golden.json"
+LINES = {
+    "sm_90a": (
+        "gemm 4096x4096x4096 bf16 tn",
+        "gemm 1x6144x4096 bf16 tn",
+        "gemm 64x2112x7168 bf16 tn",
+        "gemm 256x256x65536 fp16 nn",
+        "gemm 336x392x264 bf16 nt",
+        "gemm 8x512x512x64 bf16 tt",
+        "gemm 1024x1024x1024 e4m3 tn out=fp16 scale promote",
+        "gemm 1024x1024x1024 e5m2 tn bias=n act=gelu_tanh scale",
+        "gemm 512x768x1024 bf16 tn out=fp32 alpha beta bias=m act=silu",
+        "gemm 512x768x1024 bf16 tn unaligned bias=n act=relu",
+        "gemm 512x768x8192 bf16 tn any_order",
+        "gemm 256x256x512 int8 tn",
+    ),
+    "sm_100a": (
+        "gemm 4096x4096x4096 bf16 tn",
+        "gemm 64x2112x7168 fp16 nt bias=n act=gelu",
+        "gemm 512x512x512 tf32 nn",
+        "gemm 1024x1024x1024 e4m3 tn alpha beta",
+        "gemm 256x256x512 int8 tn",
+        "gemm_blockscaled 4096x4096x4096 nvfp4 tn alpha",
+        "gemm_blockscaled 256x512x1024 mxfp8_e4m3 tn",
+    ),
+    "sm_103a": ("gemm 2048x2048x2048 bf16 tn", "gemm_blockscaled 256x512x1024 mxfp8_e5m2 tn out=fp32"),
+}
+
+
+def observed(arch_name: str, line: str) -> dict[str, Any]:
+    """Return what is kept on disk about ``line``: its default config, and others from all over the space."""
+    arch = find_arch(arch_name)
+    problem = Problem.parse(line)
+    space = find_space(problem.family, arch)
+    some = [space.default(problem), *islice(space.configs(problem), 0, 20_000, 4_999)]
+    configs = {}
+    for config in dict.fromkeys(some):
+        source = render(problem, config, arch)
+        launch = space.launch(config, problem, arch.nominal_sm_count)
+        configs[str(config)] = [
+            config.digest,
+            source.digest,
+            list(launch.scalars),
+            launch.workspace_bytes,
+            launch.zeroed,
+        ]
+    return {"line": str(problem), "configs": configs}
+
+
+CASES = [(arch, line) for arch, lines in LINES.items() for line in lines]
+
+
+@pytest.mark.parametrize(("arch", "line"), CASES)
+def test_names_and_texts_are_those_of_version_0_1(arch: str, line: str) -> None:
+    assert observed(arch, line) == json.loads(GOLDEN.read_text())[arch][line]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    found = {arch: {line: observed(arch, line) for line in lines} for arch, lines in LINES.items()}
+    GOLDEN.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,0 +1,99 @@
+"""Laws of getting a kernel: the cache first, loaded once, failures told, nothing rendered twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bundles import publish
+from fake_kernels import FakeGpu
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, symbol_of
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.errors import BuildError, ConfigError, LaunchError
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.runtime import kernel_cache as module
+from cutegen.runtime.kernel_cache import Kernels, build_one
+
+ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
+PROBLEM = Problem(1024, 1024, 1024)
+CONFIG = SPACE.default(PROBLEM)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> FakeGpu:
+    return FakeGpu(tmp_path)
+
+
+def test_stored_artifacts_are_not_compiled(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store has under the key of the rendered text is loaded from there, once."""
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH)).key
+    loaded: list[tuple[Path, str]] = []
+    kernels = Kernels(
+        gpu.store, build="never", load=lambda library, symbol: loaded.append((library, symbol)) or print
+    )
+    first = kernels.get(PROBLEM, CONFIG, ARCH)
+    with monkeypatch.context() as patch:  # what is compiled in is the same, so the text would be
+        patch.setattr(module, "render", lambda *_: pytest.fail("rendered"))
+        changed = CONFIG.replace(swizzle_size=4, raster_along_m=False)
+        assert first is kernels.get(Problem(1024, 1024, 1032), changed, ARCH)
+    assert loaded == [(gpu.store.folder("sm_90a", key) / "kernel.so", symbol_of(key))]
+    assert kernels.artifact(PROBLEM, CONFIG, ARCH) is first.artifact
+
+
+def test_a_known_key_renders_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's key leads straight to the artifact; one that is gone falls back to the text."""
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH)).key
+    loaded: list[str] = []
+    kernels = Kernels(gpu.store, load=lambda library, symbol: loaded.append(symbol) or print)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "render", lambda *_: pytest.fail("rendered"))
+        assert kernels.get(PROBLEM, CONFIG, ARCH, known_key=key).artifact.key == key
+        assert kernels.get(PROBLEM, CONFIG, ARCH, known_key=key).artifact.key == key
+    assert loaded == [symbol_of(key)]
+    fresh = Kernels(gpu.store, load=lambda library, symbol: print)
+    assert fresh.get(PROBLEM, CONFIG, ARCH, known_key="0" * 32).artifact.key == key
+
+
+def test_recorded_failures_are_told_and_not_repeated(gpu: FakeGpu) -> None:
+    """What did not compile once is not compiled again; the reason is that of the first time."""
+    publish(gpu.store, render(PROBLEM, CONFIG, ARCH), outcome="abort", message="the compiler died")
+    with pytest.raises(BuildError, match="the compiler died") as caught:
+        gpu.kernels().get(PROBLEM, CONFIG, ARCH)
+    assert caught.value.outcome == "abort" and not gpu.compiled
+
+
+def test_a_changed_library_is_set_aside_and_compiled_again(gpu: FakeGpu) -> None:
+    """A file that is not what was published is never loaded."""
+    key = publish(gpu.store, render(PROBLEM, CONFIG, ARCH)).key
+    (gpu.store.folder("sm_90a", key) / "kernel.so").write_text("something else")
+    gpu.kernels().get(PROBLEM, CONFIG, ARCH)
+    assert len(gpu.compiled) == 1
+    assert list((gpu.store.root / "v1" / "quarantine").iterdir())
+
+
+def test_refusals_name_the_reason(gpu: FakeGpu) -> None:
+    """Broken rules, no permission to compile, and a library that does not load."""
+    with pytest.raises(ConfigError, match="pingpong_has_one_warpgroup_per_tile"):
+        gpu.kernels().get(PROBLEM, CONFIG.replace(pingpong=True, mma_warpgroups=2), ARCH)
+    with pytest.raises(LaunchError, match="build='never'; tune it first, or import a bundle"):
+        gpu.kernels(build="never").get(PROBLEM, CONFIG, ARCH)
+    publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
+    with pytest.raises(LaunchError, match=r"cannot load .*kernel\.so"):
+        Kernels(gpu.store).get(PROBLEM, CONFIG, ARCH)
+
+
+@pytest.mark.dsl
+def test_build_one_compiles_for_real(tmp_path: Path) -> None:
+    """One source through the real compiler ends in the store, or in its error."""
+    source = render(PROBLEM, CONFIG, ARCH)
+    artifact = build_one(source, Store(tmp_path))
+    assert isinstance(artifact, Artifact) and artifact.shared_object.exists()
+    assert Kernels(Store(tmp_path), build="never").get(PROBLEM, CONFIG, ARCH).artifact.key == artifact.key
+    broken = Source("raise ValueError('no')", source.arch, source.signature, source.config)
+    with pytest.raises(BuildError, match="no"):
+        build_one(broken, Store(tmp_path))

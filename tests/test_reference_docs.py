@@ -1,0 +1,68 @@
+"""The documents that follow from the code are current, and there is something to say about every knob."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cutegen.arch import ARCHES, find_arch
+from cutegen.errors import ConfigError, ResourceError
+from cutegen.families.gemm.perf_model import accuracy
+from cutegen.families.registry import SOURCES, families, find_family, find_space
+from tools import api_reference
+
+
+@pytest.mark.parametrize("name", api_reference.DOCUMENTS)
+def test_generated_documents_are_current(name: str) -> None:
+    """Else: python tools/api_reference.py --write."""
+    assert (api_reference.ROOT / name).read_text(encoding="utf-8") == api_reference.DOCUMENTS[name]()
+
+
+def test_a_stale_document_is_found_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--check names it and changes nothing; --write mends it."""
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(api_reference, "ROOT", tmp_path)
+    assert api_reference.main(["--check"]) == 1
+    assert "out of date: docs/api.md, docs/knobs.md" in capsys.readouterr().out
+    assert not list((tmp_path / "docs").iterdir())
+    assert api_reference.main(["--write"]) == 0
+    assert api_reference.main(["--check"]) == 0
+
+
+def test_every_knob_is_described() -> None:
+    """In sentences, and nothing is described that no space has."""
+    for name in families():
+        knobs: set[str] = set()
+        for arch in ARCHES:
+            for source in SOURCES:
+                try:
+                    knobs |= find_space(name, find_arch(arch), source).domains.keys()
+                except (ConfigError, ResourceError):
+                    continue
+        described = find_family(name).knobs
+        assert knobs <= described.keys(), name
+        assert name == "gemm_blockscaled" or knobs == described.keys(), "described but nowhere a knob"
+        assert [
+            knob for knob in knobs if not described[knob].endswith(".") or len(described[knob]) < 30
+        ] == []
+
+
+def test_docstrings_become_lists() -> None:
+    """Sections of a docstring are lists of names, and roles are code."""
+    doc = "Do it with :class:`Other`.\n\nArgs:\n    a: One\n        thing.\n    b: Two."
+    doc += "\n\nRaises:\n    XError: No."
+    assert api_reference._text(doc) == (
+        "Do it with `Other`.\n\nArgs:\n\n- `a`: One thing.\n- `b`: Two.\n\nRaises:\n\n- `XError`: No."
+    )
+
+
+def test_the_accuracy_of_the_model_is_that_of_the_results_file() -> None:
+    """It names a results file that exists; what has no measurement has no accuracy."""
+    found = accuracy.measured_accuracy(find_arch("sm_90a"))
+    assert found is not None and (api_reference.ROOT / "docs" / "results" / found.results).is_file()
+    assert accuracy.measured_accuracy(find_arch("sm_100a")) is None
+    assert find_family("gemm").accuracy(find_arch("sm_100a")) == ""
+    assert f"{found.shapes} shapes" in find_family("gemm").accuracy(find_arch("sm_90a"))

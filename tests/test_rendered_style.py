@@ -1,0 +1,30 @@
+"""Rendered GEMM kernels keep to the rules of this repository."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from walk import dtypes_of, random_pairs
+
+from cutegen.arch import find_arch
+from cutegen.build.render import render
+from cutegen.families.registry import find_space
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="needs ruff")
+def test_ruff_finds_nothing_to_report_and_nothing_to_format(tmp_path: Path) -> None:
+    for family, arch in (("gemm", "sm_90a"), ("gemm", "sm_100a"), ("gemm_blockscaled", "sm_100a")):
+        space = find_space(family, find_arch(arch))
+        for problem, config in random_pairs(space, seed=4, count=80, dtypes=dtypes_of(space)):
+            source = render(problem, config, space.arch)
+            (tmp_path / f"k_{source.digest}.py").write_text(source.text)
+    for command in ("check", "format --check"):
+        line = [sys.executable, "-m", "ruff", *command.split(), "--config", ROOT / "pyproject.toml", tmp_path]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

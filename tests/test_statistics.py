@@ -1,0 +1,252 @@
+"""Laws of the statistics that decide which timing wins and when measuring may stop."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutegen.errors import MeasureError
+from cutegen.measure.statistics import (
+    Interval,
+    Race,
+    Settling,
+    choose,
+    common_drift,
+    geometric_mean,
+    median,
+    median_interval,
+    ratio_interval,
+    steady_interval,
+    tied,
+)
+
+times = st.floats(0.1, 1e6)
+
+
+@given(st.lists(times, min_size=1, max_size=40))
+def test_interval_is_ordered_and_made_of_samples(samples: list[float]) -> None:
+    """Low and high are samples with the median between them."""
+    interval = median_interval(samples)
+    assert interval.low in samples and interval.high in samples
+    assert interval.low <= interval.mid <= interval.high
+
+
+@pytest.mark.parametrize(("count", "rank"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (15, 3), (25, 7)])
+def test_interval_uses_the_tabulated_ranks(count: int, rank: int) -> None:
+    """The order statistics of 95 % intervals of a median are those of the tables (sign test)."""
+    interval = median_interval(list(range(count)))
+    assert (interval.low, interval.high) == (rank, count - 1 - rank)
+
+
+def test_interval_covers_the_true_median_as_often_as_it_says() -> None:
+    """Of many seeded experiments with 15 samples at least 95 % enclose the true median."""
+    rng = random.Random(1)
+    intervals = [median_interval([rng.lognormvariate(0, 1) for _ in range(15)]) for _ in range(2000)]
+    assert sum(x.low <= 1 <= x.high for x in intervals) >= 0.95 * len(intervals)
+
+
+@given(st.lists(times, min_size=1, max_size=20), times)
+def test_common_drift_cancels_in_paired_ratios(own: list[float], factor: float) -> None:
+    """If both slow down together round by round, the ratio does not move."""
+    reference = [x * factor for x in own]
+    ratio = ratio_interval(reference, own)
+    assert math.isclose(ratio.low, factor) and math.isclose(ratio.high, factor)
+
+
+def test_undefined_statistics_are_refused() -> None:
+    """No sample, unequal pairs and non-positive means have no answer."""
+    with pytest.raises(MeasureError, match="no samples"):
+        median_interval([])
+    with pytest.raises(MeasureError, match="2 reference samples cannot pair with 1"):
+        ratio_interval([1, 2], [1])
+    for bad in ([], [1.0, 0.0], [math.nan]):
+        with pytest.raises(MeasureError, match="geometric mean"):
+            geometric_mean(bad)
+    assert geometric_mean([2, 8]) == pytest.approx(4)
+
+
+@given(times, times, times, times)
+def test_tied_is_symmetric_and_reflexive(a: float, b: float, c: float, d: float) -> None:
+    """Order of the two does not matter."""
+    x, y = (Interval(min(p, q), (p + q) / 2, max(p, q)) for p, q in ((a, b), (c, d)))
+    assert tied(x, y) == tied(y, x) and tied(x, x)
+
+
+def test_tie_needs_overlap_or_close_medians() -> None:
+    """0.4 % apart is a tie, 2 % apart with narrow intervals is not, with wide ones it is."""
+    assert tied(Interval(99.9, 100, 100.1), Interval(100.3, 100.4, 100.5))
+    assert not tied(Interval(99.9, 100, 100.1), Interval(101.9, 102, 102.1))
+    assert tied(Interval(99, 100, 102), Interval(101, 102, 103))
+
+
+def test_winner_is_the_preferred_of_the_tied_whatever_the_order() -> None:
+    """The earliest of those tied with the fastest wins, in any order of the mapping."""
+    times = {
+        "simple": Interval(100.2, 100.3, 100.4),
+        "fast": Interval(99.9, 100, 100.1),
+        "slow": Interval(119, 120, 121),
+    }
+    for order in permutations(times):
+        shuffled = {name: times[name] for name in order}
+        assert choose(shuffled, ["slow", "simple", "fast", "absent"]) == ("simple", ("simple", "fast"))
+    with pytest.raises(MeasureError, match="does not rank slow"):
+        choose(times, ["simple", "fast"])
+    with pytest.raises(MeasureError, match="no timing"):
+        choose({}, [])
+
+
+def race(names: list[str], **changes: float) -> Race:
+    settings = {"min_rounds": 3, "max_rounds": 10, "precision": 0.01, "prune": 0.0, **changes}
+    return Race(names, **settings)  # type: ignore[arg-type]
+
+
+def test_race_stops_as_soon_as_everyone_is_precise() -> None:
+    """Equal samples stop at the fewest rounds, noisy ones run to the most."""
+    quiet, noisy = race(["a"]), race(["a"])
+    rounds = 0
+    while not quiet.finished:
+        quiet.observe(10.0, {"a": 5.0})
+    while not noisy.finished:
+        rounds += 1
+        noisy.observe(10.0, {"a": 5.0 + rounds % 2})
+    assert (quiet.rounds, noisy.rounds) == (3, 10)
+    assert quiet.ratio("a").mid == 2
+
+
+def test_race_drops_the_hopeless_and_keeps_their_samples() -> None:
+    """Whoever is more than the margin behind the best runs no more but has a result."""
+    contest = race(["fast", "near", "slow"], prune=0.3)
+    contest.observe(10.0, {"fast": 5.0, "near": 6.0, "slow": 7.0})
+    assert contest.alive == ("fast", "near")
+    contest.observe(11.0, {"fast": 5.5, "near": 6.6})
+    assert contest.samples("slow") == (7.0,) and contest.ratio("slow").mid == pytest.approx(10 / 7)
+    assert contest.samples("near") == (6.0, 6.6)
+
+
+def test_a_playoff_goes_on_with_those_whom_nobody_beats() -> None:
+    """After three rounds the slow one is out; the two that are alike run until they are told apart."""
+    contest = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, playoff=20)
+    wobble = [0.02, -0.02, 0.01, -0.01]
+    while not contest.finished:
+        by = wobble[contest.rounds % 4]
+        known = {"first": 5.0 * (1 + by), "twin": 5.05 * (1 - by), "slow": 6.0}
+        contest.observe(10.0, {name: known[name] for name in contest.alive})
+    assert len(contest.samples("slow")) == 3
+    assert contest.alive == ("first", "twin") and contest.rounds == 23
+    apart = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, playoff=20)
+    while not apart.finished:
+        apart.observe(10.0, {"first": 5.0, "twin": 5.1, "slow": 6.0})
+    assert apart.alive == ("first",) and apart.rounds == 3
+
+
+def test_the_drift_of_all_tells_entries_apart() -> None:
+    """Everyone slows down together by 10 %: 2 % between two of them still decide."""
+    contest = race(["fast", "near"], max_rounds=6, precision=0.0, playoff=20)
+    while not contest.finished:
+        by = 1 + 0.1 * (contest.rounds % 3)
+        contest.observe(10.0 * by, {"fast": 5.0 * by, "near": 5.1 * by})
+    assert contest.alive == ("fast",) and contest.rounds == 6
+
+
+def test_race_goes_on_without_a_withdrawn_runner() -> None:
+    """A failure takes nobody else along; a race of nobody ends after the fewest rounds."""
+    contest = race(["a", "b"])
+    contest.observe(1.0, {"a": 1.0, "b": 1.0})
+    contest.withdraw("b")
+    contest.observe(1.0, {"a": 1.0})
+    assert contest.alive == ("a",) and contest.samples("b") == (1.0,)
+    empty = race([])
+    while not empty.finished:
+        empty.observe(1.0, {})
+    assert empty.rounds == 3
+
+
+def run_settling(clock: list[float], limited: bool, step_s: float = 0.01, limit_s: float = 3.0) -> Settling:
+    settling = Settling(limit_s)
+    for i in range(10_000):
+        if settling.done:
+            break
+        settling.observe(i * step_s, clock[min(i, len(clock) - 1)], limited)
+    return settling
+
+
+def test_settling_ends_soon_at_a_steady_clock() -> None:
+    """A clock that never moves is settled after two windows."""
+    settling = run_settling([1980.0], limited=False)
+    assert settling.settled and settling.elapsed_s == pytest.approx(0.4, abs=0.03)
+
+
+def test_settling_waits_for_the_fall_under_load() -> None:
+    """A clock that falls at 0.3 s settles only when both windows lie behind the fall."""
+    settling = run_settling([1980.0] * 30 + [1980.0 - 10 * i for i in range(50)] + [1480.0], limited=True)
+    assert settling.settled and settling.elapsed_s > 0.8
+
+
+def test_settling_gives_up_at_its_limits() -> None:
+    """A restless clock gets the short limit without a power limit and the whole limit with one."""
+    restless = [1500.0 + 3 * i for i in range(1000)]
+    for limited, limit in ((False, 1.0), (True, 3.0)):
+        settling = Settling(3.0, tolerance=0.001)
+        for i, clock in enumerate(restless):
+            if settling.done:
+                break
+            settling.observe(i * 0.01, clock, limited)
+        assert not settling.settled and settling.elapsed_s == pytest.approx(limit, abs=0.02)
+
+
+def test_settling_without_readings_takes_the_short_limit() -> None:
+    """Where no clock can be read, time alone decides."""
+    settling = Settling(3.0)
+    at = 0.0
+    while not settling.done:
+        settling.observe(at, None, False)
+        at += 0.01
+    assert not settling.settled and settling.elapsed_s == pytest.approx(1.0, abs=0.02)
+
+
+def test_an_uncertain_fast_entry_does_not_excuse_a_slow_one() -> None:
+    """The default loses to whoever surely beats it, though the one with the smallest median is unsure."""
+    times = {
+        "default": Interval(10.0, 10.2, 10.4),
+        "sure": Interval(9.7, 9.74, 9.8),
+        "unsure": Interval(9.4, 9.7, 10.3),
+    }
+    assert choose(times, ["default", "sure", "unsure"]) == ("sure", ("sure", "unsure"))
+
+
+def test_overlap_excuses_a_little_and_no_more() -> None:
+    """Less than half a percent behind an unsure entry the preferred one wins, one percent behind not."""
+    unsure = Interval(9.4, 9.7, 10.3)
+    for middle, winner in ((9.74, "default"), (9.8, "unsure")):
+        times = {"default": Interval(9.6, middle, 10.4), "unsure": unsure}
+        assert choose(times, ["default", "unsure"]) == (winner, ("default", "unsure"))
+        assert choose(times, ["default", "unsure"], excuse=math.inf)[0] == "default"
+
+
+def test_whoever_stopped_early_is_put_on_the_scale_of_those_who_went_on() -> None:
+    """The GPU slows by 2 % after six rounds, in which most have run: 1 % between two entries still decides,
+    though the worse one has seen the fast rounds only."""
+    noise = [0.0, 0.001, -0.001, 0.002, -0.002, 0.0]
+    factors = [1.0 + e for e in noise] + [1.02 + e for e in noise * 5]
+    samples = {f"early{n}": [(10.1 + n) * factor for factor in factors[:6]] for n in range(12)}
+    samples |= {"torch": [20.0 * factor for factor in factors], "best": [10.0 * factor for factor in factors]}
+    drift = common_drift(samples)
+    times = {name: steady_interval(values, drift[: len(values)]) for name, values in samples.items()}
+    assert median(samples["early0"]) < median(samples["best"])
+    assert times["early0"].mid / times["best"].mid == pytest.approx(1.01)
+    assert choose(times, [name for name in times if name != "best"] + ["best"])[0] == "best"
+
+
+def test_common_drift_is_what_all_entries_share() -> None:
+    """Factors common to a round come back; one entry's own noise does not, nor does an early stop matter."""
+    factors = [1.0, 1.1, 0.9, 1.0, 1.2]
+    samples = {f"e{n}": [(10.0 + n) * factor for factor in factors] for n in range(6)}
+    samples["noisy"] = [20.0, 26.0, 21.0, 19.0, 20.5]
+    samples["stopped"] = [7.0, 7.7]
+    assert common_drift(samples) == pytest.approx(factors)
+    assert common_drift({}) == []

@@ -1,0 +1,140 @@
+"""Laws of interleaved rounds and settling, with an engine whose time is virtual."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+
+from cutegen.families.gemm.problem import Problem
+from cutegen.measure.candidate import Candidate
+from cutegen.measure.engine import Prepared
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import BrokenDeviceError, RoundsResult, time_in_rounds
+from cutegen.space import Launch
+
+PROBLEM = Problem(256, 256, 256)
+
+
+def candidate(name: str, symbol: str = "ok") -> Candidate:
+    return Candidate(name, Path("k.so"), symbol, Launch((), 0), PROBLEM)
+
+
+class Recorder(FakeEngine):
+    """Remembers what ran, in order."""
+
+    def __init__(self, **settings: float) -> None:
+        super().__init__(**settings)
+        self.ran: list[tuple[str, float]] = []
+        self.announced: list[str] = []
+
+    def measure(self, prepared: Prepared, replays: int) -> float:
+        self.ran.append((self.announced[-1], prepared.replay_us * replays))
+        return super().measure(prepared, replays)
+
+
+def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> RoundsResult:
+    return time_in_rounds(engine, candidates, policy, "torch.mm", engine.announced.append)
+
+
+def test_every_round_runs_everyone_and_the_reference_once() -> None:
+    """Rounds interleave: each holds the same names, in an order that changes."""
+    engine = Recorder()
+    policy = Policy(clock="burst", settle_s=0, rounds=6, min_rounds=6)
+    result = run(engine, [candidate("a"), candidate("b"), candidate("c")], policy)
+    names = [name for name, _ in engine.ran]
+    rounds = [tuple(names[i : i + 4]) for i in range(0, len(names), 4)]
+    assert result.rounds == len(rounds) == 6
+    assert all(sorted(order) == ["a", "b", "c", "torch"] for order in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_a_playoff_runs_those_whom_nobody_beats_and_the_reference() -> None:
+    """The slow one is out after three rounds; twins and torch.mm take up to five more."""
+    engine = Recorder(noise=0.01)
+    policy = Policy(clock="burst", settle_s=0, rounds=3, min_rounds=3, precision=0, playoff=5)
+    result = run(engine, [candidate("a"), candidate("slow", "ok:30"), candidate("twin")], policy)
+    assert result.rounds == 8
+    assert Counter(name for name, _ in engine.ran) == {"a": 8, "twin": 8, "torch": 8, "slow": 3}
+    assert result.timings["slow"].samples == 3 and result.timings["twin"].samples == 8
+    assert run(Recorder(noise=0.01), [candidate("a"), candidate("b")], Policy(rounds=7)).rounds == 7
+
+
+def test_order_follows_the_seed() -> None:
+    """The same seed gives the same order, another seed another one."""
+    orders = []
+    for seed in (1, 1, 2):
+        engine = Recorder()
+        run(engine, [candidate("a"), candidate("b"), candidate("c")], Policy(clock="burst", seed=seed))
+        orders.append([name for name, _ in engine.ran])
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_ratios_survive_a_drifting_clock() -> None:
+    """With times that grow by half during the run, paired ratios stay within 2 % of the truth."""
+    engine = Recorder(drift=0.8, noise=0.001)
+    policy = Policy(clock="burst", rounds=15, min_rounds=15)
+    result = run(engine, [candidate("a", "ok:8"), candidate("b", "ok:12")], policy)
+    assert engine.clock_s * 0.8 > 0.2
+    for name, truth in (("a", 10 / 8), ("b", 10 / 12)):
+        assert result.timings[name].ratio == pytest.approx(truth, rel=0.02)
+    assert result.timings["a"].interval.half_width > 0.05
+
+
+def test_round_time_is_respected() -> None:
+    """Each sample takes about the GPU time that the policy asks for, at least one graph."""
+    engine = Recorder()
+    run(engine, [candidate("a", "ok:20")], Policy(clock="burst", settle_s=0, round_us=6000))
+    assert dict(engine.ran) == {"torch": 6000.0, "a": 6000.0}
+
+
+def test_settled_burns_in_until_the_clock_holds_and_burst_does_not() -> None:
+    """Burn-in loads everyone in turn and is reported; a burst only leaves the idle clock."""
+    engine = Recorder()
+    result = run(engine, [candidate("a")], Policy(rounds=3, min_rounds=3))
+    assert result.settled is True and 0.4 <= result.settle_s <= 1.0
+    assert Counter(name for name, _ in engine.ran)["a"] > 10
+    assert result.timings["a"].sm_clock_mhz == 1500
+    burst = run(Recorder(), [candidate("a")], Policy(clock="burst", rounds=3, min_rounds=3))
+    assert burst.settled is None and burst.settle_s == pytest.approx(0.05, abs=0.011)
+
+
+def test_everyone_is_announced_before_it_runs() -> None:
+    """Whatever hangs was announced last."""
+    engine = Recorder()
+    run(engine, [candidate("a")], Policy(clock="burst", settle_s=0, rounds=2, min_rounds=2))
+    assert engine.announced[:2] == ["torch", "a"]
+    assert len(engine.announced) == 2 + len(engine.ran)
+
+
+def test_failing_candidate_leaves_the_race_with_its_reason() -> None:
+    """On a healthy device a failed launch costs one candidate; it has no timing."""
+    result = run(Recorder(), [candidate("a"), candidate("bad", "time-refuses")], Policy.screen())
+    assert set(result.timings) == {"torch", "a"} and "mismatched" in result.failures["bad"]
+    early = run(Recorder(), [candidate("bad", "refuses"), candidate("a")], Policy.final())
+    assert set(early.timings) == {"torch", "a"} and set(early.failures) == {"bad"}
+
+
+def test_broken_device_ends_the_run() -> None:
+    """A sticky error is not survived in this process."""
+    engine = Recorder()
+    with pytest.raises(BrokenDeviceError, match="illegal memory access"):
+        run(engine, [candidate("a"), candidate("bad", "time-breaks")], Policy.screen())
+    assert engine.announced[-1] == "bad"
+
+
+def test_screen_drops_the_hopeless_after_one_round() -> None:
+    """Thrice slower is measured once; it still has a timing."""
+    engine = Recorder()
+    result = run(engine, [candidate("a", "ok:10"), candidate("slow", "ok:30")], Policy.screen())
+    assert result.timings["slow"].samples == 1 and result.timings["a"].samples == 3
+
+
+def test_mean_power_over_the_rounds_is_nobodys_own() -> None:
+    """500 J per second of virtual time are 500 W; no energy of an entry is made out of that."""
+    result = run(Recorder(), [candidate("a")], Policy(clock="burst", rounds=15, min_rounds=15))
+    timing = result.timings["a"]
+    assert timing.rounds_power_w == pytest.approx(500)
+    assert timing.power_w is None and timing.energy is None

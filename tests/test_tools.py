@@ -1,0 +1,41 @@
+"""What all tools that measure have in common."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from cutegen.errors import DeviceError
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ("bench_cold", "--shape 64x64x64 --out {out}"),
+        ("bench_dispatch", "--out {out}"),
+        ("bench_energy", "--out {out}"),
+        ("bench_gemm", "--shapes tools/shapes/gemm_dev.toml --out {out}"),
+        ("break_template", "--out {out}"),
+        ("bringup", "--out {out}"),
+        ("profile_gemm", "--shape 64x64x64 --table none.json --out {out}"),
+        ("walk_kernels", "--out {out}"),
+    ],
+)
+def test_without_a_gpu_nothing_is_measured_or_written(
+    tool: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 3 and one line."""
+
+    def absent(index: int = 0) -> None:
+        raise DeviceError("no NVIDIA driver on this machine")
+
+    module, out = importlib.import_module(f"tools.{tool}"), tmp_path / "out.json"
+    monkeypatch.setattr(module, "present_device", absent)
+    assert module.main(words.format(out=out).split()) == 3
+    assert "no NVIDIA driver on this machine" in capsys.readouterr().err and not out.exists()

@@ -1,0 +1,157 @@
+"""How a campaign searches: refinement in rounds, and how groups of candidates compare."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_tuning import SMALL, Rig, quick_search, remembered_rank  # noqa: F401
+from test_tuning import DEFAULT, PROBLEM, view
+
+from cutegen.families.gemm.problem import Problem
+from cutegen.measure.policy import Policy, Timing
+from cutegen.space import Config, Space
+from cutegen.tuning import TuneResult
+from cutegen.tuning.finalists import comparable_us
+
+
+def test_refinement_goes_on_while_it_finds_something_better(tmp_path: Path) -> None:
+    """If every new kernel is faster it takes all its turns; if none is, one."""
+
+    def count(behaviour: Callable[[Config], str], refinements: int) -> int:
+        effort = replace(SMALL, classes=1, refine=1, refinements=refinements)
+        folder = tmp_path / f"{behaviour.__name__}{refinements}"
+        rig = Rig(folder, behaviour, effort=effort)
+        request = rig.tuner.request(Problem(4096, 4096, 4096), None, {"cluster_shape_mn": ((1, 1),)})
+        (result,) = rig.tuner.run([request])
+        assert isinstance(result, TuneResult)
+        return sum(result.outcomes.values())
+
+    def all_alike(config: Config) -> str:
+        return "200"
+
+    def never_enough(config: Config) -> str:
+        fresh = view(config)
+        return f"{1000 * 0.9 ** met.setdefault(fresh, len(met)):g}"
+
+    met: dict[Config, int] = {}
+    assert count(all_alike, 1) == count(all_alike, 3)
+    assert count(never_enough, 1) < count(never_enough, 3)
+
+
+def test_groups_compare_by_what_is_common_to_them() -> None:
+    """In bursts that is the clock, whatever the vendor library took; under load it is the library."""
+    calm = Timing.of([10.0] * 3, [12.0] * 3)
+    odd = Timing.of([10.0] * 3, [13.0] * 3)
+    burst, loaded = Policy.screen(), Policy.screen(loaded=True)
+    assert comparable_us(calm, burst) == comparable_us(odd, burst) == 10.0
+    assert comparable_us(calm, loaded) == pytest.approx(comparable_us(odd, loaded) * 13 / 12)
+    slower_clock = Timing.of([11.0] * 3, [13.2] * 3)
+    assert comparable_us(calm, loaded) == pytest.approx(comparable_us(slower_clock, loaded))
+
+
+def test_given_kernels_are_varied_in_what_needs_no_compiler(tmp_path: Path) -> None:
+    """A bundle's kernel wins with another walk over the tiles than it came with, if that is asked for."""
+    given = DEFAULT.replace(tile_shape_mn=(128, 128), swizzle_size=1, raster_along_m=False)
+
+    def prefers_a_walk(config: Config) -> str:
+        return "50" if view(config) == view(given) else "200"
+
+    def tune(name: str, *, vary: bool) -> tuple[Rig, TuneResult]:
+        rig = Rig(tmp_path / name, prefers_a_walk)
+        request = replace(rig.tuner.request(PROBLEM, [given]), vary=vary)
+        (result,) = rig.tuner.run([request])
+        assert isinstance(result, TuneResult)
+        return rig, result
+
+    rig, result = tune("varied", vary=True)
+    kernels = {view(row.config) for row in result.rows}
+    walks = {(row.config["swizzle_size"], row.config["raster_along_m"]) for row in result.rows}
+    assert kernels == {view(given), view(DEFAULT)} and len(walks) > 2
+    assert len({source.digest for source in rig.compiler.compiled}) == 2
+    _, fixed = tune("fixed", vary=False)
+    assert {row.config for row in fixed.rows} == {given, DEFAULT}
+
+
+COMING = [Problem(512 * n, 4096, 4096) for n in (1, 2, 3, 4)]
+
+
+def count_winners(rig: Rig) -> int:
+    """Tune ``COMING`` in a row and return how many winners came out of it."""
+    results = rig.tuner.run([rig.tuner.request(problem) for problem in COMING])
+    return sum(isinstance(result, TuneResult) for result in results)
+
+
+def test_the_problem_after_the_next_is_ranked_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranking, in a thread, is complete before its candidates are asked for."""
+    events: list[tuple[str, Problem]] = []
+    awaited = threading.Event()
+
+    def foresee(space: Space, problem: Problem, *rest: object) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        awaited.wait(10)  # as slow as can be: until the loop stands still for it
+        awaited.clear()
+        time.sleep(0.05)
+        events.append(("ranked", problem))
+
+    def propose(space: Space, problem: Problem, *rest: object, **options: object) -> list[Config]:
+        events.append(("proposed", problem))
+        return remembered_rank(space, problem, *rest, **options)  # type: ignore[arg-type]
+
+    def stand_still(futures: object) -> None:
+        awaited.set()
+        wait(futures)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("cutegen.tuning.lookahead.foresee", foresee)
+    monkeypatch.setattr("cutegen.tuning.lookahead.wait", stand_still)
+    monkeypatch.setattr("cutegen.tuning.problem_run.rank", propose)
+    assert count_winners(Rig(tmp_path)) == len(COMING)
+    ranked = [problem for what, problem in events if what == "ranked"]
+    assert ranked == COMING[2:]
+    assert all(events.index(("ranked", p)) < events.index(("proposed", p)) for p in ranked)
+
+
+def test_nothing_is_ranked_for_problems_that_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that was run before answers from its records, at once."""
+    begun: list[Problem] = []
+    monkeypatch.setattr(
+        "cutegen.tuning.lookahead.Ahead.begin", lambda self, request: begun.append(request.problem)
+    )
+    assert count_winners(Rig(tmp_path)) == len(COMING)
+    assert begun == COMING[2:]
+    assert count_winners(Rig(tmp_path)) == len(COMING)
+    assert begun == COMING[2:]
+
+
+@pytest.mark.parametrize("vary", [False, True])
+def test_given_candidates_are_ranked_only_to_be_varied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vary: bool
+) -> None:
+    """A bundle's configs need no proposals, but predictions say how their run-time knobs may do better."""
+    ranked: list[Problem] = []
+    monkeypatch.setattr(
+        "cutegen.tuning.lookahead.foresee", lambda space, problem, *rest: ranked.append(problem)
+    )
+    rig = Rig(tmp_path)
+    given = [replace(rig.tuner.request(p), explicit=(DEFAULT,), vary=vary) for p in COMING]
+    assert len(list(rig.tuner.run(given))) == len(COMING)
+    assert ranked == (COMING[2:] if vary else [])
+
+
+def test_what_cannot_be_ranked_beside_is_found_out_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the thread touches no other problem, and the loop meets it itself if it is real."""
+
+    def foresee(*question: object) -> None:
+        raise ValueError("not now")
+
+    monkeypatch.setattr("cutegen.tuning.lookahead.foresee", foresee)
+    assert count_winners(Rig(tmp_path)) == len(COMING)

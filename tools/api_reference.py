@@ -1,0 +1,233 @@
+"""Write the documents that follow from the code: docs/api.md from docstrings, docs/knobs.md from spaces.
+
+python tools/api_reference.py --write    # after a change of docstrings, knobs or domains
+python tools/api_reference.py --check    # exit 1 if a document is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cutegen
+from cutegen import errors
+from cutegen.arch import ARCHES, find_arch
+from cutegen.deploy import pinned
+from cutegen.errors import ConfigError, ResourceError
+from cutegen.families import declared
+from cutegen.families.registry import SOURCES, families, find_family, find_space
+from cutegen.family import Family
+from cutegen.space import Space, format_value
+from cutegen.tuning import Row, TuneResult
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Domains of more values than this are shown by their ends.
+_MANY = 18
+_NOTE = "<!-- written by tools/api_reference.py; edit the docstrings instead -->"
+_SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
+
+
+# --- the API ---
+
+
+def api() -> str:
+    """Return docs/api.md."""
+    parts = [
+        "# API reference",
+        _NOTE,
+        "Everything that `import cutegen` offers, what tuning returns, the errors, the loader of a pinned "
+        "folder, and what a kernel family is declared with. Other names may change in any version.",
+        "## cutegen",
+        *(
+            text
+            for name in sorted(cutegen.__all__, key=str.lower)
+            for text in _entry(f"cutegen.{name}", name)
+        ),
+        "## Results of tuning",
+        *_class("tuning.TuneResult", TuneResult),
+        *_class("tuning.Row", Row),
+        "## Errors",
+        "All are in `cutegen.errors`, and all are `CutegenError`.",
+        *(text for name in errors.__all__ for text in _member(errors, "errors", name)),
+        "## pinned, the loader in a deployment folder",
+        *(text for name in pinned.__all__ for text in _member(pinned, "pinned", name)),
+        "## Declaring a kernel family",
+        "See [new_family.md](new_family.md). These are in `cutegen.families.declared` and `cutegen.family`.",
+        *(text for name in declared.__all__ for text in _member(declared, "declared", name)),
+        *_class("family.Family", Family),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _entry(title: str, name: str) -> Iterator[str]:
+    found = getattr(cutegen, name)
+    if not isinstance(found, str):
+        yield from _any(title, found)
+
+
+def _member(module: Any, prefix: str, name: str) -> Iterator[str]:
+    found = getattr(module, name)
+    if callable(found):
+        yield from _any(f"{prefix}.{name}", found)
+
+
+def _any(title: str, found: Any) -> Iterator[str]:
+    yield from _class(title, found) if inspect.isclass(found) else _function(title, found, "###")
+
+
+def _class(title: str, found: type) -> Iterator[str]:
+    bases = [base.__name__ for base in found.__bases__ if base is not object and base.__module__ != "abc"]
+    yield f"### class `{title}`" + (f" ({', '.join(bases)})" if issubclass(found, Exception) else "")
+    yield _text(inspect.getdoc(found) or "")
+    if issubclass(found, Exception):
+        return
+    for name, member in vars(found).items():
+        plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if name.startswith("_") or not inspect.getdoc(plain):
+            continue
+        if isinstance(plain, property):
+            yield f"- `{name}`: {_inline(inspect.getdoc(plain) or '')}"
+        elif inspect.isfunction(plain):
+            yield from _function(name, plain, "####")
+
+
+def _function(title: str, function: Callable[..., Any], mark: str) -> Iterator[str]:
+    yield f"{mark} `{title}{_signature(function)}`"
+    yield _text(inspect.getdoc(function) or "")
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Return names and defaults of the parameters; docstrings say what they are."""
+    shown, marked = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not marked:
+            shown.append("*")
+        marked = marked or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = {str(parameter.VAR_POSITIONAL): "*", str(parameter.VAR_KEYWORD): "**"}
+        star = stars.get(str(parameter.kind), "")
+        default = "" if parameter.default is parameter.empty else f"={_default(parameter.default)}"
+        shown.append(f"{star}{parameter.name}{default}")
+    return f"({', '.join(shown)})"
+
+
+def _default(value: object) -> str:
+    text = repr(value)
+    return "..." if " at 0x" in text or len(text) > 40 else text
+
+
+def _text(doc: str) -> str:
+    """Return a docstring as Markdown: its sections become lists."""
+    blocks = []
+    for block in re.split(r"\n\n(?=\S)", doc):
+        head, _, rest = block.partition(":\n")
+        if head in _SECTIONS:
+            items = re.split(r"\n(?=    \S)", rest)
+            blocks.append(f"{head}:\n\n" + "\n".join(f"- {_item(item)}" for item in items))
+        else:
+            blocks.append(_inline(block) if "\n    " not in block else _markup(block))
+    return "\n\n".join(blocks)
+
+
+def _item(item: str) -> str:
+    name, colon, meaning = item.strip().partition(": ")
+    if colon and re.fullmatch(r"[\w.*]+", name):
+        return f"`{name}`: {_inline(meaning)}"
+    return _inline(item)
+
+
+def _inline(text: str) -> str:
+    return _markup(" ".join(text.split()))
+
+
+def _markup(text: str) -> str:
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return text.replace("``", "`")
+
+
+# --- the knobs ---
+
+
+def knobs() -> str:
+    """Return docs/knobs.md."""
+    parts = [
+        "# Knobs",
+        _NOTE.replace("docstrings", "descriptions in cutegen/families, and the domains in spaces/,"),
+        "A config gives a value to every knob of its space. Values stand in order of simplicity: of "
+        "statistically tied configs the simpler one is chosen. Names are NVIDIA's where they have one. Knobs "
+        "marked **run time** are arguments of the compiled kernel: changing them compiles nothing. Which "
+        "combinations are valid, and why others are not: "
+        "`python -m cutegen.space FAMILY --arch sm_90a --shape ...`.",
+    ]
+    for name in families():
+        family = find_family(name)
+        parts += [f"## {name}", f"{family.meaning[0].upper()}{family.meaning[1:]}."]
+        parts += [_knob(knob, family, found) for knob, found in _domains(name).items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _domains(family: str) -> dict[str, dict[str, Space]]:
+    """Return, for each knob of a family, the spaces that have it, by what they are called here."""
+    found: dict[str, dict[str, Space]] = {}
+    for source in SOURCES:
+        for arch in ARCHES:
+            try:
+                space = find_space(family, find_arch(arch), source)
+            except (ConfigError, ResourceError):
+                continue
+            for knob in space.domains:
+                name = arch if source == "cutegen" else f"{arch}, provider {source}"
+                found.setdefault(knob, {})[name] = space
+    return found
+
+
+def _knob(knob: str, family: Family, spaces: Mapping[str, Space]) -> str:
+    run_time = any(knob in space.run_time_knobs for space in spaces.values())
+    lines = [f"### {knob}{' (run time)' if run_time else ''}", "", family.knobs[knob], ""]
+    values: dict[str, list[str]] = {}
+    for name, space in spaces.items():
+        values.setdefault(_values(space.domains[knob]), []).append(name)
+    return "\n".join([*lines, *(f"- {'; '.join(names)}: {shown}" for shown, names in values.items())])
+
+
+def _values(domain: Sequence[Any]) -> str:
+    words = [f"`{format_value(value)}`" for value in domain]
+    if len(words) <= _MANY:
+        return ", ".join(words)
+    return f"{len(words)} values: {', '.join(words[:8])}, ..., {', '.join(words[-3:])}"
+
+
+DOCUMENTS: Mapping[str, Callable[[], str]] = {"docs/api.md": api, "docs/knobs.md": knobs}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", action="store_true")
+    what.add_argument("--check", action="store_true")
+    args = parser.parse_args(argv)
+    stale = []
+    for name, make in DOCUMENTS.items():
+        path, text = ROOT / name, make()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if args.write:
+                path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"{'written' if args.write else 'out of date'}: {', '.join(stale)}")
+    return int(bool(stale) and args.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Tune a family's kernels over a shapes file, then time winners, baselines and peers in the same rounds.
+
+    python tools/bench_family.py rmsnorm --shapes tools/shapes/rmsnorm.toml --out docs/results/rmsnorm.json
+
+For each shape one interleaved run times cutegen's winner, everything that the family names as a baseline, the
+peers that know the family, and a copy of as many bytes. The results file holds all of them; render it with
+tools/results_table.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.build.store import Store, file_digest
+from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.digest import Json
+from cutegen.errors import CutegenError
+from cutegen.families.registry import find_family, find_space
+from cutegen.families.shapes import NamedProblem, read_shapes
+from cutegen.family import Inputs, Problem
+from cutegen.measure import Bench, Candidate
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import Policy, Timing
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.search.defaults import default_config
+from cutegen.space import Launch
+from cutegen.tuning import AutoTuner, TuneResult
+from tools.benchmark.environment import check_facts, conditions
+from tools.benchmark.family_child import CALL, COPY, ENGINE, PEERS, order
+from tools.benchmark.results import FAMILY, write_json
+
+OWN = "cutegen"
+DEFAULT = "cutegen default"
+#: Peers by the family that they know.
+_KNOWN = {"rmsnorm": ("quack rmsnorm",)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("family", help="such as rmsnorm")
+    parser.add_argument("--shapes", type=Path, required=True, metavar="FILE.toml")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
+    parser.add_argument("--settle", type=positive_float, default=1.0, help="longest burn-in in seconds (1)")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
+    parser.add_argument("--peers", default="all", help="all or none")
+    parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    args = parser.parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune, compare, print and write."""
+    device = present_device()
+    shapes = read_shapes(args.shapes, args.family)
+    policy = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
+    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
+    rows: list[dict[str, Json]] = []
+    with (
+        AutoTuner(device=device, cache_dir=args.cache_dir) as tuner,
+        Bench(engine=ENGINE, timeout_s=120) as bench,
+    ):
+        requests = [tuner.request(shape.problem, None, {}, None) for shape in shapes]
+        for shape, result in zip(shapes, tuner.run(requests, args.budget), strict=True):
+            if not isinstance(result, TuneResult):
+                raise result.error
+            row = _contest(bench, shape, result, kernels, device, policy, args)
+            rows.append(row)
+            print(_line(row), flush=True)
+            _write(args, device, policy, shapes, rows)
+    return EXIT_OK
+
+
+def _contest(
+    bench: Bench,
+    shape: NamedProblem,
+    result: TuneResult,
+    kernels: Kernels,
+    device: Device,
+    policy: Policy,
+    args: argparse.Namespace,
+) -> dict[str, Json]:
+    """Return the record of one shape."""
+    problem = shape.problem
+    bench.open(problem)
+    entrants = dict(_entrants(problem, result, kernels, device, peers=args.peers != "none"))
+    failures: dict[str, Json] = {}
+    for name in entrants.keys() & {OWN, DEFAULT}:
+        checked = bench.check(entrants[name])
+        if not checked.ok:
+            raise CutegenError(f"{name} on {problem}: {checked.error}")
+    run = bench.time(list(entrants.values()), policy)
+    timings = dict(run)
+    failures.update((name, failure.error) for name, failure in run.failures.items())
+    own = timings[OWN]
+    entries: dict[str, Json] = {name: _entry(problem, timing, own) for name, timing in timings.items()}
+    return {
+        "name": shape.name,
+        "problem": str(problem),
+        "bytes": problem.min_bytes,
+        "config": str(result.config),
+        "tuning_s": round(result.seconds, 2),
+        "candidates": result.candidates,
+        "reference": run.reference.reference,
+        "rounds": run.rounds,
+        "entries": entries,
+        "failures": failures,
+    }
+
+
+def _entrants(
+    problem: Problem, result: TuneResult, kernels: Kernels, device: Device, *, peers: bool
+) -> Iterator[tuple[str, Candidate]]:
+    """Yield everything to time, by its name in the results."""
+    space = find_space(problem.family, device.arch)
+    default = default_config(space, problem, device.sm_count)
+    configs = {OWN: result.config, **({DEFAULT: default} if default != result.config else {})}
+    for name, config in configs.items():
+        artifact = kernels.artifact(problem, config, device.arch)
+        yield (
+            name,
+            Candidate.of(
+                name, artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
+            ),
+        )
+    calls = [*_baselines(problem), COPY, *(_KNOWN.get(problem.family, ()) if peers else ())]
+    for name in calls:
+        yield name, Candidate(f"call {name}", Path(CALL), order(problem, name), Launch((), 0), problem)
+
+
+def _baselines(problem: Problem) -> list[str]:
+    """Return the names of the family's baselines; these need no inputs to be named."""
+    return list(find_family(problem.family).baselines(problem, Inputs({}), {}))
+
+
+def _entry(problem: Problem, timing: Timing, own: Timing) -> Json:
+    """Return one entry: its time, bytes per second, and its time over cutegen's."""
+    mine, others = own.steady_us or own.median_us, timing.steady_us or timing.median_us
+    return {
+        "median_us": round(timing.median_us, 3),
+        "low_us": round(timing.low_us, 3),
+        "high_us": round(timing.high_us, 3),
+        "gb_per_s": round(problem.min_bytes / timing.median_us / 1e3, 1),
+        "over_cutegen": round(others / mine, 4),
+    }
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    entries = row["entries"]
+    words = [
+        f"{name} {entry['median_us']:.2f} ({entry['over_cutegen']:.3f})" for name, entry in entries.items()
+    ]
+    return f"{row['name']}: {', '.join(words)}" + (f"; failed: {row['failures']}" if row["failures"] else "")
+
+
+def _write(
+    args: argparse.Namespace,
+    device: Device,
+    policy: Policy,
+    shapes: Sequence[NamedProblem],
+    rows: Sequence[Json],
+) -> None:
+    names: list[Json] = [shape.name for shape in shapes]
+    about = {"file": args.shapes.name, "sha256": file_digest(args.shapes), "names": names}
+    write_json(
+        args.out,
+        {
+            **check_facts(FAMILY, device, args.commit),
+            "family": args.family,
+            "conditions": conditions(device, policy, shapes=about),
+            "peers": sorted(PEERS),
+            "rows": list(rows),
+        },
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The measuring child of a family's benchmark: kernels, and calls that take a kernel's arguments.
+
+A candidate whose library is :data:`CALL` is such a call; its symbol is a problem and what to call for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutegen.errors import LaunchError
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import Inputs
+from cutegen.measure import Candidate
+from cutegen.measure.torch_engine import TorchEngine, open_cuda
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CALL", "COPY", "ENGINE", "PEERS", "FamilyCall", "open_engine", "order"]
+
+#: What to start the measuring child with.
+ENGINE = "tools.benchmark.family_child:open_engine"
+#: Stands for a call in the place of a library.
+CALL = "call-family"
+#: A copy of as many bytes, beside the names of baselines and peers.
+COPY = "copy"
+
+
+def order(problem: object, name: str) -> str:
+    """Return the symbol of a candidate that calls ``name`` for ``problem``."""
+    return json.dumps({"problem": str(problem), "name": name})
+
+
+class _Engine(TorchEngine):
+    """cutegen's engine; calls may return outputs of their own, or none."""
+
+    def must_write(self, candidate: Candidate) -> bool:
+        """Return whether ``candidate`` must fill the outputs that it is given."""
+        return candidate.shared_object.name != CALL
+
+
+def open_engine(index: int) -> TorchEngine:
+    """Return the engine for GPU ``index``, which also calls.
+
+    Raises:
+        DeviceError: There is no such GPU.
+    """
+    return open_cuda(index, _load, _Engine)
+
+
+def _load(library: Path, symbol: str) -> Callable[..., None]:
+    if library.name == CALL:
+        wanted = json.loads(symbol)
+        return FamilyCall(wanted["problem"], wanted["name"])
+    from cutegen.build.loader import load_kernel
+
+    return load_kernel(library, symbol)
+
+
+class FamilyCall:
+    """A baseline, a peer or a copy, called with the arguments of a kernel.
+
+    Args:
+        line: The problem.
+        name: Of a baseline of the family, of a peer, or :data:`COPY`.
+    """
+
+    def __init__(self, line: str, name: str) -> None:
+        self._problem = parse_problem(line)
+        self._family = find_family(self._problem.family)
+        self._arguments = [
+            a for a in self._family.arguments(self._problem) if a.kind not in ("scratch", "launch")
+        ]
+        self._name = name
+        self._call: Callable[[Inputs, dict[str, torch.Tensor]], Any] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Make the call.
+
+        Raises:
+            LaunchError: There is nothing of that name for the problem.
+        """
+        pairs = list(zip(self._arguments, arguments, strict=True))
+        inputs = Inputs(
+            {a.name: value for a, value in pairs if a.kind in ("in", "inout")},
+            {a.name: value for a, value in pairs if a.kind == "scalar"},
+        )
+        outputs = {a.name: value for a, value in pairs if a.kind == "out"}
+        if self._call is None:
+            self._call = self._find(inputs, outputs)
+        self._call(inputs, outputs)
+
+    def _find(
+        self, inputs: Inputs, outputs: dict[str, torch.Tensor]
+    ) -> Callable[[Inputs, dict[str, torch.Tensor]], Any]:
+        if self._name == COPY:
+            return _copy(self._problem.min_bytes // 2)
+        if self._name in PEERS:
+            return PEERS[self._name]
+        baselines = self._family.baselines(self._problem, inputs, outputs)
+        if self._name not in baselines:
+            raise LaunchError(
+                f"{self._problem} has no baseline {self._name!r}; it has {', '.join(baselines)}"
+            )
+        return baselines[self._name]
+
+
+def _copy(half: int) -> Callable[[Inputs, dict[str, torch.Tensor]], None]:
+    """Return a copy of ``half`` bytes; pairs of buffers take turns over several L2 caches."""
+    import torch
+
+    count = min(512, max(2, -(-(2**28) // half)))
+    words = max(1, half // 4)
+    ring = [[torch.zeros(words, device="cuda") for _ in range(2)] for _ in range(count)]
+    turn = 0
+
+    def copy(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
+        nonlocal turn
+        source, target = ring[turn % count]
+        turn += 1
+        target.copy_(source)
+
+    return copy
+
+
+def _quack_rms_norm(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
+    """QuACK's RMSNorm with outputs given, as its own wrapper calls it."""
+    from quack import rmsnorm
+
+    given = inputs.tensors
+    residual = given.get("residual")
+    total = outputs.get("residual_out")
+    if residual is not None and total is None:
+        import torch
+
+        total = torch.empty_like(residual)  # QuACK always writes the sum
+    rmsnorm._rmsnorm_fwd(
+        *(given["x"], given.get("weight"), outputs["out"], None, outputs.get("rstd"), None),
+        *(residual, total, inputs.scalars["eps"], False, 0.0),
+    )
+
+
+#: Peers by the name that they have in results.
+PEERS: dict[str, Callable[[Inputs, dict[str, Any]], Any]] = {"quack rmsnorm": _quack_rms_norm}
