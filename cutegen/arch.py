@@ -23,7 +23,7 @@ class Arch:
         compute_capability: Major and minor number that the driver reports.
         smem_bytes: Shared memory one thread block may use, in bytes.
             Source: CUDA C++ Programming Guide, technical specifications (227 KB for 9.0 and 10.x).
-        registers: 32-bit registers of one multiprocessor. Source: as above (64 K).
+        registers: 32-bit registers of one SM. Source: as above (64 K).
         registers_per_thread: Most registers one thread may hold. Source: as above.
         threads_per_block: Most threads of one block. Source: as above.
         portable_cluster: Most thread blocks of one cluster without the non-portable attribute.
@@ -31,12 +31,12 @@ class Arch:
         max_cluster: Most thread blocks of one cluster with that attribute.
         tmem_columns: Columns of tensor memory (128 lanes of 32 bits each), 0 where there is none.
             Source: PTX ISA, tcgen05.
-        smem_bytes_per_clk: Bytes shared memory moves per clock and multiprocessor.
+        smem_bytes_per_clk: Bytes shared memory moves per clock and SM.
             Source: 32 banks of 4 bytes (CUDA C++ Programming Guide).
-        mma_flops_per_clk: Dense 16-bit multiply-adds times two, per clock and multiprocessor.
-            Source: datasheet peak / (multiprocessors x boost clock): 989 TFLOP/s on 132 at 1.83 GHz,
+        mma_flops_per_clk: Dense 16-bit multiply-adds times two, per clock and SM.
+            Source: datasheet peak / (SMs x boost clock): 989 TFLOP/s on 132 at 1.83 GHz,
             2250 TFLOP/s on 148 at 1.856 GHz.
-        known_parts: Multiprocessors of known products, by the name NVML reports.
+        known_parts: SMs of known products, by the name NVML reports.
             Source: NVIDIA datasheets of the H100, H200, B200 and B300.
     """
 
@@ -59,7 +59,7 @@ class Arch:
 
     @property
     def nominal_sm_count(self) -> int:
-        """Multiprocessors of this architecture's main product, for predictions without a GPU."""
+        """SMs of this architecture's main product, for predictions without a GPU."""
         return next(iter(self.known_parts.values()))
 
 
@@ -136,11 +136,11 @@ def from_compute_capability(capability: tuple[int, int]) -> Arch:
 
 
 def resident_clusters(sm_count: int, blocks: int) -> int:
-    """Return how many clusters of ``blocks`` thread blocks run at once, one block per multiprocessor.
+    """Return how many clusters of ``blocks`` thread blocks run at once, one block per SM.
 
-    Clusters stay inside a GPC, and four do not divide the multiprocessors of all of them; a persistent kernel
+    Clusters stay inside a GPC, and four do not divide the SMs of all of them; a persistent kernel
     with one cluster too many would run it alone, after all others, so this is rather too low than too high.
     Source: cuOccupancyMaxActiveClusters on one H200 of 132: 66, 30, 15 and 7 of 2, 4, 8 and 16 blocks. Chips
-    differ in where they lack multiprocessors; up to 32 of four would fit elsewhere.
+    differ in where they lack SMs; up to 32 of four would fit elsewhere.
     """
     return max(1, (sm_count if blocks <= 2 else sm_count * 10 // 11) // blocks)

@@ -183,11 +183,6 @@ def make(index: int) -> FakeEngine:
     return FakeEngine()
 
 
-def make_without_counter(index: int) -> FakeEngine:
-    """Make an engine whose GPU hides its energy."""
-    return FakeEngine(counts=False)
-
-
 class DoubtfulEngine(FakeEngine):
     """For artifacts of the real compiler, whose symbols say nothing: those that split k are wrong."""
 

@@ -1,6 +1,6 @@
 """The torch engine on the CPU, with Python functions as kernels: for tests of checks and operands.
 
-A kernel's symbol names a mistake (see ``KERNELS``); it is called as a compiled one would be.
+A kernel's symbol names a mistake (see :class:`Kernel`); it is called as a compiled one would be.
 """
 
 from __future__ import annotations

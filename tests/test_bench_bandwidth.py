@@ -18,7 +18,6 @@ from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.measure import Candidate  # noqa: E402
 from cutegen.measure.device import ClockMeter  # noqa: E402
 from cutegen.space import Launch  # noqa: E402
-from tools import results_table as rt  # noqa: E402
 from tools.benchmark import child  # noqa: E402
 from tools.benchmark.bandwidth import COPY_CALL, METHODS, Copy, CopyCall  # noqa: E402
 from tools.benchmark.contest import UnsupportedError  # noqa: E402
@@ -88,26 +87,3 @@ def test_a_b_that_is_too_small_to_copy_from_is_a_failed_launch() -> None:
 
 def few(name: str, own: float | None, copy: float | None) -> Any:
     return tables.row(name, {"cutegen": tables.entry(own), "copy": tables.entry(copy)}, (16, 8192, 8192))
-
-
-def test_the_table_holds_both_rates_and_the_share() -> None:
-    """134.7 MB in 50 and 40 us; nothing is rounded in favour of cutegen."""
-    text = rt.render(tables.results(few("S3", 50.0, 40.0), tables.row("S", {"cutegen": tables.entry(9.0)})))
-    assert "| S3 | 16 x 8192 x 8192 | 134.7 | 2.69 | 3.37 | 0.800 | 128x256 2x1 |" in text
-    assert text.count("| S |") == 1
-
-
-def test_the_summary_names_the_worst_and_counts_the_rest() -> None:
-    """Copies are no peers: they have no column of their own."""
-    text = rt.render(tables.results(few("S3", 50.0, 44.99), few("S4", 50.0, 45.0), few("S5", 50.0, 60.0)))
-    assert "the 3 with m of at most 16: share of the bandwidth of a copy of as many bytes at least" in text
-    assert "**0.899** (S3), 0.9 or more on 2 of 3" in text
-    assert "copy / cutegen |" not in text.split("share of the bandwidth")[0] and "torch.mm / copy" not in text
-
-
-@pytest.mark.parametrize(("own", "copy"), [(None, 40.0), (50.0, None)])
-def test_a_copy_or_product_that_failed_does_not_vanish(own: float | None, copy: float | None) -> None:
-    """The summary names the shape."""
-    text = rt.render(tables.results(few("S3", own, copy)))
-    assert "not compared with a copy, since one of both failed: S3" in text
-    assert "share of the bandwidth" not in text

@@ -17,7 +17,7 @@ from cutegen.measure.check import Verdict
 from cutegen.measure.policy import Policy, Timing
 from cutegen.space import Launch
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok, run_contest
-from tools.benchmark.results import Results, ShapeResult, differences
+from tools.benchmark.results import Results, ShapeResult
 
 PROBLEM = Problem(256, 512, 1024)
 SHAPE = NamedProblem("T", PROBLEM)
@@ -146,14 +146,6 @@ def test_a_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
 
 
-def test_a_row_that_is_measured_again_takes_the_place_of_the_old_one() -> None:
-    """The order stays, and the row knows its session."""
-    results = sample()
-    again = results.begin({"started_at": "later"}).with_shape(contest(Fake("cutegen", "ok:5")))
-    assert [row.session for row in again.shapes] == [1]
-    assert again.shapes[0].entries["cutegen"].timing != results.shapes[0].entries["cutegen"].timing
-
-
 def test_a_shape_is_missing_unless_everyone_who_is_asked_for_is_in_its_row() -> None:
     """A new peer, another problem of the same name, or a failure that is retried: measured again."""
     results = sample()
@@ -163,18 +155,6 @@ def test_a_shape_is_missing_unless_everyone_who_is_asked_for_is_in_its_row() -> 
     assert not results.covers("T", PROBLEM, ["cutegen", "newcomer"], retry=False)
     assert not results.covers("T", Problem(8, 8, 8), ["cutegen"], retry=False)
     assert not results.covers("U", PROBLEM, ["cutegen"], retry=False)
-
-
-def test_conditions_that_differ_are_named_by_their_place() -> None:
-    """Nested values too, and values that one side lacks."""
-    there: Json = {"gpu": {"name": "H200", "sm_count": 132}, "table": "ab"}
-    here: Json = {"gpu": {"name": "H100", "sm_count": 132}, "peers": {}}
-    assert list(differences(there, there)) == []
-    assert list(differences(there, here)) == [
-        "gpu.name is 'H200' in the file but 'H100' here",
-        "peers is None in the file but {} here",
-        "table is 'ab' in the file but None here",
-    ]
 
 
 @pytest.mark.parametrize(

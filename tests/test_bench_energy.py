@@ -62,13 +62,6 @@ def test_the_smallest_change_mends_what_a_value_breaks() -> None:
     assert variations(SPACE, PROBLEM, BASE, {"swap_ab": [True]}) == {}, "no tile mends that"
 
 
-def test_what_need_not_follow_stays() -> None:
-    """A ping-pong base stays one on narrower tiles, though the cooperative kind is legal and simpler."""
-    base = BASE.replace(tile_shape_mn=(128, 192), mma_warpgroups=1, pingpong=True)
-    assert SPACE.explain(PROBLEM, base) == ()
-    assert list(variations(SPACE, PROBLEM, base, {"tile_shape_mn": [(64, 192)]})) == ["tile_shape_mn=64x192"]
-
-
 def test_long_lists_of_tiles_are_thinned_out_and_short_ones_are_not() -> None:
     """Multiples of 64; clusters are all there."""
     tiles = coarse_values(SPACE, "tile_shape_mn")
@@ -161,12 +154,6 @@ def test_every_variation_has_its_energy_beside_the_base_and_torch(
     assert "beyond the spread higher: `tile_shape_mn=64x128 mma_warpgroups=1` 1.7" in out
 
 
-def test_run_time_knobs_compile_nothing_more(run: Run) -> None:
-    """Four kinds of swizzle and two rasters are one kernel."""
-    assert run("--vary", "swizzle_size", "--vary", "raster_along_m") == 0
-    assert len(FakeBuilder.compiled) == 1
-
-
 def test_what_fails_is_named_and_stops_nobody(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,45 +178,6 @@ def test_the_base_is_what_the_table_names(
     assert (base["swizzle_size"], base["raster_along_m"]) == (2, False)
     assert run("--table", str(tmp_path / "none.json")) == 2
     assert "does not exist" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--vary", "tile"], "--vary names unknown knob 'tile'"),
-        (["--vary", "tile_k=7"], "7"),
-        (["--most", "2"], "are more than --most 2"),
-        (["--base", "swizzle_size=3"], "3"),
-    ],
-)
-def test_mistakes_are_named(
-    run: Run, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    """Bad usage exits with 2, before anything compiles."""
-    FakeBuilder.compiled = []
-    assert run(*words) == 2
-    assert message in capsys.readouterr().err and FakeBuilder.compiled == []
-
-
-def test_another_target_than_the_gpu_here_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing can be measured for it."""
-    with pytest.raises(SystemExit, match="2"):
-        run("--arch", "sm_100a", *TILES)
-    assert "--arch: energy is measured on the GPU here" in capsys.readouterr().err
-
-
-def test_a_gpu_that_hides_its_energy_gives_no_results(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 3 and the reason; no file that looks like a result."""
-
-    def make_bench(args: argparse.Namespace) -> Bench:
-        return Bench(engine="fake_engine:make_without_counter", search_path=[HERE])
-
-    monkeypatch.setattr(bench_energy, "make_bench", make_bench)
-    assert run(*TILES) == 3
-    assert "energy counter of Fake GPU" in capsys.readouterr().err
-    assert not (tmp_path / "energy.json").exists()
 
 
 def test_a_dry_run_needs_no_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

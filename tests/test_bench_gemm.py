@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fake_engine
 import pytest
 from fake_kernels import FakeGpu
-from fake_operators import operator, pretend_installed
 
-from cutegen.errors import DeviceError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure import Bench
@@ -112,26 +109,6 @@ def test_results_of_other_conditions_are_not_mixed(
     assert run("--only", "A", "--rounds", "30", "--fresh") == 0
 
 
-def test_a_peer_that_is_not_there_is_recorded_and_stops_nobody(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every row holds the reason."""
-
-    def prepare(self: object, problems: Sequence[Problem]) -> None:
-        raise DeviceError("out of order")
-
-    monkeypatch.setattr(lineup.Quack, "prepare", prepare)
-    assert run("--only", "A", peers="quack") == 0
-    entries = Results.load(tmp_path / "r.json").shapes[0].entries
-    assert entries["quack"].error == "out of order" and entries["cutegen"].ok
-
-
-def test_a_new_peer_means_measuring_again(run: Run, tmp_path: Path) -> None:
-    """All of a row must come from the same rounds: the file was for other peers."""
-    assert run("--only", "A") == 0
-    assert run("--only", "A", peers="quack") == 2
-
-
 def table(path: Path, **fields: object) -> str:
     fingerprint = Fingerprint.of(fake_engine.DEVICE)
     problem = Problem(512, 512, 512)
@@ -150,36 +127,6 @@ def test_the_table_decides_what_is_measured(run: Run, tmp_path: Path) -> None:
     assert entry.details["table_gives_it_to"] == "cutegen"
 
 
-def test_a_table_may_name_an_operator_and_the_record_says_so(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise cutegen's column would not say whose kernel it times."""
-    pretend_installed(monkeypatch)
-    named = table(tmp_path / "t.json", config=operator("64x64", "2x1"), source="operators")
-    assert run("--only", "A", "--table", named) == 0
-    entry = Results.load(tmp_path / "r.json").shapes[0].entries["cutegen"]
-    assert entry.config == "operators 64x64 2x1" and entry.details["table_gives_it_to"] == "operators"
-
-
-def test_our_own_kernel_is_measured_even_where_torch_won(run: Run, tmp_path: Path) -> None:
-    """The record says whom the table gives the problem to."""
-    assert run("--only", "A", "--table", table(tmp_path / "t.json", source="torch")) == 0
-    entry = Results.load(tmp_path / "r.json").shapes[0].entries["cutegen"]
-    assert entry.choice["swizzle_size"] == 2 and entry.details["table_gives_it_to"] == "torch"
-
-
-def test_tuning_seconds_come_from_what_the_tuner_printed(run: Run, tmp_path: Path) -> None:
-    """Only problems that were tuned, not those answered from records, have them."""
-    rows = [
-        {"name": "A", "problem": "gemm 512x512x512 bf16 kk", "seconds": 12.5, "reused": False},
-        {"name": "B", "problem": "gemm 4096x4096x4096 bf16 kk", "seconds": 0.1, "reused": True},
-    ]
-    (tmp_path / "tuned.json").write_text(json.dumps({"schema": 1, "results": rows}))
-    assert run("--tuned", str(tmp_path / "tuned.json")) == 0
-    shapes = Results.load(tmp_path / "r.json").shapes
-    assert [row.entries["cutegen"].tuning_s for row in shapes] == [12.5, None]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -196,26 +143,6 @@ def test_bad_usage_is_explained(
     """Before anything is measured."""
     assert run(*arguments) in (2, 3)
     assert words in capsys.readouterr().err
-
-
-def test_a_dry_run_lists_the_work_without_a_gpu(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is compiled, measured or written."""
-
-    def absent(index: int) -> None:
-        raise DeviceError("no NVIDIA driver on this machine")
-
-    monkeypatch.undo()
-    monkeypatch.setattr(bench_gemm, "present_device", absent)
-    (tmp_path / "shapes.toml").write_text(SHAPES + FEW_ROWS)
-    assert run("--dry-run", peers="quack,operators,copy") == 0
-    out = capsys.readouterr().out
-    copies = [line for line in out.splitlines() if "copy of" in line]
-    assert [line[0] for line in copies] == ["C"] and "copy of 33685504 bytes" in copies[0]
-    assert "A: gemm 512x512x512 bf16 kk: cutegen default: " in out
-    assert "(not compiled yet); quack tunes; operators tunes" in out
-    assert not (tmp_path / "r.json").exists()
 
 
 def test_copies_run_beside_products_of_few_rows_only(run: Run, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from blockscaled import SPACE
 from test_bringup import B200, HERE, Rig
 
 from cutegen.families.gemm.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, Problem
-from cutegen.families.shapes import read_shapes
 from cutegen.measure import Bench
 from tools import bringup
 from tools.bringup_parts.tiers import SCALED_KNOBS, TIERS, Extent, Tier, plan
@@ -80,13 +79,3 @@ def test_the_tiers_run_on_a_gpu(
     assert rig(*FAMILY) == 1
     [finding] = rig.results["findings"]
     assert [(cause["name"], cause["value"]) for cause in finding["causes"]] == [("use_pdl", "true")]
-
-
-def test_the_family_is_for_its_own_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    """And its shapes are a file of its own."""
-    assert bringup.main([*FAMILY, "--dry-run", "--arch", "sm_103a", "--pairs", "3"]) == 0
-    shapes = read_shapes(bringup.SHAPES_OF[BLOCK_SCALED_FAMILY], BLOCK_SCALED_FAMILY)
-    last = capsys.readouterr().out.splitlines()[4]
-    assert last.startswith(f"tier 5, full list on sm_103a: {3 + len(shapes)} trials")
-    assert bringup.main([*FAMILY, "--dry-run", "--arch", "sm_90a"]) != 0
-    assert "no template of 'gemm_blockscaled' for sm_90a" in capsys.readouterr().err

@@ -160,23 +160,6 @@ def test_two_knobs_that_break_together_are_both_named(rig: Rig) -> None:
     assert set(cluster["passes_with"]) == {"1x1", "2x1", "2x2", "4x1", "1x4"}
 
 
-def test_two_faults_are_two_findings(rig: Rig) -> None:
-    """One in a knob, another in another; a failing trial belongs to the one that explains it."""
-    rig.act = lambda s: "wrong" if s.config["use_pdl"] else "refuses" if s.config["stream_k"] else "ok"
-    assert rig("--enough", "50") == 1
-    named = [[cause["name"] for cause in finding["causes"]] for finding in rig.results["findings"]]
-    assert sorted(named) == [["stream_k"], ["use_pdl"]]
-
-
-def test_a_default_that_is_broken_is_mended_by_the_knob_at_fault(rig: Rig) -> None:
-    """Everything with a TMA store fails, the default of the first tier among it."""
-    rig.act = lambda source: "wrong" if source.config["use_tma_store"] else "ok"
-    assert rig() == 1
-    assert rig.results["broken"] == "one tile"
-    [finding] = rig.results["findings"]
-    assert [(c["name"], c["passes_with"]) for c in finding["causes"]] == [("use_tma_store", ["false"])]
-
-
 @pytest.mark.parametrize(
     ("evil", "outcome"),
     [("crashes", "launch_failed"), ("breaks", "launch_failed"), ("error", "build_failed")],
@@ -205,26 +188,6 @@ def test_a_kernel_that_hangs_costs_its_time_limit_only(rig: Rig, monkeypatch: py
     assert ran == ["ok", "timeout", "ok"]
     [finding] = rig.results["findings"]
     assert [(c["name"], c["value"]) for c in finding["causes"]] == [("cluster_shape_mn", "2x2")]
-
-
-def test_operands_are_made_anew_after_a_failure_only(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken kernel may have written anywhere, also into the next one's operands."""
-    base = HOPPER.default(SQUARE)
-    points = [Point(SQUARE, base.replace(cluster_shape_mn=c)) for c in ((1, 1), (2, 1), (1, 2), (2, 2))]
-    monkeypatch.setattr(bringup, "plan", lambda *arguments: (Tier("races", tuple(points), repeats=3),))
-    monkeypatch.setattr("tools.bringup_parts.climb.inquire", lambda *arguments: [])
-    opened: list[Problem] = []
-    really = Bench.open
-
-    def count(bench: Bench, problem: Problem) -> Any:
-        opened.append(problem)
-        return really(bench, problem)
-
-    monkeypatch.setattr(Bench, "open", count)
-    rig.act = lambda source: "wrong" if source.config["cluster_shape_mn"] == (2, 1) else "ok"
-    assert rig() == 4
-    assert [t["outcome"] for t in rig.results["trials"]] == ["ok", "wrong_result", "ok", "ok"]
-    assert len(opened) == 2
 
 
 def test_a_template_broken_on_purpose_is_pinned_to_its_knob(

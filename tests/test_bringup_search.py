@@ -17,7 +17,7 @@ from cutegen.space import Space, parse_value
 from tools.bringup_parts.inquiry import Inquiry, inquire
 from tools.bringup_parts.lab import Record
 from tools.bringup_parts.pin_down import Finding, explains, holds, pin_down
-from tools.bringup_parts.points import Point, difference, features, groups, nearest, with_values
+from tools.bringup_parts.points import Point, difference, features, nearest, with_values
 from tools.bringup_parts.tiers import KNOBS, TIERS, Extent, Tier, plan
 
 HOPPER, BLACKWELL = (find_space("gemm", find_arch(name)) for name in ("sm_90a", "sm_100a"))
@@ -53,20 +53,6 @@ def test_the_nearest_config_changes_as_little_as_rules_allow() -> None:
         changed.keys() == {"tile_shape_mn", "mma_warpgroups", "pingpong"}
     )
     assert nearest(HOPPER, SQUARE, base, "swap_ab", True) is None, "m is not narrow, whatever follows"
-
-
-def test_parts_are_halves_then_single_ones_then_pairs() -> None:
-    assert list(groups("abc")) == [
-        ("a", "b"),
-        ("c",),
-        ("a",),
-        ("b",),
-        ("c",),
-        ("a", "b"),
-        ("a", "c"),
-        ("b", "c"),
-    ]
-    assert list(groups("ab")) == [("a",), ("b",)] and list(groups("a")) == []
 
 
 # --- tiers ---
@@ -201,23 +187,6 @@ def test_a_fault_of_the_problem_is_named_too() -> None:
     [cause] = finding.causes
     assert (cause.name, cause.value, cause.passes_with) == ("k", 4096, (1024,))
     assert str(finding).startswith("k=4096 breaks; with k=1024 it passes; first seen on problem gemm 4096x")
-
-
-def test_values_that_need_each_other_are_named_together() -> None:
-    """Knobs of which none can change alone: no cause, but the smallest difference."""
-
-    def fails(point: Point) -> bool:
-        tile = point.config["tile_shape_mn"]
-        return bool(tile == (192, 64) and point.config["mma_warpgroups"] == 3)
-
-    base = HOPPER.default(SQUARE)
-    point = Point(
-        SQUARE, base.replace(tile_shape_mn=(192, 64), mma_warpgroups=3, swizzle_size=1, use_pdl=True)
-    )
-    assert HOPPER.explain(SQUARE, point.config) == ()
-    finding = pin_down(point, HOPPER, [], fails)
-    assert finding.pinned and {"swizzle_size", "use_pdl"}.isdisjoint(finding.differing)
-    assert {c.name for c in finding.causes} <= {"tile_shape_mn", "mma_warpgroups"}
 
 
 def test_kernels_that_are_not_at_hand_are_gone_round() -> None:

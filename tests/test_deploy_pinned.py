@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -351,3 +352,18 @@ def test_loader_needs_no_cutegen(deployed: Path) -> None:
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", code], cwd=deployed, capture_output=True, text=True)
     assert done.stdout.split() == [str(len(LINES)), "False"], done.stderr
+
+
+def test_the_loader_comes_with_its_bytecode(deployed: Path, tmp_path: Path) -> None:
+    """Python takes it for exactly this loader, and compiles a changed one itself."""
+    folder = shutil.copytree(deployed, tmp_path / "copy")
+    name = Path(importlib.util.cache_from_source("pinned.py")).name
+    cached = folder / "__pycache__" / name
+    before = cached.read_bytes()
+    run = [sys.executable, "-c", "import pinned; print(pinned.__cached__, pinned.Deployment.__name__)"]
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=True)
+    assert name in done.stdout and cached.read_bytes() == before
+    with (folder / "pinned.py").open("a") as file:
+        file.write("\nDeployment.__name__ = 'another'\n")
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=True)
+    assert "another" in done.stdout

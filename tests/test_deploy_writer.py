@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_folder_holds_all_and_only_what_ships(tmp_path: Path) -> None:
     pin_table(write_table(tmp_path / "t.json"), deployed, kernels=Workshop(tmp_path / "cache").kernels())
     manifest = json.loads((deployed / "manifest.json").read_text())
     found = {path.relative_to(deployed).as_posix() for path in deployed.rglob("*") if path.is_file()}
-    assert found == {*manifest["files"], "manifest.json", "pinned.py"}
+    assert found == {*manifest["files"], "manifest.json", "pinned.py", cache_from_source("pinned.py")}
     symbols = {record["symbol"] for record in manifest["kernels"]}
     assert {f"kernels/{symbol}.{end}" for symbol in symbols for end in ("so", "py")} < found
     assert [record["problem"] for record in manifest["kernels"]] == [
@@ -118,7 +119,7 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
         pin_table(nameless, out, kernels=gpu.kernels(), problems=[entry.problem])
     other = write_table(tmp_path / "other.json", LINES[:1])
     other.write_text(other.read_text().replace('"use_pdl"', '"use_pdm"'))
-    with pytest.raises(PinError, match=r"winner of gemm 64x128x256 bf16 kk is not legal .* use_pdm=true"):
+    with pytest.raises(PinError, match=r"winner of gemm 64x128x256 bf16 kk is not valid .* use_pdm=true"):
         pin_table(other, out, kernels=gpu.kernels())
     assert not out.exists()
     words = ["--table", str(table), "--out", str(out), "--no-build", "--cache-dir", str(tmp_path / "none")]

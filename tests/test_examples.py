@@ -1,4 +1,4 @@
-"""Examples hold one short idea each, are named in the README, and run."""
+"""Examples hold one short idea each, are named in docs/pytorch.md, and run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PLAIN = ("explain_config",)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_says_its_idea_and_the_readme_names_it(path: Path) -> None:
+def test_an_example_says_its_idea_and_the_documents_name_it(path: Path) -> None:
     summary = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     assert summary.endswith(".")
     assert "\n" not in summary
-    assert f"examples/{path.name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"examples/{path.name}" in (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

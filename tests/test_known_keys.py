@@ -154,13 +154,13 @@ def test_a_kernel_of_another_source_is_known_without_its_package(
 ) -> None:
     """Its artifact was compiled where the package was; rendering asks for it."""
     config = next(find_space("gemm", ARCH, "operators").configs(PROBLEM))
-    monkeypatch.setattr(module, "require_package", lambda: "package 1")
+    monkeypatch.setattr("cutegen.families.gemm.family.require_package", lambda: "package 1")
     made = publish(gpu.store, render(PROBLEM, config, ARCH))
 
     def missing() -> str:
         raise ResourceError("it is not installed")
 
-    monkeypatch.setattr(module, "require_package", missing)
+    monkeypatch.setattr("cutegen.families.gemm.family.require_package", missing)
     kernels = Kernels(gpu.store, build="never")
     assert kernels.artifact(PROBLEM, config, ARCH, known_key=made.key).key == made.key
     other = replace(PROBLEM, ab_dtype="fp16", out_dtype="fp16")

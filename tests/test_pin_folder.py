@@ -66,11 +66,17 @@ ADDED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an empty folder": (lambda f: (f / "logs").mkdir(), "'logs/'"),
     "a kernel": (lambda f: (f / "kernels" / "mine.so").write_text("mine"), "'kernels/mine.so'"),
     "a file in the bytecode": (
-        lambda f: ((f / "__pycache__").mkdir(), (f / "__pycache__" / "notes.txt").write_text("mine")),
+        lambda f: (
+            (f / "__pycache__").mkdir(exist_ok=True),
+            (f / "__pycache__" / "notes.txt").write_text("mine"),
+        ),
         "'__pycache__/notes.txt'",
     ),
     "bytecode of a file of one's own": (
-        lambda f: ((f / "__pycache__").mkdir(), (f / "__pycache__" / "app.cpython-311.pyc").write_text("x")),
+        lambda f: (
+            (f / "__pycache__").mkdir(exist_ok=True),
+            (f / "__pycache__" / "app.cpython-311.pyc").write_text("x"),
+        ),
         "'__pycache__/app.cpython-311.pyc'",
     ),
     "a link for a library": (put_link, r"\.so \(a link or special file\)'"),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from cutegen.arch import ARCHES, find_arch
+from cutegen.cli.report import document
 from cutegen.errors import ConfigError, ResourceError
 from cutegen.families.gemm.perf_model import accuracy
+from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import SOURCES, families, find_family, find_space
+from cutegen.measure.policy import Timing
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.trials import TrialStore
+from cutegen.space import Config
+from cutegen.tuning import Row, TuneResult
 from tools import api_reference
 
 
@@ -66,3 +75,20 @@ def test_the_accuracy_of_the_model_is_that_of_the_results_file() -> None:
     assert accuracy.measured_accuracy(find_arch("sm_100a")) is None
     assert find_family("gemm").accuracy(find_arch("sm_100a")) == ""
     assert f"{found.shapes} shapes" in find_family("gemm").accuracy(find_arch("sm_90a"))
+
+
+def test_the_formats_name_every_field(tmp_path: Path) -> None:
+    """Of tables, of trials, of the JSON of a run, and of timings."""
+    text = (api_reference.ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[`\"](\w+)[`\"]", text))
+    row = Row(Config({"tile": 1}), timing=Timing(1.0, 1.0, 1.0, 9))
+    result = TuneResult(Problem(64, 64, 64), "sm_90a", "", (row,))
+    run = document({"a": result}, {})["results"]
+    assert isinstance(run, list) and isinstance(run[0], dict)
+    rows = run[0]["candidates"]
+    assert isinstance(rows, list) and isinstance(rows[0], dict)
+    fields = {field.name for kind in (Fingerprint, Entry, Timing) for field in dataclasses.fields(kind)}
+    fields |= run[0].keys() | rows[0].keys()
+    with TrialStore(tmp_path / "trials.db") as trials:
+        fields |= {column[1] for column in trials._db.execute("PRAGMA table_info(trials)")}
+    assert sorted(fields - named) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:
-        if name.startswith("cutegen_families."):
+        if name.split(".")[0] in ("cutegen_families", "twice"):
             del sys.modules[name]
     registry._space.cache_clear()
 
@@ -173,3 +174,17 @@ def test_what_a_family_lacks_is_said_when_it_is_needed(
     load_families(write_family(tmp_path, "twice", **files))
     with pytest.raises(CutegenError, match=message):
         find_space("twice", SM90)
+
+
+def test_families_of_installed_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through an entry point that names the module of family.py; one that does not load is named."""
+    write_family(tmp_path, "twice")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = [EntryPoint("twice", "twice.family", "cutegen.families")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_registered", {})
+    assert "twice" in families() and str(parse_problem("twice 5x8")) == "twice 5x8"
+    points.append(EntryPoint("gone", "gone.family", "cutegen.families"))
+    monkeypatch.setattr(registry, "_registered", {})
+    with pytest.raises(FamilyError, match=r"entry point gone = gone\.family .* No module named 'gone'"):
+        families()

@@ -15,7 +15,6 @@ from cutegen.errors import UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.policy import Policy, Timing
 from tools import results_table as rt
-from tools.benchmark.markdown import short_commit
 from tools.benchmark.results import Entry, Results, ShapeResult
 
 numbers = st.floats(min_value=1e-3, max_value=1e7, allow_nan=False)
@@ -66,19 +65,6 @@ def test_rounding_goes_the_way_that_it_says(value: float, digits: int) -> None:
     assert high - low <= Decimal(1).scaleb(-digits)
 
 
-def test_a_short_commit_still_says_that_the_checkout_differed() -> None:
-    """Numbers of changed code do not pass for numbers of a commit."""
-    assert short_commit("0123456789abcdef") == "0123456789ab"
-    assert short_commit("0123456789abcdef-dirty") == "0123456789ab-dirty"
-
-
-def test_rounding_keeps_the_decimals_that_were_asked_for() -> None:
-    """A ratio just under 1 is not shown as 1, nor a time just over 2 as 2."""
-    assert rt.down(0.99999, 3) == "0.999"
-    assert rt.up(2.000001, 2) == "2.01"
-    assert rt.down(2.0, 2) == "2.00"
-
-
 @given(st.floats(0.5, 2.0), st.floats(0.5, 2.0))
 def test_no_cell_is_rounded_in_favour_of_cutegen(own: float, peer: float) -> None:
     """Our time and their time bracket the truth against us, and so does the ratio."""
@@ -124,16 +110,6 @@ def test_wrong_answers_of_the_library_call_are_named() -> None:
     assert "- **cutegen.gemm did not give the right answer on A**" in rt.summary(results(bad, good))
 
 
-def test_a_peer_that_failed_shows_how_and_counts_nowhere() -> None:
-    """Its cell holds the outcome; the means are over the other shapes."""
-    found = results(
-        row("A", {"cutegen": entry(80.0), "quack": entry(None)}),
-        row("B", {"cutegen": entry(80.0), "quack": entry(100.0)}),
-    )
-    assert "| timeout |" in rt.table(found)[2]
-    assert "QuACK / cutegen **1.250** over 1 (missing: 1)" in rt.summary(found)[1]
-
-
 DOCUMENT = "before\n<!-- results: a -->\nold\n<!-- end results: a -->\nafter\n"
 
 
@@ -143,13 +119,6 @@ def test_insert_replaces_what_is_between_the_marks_and_nothing_else() -> None:
     assert once.startswith("before\n<!-- results: a -->\n\nnew \\1 | text\n\n<!-- end")
     assert once.endswith("<!-- end results: a -->\nafter\n") and "old" not in once
     assert rt.insert(once, "a", r"new \1 | text") == once
-
-
-@pytest.mark.parametrize("document", ["no marks", DOCUMENT + DOCUMENT, DOCUMENT.replace("end results", "")])
-def test_insert_refuses_a_document_without_exactly_one_place(document: str) -> None:
-    """The message shows the marks that are wanted."""
-    with pytest.raises(UsageError, match="<!-- results: a -->"):
-        rt.insert(document, "a", "new")
 
 
 def test_command_writes_documents_and_notices_stale_ones(
@@ -182,16 +151,6 @@ def test_a_place_may_name_some_rows(tmp_path: Path, capsys: pytest.CaptureFixtur
     document.write_text(marks.replace("rows=S", "rows=X"))
     assert rt.main([str(file), "--into", str(document)]) == 2
     assert "no shape is called X; there are " in capsys.readouterr().err
-
-
-def test_command_refuses_results_that_no_document_has_a_place_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Otherwise a renamed file would leave an old table behind."""
-    two_shapes().save(tmp_path / "b.json")
-    (tmp_path / "PAGE.md").write_text(DOCUMENT)
-    assert rt.main([str(tmp_path / "b.json"), "--into", str(tmp_path / "PAGE.md")]) == 2
-    assert "no document has a place for b" in capsys.readouterr().err
 
 
 def test_spread_lists_the_shapes_on_which_runs_disagree_most_first() -> None:

@@ -9,7 +9,7 @@ from protocols import SMALL_BLACKWELL, SMALL_HOPPER, covering_protocols
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.render import render
-from cutegen.errors import ConfigError, RenderError, UsageError
+from cutegen.errors import RenderError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from tools.schedule import (
@@ -19,7 +19,6 @@ from tools.schedule import (
     everything,
     lengths,
     pipelines,
-    protocol_of,
     simulate,
     simulate_cluster,
 )
@@ -56,27 +55,12 @@ def test_kernels_that_hold_every_pair_of_facts_are_clean(arch: Arch) -> None:
         assert pipelines(render(*pair, arch).text) == protocol.pipelines
 
 
-@pytest.mark.parametrize(("tiles", "k_tiles"), [(0, 3), (3, 0), (-1, None)])
-def test_nothing_to_do_is_no_clean_schedule(tiles: int, k_tiles: int | None) -> None:
-    """A cluster without work would show nothing, and units without k tiles are none of the kernels'."""
-    config = find_space("gemm", HOPPER).default(PLAIN)
-    with pytest.raises(UsageError, match="both must be at least 1"):
-        simulate(PLAIN, config, HOPPER, tiles=tiles, k_tiles=k_tiles)
-
-
 @pytest.mark.parametrize("arch", [HOPPER, BLACKWELL], ids=str)
 @pytest.mark.parametrize(("tiles", "k_tiles"), [(1, 1), (2, 1), (1, 40), (5, 3)])
 def test_defaults_are_clean_whatever_the_lengths(arch: Arch, tiles: int, k_tiles: int) -> None:
     """Fewer and more k tiles than stages, one tile and several."""
     config = find_space("gemm", arch).default(PLAIN)
     assert simulate(PLAIN, config, arch, tiles=tiles, k_tiles=k_tiles).clean
-
-
-def test_an_illegal_config_is_refused() -> None:
-    """Nothing is said of kernels that cannot be had."""
-    config = find_space("gemm", HOPPER).default(PLAIN).replace(pingpong=True)
-    with pytest.raises(ConfigError, match="pingpong_has_one_warpgroup_per_tile"):
-        simulate(PLAIN, config, HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -105,22 +89,11 @@ def test_a_small_blackwell_kernel_is_clean_in_every_order(answers: int) -> None:
     assert outcome.violation is None and outcome.complete
 
 
-def test_too_many_states_are_not_all_looked_at() -> None:
-    """And the outcome says so."""
-    outcome = everything(SMALL_HOPPER.play((3,)), most=100)
-    assert not outcome.complete and outcome.steps == 100
-
-
 def test_pingpong_needs_tiles_of_one_length() -> None:
     """Each group skips as many k tiles as it had itself: why stream_k and split_k exclude pingpong."""
     lone = replace(SMALL_HOPPER, cluster=(1, 1), empty_arrivals=1, groups=2)
     assert simulate_cluster(lone.play((3, 3, 3))).clean
     assert not simulate_cluster(lone.play((3, 2, 3))).clean
-
-
-def test_a_tile_without_k_breaks_the_hopper_kernel() -> None:
-    """It gives back a stage that it never took: problems have k of at least 1."""
-    assert not simulate_cluster(replace(SMALL_HOPPER, warps=4, empty_arrivals=8).play((3, 0, 3))).clean
 
 
 def test_a_dynamic_scheduler_is_clean_and_needs_every_listener() -> None:
@@ -156,14 +129,6 @@ def test_a_deadlock_is_told_in_words() -> None:
         "which lacks 1 of 3 arrivals" in violation.text
     )
     assert str(report).startswith("7 of 7 schedules go wrong\nloads first: deadlock: ")
-
-
-def test_a_seed_is_a_schedule() -> None:
-    """The same one ends alike; another one takes another order."""
-    cluster = replace(SMALL_HOPPER, empty_arrivals=1).play((5,))
-    reports = [simulate_cluster(cluster, seed) for seed in (3, 3, 40)]
-    assert reports[0] == reports[1]
-    assert reports[0] != reports[2]
 
 
 # --- one rule of barriers and buffers each ---
@@ -230,14 +195,6 @@ def test_each_rule_is_kept(kind: str, warps: list[list[Step]]) -> None:
     assert report.kinds <= set(KINDS)
 
 
-def test_what_nobody_stores_is_lost() -> None:
-    """The last piece of a tile is written, and no store is started."""
-    violation = everything(world([Write(0, 1), Fence(0, 1)], readers=0)).violation
-    assert violation is not None and str(violation) == (
-        "lost: warp 0 of block 0: stage of block 0 was written but not stored at the end"
-    )
-
-
 def test_a_buffer_is_full_when_all_its_parts_are_there() -> None:
     """A barrier that expects the bytes of one part lets a reader see half a stage."""
     cluster = world(FILL, TAKE)
@@ -272,12 +229,3 @@ def test_numbers_made_at_run_time_are_not_guessed() -> None:
     """The message names what is no constant."""
     with pytest.raises(RenderError, match="line 9: WIDTH is no constant"):
         pipelines(TEXT.format(factor="WIDTH"))
-
-
-def test_the_protocol_is_that_of_the_config() -> None:
-    """A 2 x 2 cluster: three blocks share each stage's tiles."""
-    config = find_space("gemm", HOPPER).default(PLAIN)
-    config = config.replace(cluster_shape_mn=(2, 2), tile_shape_mn=(128, 128), mma_warpgroups=2)
-    assert protocol_of(PLAIN, config, HOPPER).pipelines[0] == Pipeline(
-        "PipelineTmaAsync", stages=6, arrivals=3 * 2 * 4, size=256 * 64 * 2
-    )

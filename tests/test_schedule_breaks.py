@@ -55,12 +55,6 @@ def test_every_edit_fits_the_text_of_its_kernel_once(each: Break) -> None:
     compile(source.text, each.name, "exec")
 
 
-def test_an_edit_that_does_not_fit_is_refused() -> None:
-    """The message says how often its text was found."""
-    with pytest.raises(ValueError, match="0 times in the kernel of teams"):
-        broken_source(replace(BREAKS[0], case="teams", old="no such text"), HOPPER)
-
-
 # --- Blackwell ---
 
 PAIRS = replace(
@@ -190,26 +184,6 @@ def test_the_walk_over_a_space_ends_clean(capsys: pytest.CaptureFixture[str]) ->
     assert simulate_space.main(["--pairs", "3", "--arch", "sm_90a", "--set", "pingpong=true"]) == 0
     printed = capsys.readouterr().out
     assert "sm_90a: 3 configs, 3 protocols" in printed and "all clean" in printed
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--set", "tile=1"], "unknown knob 'tile'"),
-        (["--set", "pingpong"], "not of the form"),
-        (["--problem", "gemm 64x64x64 tf32 kk"], "no config of sm_90a is legal"),
-    ],
-)
-def test_bad_words_are_said(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and a message, as of every command."""
-    assert simulate_space.main(["--arch", "sm_90a", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_name_that_no_break_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing tried is nothing shown."""
-    assert break_template.main(["--compile-only", "--only", "no such break"]) == 2
-    assert "in the name of no break" in capsys.readouterr().err
 
 
 def test_the_walk_says_which_config_is_not_clean(

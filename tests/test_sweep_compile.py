@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.errors import UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 
@@ -70,25 +69,6 @@ def test_a_covering_set_holds_every_two_values_that_meet(tool: Any) -> None:
 
     assert held(chosen) == held(pairs)
     assert len(chosen) * 10 < len(pairs) and chosen == tool.pairwise(space, pairs, 1)
-
-
-def test_layouts_leave_out_the_extents_that_they_cannot_have(tool: Any) -> None:
-    """A mistake in the words is still an error."""
-    assert len(list(tool.problems_of(["bf16"], ["kk", "mn"], "", 1))) == 2 * len(tool.EXTENTS)
-    assert all(problem.batch == 3 for problem in tool.problems_of(["e4m3"], ["kk"], "promote", 3))
-    with pytest.raises(ValueError, match="'quick'"):
-        list(tool.problems_of(["bf16"], ["kk"], "quick", 1))
-
-
-def test_restrictions_are_read_as_users_write_them(tool: Any) -> None:
-    """knob=value,value; anything else is refused."""
-    assert tool.parse_fixed(["tile_shape_mn=64x64,128x64", "pingpong=true"]) == {
-        "tile_shape_mn": ((64, 64), (128, 64)),
-        "pingpong": (True,),
-    }
-    for wrong in ("pingpong", "pingpong="):
-        with pytest.raises(UsageError, match="pingpong"):
-            tool.parse_fixed([wrong])
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def make_plans(args: argparse.Namespace, device: Device) -> list[Plan]:
 
     Raises:
         UsageError: A knob, a value or a file does not exist.
-        ConfigError: The base is not legal.
+        ConfigError: The base is not valid.
         TableError: The table is for another GPU or toolchain.
     """
     table = _table(args, device)

@@ -33,7 +33,7 @@ from cutegen.search.defaults import default_config
 from cutegen.space import Launch
 from cutegen.tuning import AutoTuner, TuneResult
 from tools.benchmark.environment import check_facts, conditions
-from tools.benchmark.family_child import CALL, COPY, ENGINE, PEERS, order
+from tools.benchmark.family_child import CALL, COPIES, ENGINE, PEERS, order
 from tools.benchmark.results import FAMILY, write_json
 
 OWN = "cutegen"
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
     parser.add_argument("--settle", type=positive_float, default=1.0, help="longest burn-in in seconds (1)")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
+    parser.add_argument("--first", type=positive_int, metavar="N", help="only the first shapes of the file")
     parser.add_argument("--peers", default="all", help="all or none")
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Tune, compare, print and write."""
     device = present_device()
-    shapes = read_shapes(args.shapes, args.family)
+    shapes = read_shapes(args.shapes, args.family)[: args.first]
     policy = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
     rows: list[dict[str, Json]] = []
@@ -134,9 +135,9 @@ def _entrants(
                 name, artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
             ),
         )
-    calls = [*_baselines(problem), COPY, *(_KNOWN.get(problem.family, ()) if peers else ())]
+    calls = [*_baselines(problem), *COPIES, *(_KNOWN.get(problem.family, ()) if peers else ())]
     for name in calls:
-        yield name, Candidate(f"call {name}", Path(CALL), order(problem, name), Launch((), 0), problem)
+        yield name, Candidate(name, Path(CALL), order(problem, name), Launch((), 0), problem)
 
 
 def _baselines(problem: Problem) -> list[str]:

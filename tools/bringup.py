@@ -122,7 +122,7 @@ def bring_up(
     edit = edit_of(find_break(args.breaks, device.arch)) if args.breaks else None
     toolchain = imported.toolchain if imported else Toolchain.current()
     tiers = plan(space, extent, imported.candidates if imported else None)
-    print(f"bringing up {args.family} on {device.name} ({device.arch}, {device.sm_count} multiprocessors)")
+    print(f"bringing up {args.family} on {device.name} ({device.arch}, {device.sm_count} SMs)")
     with Builder(store, toolchain) as builder, bench_of(args.timeout) as bench:
         kernels = Kernels(builder, device.arch, compiles=imported is None, edit=edit)
         lab = Lab(kernels, bench, space, device.sm_count, reporter(space))

@@ -47,19 +47,19 @@ COPIES = (
     Copy(
         "hopper_pingpong",
         "sm_90a",
-        "gemm 8192x8192x8192 bf16 tn",
+        "gemm 8192x8192x8192 bf16 kk",
         "tile_shape_mn=128x192 cluster_shape_mn=2x1 mma_warpgroups=1 pingpong=true",
     ),
     Copy(
         "hopper_split_k",
         "sm_90a",
-        "gemm 64x2112x7168 bf16 tn bias=n act=relu",
+        "gemm 64x2112x7168 bf16 kk bias=n act=relu",
         "tile_shape_mn=64x64 tile_k=128 swap_ab=false use_tma_store=false split_k=4",
     ),
     Copy(
         "blackwell_2cta",
         "sm_100a",
-        "gemm 8192x8192x8192 bf16 tn",
+        "gemm 8192x8192x8192 bf16 kk",
         "mma_tiler_mn=256x256 use_2cta_instrs=true cluster_shape_mn=2x1",
     ),
 )
@@ -69,7 +69,7 @@ def rendered(copy: Copy) -> str:
     """Return the text of a copy: two lines that say where it comes from, and the kernel.
 
     Raises:
-        ConfigError: The config is not legal for the problem.
+        ConfigError: The config is not valid for the problem.
     """
     arch, problem = find_arch(copy.arch), parse_problem(copy.problem)
     config = find_space(problem.family, arch).default(problem).replace(**Config.parse(copy.config))

@@ -50,7 +50,7 @@ class Amount:
 def draw(
     arch: Arch, count: int, seed: int, problem: Problem | None, fixed: Mapping[str, Sequence[Value]]
 ) -> Iterator[Pair]:
-    """Yield ``count`` legal configs, each of a random problem if none is given.
+    """Yield ``count`` valid configs, each of a random problem if none is given.
 
     Raises:
         UsageError: Ten thousand draws in a row gave none.
@@ -64,7 +64,7 @@ def draw(
                 yield drawn, config
                 break
         else:
-            raise UsageError(f"no config of {arch} is legal with what is given; leave out some of --set")
+            raise UsageError(f"no config of {arch} is valid with what is given; leave out some of --set")
 
 
 def by_protocol(pairs: Iterator[Pair], arch: Arch) -> dict[KernelProtocol, Pair]:
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     """Simulate, print, and return the exit code.
 
     Raises:
-        UsageError: Nothing is legal with what is given, or --set is malformed.
+        UsageError: Nothing is valid with what is given, or --set is malformed.
         ConfigError: A knob or a value does not exist.
     """
     amount = Amount(options.tiles, options.k_tiles, options.shuffles, options.seed)

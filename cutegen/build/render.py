@@ -81,7 +81,7 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
 
 
 def recipe_of(problem: Problem, config: Config, arch: Arch) -> str:
-    """Return a digest of everything that :func:`render` reads to make the kernel of a legal config.
+    """Return a digest of everything that :func:`render` reads to make the kernel of a valid config.
 
     That is the template, the compiled-in parts of problem and config, what the space derives from them, the
     target, and this module. Equal recipes render alike, so an artifact that records its recipe is recognised

@@ -119,7 +119,9 @@ def _reason(answer: Answer, table: Table | None, ignored: str) -> str:
             "bucket": f"measured for {entry.problem}, whose sizes round up to the same powers of two",
             "nearest": f"measured for {entry.problem}, the closest entry within a factor of four",
         }
-        return words[answer.how] + (f" (tuned for {entry.objective})" if entry.objective != "time" else "")
+        notes = [f"tuned for {entry.objective}"] if entry.objective != "time" else []
+        notes += [f"measured beside {entry.contended_by}"] if entry.contended_by else []
+        return words[answer.how] + (f" ({'; '.join(notes)})" if notes else "")
     if ignored:
         return f"the table is ignored: {ignored}"
     return "no entry of the table serves" if table is not None else "there is no table to ask"

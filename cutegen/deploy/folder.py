@@ -70,7 +70,7 @@ def replace_folder(place: Path, out: Path, files: Mapping[str, bytes]) -> None:
         place: As :func:`ready_place` returned it.
         out: What to call it in messages.
         files: Contents by name: first the manifest, which the removal after a failure goes by, and last the
-            loader, without which nobody uses the folder.
+            loader, without which nobody uses the folder, with its bytecode.
 
     Raises:
         PinError: Files that are not ours have appeared in ``place``; they are left there.
@@ -107,6 +107,7 @@ def _write(staged: Path, files: Mapping[str, bytes]) -> None:
     staged.mkdir()
     (staged / KERNELS).mkdir()
     for name, data in files.items():
+        (staged / name).parent.mkdir(exist_ok=True)
         try:
             with (staged / name).open("xb") as file:
                 file.write(data)

@@ -7,12 +7,14 @@ of the loader before the first was written in.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import marshal
 import re
 from pathlib import Path
 
 from cutegen.deploy.listing import MANIFEST
 
-__all__ = ["LOADER", "changed_of_pair", "loader_text", "sealed"]
+__all__ = ["LOADER", "bytecode", "changed_of_pair", "loader_text", "sealed"]
 
 LOADER = "pinned.py"
 _PART = re.compile(r"^from cutegen\.deploy\.(\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
@@ -36,6 +38,18 @@ def loader_text() -> bytes:
 def sealed(loader: bytes, manifest: bytes) -> bytes:
     """Return the text of a loader that accepts this manifest and no other."""
     return loader.replace(_SEAL % b"", _SEAL % hashlib.sha256(manifest).hexdigest().encode())
+
+
+def bytecode(loader: bytes) -> dict[str, bytes]:
+    """Return the compiled form of a loader by the name under which this version of Python looks for it.
+
+    Compiling takes longer than a first call should. Python uses it only for exactly this source, whose hash
+    it checks (PEP 552); another version of Python compiles the loader itself.
+    """
+    code = compile(loader, LOADER, "exec", dont_inherit=True)
+    checked = (0b11).to_bytes(4, "little")
+    data = importlib.util.MAGIC_NUMBER + checked + importlib.util.source_hash(loader) + marshal.dumps(code)
+    return {importlib.util.cache_from_source(LOADER): data}
 
 
 def changed_of_pair(folder: Path, loader_digest: str) -> list[str]:

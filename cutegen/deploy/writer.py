@@ -15,7 +15,7 @@ from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
 from cutegen.deploy.folder import SCHEMA, ready_place, replace_folder
 from cutegen.deploy.listing import FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
-from cutegen.deploy.loader import LOADER, loader_text, sealed
+from cutegen.deploy.loader import LOADER, bytecode, loader_text, sealed
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.errors import ArchError, CutegenError, PinError
@@ -125,7 +125,7 @@ def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Ker
     entry = table.entries.get(problem)
     if entry is not None and entry.config is not None and answer.entry is not entry:
         # A call would take the next best answer; who pins winners wants to know.
-        raise PinError(f"the winner of {problem} is not legal in this version: {entry.config}; tune again")
+        raise PinError(f"the winner of {problem} is not valid in this version: {entry.config}; tune again")
     if answer.config is None:
         return Pinned(answer, None, None)
     try:
@@ -151,7 +151,7 @@ def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Ker
 
 
 def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) -> dict[str, bytes]:
-    """Return the contents of the folder by name: the manifest first, the loader last."""
+    """Return the contents of the folder by name: the manifest first, the loader and its bytecode last."""
     listed = {TABLE: table.read_bytes()}
     for artifact in (item.artifact for item in pinned if item.artifact is not None):
         for name, path in (
@@ -175,7 +175,8 @@ def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) ->
         "files": {name: _sha256(data) for name, data in sorted(listed.items())},
     }
     text = (json.dumps(manifest, indent=1) + "\n").encode()
-    return {MANIFEST: text, **listed, LOADER: sealed(loader, text)}
+    own = sealed(loader, text)
+    return {MANIFEST: text, **listed, LOADER: own, **bytecode(own)}
 
 
 def _sha256(data: bytes) -> str:

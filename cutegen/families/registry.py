@@ -173,8 +173,14 @@ def _load_entry_points() -> None:
     from importlib.metadata import entry_points
 
     for point in entry_points(group=_ENTRY_POINTS):
-        module = point.load()
-        _load_folder(Path(module.__file__))
+        try:
+            path = Path(point.load().__file__)
+        except Exception as error:
+            raise FamilyError(
+                f"entry point {point.name} = {point.value} of {_ENTRY_POINTS} cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        _load_folder(path)
 
 
 def _find(name: str) -> _Registered:
@@ -260,7 +266,7 @@ def space_of(config: Config, family: str, arch: Arch) -> Space:
 
 
 def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:
-    """Return whether ``config`` is complete and legal in its own space.
+    """Return whether ``config`` is complete and valid in its own space.
 
     For configs that come from a file: another version, or a person, may have written a source, knobs or
     values that do not exist here, which counts as no.

@@ -69,16 +69,16 @@ class Candidate:
         problem: Problem,
         sm_count: int,
     ) -> Candidate:
-        """Return the candidate for ``config``, with the smallest tail problem on which it is legal.
+        """Return the candidate for ``config``, with the smallest tail problem on which it is valid.
 
         Args:
             name: Names it in results.
             shared_object: The artifact's library.
             symbol: The artifact's function.
             space: The space that ``config`` comes from; it turns configs into run-time arguments.
-            config: A legal config.
+            config: A valid config.
             problem: What is to be computed.
-            sm_count: Multiprocessors of the GPU.
+            sm_count: SMs of the GPU.
         """
         tail = next(
             (p for p in find_family(problem.family).tails(problem) if not space.explain(p, config)), None

@@ -17,7 +17,7 @@ _log = logging.getLogger("cutegen")
 
 #: What to do while another process uses the GPU.
 BUSY_MODES = ("wait", "warn", "refuse")
-#: A process that keeps multiprocessors at work for less of the time than this, in percent, is left alone:
+#: A process that keeps SMs at work for less of the time than this, in percent, is left alone:
 #: medians and paired ratios are not moved by so few samples. Source: judgement.
 BUSY_PERCENT = 5.0
 #: Seconds that are waited at most. Source: judgement: other people's tests and tuning runs end within this;
@@ -40,7 +40,7 @@ class Process:
         pid: Its id.
         name: Of its program; empty if unknown.
         memory_bytes: Device memory that it holds; None if unknown.
-        percent: Of the time in which it had multiprocessors at work; None if unknown.
+        percent: Of the time in which it had SMs at work; None if unknown.
         own: Whether it is this process or started by it.
         running: Whether it is there now, rather than only while NVML sampled.
     """

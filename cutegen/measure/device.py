@@ -38,7 +38,7 @@ class Device:
     Attributes:
         name: Product name, such as ``NVIDIA H200``.
         compute_capability: Major and minor number.
-        sm_count: Multiprocessors that this process may use.
+        sm_count: SMs that this process may use.
         l2_bytes: Size of the L2 cache, in bytes.
         memory_bytes: Size of the device memory, in bytes.
         driver_version: Of the kernel driver, such as ``580.159.03``; ``unknown`` where NVML does not answer.
@@ -85,7 +85,7 @@ class ClockReading:
     """One look at a GPU at work; None where it does not say.
 
     Attributes:
-        sm_mhz: Clock of the multiprocessors.
+        sm_mhz: Clock of the SMs.
         energy_mj: Energy since the driver was loaded, in millijoules.
         power_w: Power as the board averages it.
         reasons: What holds the clock down: ``power_cap``, ``thermal``, ``hw_slowdown``, ...
@@ -242,7 +242,7 @@ class ClockMeter(NvmlHandle):
     """
 
     def sm_mhz(self) -> float | None:
-        """Return the present clock of the multiprocessors; one query instead of four."""
+        """Return the present clock of the SMs; one query instead of four."""
         if self._handle is None:
             return None
         return self._ask(lambda: self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))

@@ -56,8 +56,8 @@ class Policy:
         precision: Stop when every interval's half width is under this fraction of its median; 0 never stops.
         prune: Drop whoever is slower than the best by more than this fraction, already after one round;
             0 drops nobody.
-        playoff: After these rounds, most further ones for those whom nobody beats, while they are several
-            and ``precision`` does not stop it.
+        playoff: Extra rounds: after these rounds, most further ones for the entries that are statistically
+            tied for fastest, while they are several and ``precision`` does not stop it.
         seed: Of the order within rounds.
         objective: What the timings are to decide. It says who dwells: for ``time`` the winner,
             those that the caller names and the reference, once; for ``energy`` and ``edp`` everyone, twice.
@@ -323,7 +323,7 @@ def cost_ratio(reference: Timing, own: Timing, objective: str) -> Interval | Non
 
 
 def against(reference: Timing | None, own: Timing, objective: str) -> Interval | None:
-    """Return cost of the vendor library over that of ``own``; times are paired round by round.
+    """Return cost of the baseline over that of ``own``; times are paired round by round.
 
     None where it is not known.
     """

@@ -113,7 +113,7 @@ def choose(
     *,
     excuse: float = TIE_BAND,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the winner and all that nobody beats, both in the order of ``preference``.
+    """Return the winner and all that are statistically tied with it, both in the order of ``preference``.
 
     One time beats another if it is smaller and the two are not tied. Asking that nobody beats the winner, not
     just that it is tied with the smallest median, keeps one uncertain fast entry from excusing slow ones. The
@@ -193,8 +193,8 @@ class Race:
     """Decides round by round who runs on and when enough is known; it never looks at a clock itself.
 
     Each round gives one sample of the reference and of everyone still running. When everyone is known well
-    enough, or the rounds for all are over, a playoff of further rounds may follow for those whom nobody beats
-    yet: they decide, and there are few of them.
+    enough, or the rounds for all are over, extra rounds (the playoff) may follow for the entries that are
+    statistically tied for fastest: they decide, and there are few of them.
 
     Attributes:
         names: Who takes part, in order.
@@ -249,7 +249,7 @@ class Race:
         self.alive = tuple(n for n in self.alive if n not in speeds or speeds[n] * (1 + self._prune) >= best)
 
     def _drop_beaten(self) -> None:
-        """Keep those whom nobody beats, as :func:`choose` would see it now."""
+        """Keep the entries that are statistically tied for fastest, as :func:`choose` would see it now."""
         if len(self.alive) < 2 or not self._playoff:
             return
         drift = common_drift({"": self._reference, **self._own})

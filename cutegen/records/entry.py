@@ -21,7 +21,7 @@ __all__ = ["ANY", "Entry", "Fingerprint"]
 
 #: A fingerprint field of this value matches everything.
 ANY = "*"
-#: Most multiprocessors that a table may name. Source: judgement; the largest GPUs have fewer than 200.
+#: Most SMs that a table may name. Source: judgement; the largest GPUs have fewer than 200.
 SM_LIMIT = 65_535
 
 
@@ -32,7 +32,7 @@ class Fingerprint:
     Attributes:
         gpu_name: As NVML reports it, such as ``NVIDIA H200``.
         compute_capability: With the compile target's suffix, such as ``9.0a``.
-        sm_count: Multiprocessors.
+        sm_count: SMs.
         cuda_driver: CUDA version that the driver serves, such as ``13.0``; its patch level is left out, or
             every security update would void the table.
         cuda_runtime: CUDA version that the compiler is built on, such as ``13``. Kernels use no other.
@@ -111,7 +111,7 @@ class Entry:
         problem: What was measured.
         config: The winning config; the best there is beside ``torch`` when that is the ``source``, or None.
         source: Whose kernel won: ``cutegen``, ``operators`` (NVIDIA's Operator API), or ``torch`` when the
-            vendor library did and was allowed to.
+            baseline did and was allowed to.
         artifact_key: The compiled kernel that was measured: 32 hexadecimal digits, or empty if unknown.
         time_us: Median microseconds of the winner.
         interval: Its 95 % interval, in microseconds.

@@ -96,11 +96,11 @@ class Table:
 
         Tried in turn: the problem itself; an entry of the same signature in the same power-of-two bucket;
         the nearest entry of its kin (as the family says) whose sizes differ by less than a
-        factor of four each. An entry whose config is not legal for ``problem`` is passed over.
+        factor of four each. An entry whose config is not valid for ``problem`` is passed over.
 
         Args:
             problem: What is to be computed.
-            legal: Whether a config is legal for ``problem``, by its space's rules.
+            legal: Whether a config is valid for ``problem``, by its space's rules.
             estimate: If given, the neighbour with the fastest predicted config answers, not the closest.
         """
         skipped: list[str] = []
@@ -255,7 +255,7 @@ def _usable(entry: Entry, problem: Problem, legal: Legal, skipped: list[str]) ->
             return True
     except ConfigError as error:
         reason = str(error)
-    skipped.append(f"the config of {entry.problem} is not legal for {problem}: {reason}")
+    skipped.append(f"the config of {entry.problem} is not valid for {problem}: {reason}")
     return False
 
 

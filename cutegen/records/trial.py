@@ -22,7 +22,7 @@ from cutegen.text import shown
 
 __all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial"]
 
-#: How a trial can end. ``pruned`` was legal and correct but too slow to be measured to the end.
+#: How a trial can end. ``pruned`` was valid and correct but too slow to be measured to the end.
 OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
 #: Whose kernel it was.
 ORIGINS = (*SOURCES, "torch")
@@ -51,12 +51,12 @@ _HOLDS: Mapping[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One config (or the vendor library) tried on one problem, and how it ended.
+    """One config (or the baseline) tried on one problem, and how it ended.
 
     Attributes:
         problem: What was computed.
         outcome: One of :data:`OUTCOMES`.
-        config: All knobs; None for the vendor library.
+        config: All knobs; None for the baseline.
         origin: Whose kernel: ``cutegen``, ``operators`` or ``torch``.
         arch: Compile target.
         source_digest: Names the rendered text; empty when it was not rendered.
@@ -115,7 +115,7 @@ class Trial:
 
     @property
     def key(self) -> Key:
-        """What was run; the vendor library's key is ``("torch", ())``."""
+        """What was run; the baseline's key is ``("torch", ())``."""
         return ("torch", ()) if self.origin == "torch" else (self.artifact_key, self.launch)
 
     @property

@@ -115,7 +115,7 @@ class Kernels:
 
         Args:
             problem: What is to be computed.
-            config: A legal config for it; only a kernel that must be rendered is checked here.
+            config: A valid config for it; only a kernel that must be rendered is checked here.
             arch: The target.
             known_key: Where a table says that the artifact is; empty if nowhere. Tried first: if that
                 artifact records the recipe of what is asked for, nothing is rendered.

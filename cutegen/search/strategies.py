@@ -39,7 +39,7 @@ def rank(
     Args:
         space: Where configs come from.
         problem: What is to be computed.
-        sm_count: Multiprocessors of the GPU.
+        sm_count: SMs of the GPU.
         limit: Most kernels to compile.
         fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
         default: What leads; the space's own default if not given.
@@ -85,7 +85,7 @@ def refine(
         problem: What is computed.
         results: Microseconds of every config tried so far; None for one that failed.
         limit: Most kernels to compile; twice as many configs where none may be.
-        sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
+        sm_count: SMs of the GPU; the architecture's main product's by default.
         fixed: Knobs restricted to some values.
         new_kernels: Whether kernels may be asked for that are not compiled yet.
     """

@@ -1,4 +1,4 @@
-"""Domains and rules that say which configs are legal, and why the others are not."""
+"""Domains and rules that say which configs are valid, and why the others are not."""
 
 from cutegen.space.config import Config, Value, as_flag, as_integer, as_pair, format_value, parse_value
 from cutegen.space.space import Launch, Rule, Space, Violation

@@ -1,4 +1,4 @@
-"""``python -m cutegen.space``: what is legal, and why not."""
+"""``python -m cutegen.space``: what is valid, and why not."""
 
 from __future__ import annotations
 

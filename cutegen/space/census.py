@@ -1,4 +1,4 @@
-"""What a space holds for a problem: how many configs are legal, and which rules cut the others."""
+"""What a space holds for a problem: how many configs are valid, and which rules cut the others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOST_COMPLETIONS = 20_000
 
 @dataclass(frozen=True)
 class Census:
-    """Counts over the legal configs of one problem.
+    """Counts over the valid configs of one problem.
 
     Attributes:
-        legal: Legal configs.
+        legal: Valid configs.
         classes: Kernels to compile: configs that differ in run-time knobs only count once.
         raw: Points of the plain product of the domains.
-        used: How many legal configs hold each value, by knob.
+        used: How many valid configs hold each value, by knob.
     """
 
     legal: int
@@ -37,7 +37,7 @@ class Census:
 
 
 def take_census(space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]] | None = None) -> Census:
-    """Count the legal configs of ``space`` for ``problem``.
+    """Count the valid configs of ``space`` for ``problem``.
 
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
@@ -61,7 +61,7 @@ def blockers(
 ) -> tuple[tuple[Violation, int, int], ...]:
     """Return the fewest rules that together reject the completions of ``fixed``, with how many of how many.
 
-    Use it when no legal config satisfies ``fixed`` although no single rule speaks about it alone. Only knobs
+    Use it when no valid config satisfies ``fixed`` although no single rule speaks about it alone. Only knobs
     that share a rule with a fixed one are varied; the others keep the value of the default config.
 
     Raises:

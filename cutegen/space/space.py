@@ -92,14 +92,14 @@ class Space:
         family: Name of the kernel family, such as ``gemm``.
         arch: The architecture it is bound to.
         domains: The values each knob may take, in order of preference: earlier is simpler.
-        rules: What makes a config legal.
+        rules: What makes a config valid.
         derive: Quantities that follow from a config: stages, shared memory in bytes, threads.
-        choose_default: A legal config for any problem that the family accepts, without measuring.
-        launch: Run-time scalars and workspace for a config on a GPU of so many multiprocessors.
+        choose_default: A valid config for any problem that the family accepts, without measuring.
+        launch: Run-time scalars and workspace for a config on a GPU of so many SMs.
         run_time_knobs: Knobs that the compiled kernel takes as arguments; changing them builds nothing.
         compile_view: The part of a config that is compiled in, run-time knobs reduced to what they bake.
         starters: Knobs of a few kernels that between them do well on every problem, as far as anyone can know
-            without measuring; the other knobs are the default's. Not all are legal for each problem.
+            without measuring; the other knobs are the default's. Not all are valid for each problem.
     """
 
     family: str
@@ -133,7 +133,7 @@ class Space:
     def configs(
         self, problem: Problem, fixed: Mapping[str, Sequence[Value]] | None = None
     ) -> Iterator[Config]:
-        """Yield every legal config for ``problem``, lazily, always in the same order.
+        """Yield every valid config for ``problem``, lazily, always in the same order.
 
         Args:
             problem: What is to be computed.
@@ -194,7 +194,7 @@ class Space:
                 )
 
     def explain(self, problem: Problem, config: Mapping[str, Value]) -> tuple[Violation, ...]:
-        """Return every rule that ``config`` breaks for ``problem``; empty means legal.
+        """Return every rule that ``config`` breaks for ``problem``; empty means valid.
 
         A partial config is judged by the rules whose knobs it names.
 
@@ -210,7 +210,7 @@ class Space:
         )
 
     def require(self, problem: Problem, config: Config) -> None:
-        """Do nothing if ``config`` is complete and legal for ``problem``.
+        """Do nothing if ``config`` is complete and valid for ``problem``.
 
         Raises:
             ConfigError: It is not; the message and ``violations`` say why.
@@ -223,7 +223,7 @@ class Space:
             raise ConfigError(f"config {config} is not valid for {problem} on {self.arch}:", violations)
 
     def default(self, problem: Problem) -> Config:
-        """Return the config to use when nothing was measured: always legal.
+        """Return the config to use when nothing was measured: always valid.
 
         Raises:
             ProblemError: No config computes this problem; the message gives the reason.
@@ -241,7 +241,7 @@ class Space:
         raise SpaceError(f"default {config} for {problem} breaks {broken}")
 
     def neighbours(self, problem: Problem, config: Config) -> Iterator[Config]:
-        """Yield the legal configs that differ from ``config`` in one knob, by one step of its domain.
+        """Yield the valid configs that differ from ``config`` in one knob, by one step of its domain.
 
         Knobs without an order (booleans and tuples of the same size) count every other value as a step.
         """
@@ -279,7 +279,7 @@ class Space:
         return " ".join(words)
 
     def unreachable(self, problems: Iterable[Problem]) -> tuple[tuple[str, Value], ...]:
-        """Return the knob values that no legal config uses for any of ``problems``: a lint for authors."""
+        """Return the knob values that no valid config uses for any of ``problems``: a lint for authors."""
         unseen = {(knob, value) for knob, domain in self.domains.items() for value in domain}
         for problem in problems:
             for knob, value in sorted(unseen, key=repr):
@@ -304,7 +304,7 @@ def _nearest(value: Value, domain: Sequence[Value]) -> Sequence[Value]:
 
 
 def _extend(chosen: dict[str, Value], levels: Sequence[_Level]) -> Iterator[dict[str, Value]]:
-    """Yield ``chosen`` with all legal values of the knobs of ``levels``: always the same dictionary."""
+    """Yield ``chosen`` with all valid values of the knobs of ``levels``: always the same dictionary."""
     if not levels:
         yield chosen
         return

@@ -18,8 +18,8 @@ from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, t
 from cutegen.torch_ops.gemm_plan import (
     AnyConfig,
     More,
+    OperatorPlans,
     Plan,
-    Plans,
     as_config,
     explain_failure,
     fused_options,
@@ -47,8 +47,8 @@ MAX_PLANS = 16384
 
 _lock = threading.RLock()
 _dispatcher: Dispatcher | None = None
-_plans = Plans(eager=True)
-_operator_plans = Plans(eager=False)
+_plans: dict[Any, Plan] = {}
+_operator_plans = OperatorPlans()
 _workspaces: Workspaces | None = None
 _new_workspace: GetWorkspace = new_workspace
 _Tensor: Any = None
@@ -208,7 +208,7 @@ def _eager(
     out_dtype: torch.dtype | None,
     config: AnyConfig,
     more: More | None,
-    plans: Plans,
+    plans: dict[Any, Plan],
 ) -> torch.Tensor:
     """Run one call on real tensors. This is the path that must stay short."""
     try:
@@ -290,7 +290,7 @@ def _request(
     return Request(a, b, out, c, alpha, beta, bias, activation, out_dtype, *(more or ()))
 
 
-def _plan(request: Request, config: AnyConfig, key: Any, plans: Plans) -> Plan:
+def _plan(request: Request, config: AnyConfig, key: Any, plans: dict[Any, Plan]) -> Plan:
     """Work out the plan of a call that has none yet, and keep it."""
     import torch
 
@@ -298,7 +298,7 @@ def _plan(request: Request, config: AnyConfig, key: Any, plans: Plans) -> Plan:
     dispatcher = default_dispatcher()
     chosen = None if config is None else as_config(config)
     capturing = request.a.is_cuda and torch.cuda.is_current_stream_capturing()
-    workspace = _workspaces.get if plans.eager else _new_workspace
+    workspace = _new_workspace if isinstance(plans, OperatorPlans) else _workspaces.get
     plan = make_plan(request, chosen, dispatcher, workspace, capturing=capturing)
     if not any(tensor.requires_grad for tensor in request.tensors.values()):
         if len(plans) >= MAX_PLANS:
@@ -362,7 +362,7 @@ def use(dispatcher: Dispatcher) -> Dispatcher:
     """
     global _dispatcher, _plans, _operator_plans
     with _lock:
-        _dispatcher, _plans, _operator_plans = dispatcher, Plans(eager=True), Plans(eager=False)
+        _dispatcher, _plans, _operator_plans = dispatcher, {}, OperatorPlans()
     return dispatcher
 
 

@@ -25,8 +25,8 @@ __all__ = [
     "AnyConfig",
     "Launcher",
     "More",
+    "OperatorPlans",
     "Plan",
-    "Plans",
     "as_config",
     "as_text",
     "explain_failure",
@@ -65,20 +65,12 @@ class Plan:
     out_bytes: int
 
 
-class Plans(dict[Any, Plan]):
-    """Plans by kind of call, of calls that get their workspaces in one way.
+class OperatorPlans(dict[Any, Plan]):
+    """Plans by kind of call, for calls through the registered operators; eager calls have a plain dict.
 
-    Args:
-        eager: Whether workspaces are kept between calls. Calls through the registered operators allocate
-            theirs each time: CUDA graph trees (``mode="reduce-overhead"``) refuse memory of their pool that
-            outlives a call without being a result.
+    Their workspaces are allocated for each launch and not kept: CUDA graph trees (``mode="reduce-overhead"``)
+    refuse memory of their pool that outlives a call without being a result.
     """
-
-    __slots__ = ("eager",)
-
-    def __init__(self, *, eager: bool) -> None:
-        super().__init__()
-        self.eager = eager
 
 
 def make_plan(

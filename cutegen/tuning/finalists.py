@@ -65,7 +65,7 @@ def choose_winner(
         incumbent: What the table names now.
         objective: What it costs: one of :data:`~cutegen.measure.policy.OBJECTIVES`. Configs whose energy
             could not be read do not compete for objectives that need it.
-        torch: The vendor library's timing in the same run.
+        torch: The baseline's timing in the same run.
 
     Raises:
         MeasureError: ``timings`` is empty, or the energy of none of them is known.
@@ -128,7 +128,7 @@ def comparable_us(timing: Timing | None, policy: Policy) -> float:
     """Return a time that compares between groups of candidates that were screened one after another.
 
     Bursts run at the highest clock, so their microseconds compare as they are. Under load the clock differs
-    from group to group, and only the vendor library's time next to a candidate's is common to all: then it
+    from group to group, and only the baseline's time next to a candidate's is common to all: then it
     is parts per million of that. The library is no better a yardstick than that; in bursts on an H200 it took
     56.3 or 60.9 us for the same 16x28672x4096 from group to group, while candidates took what they always do.
     """

@@ -116,7 +116,7 @@ class Ledger:
         return trial.id
 
     def write_torch(self, timing: Timing, policy: Policy) -> str:
-        """Write down the vendor library's time and return the trial's id.
+        """Write down the baseline's time and return the trial's id.
 
         Raises:
             StoreError: It could not be written.

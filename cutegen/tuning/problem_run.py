@@ -38,7 +38,7 @@ class Campaign:
         workshop: Compiler and measuring child.
         ledger: What is known, and where to write.
         toolchain: What compiles; with the text it names every artifact.
-        incumbent: The config that the table names now; it competes if it is legal.
+        incumbent: The config that the table names now; it competes if it is valid.
         offers: Configs of another source, of which as many are tried as of our own.
         observe: Told about progress.
         clock: Seconds of a steady clock.
@@ -252,7 +252,7 @@ class Campaign:
             attempt.screened(timing, trial)
 
     def _time(self, batch: Sequence[Attempt], policy: Policy) -> list[tuple[Attempt, Timing]]:
-        """Time ``batch`` together with the vendor library; failures are written down and left out.
+        """Time ``batch`` together with the baseline; failures are written down and left out.
 
         The default and what the table names now have their energy read however slow they are.
         """

@@ -58,7 +58,7 @@ class Request:
     Attributes:
         problem: What is to be computed.
         arch: The target.
-        sm_count: Multiprocessors of the GPU that will run it.
+        sm_count: SMs of the GPU that will run it.
         effort: How much to try.
         fixed: Knobs restricted to some values.
         explicit: Candidates given by the caller instead of the search's; the default still competes.

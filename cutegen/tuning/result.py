@@ -59,7 +59,7 @@ class TuneResult:
         rows: The winner first, then its rivals by the objective; the default is among them if it works.
         objective: What the winner was chosen by: one of :data:`cutegen.measure.policy.OBJECTIVES`.
         torch: The timing of ``torch.mm`` in the same rounds.
-        torch_wins: Whether the vendor library was allowed to win and did.
+        torch_wins: Whether the baseline was allowed to win and did.
         ratio_to_default: Default's time (or energy, by the objective) over the winner's, with its interval.
         outcomes: How many candidates ended in each outcome.
         untried: Candidates that the budget left no time for.

@@ -111,7 +111,7 @@ class Setting:
 
     @property
     def sm_count(self) -> int:
-        """Multiprocessors to plan for."""
+        """SMs to plan for."""
         return self.device.sm_count if self.device else self.arch.nominal_sm_count
 
     def workshop(self) -> Workshop:

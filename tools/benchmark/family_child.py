@@ -5,6 +5,7 @@ A candidate whose library is :data:`CALL` is such a call; its symbol is a proble
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +20,14 @@ from cutegen.measure.torch_engine import TorchEngine, open_cuda
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CALL", "COPY", "ENGINE", "PEERS", "FamilyCall", "open_engine", "order"]
+__all__ = ["CALL", "COPIES", "ENGINE", "PEERS", "FamilyCall", "open_engine", "order"]
 
 #: What to start the measuring child with.
 ENGINE = "tools.benchmark.family_child:open_engine"
 #: Stands for a call in the place of a library.
 CALL = "call-family"
-#: A copy of as many bytes, beside the names of baselines and peers.
-COPY = "copy"
+#: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
+COPIES = ("copy", "copy kernel")
 
 
 def order(problem: object, name: str) -> str:
@@ -65,7 +66,7 @@ class FamilyCall:
 
     Args:
         line: The problem.
-        name: Of a baseline of the family, of a peer, or :data:`COPY`.
+        name: Of a baseline of the family, of a peer, or of :data:`COPIES`.
     """
 
     def __init__(self, line: str, name: str) -> None:
@@ -96,8 +97,8 @@ class FamilyCall:
     def _find(
         self, inputs: Inputs, outputs: dict[str, torch.Tensor]
     ) -> Callable[[Inputs, dict[str, torch.Tensor]], Any]:
-        if self._name == COPY:
-            return _copy(self._problem.min_bytes // 2)
+        if self._name in COPIES:
+            return _copy(self._problem.min_bytes // 2, self._name)
         if self._name in PEERS:
             return PEERS[self._name]
         baselines = self._family.baselines(self._problem, inputs, outputs)
@@ -108,27 +109,30 @@ class FamilyCall:
         return baselines[self._name]
 
 
-def _copy(half: int) -> Callable[[Inputs, dict[str, torch.Tensor]], None]:
+def _copy(half: int, name: str) -> Callable[[Inputs, dict[str, torch.Tensor]], None]:
     """Return a copy of ``half`` bytes; pairs of buffers take turns over several L2 caches."""
     import torch
 
     count = min(512, max(2, -(-(2**28) // half)))
-    words = max(1, half // 4)
-    ring = [[torch.zeros(words, device="cuda") for _ in range(2)] for _ in range(count)]
+    words = max(2, half // 8)
+    ring = [[torch.zeros(words, dtype=torch.int64, device="cuda") for _ in range(2)] for _ in range(count)]
     turn = 0
 
     def copy(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
         nonlocal turn
         source, target = ring[turn % count]
         turn += 1
-        target.copy_(source)
+        if name == "copy":
+            target.copy_(source)
+        else:
+            torch.bitwise_not(source, out=target)
 
     return copy
 
 
 def _quack_rms_norm(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
     """QuACK's RMSNorm with outputs given, as its own wrapper calls it."""
-    from quack import rmsnorm
+    rmsnorm: Any = importlib.import_module("quack.rmsnorm")  # quack has a function of that name
 
     given = inputs.tensors
     residual = given.get("residual")

@@ -45,7 +45,7 @@ class Operators:
     Args:
         store: Where their compiled kernels are kept.
         arch: The target.
-        sm_count: Multiprocessors of the GPU.
+        sm_count: SMs of the GPU.
         keep: How many go from the short rounds into the common ones.
         workers: Compilations at a time.
         known: Entries of an earlier contest, whose finalists are run without timing all again.

@@ -59,7 +59,7 @@ class Sweep:
     def _space(self) -> Iterator[str]:
         facts: Any = self.facts
         for count in facts["configs"]:
-            yield f"{count['problem']}: {count['legal']} legal configs, made of {count['kernels']} kernels"
+            yield f"{count['problem']}: {count['legal']} valid configs, made of {count['kernels']} kernels"
 
     def _verdicts(self) -> Iterator[str]:
         facts: Any = self.facts

@@ -53,7 +53,7 @@ def difference(config: Config, base: Config, first: str) -> str:
 def variations(
     space: Space, problem: Problem, base: Config, wanted: Mapping[str, Sequence[Value]]
 ) -> dict[str, Config]:
-    """Return legal configs by what is different in them, in the order of ``wanted``, each config once.
+    """Return valid configs by what is different in them, in the order of ``wanted``, each config once.
 
     Where a value alone breaks a rule, the smallest change of ``FOLLOWERS`` that mends it goes with it, and if
     there is none the smallest change of the tile as well; a value that they cannot mend is left out.
@@ -70,7 +70,7 @@ def variations(
 
 
 def _mended(space: Space, problem: Problem, config: Config, keep: str) -> Config | None:
-    """Return the legal config nearest to ``config`` that has its value of ``keep``."""
+    """Return the valid config nearest to ``config`` that has its value of ``keep``."""
     free = [knob for knob in FOLLOWERS if knob in space.domains and knob != keep]
     tiles = [knob for knob in TILES if knob in space.domains and knob != keep]
     changed = [config.replace(**{knob: value}) for knob in tiles for value in _near(space, knob, config)]

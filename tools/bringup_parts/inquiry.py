@@ -65,7 +65,7 @@ class Inquiry:
     Args:
         lab: Tries points.
         tier: The broken tier, as whose trials all run.
-        space: Says what is legal.
+        space: Says what is valid.
     """
 
     def __init__(self, lab: Lab, tier: Tier, space: Space) -> None:

@@ -134,7 +134,7 @@ class Lab:
         kernels: Where kernels come from.
         bench: Checks them in a child process.
         space: Where configs come from.
-        sm_count: Multiprocessors of the GPU.
+        sm_count: SMs of the GPU.
         note: Is told of every record.
 
     Attributes:

@@ -1,7 +1,7 @@
 """From a point that fails to what makes it fail: the fewest features that tell it from one that passes.
 
 Delta debugging over knobs and over what is computed: the failing point is moved towards the nearest passing
-one while it is legal and still fails, the passing one towards it while it passes. Then every feature of the
+one while it is valid and still fails, the passing one towards it while it passes. Then every feature of the
 failing point is changed alone; those of which some other value passes are needed for the failure.
 """
 
@@ -156,7 +156,7 @@ def pin_down(point: Point, space: Space, known: Sequence[Point], fails: Oracle) 
 
     Args:
         point: Fails.
-        space: Says what is legal.
+        space: Says what is valid.
         known: Points that pass.
         fails: Tries a point; it is asked about the same one more than once.
     """
@@ -266,7 +266,7 @@ def _outcomes(
 ) -> Iterator[tuple[Value, tuple[Point, Point] | None]]:
     """Yield, value by value, a failing and a passing point that it alone tells apart, None if it fails too.
 
-    Where a value is not legal alone, other knobs change as well, provided that these alone mend nothing.
+    Where a value is not valid alone, other knobs change as well, provided that these alone mend nothing.
     """
     for value in values:
         for base, other in islice(_changes(failing, name, value, space), WAYS):
@@ -278,7 +278,7 @@ def _outcomes(
 
 
 def _changes(failing: Point, name: str, value: Value, space: Space) -> Iterator[tuple[Point, Point]]:
-    """Yield points that differ in one feature alone: at ``failing``, or near it if that is not legal."""
+    """Yield points that differ in one feature alone: at ``failing``, or near it if that is not valid."""
     alone = with_values(failing, {name: value}, space)
     if alone is not None:
         if difference(alone, failing) == [name]:

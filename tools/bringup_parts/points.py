@@ -55,7 +55,7 @@ def difference(point: Point, other: Point) -> list[str]:
 
 
 def with_values(point: Point, values: Mapping[str, Value], space: Space) -> Point | None:
-    """Return ``point`` with some features changed, None where that is not legal."""
+    """Return ``point`` with some features changed, None where that is not valid."""
     mixed: dict[str, Any] = {**features(point), **values}
     try:
         epilogue = Epilogue(**{name: mixed[name] for name in _EPILOGUE})
@@ -68,13 +68,13 @@ def with_values(point: Point, values: Mapping[str, Value], space: Space) -> Poin
 
 
 def changed(point: Point, names: Sequence[str], target: Point, space: Space) -> Point | None:
-    """Return ``point`` with the features ``names`` of ``target``, None where that is not legal."""
+    """Return ``point`` with the features ``names`` of ``target``, None where that is not valid."""
     wanted = features(target)
     return with_values(point, {name: wanted[name] for name in names}, space)
 
 
 def nearest(space: Space, problem: Problem, base: Config, knob: str, value: Value) -> Config | None:
-    """Return the legal config with ``knob=value`` that differs from ``base`` in the fewest other knobs.
+    """Return the valid config with ``knob=value`` that differs from ``base`` in the fewest other knobs.
 
     None if more than two others would have to follow. Of equally many, those by the smallest steps.
     """
@@ -82,7 +82,7 @@ def nearest(space: Space, problem: Problem, base: Config, knob: str, value: Valu
 
 
 def near(space: Space, problem: Problem, base: Config, knob: str, value: Value) -> Iterator[Config]:
-    """Yield legal configs with ``knob=value``, by the number of other knobs that differ from ``base``.
+    """Yield valid configs with ``knob=value``, by the number of other knobs that differ from ``base``.
 
     For any choice of at most two others it is the one of the smallest steps.
     """

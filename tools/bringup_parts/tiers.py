@@ -121,7 +121,7 @@ def plan(
     """Return the tiers, in order.
 
     Args:
-        space: Says what is legal.
+        space: Says what is valid.
         extent: How much is tried.
         bundle: Configs that were compiled elsewhere, by problem: those of our own kernels that no tier tries
             anyway are tried in all of them.
@@ -207,7 +207,7 @@ def tails(space: Space) -> Iterator[Point]:
 
 
 def every_knob(space: Space) -> Iterator[Point]:
-    """Yield every value of every knob, with as little else changed from the default as is legal."""
+    """Yield every value of every knob, with as little else changed from the default as is valid."""
     defaults = [(problem, space.default(problem)) for problem in _problems(space, KNOBS, SCALED_KNOBS)]
     for problem, default in defaults:
         yield Point(problem, default)
@@ -265,7 +265,7 @@ def _adapted(
     problems: Callable[[Problem, Config], Sequence[Problem]],
     most: int = 1,
 ) -> Iterator[Point]:
-    """Yield each config on up to ``most`` of the problems made for it on which its own artifact is legal."""
+    """Yield each config on up to ``most`` of the problems made for it on which its own artifact is valid."""
     for point in points:
         same = (p for p in problems(point.problem, point.config) if p.signature == point.problem.signature)
         legal = (p for p in same if not space.explain(p, point.config))

@@ -15,7 +15,7 @@ def tail_problems(problem: Problem) -> tuple[Problem, ...]:
     """Return small problems of the same signature whose extents fit no tile, smallest first.
 
     m and n leave remainders for every tile, k ends in 16 bytes. Later ones are larger, for configs that need
-    more tiles or a deeper k (clusters, split k, more than one wave); take the first that is legal.
+    more tiles or a deeper k (clusters, split k, more than one wave); take the first that is valid.
     """
     step = aligned_step(problem.ab_dtype)
     batch = 2 if problem.batch > 1 else 1

@@ -49,7 +49,9 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
             found["rstd"] = (h.float().square().mean(-1) + eps).rsqrt()
         return found
 
-    compiled = torch.compile(norm)
+    # Shapes that another problem compiled must not make this one's symbolic.
+    torch._dynamo.reset()
+    compiled = torch.compile(norm, dynamic=False)
 
     def called(function: object) -> Baseline:
         def call(inputs: Inputs, outputs: Tensors) -> Tensors:

@@ -101,7 +101,7 @@ class Estimator:
     Args:
         problem: What is computed.
         arch: The target; it must have a machine or be given one.
-        sm_count: Multiprocessors of the GPU.
+        sm_count: SMs of the GPU.
         machine: Beliefs about the GPU; the architecture's by default.
 
     Raises:
@@ -314,7 +314,7 @@ def predict(
         config: All knobs of the kernel.
         derived: What the space derives from them; ``stages`` is used.
         arch: The target.
-        sm_count: Multiprocessors of the GPU.
+        sm_count: SMs of the GPU.
 
     Raises:
         ArchError: Nothing is known of that architecture's speed.

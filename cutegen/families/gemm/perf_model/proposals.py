@@ -49,7 +49,7 @@ def rank(
     Args:
         space: Where configs come from.
         problem: What is to be computed.
-        sm_count: Multiprocessors of the GPU.
+        sm_count: SMs of the GPU.
         limit: Most kernels to compile.
         fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
         variants: Most further run-time arguments for each kernel.
@@ -155,7 +155,7 @@ def refine(
         results: Microseconds of every config tried so far; None for one that failed.
         limit: Most kernels to compile of either kind. As many neighbours that need none may be added, twice
             as many where no new kernels are asked for.
-        sm_count: Multiprocessors of the GPU; the architecture's main product's by default.
+        sm_count: SMs of the GPU; the architecture's main product's by default.
         fixed: Knobs restricted to some values.
         new_kernels: Whether kernels may be asked for that are not compiled yet; if not, what comes are
             neighbours in run-time knobs.
@@ -245,7 +245,7 @@ def _within_limit(
 
 
 def _neighbours(space: Space, problem: Problem, config: Config, knobs: Iterable[str]) -> Iterator[Config]:
-    """Yield legal configs one step of ``knobs`` away, mending others where a step breaks a rule."""
+    """Yield valid configs one step of ``knobs`` away, mending others where a step breaks a rule."""
     for knob, value in _steps(space, config, knobs):
         moved = config.replace(**{knob: value})
         violations = space.explain(problem, moved)

@@ -102,7 +102,7 @@ class Ranker:
         return self._estimator.fastest_split(config, derived, likely, self.orders(config)[0][0])
 
     def _likely_splits(self, config: Config, splits: tuple[int, ...]) -> Sequence[int]:
-        """The legal splits that leave few multiprocessors idle in up to three rounds of work."""
+        """The valid splits that leave few SMs idle in up to three rounds of work."""
         if len(splits) == 1:
             return splits
         key = tuple(config[knob] for knob in self._split_knobs)

@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Callable[[Files], None], str]] = {
     ),
     "family is a path": (
         of_head(lambda head: head["manifest"]["problems"][0].update(problem="../../x 64x64x64 bf16 kk")),
-        "cannot be rendered here",
+        "names no kernel family",
     ),
     "config injects code": (
         of_head(
