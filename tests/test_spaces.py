@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import math
 import os
 import subprocess
 import sys
@@ -167,8 +168,9 @@ def test_enumeration_looks_at_little_more_than_it_yields(space: Space) -> None:
 
     watched = replace(space, rules=tuple(map(counted, space.rules)))
     found = sum(1 for _ in islice(watched.configs(plain(space, "4096x4096x4096")), 30000))
-    assert found > 1000
-    assert asked < len(space.rules) * found
+    everything = math.prod(map(len, space.domains.values()))
+    assert found > 1000 or everything < 30000
+    assert asked < len(space.rules) * (found if found > 1000 else everything // 4)
 
 
 @each_space

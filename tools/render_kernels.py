@@ -62,6 +62,7 @@ COPIES = (
         "gemm 8192x8192x8192 bf16 kk",
         "mma_tiler_mn=256x256 use_2cta_instrs=true cluster_shape_mn=2x1",
     ),
+    Copy("rmsnorm", "sm_90a", "rmsnorm 16384x4096 bf16 residual residual_out", ""),
 )
 
 

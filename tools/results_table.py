@@ -37,9 +37,10 @@ from cutegen.cli.exit_codes import run_command
 from cutegen.errors import UsageError
 from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
+from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.markdown import down, line, up, where
 from tools.benchmark.profile_table import PROFILE, Profile
-from tools.benchmark.results import COPY, ENERGY, OWN, TABLES, Results, ShapeResult, kind_of
+from tools.benchmark.results import COPY, ENERGY, FAMILY, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
 
 #: Shapes with M and N of at least this are summed up on their own.
@@ -50,7 +51,11 @@ _OTHERS = {
     TABLES: (tables_table.summary, tables_table.render),
 }
 #: What reads and renders the files that are no :class:`Results` at all.
-_CHECKS: dict[str, type[Profile] | type[Sweep]] = {PROFILE: Profile, SWEEP: Sweep}
+_CHECKS: dict[str, type[Profile] | type[Sweep] | type[FamilyResults]] = {
+    PROFILE: Profile,
+    SWEEP: Sweep,
+    FAMILY: FamilyResults,
+}
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]
 LABELS = {"quack": "QuACK", "operators": "Operator API"}

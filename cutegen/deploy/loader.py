@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import marshal
+import py_compile
 import re
+import tempfile
 from pathlib import Path
 
 from cutegen.deploy.listing import MANIFEST
@@ -46,10 +47,17 @@ def bytecode(loader: bytes) -> dict[str, bytes]:
     Compiling takes longer than a first call should. Python uses it only for exactly this source, whose hash
     it checks (PEP 552); another version of Python compiles the loader itself.
     """
-    code = compile(loader, LOADER, "exec", dont_inherit=True)
-    checked = (0b11).to_bytes(4, "little")
-    data = importlib.util.MAGIC_NUMBER + checked + importlib.util.source_hash(loader) + marshal.dumps(code)
-    return {importlib.util.cache_from_source(LOADER): data}
+    with tempfile.TemporaryDirectory() as folder:
+        source, compiled = Path(folder, LOADER), Path(folder, "compiled")
+        source.write_bytes(loader)
+        py_compile.compile(
+            str(source),
+            cfile=str(compiled),
+            dfile=LOADER,
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH,
+        )
+        return {importlib.util.cache_from_source(LOADER): compiled.read_bytes()}
 
 
 def changed_of_pair(folder: Path, loader_digest: str) -> list[str]:

@@ -1,4 +1,4 @@
-# Rendered by tools/render_kernels.py for gemm 8192x8192x8192 bf16 tn on sm_100a.
+# Rendered by tools/render_kernels.py for gemm 8192x8192x8192 bf16 kk on sm_100a.
 # Do not edit: change the template.
 """D = A @ B on sm_100a.
 

@@ -1,4 +1,4 @@
-# Rendered by tools/render_kernels.py for gemm 8192x8192x8192 bf16 tn on sm_90a.
+# Rendered by tools/render_kernels.py for gemm 8192x8192x8192 bf16 kk on sm_90a.
 # Do not edit: change the template.
 """D = A @ B on sm_90a.
 

@@ -1,4 +1,4 @@
-# Rendered by tools/render_kernels.py for gemm 64x2112x7168 bf16 tn bias=n act=relu on sm_90a.
+# Rendered by tools/render_kernels.py for gemm 64x2112x7168 bf16 kk bias=n act=relu on sm_90a.
 # Do not edit: change the template.
 """D = act(A @ B + bias) on sm_90a.
 

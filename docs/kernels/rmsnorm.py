@@ -1,0 +1,206 @@
+# Rendered by tools/render_kernels.py for rmsnorm 16384x4096 bf16 residual residual_out on sm_90a.
+# Do not edit: change the template.
+"""y = h * rsqrt(mean(h^2) + eps) * weight with h = x + residual for each row, on sm_90a.
+
+Rows of 4096 bf16 elements, fp32 arithmetic, every output rounded once.
+threads_per_row=192 rows_per_cta=1 rows_per_thread=1 cluster_n=1 prefetch_weight=true pdl=early
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import memory
+
+N = 4096  # elements of a row
+X = cutlass.BFloat16
+ELEMENTS = 8  # of one memory access
+VECTORS = N // ELEMENTS
+CLUSTER = 1  # CTAs that share a row
+PART = (VECTORS + CLUSTER - 1) // CLUSTER  # vectors of one CTA
+THREADS_PER_ROW = 192
+STEPS = (PART + THREADS_PER_ROW - 1) // THREADS_PER_ROW  # vectors of one thread
+WHOLE_STEPS = 2  # of these, how many are inside every row
+GROUPS = 1  # groups of THREADS_PER_ROW threads, each on rows of its own
+THREADS = GROUPS * THREADS_PER_ROW
+WARPS = THREADS_PER_ROW // 32  # of a group
+SUMS = WARPS * CLUSTER  # partial sums of a row
+SLOTS = 8  # room for them, aligned
+
+
+@cute.jit
+def launch(
+    x: cute.Tensor,
+    weight: cute.Tensor,
+    residual: cute.Tensor,
+    y: cute.Tensor,
+    residual_out: cute.Tensor,
+    eps: cutlass.Float32,
+    stream: cuda.CUstream,
+):
+    """Normalise the rows of ``x`` on ``stream``."""
+    blocks = (x.shape[0] - 1) // 1 + 1
+    kernel(x, weight, residual, y, residual_out, eps).launch(
+        grid=(blocks, 1, 1),
+        block=(THREADS, 1, 1),
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+
+
+def row_of(tensor, row, first_vector):
+    """Row ``row`` of a matrix from vector ``first_vector`` on; 64 bits, since a matrix may hold 2^31 elements."""
+    return vectors_of(tensor.iterator + (row * tensor.stride[0] + first_vector * ELEMENTS), ELEMENTS, PART)
+
+
+def added(x, residual):
+    """x + residual in fp32."""
+    return [[a + b for a, b in zip(vx, vr)] for vx, vr in zip(fp32(x), fp32(residual))]
+
+
+def vectors_of(start, elements, count):
+    """The memory from ``start`` as ``count`` vectors, each aligned like the first, up to 16 bytes."""
+    align = min(16, elements * start.dtype.width // 8)
+    return cute.make_tensor(start.align(align), cute.make_layout((elements, count), stride=(1, elements)))
+
+
+@cute.jit
+def load_vectors(vectors: cute.Tensor, first: cutlass.Int32, last: cutlass.Int32):
+    """Load vectors ``first``, ``first`` + THREADS_PER_ROW and so on into registers, zero from ``last`` on."""
+    found = [cute.make_rmem_tensor((ELEMENTS,), vectors.element_type) for _ in range(STEPS)]
+    for step in cutlass.range_constexpr(STEPS):
+        at, here = first + step * THREADS_PER_ROW, found[step]
+        if cutlass.const_expr(step < WHOLE_STEPS):
+            cute.autovec_copy(vectors[None, at], here)
+        else:
+            here.fill(0)
+            if at < last:
+                cute.autovec_copy(vectors[None, at], here)
+    return found
+
+
+@cute.jit
+def store_vectors(values: cutlass.Constexpr, vectors: cute.Tensor, first: cutlass.Int32, last: cutlass.Int32):
+    """Round fp32 values to the dtype of ``vectors`` and store them where :func:`load_vectors` loads."""
+    for step in cutlass.range_constexpr(STEPS):
+        at = first + step * THREADS_PER_ROW
+        wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
+        for i in cutlass.range_constexpr(ELEMENTS):
+            wide[i] = values[step][i]
+        here = cute.make_rmem_tensor((ELEMENTS,), vectors.element_type)
+        here.store(wide.load().to(vectors.element_type))
+        if cutlass.const_expr(step < WHOLE_STEPS):
+            cute.autovec_copy(here, vectors[None, at])
+        else:
+            if at < last:
+                cute.autovec_copy(here, vectors[None, at])
+
+
+def fp32(vectors):
+    """Values in registers as fp32: a list for every vector."""
+    return [widen(vector) for vector in vectors]
+
+
+def widen(vector):
+    """The elements of one vector as fp32."""
+    if vector.element_type is cutlass.BFloat16:
+        # bf16 is the upper half of fp32, so that a shift and a mask do it.
+        words = cute.recast_tensor(vector, cutlass.Uint32)
+        halves = []
+        for i in range(ELEMENTS // 2):
+            halves += [words[i] << 16, words[i] & cutlass.Uint32(0xFFFF0000)]
+        return [half.bitcast(cutlass.Float32) for half in halves]
+    values = vector.load().to(cutlass.Float32)
+    return [values[i] for i in range(ELEMENTS)]
+
+
+def sum_of_squares(vectors):
+    """Sum of the squares of one thread's fp32 values: a chain for each place in a vector, added as a tree."""
+    sums = [value * value for value in vectors[0]]
+    for vector in vectors[1:]:
+        sums = [value * value + so_far for value, so_far in zip(vector, sums)]
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2])]
+    return sums[0]
+
+
+def sum_over_warp(value):
+    """Sum over the warp, in every lane of it."""
+    return cute.arch.warp_reduction_sum(value, threads_in_group=32)
+
+
+@cute.jit
+def sum_over_row(
+    value: cutlass.Float32,
+    sums: cute.Tensor,
+    group: cutlass.Int32,
+    thread: cutlass.Int32,
+):
+    """Sum over the group, once per kernel, from one value per thread; ``sums`` has room for one per warp."""
+    warp, lane = thread // 32, thread % 32
+    value = sum_over_warp(value)
+    if lane == 0:
+        sums[warp] = value
+    cute.arch.sync_threads()
+    total = sums[0]
+    for other in cutlass.range_constexpr(1, SUMS):
+        total += sums[other]
+    return total
+
+
+@cute.kernel
+def kernel(
+    x: cute.Tensor,
+    weight: cute.Tensor,
+    residual: cute.Tensor,
+    y: cute.Tensor,
+    residual_out: cute.Tensor,
+    eps: cutlass.Float32,
+):
+    """A group of threads takes a row, all of it in registers."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    group, lane = 0, thread
+    first = 0
+    rows = cutlass.Int64(x.shape[0])
+    row = cutlass.Int64(block)
+    end = PART
+    smem = memory.SmemAllocator()
+    sums = smem.allocate_tensor(cutlass.Float32, cute.make_layout((SLOTS, GROUPS)), byte_alignment=16)
+    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
+    cute.arch.griddepcontrol_launch_dependents()
+    # What follows may read what the kernel before wrote.
+    cute.arch.griddepcontrol_wait()
+    x_in = load_vectors(row_of(x, row, first), lane, end)
+    residual_in = load_vectors(row_of(residual, row, first), lane, end)
+    weights = load_vectors(vectors_of(weight.iterator + first * ELEMENTS, ELEMENTS, PART), lane, end)
+    h = added(x_in, residual_in)
+    store_vectors(h, row_of(residual_out, row, first), lane, end)
+    total = sum_of_squares(h)
+    total = sum_over_row(total, sums[None, group], group, lane)
+    rms = cute.math.rsqrt(total * (1.0 / N) + eps, fastmath=True)
+    y_out = [[v * rms * w for v, w in zip(vs, ws)] for vs, ws in zip(h, fp32(weights))]
+    store_vectors(y_out, row_of(y, row, first), lane, end)
+
+
+KERNELS = (kernel,)
+
+
+def fake_arguments():
+    """Stand-ins for the arguments of ``launch``: dtypes, strides and alignment, with any number of rows."""
+    rows = cute.sym_int()
+
+    def matrix():
+        """Rows of N elements, contiguous each, that start at multiples of 16 bytes."""
+        pitch = cute.sym_int64(divisibility=8)
+        return cute.runtime.make_fake_tensor(X, (rows, N), stride=(pitch, 1), assumed_align=16)
+
+    return (
+        matrix(),
+        cute.runtime.make_fake_tensor(X, (N,), stride=(1,), assumed_align=16),
+        matrix(),
+        matrix(),
+        matrix(),
+        cutlass.Float32(1e-6),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    )

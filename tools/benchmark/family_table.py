@@ -1,0 +1,112 @@
+"""A family beside its baselines: the results file of tools/bench_family.py, read and rendered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegen.digest import Json
+from cutegen.errors import StoreError, UsageError
+from cutegen.measure.statistics import geometric_mean
+from tools.benchmark.markdown import down, line, short_commit, up
+
+__all__ = ["FamilyResults"]
+
+_OWN, _DEFAULT, _COPIES = "cutegen", "cutegen default", ("copy", "copy kernel")
+
+
+@dataclass(frozen=True)
+class FamilyResults:
+    """What tools/bench_family.py measured.
+
+    Attributes:
+        facts: The file.
+    """
+
+    facts: Mapping[str, Json]
+
+    @classmethod
+    def load(cls, path: Path) -> FamilyResults:
+        """Return the results stored at ``path``.
+
+        Raises:
+            StoreError: The file cannot be read.
+            UsageError: It is no such file, or lacks something.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(data)
+            found.render()
+        except OSError as error:
+            raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not a file of tools/bench_family.py: {error!r}") from error
+        return found
+
+    def summary(self) -> list[str]:
+        """Return the geometric mean over each competitor, and over the fastest of them and of the copies."""
+        rows = list(self._rows())
+        names = dict.fromkeys(name for row in rows for name in self._others(row))
+        lines = []
+        for name in names:
+            ratios = [row["entries"][name]["over_cutegen"] for row in rows if name in row["entries"]]
+            ahead = sum(ratio >= 1 for ratio in ratios)
+            mean = down(geometric_mean(ratios), 3)
+            lines.append(
+                f"- {name} / cutegen: geometric mean **{mean}**, at least 1 on {ahead} of {len(ratios)}"
+            )
+        best = [self._best(row) for row in rows]
+        lines.append(
+            f"- the fastest of these / cutegen: geometric mean **{down(geometric_mean(best), 3)}**, smallest "
+            f"{down(min(best), 3)}, at least 0.98 on {sum(ratio >= 0.98 for ratio in best)} of {len(best)}"
+        )
+        return lines
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        rows = list(self._rows())
+        names = list(dict.fromkeys(name for row in rows for name in self._others(row)))
+        head = [
+            "shape",
+            "time us",
+            "GB/s",
+            "copy / cutegen",
+            *(f"{name} / cutegen" for name in names),
+            "config",
+        ]
+        table = [line(head), line(["---"] * len(head)), *(self._line(row, names) for row in rows)]
+        return "\n".join([*self.summary(), "", *table, "", self._footing()])
+
+    def _rows(self) -> Iterator[Any]:
+        rows: Any = self.facts["rows"]
+        yield from rows
+
+    def _others(self, row: Any) -> list[str]:
+        return [name for name in row["entries"] if name not in (_OWN, _DEFAULT, *_COPIES)]
+
+    def _best(self, row: Any) -> float:
+        return min(float(row["entries"][name]["over_cutegen"]) for name in self._others(row))
+
+    def _line(self, row: Any, names: list[str]) -> str:
+        entries = row["entries"]
+        own = entries[_OWN]
+        copies = [entries[name]["over_cutegen"] for name in _COPIES if name in entries]
+        ratios = [down(entries[name]["over_cutegen"], 3) if name in entries else "" for name in names]
+        copied = down(min(copies), 3) if copies else ""
+        cells = [row["name"], up(own["median_us"], 2), down(own["gb_per_s"], 0), copied]
+        return line([*cells, *ratios, f"`{row['config']}`"])
+
+    def _footing(self) -> str:
+        facts: Any = self.facts
+        packages = facts["software"]["packages"]
+        wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
+        named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
+        return (
+            f"{facts['gpu']}, driver {facts['machine']['driver']}; {named}; commit "
+            f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Time of each over cutegen's in "
+            "the same interleaved rounds, with cold L2 caches: above 1 cutegen is faster. A copy moves as "
+            "many bytes as the problem must; of two, by the driver and by a kernel, the faster one counts."
+        )
