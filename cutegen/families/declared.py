@@ -464,7 +464,7 @@ class DeclaredFamily(Family):
         values.update(inputs.scalars)
         try:
             found = self._reference(**values)
-        except Exception as error:
+        except Exception as error:  # the reference is the user's code: it may raise anything
             raise FamilyError(
                 f"the reference of {self.name} raised {type(error).__name__}: {error}"
             ) from error

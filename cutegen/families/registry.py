@@ -139,7 +139,7 @@ def _read_family(path: Path) -> Family:
         family = getattr(load_module(path, module_name), "FAMILY", None)
     except CutegenError as error:
         raise FamilyError(f"{path}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # running a user's module may raise anything
         raise FamilyError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if isinstance(family, Family) and family.name == name:
         return family
@@ -175,7 +175,7 @@ def _load_entry_points() -> None:
     for point in entry_points(group=_ENTRY_POINTS):
         try:
             path = Path(point.load().__file__)
-        except Exception as error:
+        except Exception as error:  # importing another package may raise anything
             raise FamilyError(
                 f"entry point {point.name} = {point.value} of {_ENTRY_POINTS} cannot be loaded: "
                 f"{type(error).__name__}: {error}"
