@@ -41,5 +41,5 @@ OFFERED = (operator("128x256", "2x1"), operator("64x64"))
 
 def pretend_installed(monkeypatch: pytest.MonkeyPatch, package: str = PACKAGE) -> None:
     """Let every module believe that the package is there."""
-    for module in ("families.gemm.family", "operator_api.listing", "tuning.autotuner", "tuning.sweep"):
+    for module in ("families.gemm.family", "operator_api.answers", "tuning.autotuner", "tuning.sweep"):
         monkeypatch.setattr(f"cutegen.{module}.require_package", lambda: package)

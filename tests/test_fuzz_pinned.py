@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutegen.deploy import pin_table
-from cutegen.deploy.loader import loader_text, sealed
+from cutegen.deploy.shipped_loader import loader_text, sealed
 from cutegen.errors import PinError
 from cutegen.families.gemm.problem import Problem
 

@@ -16,7 +16,7 @@ from cutegen.build.store import Store
 from cutegen.errors import BuildError, ResourceError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.operator_api import Listing, ask_api, find_offers, listing, offers_of
+from cutegen.operator_api import Listing, answers, ask_api, find_offers, offers_of
 from cutegen.system import interpreter
 
 SM90, SM100 = find_arch("sm_90a"), find_arch("sm_100a")
@@ -134,7 +134,7 @@ def test_a_failed_question_is_an_error_with_its_last_words(
     monkeypatch.setattr(interpreter, "_BOOT", "print('{a warning}'); print('{\"designs\": []}')")
     assert ask_api(("bf16", "bf16", "k", "k", 2), SM90) == {"designs": []}
     monkeypatch.setattr(interpreter, "_BOOT", "import time; time.sleep(60)")
-    monkeypatch.setattr(listing, "LIMIT_S", 0.2)
+    monkeypatch.setattr(answers, "LIMIT_S", 0.2)
     with pytest.raises(BuildError, match=r"within 0\.2 s"):
         ask_api(("bf16", "bf16", "k", "k", 2), SM90)
 
@@ -147,7 +147,7 @@ def test_a_missing_package_is_told_before_anything_is_asked(
     def missing() -> str:
         raise ResourceError("pip install it")
 
-    monkeypatch.setattr(listing, "require_package", missing)
+    monkeypatch.setattr(answers, "require_package", missing)
     api = Api()
     with pytest.raises(ResourceError, match="pip install it"):
         find_offers(PROBLEM, SM90, Store(tmp_path), ask=api)

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cutegen.build.store import file_digest
-from cutegen.deploy.listing import KERNELS, MANIFEST, is_pinned_name
-from cutegen.deploy.loader import LOADER, changed_of_pair
+from cutegen.deploy.manifest import KERNELS, MANIFEST, is_pinned_name
+from cutegen.deploy.shipped_loader import LOADER, changed_of_pair
 from cutegen.errors import PinError
 from cutegen.system.documents import read_json
 from cutegen.system.publish import real_path

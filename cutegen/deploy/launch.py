@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutegen.deploy.listing import FIELDS
+from cutegen.deploy.manifest import FIELDS
 
 if TYPE_CHECKING:
     import torch

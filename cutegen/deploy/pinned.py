@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutegen.deploy.launch import Call, Ffi, PinnedError, block, matrix
-from cutegen.deploy.listing import FIELDS, MANIFEST, TABLE, is_pinned_name, is_record, parse_manifest
+from cutegen.deploy.manifest import FIELDS, MANIFEST, TABLE, is_pinned_name, is_record, parse_manifest
 from cutegen.deploy.tensors import SCALES, call_key, check_apart, dtype_of, span_bytes
 
 if TYPE_CHECKING:

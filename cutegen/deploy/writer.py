@@ -14,8 +14,8 @@ from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
 from cutegen.deploy.folder import SCHEMA, ready_place, replace_folder
-from cutegen.deploy.listing import FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
-from cutegen.deploy.loader import LOADER, bytecode, loader_text, sealed
+from cutegen.deploy.manifest import FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
+from cutegen.deploy.shipped_loader import LOADER, bytecode, loader_text, sealed
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.errors import ArchError, CutegenError, PinError

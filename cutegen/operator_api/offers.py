@@ -11,7 +11,7 @@ from cutegen.errors import ConfigError
 from cutegen.families.gemm.problem import Problem as Gemm
 from cutegen.families.registry import find_space
 from cutegen.family import Problem
-from cutegen.operator_api.listing import Ask, Design, Listing, Refused, find_listing
+from cutegen.operator_api.answers import Ask, Design, Listing, Refused, find_listing
 from cutegen.space import Config, Space, Value
 
 __all__ = ["Offers", "find_offers", "offers_of"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cutegen.errors import OperandError
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.torch_ops import gemm as state
-from cutegen.torch_ops.declared import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 
 if TYPE_CHECKING:

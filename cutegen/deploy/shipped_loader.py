@@ -13,7 +13,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from cutegen.deploy.listing import MANIFEST
+from cutegen.deploy.manifest import MANIFEST
 
 __all__ = ["LOADER", "bytecode", "changed_of_pair", "loader_text", "sealed"]
 

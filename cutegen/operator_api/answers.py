@@ -16,7 +16,7 @@ from cutegen.digest import Json, digest
 from cutegen.errors import BuildError
 from cutegen.families.gemm.operator_package import PACKAGE, require_package
 from cutegen.families.gemm.problem import LAYOUTS, Problem
-from cutegen.operator_api.child import Kind
+from cutegen.operator_api.manifest_child import Kind
 from cutegen.system.interpreter import python_command, python_environment
 from cutegen.system.temporary import TemporaryFolder
 
@@ -143,7 +143,7 @@ def ask_api(kind: Kind, arch: Arch) -> Mapping[str, Any]:
         StoreError: There is no temporary folder.
     """
     target = arch.name.removeprefix("sm_")
-    command = python_command("cutegen.operator_api.child", [target, json.dumps(kind)])
+    command = python_command("cutegen.operator_api.manifest_child", [target, json.dumps(kind)])
     environment = {**python_environment(), "CUDA_VISIBLE_DEVICES": "", "CUTE_DSL_ARCH": arch.name}
     try:
         # The DSL looks for files under names that others can foresee, so it gets a place of its own.
