@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cutegen.errors import ResourceError
 from tools import bench_dispatch
+from tools.benchmark.turns import Turns
 
 
 def test_statements_take_turns_and_the_queue_is_emptied() -> None:
@@ -20,3 +24,9 @@ def test_statements_take_turns_and_the_queue_is_emptied() -> None:
     )
     assert "".join(events) == "|fff|ggg" * 3 + "|"
     assert [len(samples) for samples in times.values()] == [2, 2]
+
+
+def test_a_checkout_that_cannot_be_called_is_named(tmp_path: Path) -> None:
+    """Here it has no cutegen of its own, so that another one would be timed in its name."""
+    with pytest.raises(ResourceError, match=str(tmp_path)):
+        Turns(tmp_path, tmp_path / "cache", (64, 64, 64))

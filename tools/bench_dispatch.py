@@ -3,9 +3,9 @@
 Statements take turns, a few hundred calls each before the GPU is waited for, so that the launch queue never
 fills and drifting CPU clocks hit all alike. The shape is small, so the GPU keeps up; what is timed is Python,
 torch and the driver. The first call of a deployment folder is timed in processes of their own, after torch
-was imported and the GPU is in use.
+was imported and the GPU is in use. With ``--against``, the calls of another checkout take turns with ours.
 
-    python tools/bench_dispatch.py --out results/dispatch.json
+    python tools/bench_dispatch.py --out results/dispatch.json --against ../checkout-of-a-release
 
 exit codes: 0 measured; 2 bad usage; 3 no GPU, or an unusable file; 130 interrupted
 """
@@ -41,6 +41,7 @@ from cutegen.runtime.kernel_cache import Kernels
 from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.results import write_json
+from tools.benchmark.turns import take_turns
 
 __all__ = ["STATEMENTS", "host_times", "main"]
 
@@ -56,6 +57,8 @@ STATEMENTS = {
     "fused": "gemm(a, b, out=c, bias=bias, activation='relu')",
     "lookup": "plans.get(key)",
 }
+#: Those of them that every checkout has.
+COMMON = ("gemm", "gemm_new", "linear", "fused", "lookup", "torch")
 FIRST_CALL = """
 import sys, time
 import torch
@@ -85,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=positive_int, default=7, help="for a deployment's first call")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="results file, replaced")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="whose calls take turns with ours")
+    parser.add_argument("--against-commit", default="", metavar="COMMIT", help="where git cannot tell")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
@@ -99,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
     first = first_calls(problem, device, kernels, args.processes)
     results = report(problem, device, times, first, args)
+    if args.against is not None:
+        results["against"] = against(args, problem)
     for line in summary(results):
         print(line)
     if args.out is not None:
@@ -190,6 +197,24 @@ def first_calls(problem: Problem, device: Device, kernels: Kernels, processes: i
         ]
 
 
+def against(args: argparse.Namespace, problem: Problem) -> dict[str, Json]:
+    """Return our host time over that of another checkout, by statement."""
+    other, sizes = args.against.resolve(), (problem.m, problem.n, problem.k)
+    common = {name: STATEMENTS[name] for name in COMMON}
+    times = take_turns(ROOT, other, sizes, common, args.rounds, args.calls)
+    found: dict[str, Json] = {}
+    for name, (ours, theirs) in times.items():
+        ratio = ratio_interval(ours, theirs)
+        found[name] = {
+            "statement": STATEMENTS[name],
+            "us": round(statistics.median(ours), 3),
+            "other_us": round(statistics.median(theirs), 3),
+            "ratio": round(ratio.mid, 4),
+            "interval": [round(ratio.low, 4), round(ratio.high, 4)],
+        }
+    return {"commit": args.against_commit or git_commit(other), "statements": found}
+
+
 def report(
     problem: Problem,
     device: Device,
@@ -233,6 +258,11 @@ def summary(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {found['median']:7.2f} us  [{low:.2f}, {high:.2f}]  {found['statement']}")
     ratio, first = results["torch_over_gemm"], results["pinned_first_call_ms"]
     lines.append(f"torch.mm / cutegen.gemm, both with out=: {ratio['median']:.3f}")
+    for one in results.get("against", {}).get("statements", {}).values():
+        low, high = one["interval"]
+        lines.append(
+            f"  {one['ratio']:.3f} [{low:.3f}, {high:.3f}] of the other checkout: {one['statement']}"
+        )
     lines.append(f"first call of a pinned folder after import of torch: {first['median']:.1f} ms")
     return lines
 
