@@ -66,10 +66,13 @@ class Turns:
             stdout=subprocess.PIPE,
             text=True,
         )
-        found = Path(self._answer())
-        if not found.is_relative_to(root):
-            self._process.kill()
-            raise ResourceError(f"{found} was imported in place of the checkout {root}")
+        try:
+            found = Path(self._answer())
+            if not found.is_relative_to(root):
+                raise ResourceError(f"{found} was imported in place of the checkout {root}")
+        except ResourceError:
+            self._end()
+            raise
 
     def __enter__(self) -> Turns:
         return self
@@ -77,7 +80,7 @@ class Turns:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.communicate(timeout=60)
+        self._end()
 
     def time_us(self, statement: str, calls: int) -> float:
         """Return the microseconds of one call, as the mean of so many in a row."""
@@ -85,6 +88,14 @@ class Turns:
         self._process.stdin.write(f"{calls} {statement}\n")
         self._process.stdin.flush()
         return float(self._answer())
+
+    def _end(self) -> None:
+        """Close the pipes, at which the process ends."""
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
