@@ -110,14 +110,14 @@ def take_turns(
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Return microseconds per call of each statement, one sample a round: of ``ours`` and of ``other``."""
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in statements}
-    with TemporaryFolder() as scratch:
-        with (
-            Turns(ours, scratch.path / "ours", sizes) as first,
-            Turns(other, scratch.path / "other", sizes) as second,
-        ):
-            for number in range(rounds):
-                sides = [(first, 0), (second, 1)]
-                for name, text in statements.items():
-                    for process, side in sides if number % 2 else reversed(sides):
-                        found[name][side].append(process.time_us(text, calls))
+    with (
+        TemporaryFolder() as scratch,
+        Turns(ours, scratch.path / "ours", sizes) as first,
+        Turns(other, scratch.path / "other", sizes) as second,
+    ):
+        for number in range(rounds):
+            sides = [(first, 0), (second, 1)]
+            for name, text in statements.items():
+                for process, side in sides if number % 2 else reversed(sides):
+                    found[name][side].append(process.time_us(text, calls))
     return found
