@@ -76,7 +76,12 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
-    yield cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")))))
+    store = Store(tmp_path_factory.mktemp("cache"))
+    sources = dict.fromkeys(render(*chosen(*edge), SPACE.arch) for edge in EDGES)
+    with Builder(store) as builder:  # all at a time: one by one takes longer than the tests
+        failed = [result for _, result in builder.build(list(sources)) if not isinstance(result, Artifact)]
+    assert not failed, failed[0]
+    yield cutegen.use(Dispatcher(kernels=Kernels(store, build="never")))
     cutegen.use(before)
 
 
