@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch")
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
+from cutegen.build import Artifact, Builder  # noqa: E402
+from cutegen.build.render import render  # noqa: E402
 from cutegen.build.store import Store  # noqa: E402
 from cutegen.errors import ProblemError  # noqa: E402
 from cutegen.families.gemm.problem import LARGEST_EXTENT, Problem  # noqa: E402
