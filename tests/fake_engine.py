@@ -2,7 +2,7 @@
 
 ``ok``, ``ok:12.5`` (microseconds), ``wrong``, ``racy``, ``refuses``, ``stray``, ``breaks`` (the device),
 ``hangs``, ``crashes``, ``prints``, ``bug``, ``forks``; ``time-`` in front makes it misbehave only when timed,
-``dwell-`` only when it dwells; ``@300`` behind makes it draw 300 W instead of 500.
+``energy-`` only while its energy is measured; ``@300`` behind makes it draw 300 W instead of 500.
 Time is virtual: measuring advances a clock, so that tests are exact and fast. So does asking for the energy
 counter, which moves in steps.
 """
@@ -114,12 +114,12 @@ class FakeEngine:
         self.events.append(f"prepare {candidate.name}")
         behaviour, _, rest = candidate.symbol.partition(":")
         number, _, watts = rest.partition("@")
-        self._behave("" if behaviour.startswith(("time-", "dwell-")) else behaviour)
+        self._behave("" if behaviour.startswith(("time-", "energy-")) else behaviour)
         return Prepared(f"{behaviour}@{watts or WATTS}", LAUNCHES, float(number or 20.0))
 
     def measure(self, prepared: Prepared, replays: int) -> float:
         behaviour, watts = _behaviour(prepared)
-        self._behave("" if behaviour.startswith("dwell-") else behaviour.removeprefix("time-"))
+        self._behave("" if behaviour.startswith("energy-") else behaviour.removeprefix("time-"))
         slow = 1 + self._drift * self.clock_s + self._rng.gauss(0, self._noise)
         self.pass_time(prepared.replay_us * replays * slow / 1e6, watts)
         return prepared.first_us * slow
@@ -137,7 +137,7 @@ class FakeEngine:
 
     def feed(self, prepared: Prepared) -> FakeFeed:
         behaviour, watts = _behaviour(prepared)
-        self._behave(behaviour.removeprefix("dwell-"))
+        self._behave(behaviour.removeprefix("energy-"))
         self.watts = watts
         return FakeFeed(self, prepared)
 

@@ -144,24 +144,24 @@ class FakeBench:
         self.timed.append((policy, tuple(c.name for c in candidates)))
         late = CheckResult("timeout", "took too long")
         broken = {c.name: late for c in candidates if c.symbol.startswith("breaks")}
-        dwells = policy.dwell_s > 0
-        timings = {c.name: _timing(c.symbol, dwells) for c in candidates if c.name not in broken}
-        return TimingRun(timings, _timing(f"{REFERENCE_US}", dwells), broken)
+        isolated = policy.energy_s > 0
+        timings = {c.name: _timing(c.symbol, isolated) for c in candidates if c.name not in broken}
+        return TimingRun(timings, _timing(f"{REFERENCE_US}", isolated), broken)
 
     @property
     def finals(self) -> tuple[str, ...]:
         """Names in the last measurement that decides."""
-        return next(names for policy, names in reversed(self.timed) if policy.dwell_s)
+        return next(names for policy, names in reversed(self.timed) if policy.energy_s)
 
     def close(self) -> None:
         self.closed = True
 
 
-def _timing(symbol: str, dwells: bool) -> Timing:
-    """The timing of a behaviour, with an interval of 0.2 % around its energy if it dwells and can be read."""
+def _timing(symbol: str, isolated: bool) -> Timing:
+    """The timing of a behaviour, with an interval of 0.2 % around its energy if that is measured."""
     time_us, at, watts = symbol.partition("@")
     plain = timing(float(time_us))
-    if not dwells or (at and not watts):
+    if not isolated or (at and not watts):
         return plain
     energy = plain.median_us * float(watts or WATTS) / 1000
     return plain.with_energy(Interval(energy * 0.998, energy, energy * 1.002), float(watts or WATTS))

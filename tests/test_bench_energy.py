@@ -119,7 +119,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def call(*arguments: str) -> int:
         files = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "energy.json")]
-        return bench_energy.main([*files, "--dwell", "0.1", "--rounds", "5", *arguments])
+        return bench_energy.main([*files, "--energy-seconds", "0.1", "--rounds", "5", *arguments])
 
     return call
 

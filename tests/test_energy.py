@@ -11,7 +11,7 @@ from fake_engine import LAUNCHES, READING_S, STEP_S, FakeEngine, FakeFeed
 from cutegen.errors import LaunchError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
-from cutegen.measure.energy import Dwell, dwell, join
+from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import Interval
@@ -19,8 +19,8 @@ from cutegen.measure.timing import BrokenDeviceError, RoundsResult, time_in_roun
 from cutegen.space import Launch
 
 PROBLEM = Problem(256, 256, 256)
-EVERYONE = Policy(rounds=3, min_rounds=3, objective="energy", dwell_s=0.1)
-FINAL = Policy(rounds=3, min_rounds=3, dwell_s=0.1)
+EVERYONE = Policy(rounds=3, min_rounds=3, objective="energy", energy_s=0.1)
+FINAL = Policy(rounds=3, min_rounds=3, energy_s=0.1)
 
 
 def candidate(name: str, symbol: str = "ok") -> Candidate:
@@ -56,7 +56,7 @@ def test_power_is_taken_from_edge_to_edge() -> None:
     for start in (0.0, 0.003, 0.0117, 0.0199):
         engine = FakeEngine()
         engine.pass_time(start, 700)
-        found = dwell(engine, Prepared("ok@300", LAUNCHES, 20.0), 0.1)
+        found = isolated_energy(engine, Prepared("ok@300", LAUNCHES, 20.0), 0.1)
         assert found is not None
         assert found.energy_mj.low <= 300 * 20e-3 <= found.energy_mj.high
         assert found.power_w == pytest.approx(300, rel=0.01)
@@ -68,15 +68,15 @@ def test_what_another_drew_just_before_does_not_count() -> None:
     """700 W up to the very start leave no trace in an entry of 300 W."""
     engine = FakeEngine()
     engine.pass_time(STEP_S * 1.5, 700)
-    found = dwell(engine, Prepared("ok@300", LAUNCHES, 20.0), 0.02)
+    found = isolated_energy(engine, Prepared("ok@300", LAUNCHES, 20.0), 0.02)
     assert found is not None and found.energy_mj.low <= 6.0 <= found.energy_mj.high
     assert found.energy_mj.high < 6.6
 
 
-def test_whom_the_caller_keeps_dwells_though_it_lost_before_the_playoff() -> None:
+def test_energy_of_a_kept_entry_is_measured_though_it_lost_before_the_extra_rounds() -> None:
     """The default has its energy read, as the winner and torch.mm have, and nobody else."""
     engine = Recorder()
-    final = Policy(rounds=3, min_rounds=3, precision=0, playoff=5, dwell_s=0.1)
+    final = Policy(rounds=3, min_rounds=3, precision=0, extra_rounds=5, energy_s=0.1)
     entries = [candidate("default", "ok:30"), candidate("best", "ok:8"), candidate("other", "ok:9")]
     result = run(engine, *entries, policy=final, keep="default")
     assert result.timings["default"].samples == 3
@@ -84,12 +84,12 @@ def test_whom_the_caller_keeps_dwells_though_it_lost_before_the_playoff() -> Non
     assert result.timings["default"].energy is not None and result.timings["other"].energy is None
 
 
-def test_a_dwell_lasts_as_long_as_asked_and_ends_at_an_edge() -> None:
+def test_a_measurement_lasts_as_long_as_asked_and_ends_at_an_edge() -> None:
     """A lead-in, then at least the time that was asked for, and no more than three steps beyond."""
     engine = FakeEngine()
     engine.pass_time(0.001, 500)
     begun = engine.clock_s
-    assert dwell(engine, Prepared("ok@500", LAUNCHES, 20.0), 0.1) is not None
+    assert isolated_energy(engine, Prepared("ok@500", LAUNCHES, 20.0), 0.1) is not None
     assert 0.1 + STEP_S <= engine.clock_s - begun <= 0.1 + 3 * STEP_S
 
 
@@ -97,7 +97,7 @@ def test_a_dwell_lasts_as_long_as_asked_and_ends_at_an_edge() -> None:
 def test_a_counter_that_does_not_move_gives_no_number(settings: dict[str, float]) -> None:
     """Unreadable, stuck, or stepping once in a long while: None, after a quarter of a second at most."""
     engine = FakeEngine(**settings)  # type: ignore[arg-type]
-    assert dwell(engine, Prepared("ok@500", LAUNCHES, 20.0), 0.1) is None
+    assert isolated_energy(engine, Prepared("ok@500", LAUNCHES, 20.0), 0.1) is None
     assert engine.clock_s < 0.27
     recorder = Recorder(**settings)
     result = run(recorder, candidate("a"), candidate("b"))
@@ -113,13 +113,16 @@ def test_a_counter_that_runs_backwards_gives_no_number() -> None:
             value = super().energy_mj()
             return None if value is None else -value
 
-    assert dwell(Backwards(), Prepared("ok@500", LAUNCHES, 20.0), 0.1) is None
+    assert isolated_energy(Backwards(), Prepared("ok@500", LAUNCHES, 20.0), 0.1) is None
 
 
 def test_passes_are_joined_with_an_interval_around_both() -> None:
     """The mean of two, from the lowest to the highest."""
-    one, two = Dwell(Interval(9.0, 10.0, 11.0), 400.0), Dwell(Interval(9.5, 12.0, 12.5), 500.0)
-    assert join([one, two]) == Dwell(Interval(9.0, 11.0, 12.5), 450.0)
+    one, two = (
+        IsolatedEnergy(Interval(9.0, 10.0, 11.0), 400.0),
+        IsolatedEnergy(Interval(9.5, 12.0, 12.5), 500.0),
+    )
+    assert join([one, two]) == IsolatedEnergy(Interval(9.0, 11.0, 12.5), 450.0)
 
 
 def test_everyone_has_energy_of_its_own() -> None:
@@ -140,7 +143,7 @@ def test_the_second_pass_is_in_the_opposite_order() -> None:
     assert engine.dwelt == ["torch", "a", "b", "c", "c", "b", "a", "torch"]
 
 
-def test_one_dwell_of_two_is_no_energy() -> None:
+def test_one_measurement_of_two_is_no_energy() -> None:
     """A counter that stops between the passes leaves everyone without, not with half of the evidence."""
 
     class Stopping(Recorder):
@@ -163,7 +166,7 @@ def test_a_steady_drift_of_power_favours_nobody() -> None:
     assert first is not None and last is not None and first.half_width > last.half_width + 0.003
 
 
-def test_for_time_only_those_dwell_that_may_win() -> None:
+def test_for_time_only_the_winners_energy_is_measured() -> None:
     """The first of those that nobody beats, those that the caller names, and the reference; once."""
     entries = [candidate("fast", "ok:10"), candidate("tied", "ok:10.03"), candidate("slow", "ok:12")]
     default = candidate("default", "ok:15")
@@ -176,7 +179,7 @@ def test_for_time_only_those_dwell_that_may_win() -> None:
     assert set(engine.dwelt) == {"torch", "fast", "tied", "slow", "default"}
 
 
-def test_of_many_equals_the_first_dwells() -> None:
+def test_of_many_equals_the_first_is_measured() -> None:
     """A long tie does not take long; whoever wins it comes first, and has its energy after one pass."""
     engine = Recorder()
     result = run(engine, *(candidate(f"e{i}", "ok:10@500") for i in range(9)), policy=FINAL, keep="e8")
@@ -185,22 +188,22 @@ def test_of_many_equals_the_first_dwells() -> None:
     assert result.timings["e1"].energy_mj is None
 
 
-def test_without_a_dwell_nobody_dwells() -> None:
+def test_without_seconds_no_energy_is_measured() -> None:
     """Screening reads no energy."""
     engine = Recorder()
     result = run(engine, candidate("a"), policy=Policy.screen())
     assert engine.dwelt == [] and result.timings["a"].energy is None
 
 
-def test_failing_in_a_dwell_costs_that_candidate_only() -> None:
+def test_failing_in_a_measurement_costs_that_candidate_only() -> None:
     """It has no timing then, and a reason; the others have their energy."""
     engine = Recorder()
-    result = run(engine, candidate("bad", "dwell-refuses"), candidate("a"))
+    result = run(engine, candidate("bad", "energy-refuses"), candidate("a"))
     assert set(result.timings) == {"torch", "a"} and "mismatched" in result.failures["bad"]
     assert result.timings["a"].energy is not None and result.timings["torch"].energy is not None
     assert engine.dwelt.count("bad") == 1
     with pytest.raises(BrokenDeviceError, match="illegal memory access"):
-        run(engine := Recorder(), candidate("a"), candidate("bad", "dwell-breaks"))
+        run(engine := Recorder(), candidate("a"), candidate("bad", "energy-breaks"))
     assert engine.announced[-1] == "bad"
 
 

@@ -32,7 +32,7 @@ def test_every_field_is_part_of_the_identity() -> None:
         {"prune": 0.1},
         {"seed": 1},
         {"objective": "energy"},
-        {"dwell_s": 0.1},
+        {"energy_s": 0.1},
     ]
     policies = [Policy(), *(replace(Policy(), **change) for change in changes)]
     assert len({policy.digest for policy in policies}) == len(policies)
@@ -49,9 +49,9 @@ def test_every_field_is_part_of_the_identity() -> None:
         ({"min_rounds": 0}, "0 to 15 rounds"),
         ({"precision": float("nan")}, "precision is nan"),
         ({"round_us": -1.0}, "must not be negative"),
-        ({"dwell_s": -1.0}, "must not be negative"),
+        ({"energy_s": -1.0}, "must not be negative"),
         ({"objective": "watts"}, "valid: time, energy, edp"),
-        ({"clock": "burst", "dwell_s": 0.1}, "dwell of 0.1 s after a burst"),
+        ({"clock": "burst", "energy_s": 0.1}, "energy for 0.1 s after a burst"),
     ],
 )
 def test_invalid_policies_are_refused_with_what_is_valid(change: dict[str, Any], words: str) -> None:
@@ -69,7 +69,7 @@ def test_unknown_fields_are_named() -> None:
 
 
 def test_timing_summarises_pairs() -> None:
-    """Ratio is the median of paired ratios; energy and the power beside it come from dwells alone."""
+    """Ratio is the median of paired ratios; energy and the power beside it are those of ``with_energy``."""
     rounds = Timing.of(
         [10.0, 11.0, 12.0], [20.0, 22.0, 24.0], clocks_mhz=[1500, 1510, 1490], rounds_power_w=600.0
     )
@@ -82,7 +82,7 @@ def test_timing_summarises_pairs() -> None:
     assert Timing.from_json(json.loads(json.dumps(timing.to_json()))) == timing
 
 
-def test_records_from_before_there_were_dwells_lose_the_energy_that_was_nobodys_own() -> None:
+def test_old_records_lose_the_energy_that_was_nobodys_own() -> None:
     """The mean over all rounds keeps its value under its right name; the product with the time goes."""
     old = {
         "median_us": 10.0,
@@ -94,7 +94,7 @@ def test_records_from_before_there_were_dwells_lose_the_energy_that_was_nobodys_
     }
     timing = Timing.from_json(old)
     assert (timing.rounds_power_w, timing.power_w, timing.energy_mj) == (600.0, None, None)
-    assert Policy.from_json({"rounds": 9}) == Policy(rounds=9, objective="time", dwell_s=0.0)
+    assert Policy.from_json({"rounds": 9}) == Policy(rounds=9, objective="time", energy_s=0.0)
 
 
 def test_costs_are_time_energy_and_their_product() -> None:
@@ -114,12 +114,22 @@ def test_costs_are_time_energy_and_their_product() -> None:
     assert against(None, timing, "energy") is None
 
 
-def test_every_objective_has_a_dwell_and_screening_has_none() -> None:
+def test_digests_of_stored_policies_are_those_of_version_0_1() -> None:
+    policies = [Policy.screen(), Policy.screen(loaded=True), Policy.final(), Policy.final(3, "energy")]
+    assert [policy.digest for policy in policies] == [
+        "541b91a698f8",
+        "3395f88ce5de",
+        "e96df1551759",
+        "a4704e4269ee",
+    ]
+
+
+def test_every_objective_measures_energy_and_screening_does_not() -> None:
     """Objectives that need energy look longer."""
     finals = [Policy.final(objective=name) for name in OBJECTIVES]
     assert [policy.objective for policy in finals] == ["time", "energy", "edp"]
-    assert 0 < finals[0].dwell_s < finals[1].dwell_s == finals[2].dwell_s
-    assert Policy.screen().dwell_s == Policy.screen(loaded=True).dwell_s == 0
+    assert 0 < finals[0].energy_s < finals[1].energy_s == finals[2].energy_s
+    assert Policy.screen().energy_s == Policy.screen(loaded=True).energy_s == 0
     with pytest.raises(UsageError, match="valid: time, energy, edp"):
         Policy.final(objective="joules")
 

@@ -128,9 +128,9 @@ def test_race_drops_the_hopeless_and_keeps_their_samples() -> None:
     assert contest.samples("near") == (6.0, 6.6)
 
 
-def test_a_playoff_goes_on_with_those_whom_nobody_beats() -> None:
+def test_extra_rounds_run_the_statistically_tied() -> None:
     """After three rounds the slow one is out; the two that are alike run until they are told apart."""
-    contest = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, playoff=20)
+    contest = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, extra_rounds=20)
     wobble = [0.02, -0.02, 0.01, -0.01]
     while not contest.finished:
         by = wobble[contest.rounds % 4]
@@ -138,7 +138,7 @@ def test_a_playoff_goes_on_with_those_whom_nobody_beats() -> None:
         contest.observe(10.0, {name: known[name] for name in contest.alive})
     assert len(contest.samples("slow")) == 3
     assert contest.alive == ("first", "twin") and contest.rounds == 23
-    apart = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, playoff=20)
+    apart = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, extra_rounds=20)
     while not apart.finished:
         apart.observe(10.0, {"first": 5.0, "twin": 5.1, "slow": 6.0})
     assert apart.alive == ("first",) and apart.rounds == 3
@@ -146,7 +146,7 @@ def test_a_playoff_goes_on_with_those_whom_nobody_beats() -> None:
 
 def test_the_drift_of_all_tells_entries_apart() -> None:
     """Everyone slows down together by 10 %: 2 % between two of them still decide."""
-    contest = race(["fast", "near"], max_rounds=6, precision=0.0, playoff=20)
+    contest = race(["fast", "near"], max_rounds=6, precision=0.0, extra_rounds=20)
     while not contest.finished:
         by = 1 + 0.1 * (contest.rounds % 3)
         contest.observe(10.0 * by, {"fast": 5.0 * by, "near": 5.1 * by})

@@ -101,7 +101,7 @@ _entries = st.builds(
     artifact_key=st.just("") | st.text("0123456789abcdef", min_size=32, max_size=32),
     time_us=st.none() | _finite,
     interval=st.none() | st.tuples(_finite, _finite),
-    ratio_to_torch=st.none() | _finite,
+    ratio_to_baseline=st.none() | _finite,
     ratio_to_default=st.none() | _finite,
     trial_ids=st.lists(st.text(max_size=5), max_size=3).map(tuple),
 )
@@ -131,10 +131,18 @@ def test_a_file_is_for_people(tmp_path: Path) -> None:
     assert list(data["entries"]) == ["gemm 64x7168x2048 bf16 kk", "gemm 4096x4096x4096 bf16 kk"]
     entry = data["entries"]["gemm 4096x4096x4096 bf16 kk"]
     assert entry["config"] == OTHER.to_json()
-    assert entry["ratio_to_torch"] == 1.013 and entry["trial_ids"] == ["t1", "t2"]
+    assert entry["ratio_to_baseline"] == 1.013 and entry["trial_ids"] == ["t1", "t2"]
     assert [p.name for p in path.parent.iterdir()] == ["table.json"]
     loaded = Table.load(path)
     assert loaded.entries[SQUARE] == _full(SQUARE)
+
+
+def test_a_table_of_version_0_1_is_read(tmp_path: Path) -> None:
+    """It named the baseline in a field."""
+    path = tmp_path / "table.json"
+    Table(HERE, [_full(SQUARE)]).save(path)
+    path.write_text(path.read_text().replace('"ratio_to_baseline"', '"ratio_to_torch"'))
+    assert Table.load(path).entries[SQUARE] == _full(SQUARE)
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ def test_every_round_runs_everyone_and_the_reference_once() -> None:
     assert len(set(rounds)) > 1
 
 
-def test_a_playoff_runs_those_whom_nobody_beats_and_the_reference() -> None:
+def test_extra_rounds_run_the_statistically_tied_and_the_reference() -> None:
     """The slow one is out after three rounds; twins and torch.mm take up to five more."""
     engine = Recorder(noise=0.01)
-    policy = Policy(clock="burst", settle_s=0, rounds=3, min_rounds=3, precision=0, playoff=5)
+    policy = Policy(clock="burst", settle_s=0, rounds=3, min_rounds=3, precision=0, extra_rounds=5)
     result = run(engine, [candidate("a"), candidate("slow", "ok:30"), candidate("twin")], policy)
     assert result.rounds == 8
     assert Counter(name for name, _ in engine.ran) == {"a": 8, "twin": 8, "torch": 8, "slow": 3}

@@ -166,25 +166,25 @@ def test_rounds_run_on_the_real_engine() -> None:
     assert set(result.timings) == {"torch", "right"} and set(result.failures) == {"fails"}
 
 
-def test_a_dwell_runs_on_the_real_engine() -> None:
-    """The logic of dwells, the engine and its lane fit together; without NVML there is no energy."""
-    from cutegen.measure.energy import dwell
+def test_energy_is_measured_by_the_real_engine() -> None:
+    """Isolated energy, the engine and its lane fit together; without NVML there is no energy."""
+    from cutegen.measure.energy import isolated_energy
 
     lane = HostLane()
     engine = new_engine(lane)
     engine.open(SMALL, 0)
     prepared = engine.prepare(candidate(SMALL))
-    assert dwell(engine, prepared, 0.01) is None
+    assert isolated_energy(engine, prepared, 0.01) is None
     shown, clock = iter([100, 100, 250, 250, 400.0, 400]), iter(range(100))
     engine.energy_mj = lambda: next(shown)  # type: ignore[method-assign, assignment]
     engine.now = lambda: next(clock) / 100  # type: ignore[method-assign, return-value]
-    found = dwell(engine, prepared, 0.01)
+    found = isolated_energy(engine, prepared, 0.01)
     assert found is not None and found.power_w > 0
     feed = engine.feed(prepared)
     assert feed.finish() == pytest.approx(feed._feed.took_us / prepared.launches)  # type: ignore[attr-defined]
 
 
-def test_a_dwell_that_fails_is_a_launch_error() -> None:
+def test_failing_in_an_energy_measurement_is_a_launch_error() -> None:
     """Errors of the device surface as the launch's, wherever they show."""
 
     def broken(*arguments: object) -> None:

@@ -276,7 +276,7 @@ def test_again_measures_everything_anew(tmp_path: Path) -> None:
     assert DEFAULT.digest in rig.bench.checked
 
 
-def test_torch_wins_only_where_that_is_allowed(tmp_path: Path) -> None:
+def test_baseline_wins_only_where_that_is_allowed(tmp_path: Path) -> None:
     """torch.mm takes an entry only on request; cutegen's best is named beside it."""
     own = Rig(tmp_path / "a", only({}, rest=200.0))
     own.tuner.tune(*SHAPE)
@@ -284,7 +284,7 @@ def test_torch_wins_only_where_that_is_allowed(tmp_path: Path) -> None:
     free = Rig(tmp_path / "b", only({}, rest=200.0), allow_torch=True)
     result = free.tuner.tune(*SHAPE)
     entry = Table.load(free.tuner.setting.table).entries[PROBLEM]
-    assert result.torch_wins and entry.source == "torch" and entry.time_us == REFERENCE_US
+    assert result.baseline_wins and entry.source == "torch" and entry.time_us == REFERENCE_US
 
 
 def test_the_budget_ends_the_search_but_not_the_finals(tmp_path: Path) -> None:

@@ -63,21 +63,21 @@ def test_ratios_are_of_the_objective(tmp_path: Path) -> None:
     result = rig.tuner.tune(*SHAPE, objective="energy")
     timing = result.winner.timing
     assert timing is not None and timing.ratio == pytest.approx(100 / 95)
-    ratio = result.against_torch(timing)
+    ratio = result.against_baseline(timing)
     assert ratio is not None and ratio.mid == pytest.approx(50 / 38) and ratio.low < ratio.mid < ratio.high
     entry = entry_of(rig)
-    assert entry.energy_mj == pytest.approx(38.0) and entry.ratio_to_torch == pytest.approx(50 / 38)
+    assert entry.energy_mj == pytest.approx(38.0) and entry.ratio_to_baseline == pytest.approx(50 / 38)
     assert entry.ratio_to_default == pytest.approx(200 * 0.7 / 38)
 
 
-def test_torch_wins_by_the_objective(tmp_path: Path) -> None:
+def test_baseline_wins_by_the_objective(tmp_path: Path) -> None:
     """A library that is slower but needs less energy wins for energy, if it may, and not for time."""
     hungry = thrifty(fast="90@700", cool="95@600")
     for objective, source in (("time", "cutegen"), ("energy", "torch")):
         rig = Rig(tmp_path / objective, hungry, allow_torch=True)
         rig.tuner.tune(*SHAPE, objective=objective)
         assert entry_of(rig).source == source
-    assert entry_of(rig).energy_mj == pytest.approx(50.0) and entry_of(rig).ratio_to_torch == 1.0
+    assert entry_of(rig).energy_mj == pytest.approx(50.0) and entry_of(rig).ratio_to_baseline == 1.0
 
 
 def test_overlapping_energies_are_a_tie(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_entry_for_another_objective_finishes_no_run(tmp_path: Path) -> None:
     """Even if its evidence were there."""
     rig = Rig(tmp_path, thrifty())
     rig.tuner.tune(*SHAPE)
-    finals = [t for t in trials_of(tmp_path) if t.policy and t.policy.dwell_s]  # type: ignore[attr-defined]
+    finals = [t for t in trials_of(tmp_path) if t.policy and t.policy.energy_s]  # type: ignore[attr-defined]
     request, entry = rig.tuner.request(PROBLEM), entry_of(rig)
     assert recorded_result(request, SPACE, DEVICE, entry, finals) is not None  # type: ignore[arg-type]
     other = replace(entry, objective="energy")
@@ -134,7 +134,7 @@ def test_finals_say_what_they_were_for(tmp_path: Path) -> None:
     """The policy of a final names the objective; screening reads no energy."""
     Rig(tmp_path, thrifty()).tuner.tune(*SHAPE, objective="energy")
     trials = [t for t in trials_of(tmp_path) if t.timing]  # type: ignore[attr-defined]
-    finals = [t for t in trials if t.policy.dwell_s]  # type: ignore[attr-defined]
+    finals = [t for t in trials if t.policy.energy_s]  # type: ignore[attr-defined]
     assert {t.policy.objective for t in finals} == {"energy"}  # type: ignore[attr-defined]
     assert all(t.timing.energy for t in finals)  # type: ignore[attr-defined]
     screened = [t for t in trials if t not in finals]
@@ -203,7 +203,7 @@ def test_more_finalists_further_behind_compete_for_energy() -> None:
     assert energy.finalists == (effort.energy_finalists, effort.energy_band)
     assert energy.finalists > time.finalists and energy.finalists[1] > time.finalists[1]
     assert energy.screen_policy == time.screen_policy
-    assert energy.final_s > time.final_s + 20 * energy.final_policy.dwell_s
+    assert energy.final_s > time.final_s + 20 * energy.final_policy.energy_s
     slow = rivals(1)[0]
     times = {DEFAULT: 100.0, slow: 112.0}
     assert slow in pick_finalists(times, *energy.finalists, [])

@@ -107,7 +107,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     timing = parser.add_argument_group("measuring")
     timing.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
     timing.add_argument(
-        "--dwell", type=positive_float, default=0.5, metavar="SECONDS", help="of each of two (default 0.5)"
+        "--energy-seconds",
+        type=positive_float,
+        default=0.5,
+        metavar="SECONDS",
+        help="of each of two (default 0.5)",
     )
     timing.add_argument("--rounds", type=positive_int, default=15, help="interleaved rounds (default 15)")
     timing.add_argument(
@@ -126,20 +130,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def policy_of(args: argparse.Namespace) -> Policy:
-    """Return how everything is timed: all entries dwell."""
+    """Return how everything is timed: the energy of all entries in isolation."""
     return Policy(
         rounds=args.rounds,
         min_rounds=args.rounds,
         settle_s=args.settle,
         seed=args.seed,
         objective="energy",
-        dwell_s=args.dwell,
+        energy_s=args.energy_seconds,
     )
 
 
 def make_bench(args: argparse.Namespace) -> Bench:
     """Return the measuring child."""
-    return Bench(device=args.device, timeout_s=30.0 + 2 * args.dwell)
+    return Bench(device=args.device, timeout_s=30.0 + 2 * args.energy_seconds)
 
 
 def make_plans(args: argparse.Namespace, device: Device) -> list[Plan]:
@@ -262,7 +266,9 @@ def dry_run(args: argparse.Namespace) -> int:
     for plan in make_plans(args, device):
         kernels = {plan.source(name).digest for name in plan.configs}
         entries = len(plan.configs) + 1
-        seconds = args.settle + entries * (2 * args.dwell + args.rounds * policy_of(args).round_us / 1e6)
+        seconds = args.settle + entries * (
+            2 * args.energy_seconds + args.rounds * policy_of(args).round_us / 1e6
+        )
         print(f"{plan.named.name}: {plan.named.problem}: base {short_config(plan.space, plan.configs[OWN])}")
         print(f"{entries} entries, {len(kernels)} kernels, {seconds:.0f} s or more on the GPU")
         for name in plan.configs:

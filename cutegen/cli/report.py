@@ -111,7 +111,7 @@ def _measured_table(result: TuneResult, width: int | None) -> list[str]:
     names = _configs(result, [row.config for row in rows], width)
     providers = [row.config.source for row in rows]
     if result.torch is not None:
-        marks.append("best" if result.torch_wins else "")
+        marks.append("best" if result.baseline_wins else "")
         timings.append(result.torch)
         taken.append(None)
         ratios.append(("1.000" if result.torch.cost(result.objective) is not None else "", ""))
@@ -207,7 +207,7 @@ def _configs(result: TuneResult, configs: Iterable[Config], width: int | None) -
 
 def _mark(row: Row, result: TuneResult) -> str:
     words = []
-    if row.chosen and not result.torch_wins:
+    if row.chosen and not result.baseline_wins:
         words.append("best")
     elif row.equal:
         words.append("tied")
@@ -223,7 +223,7 @@ def _versus(result: TuneResult, baseline: str) -> str:
 
 def _ratio(result: TuneResult, timing: Timing) -> tuple[str, str]:
     """Return the ratio to the baseline and its interval."""
-    ratio = result.against_torch(timing)
+    ratio = result.against_baseline(timing)
     return (f"{ratio.mid:.3f}", f"[{ratio.low:.3f}, {ratio.high:.3f}]") if ratio else ("", "")
 
 
@@ -298,8 +298,8 @@ def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
         "run": result.run,
         "outcomes": dict(result.outcomes),
         "untried": result.untried,
-        "winner": "torch" if result.torch_wins else result.config.to_json(),
-        "source": "torch" if result.torch_wins else result.config.source,
+        "winner": "torch" if result.baseline_wins else result.config.to_json(),
+        "source": "torch" if result.baseline_wins else result.config.source,
         "refused": list(result.refused),
         "ratio_to_default": None if ratio is None else [ratio.low, ratio.mid, ratio.high],
         "baseline": result.baseline,

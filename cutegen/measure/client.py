@@ -256,15 +256,15 @@ class Bench:
         return CheckResult.from_json(result)
 
     def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
-        """Time candidates and the reference in interleaved rounds, then let some of them dwell.
+        """Time candidates and the reference in interleaved rounds, then measure the energy of some alone.
 
         A candidate that breaks the child is dropped, and the rounds start over with the others.
 
         Args:
             candidates: Who is timed; all for the open problem, each with a name of its own. Those that would
-                win a tie come first: of many equals only the first dwells where time decides.
+                win a tie come first: where time decides, energy is measured for the first of many equals.
             policy: How.
-            keep: Names of candidates that dwell, if anyone does, however slow they are.
+            keep: Names of candidates whose energy is measured if anyone's is, however slow they are.
 
         Raises:
             MeasureError: The problem is not open, a name repeats, or the reference failed.

@@ -9,7 +9,7 @@ from statistics import fmean
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.statistics import Interval
 
-__all__ = ["Dwell", "dwell", "join"]
+__all__ = ["IsolatedEnergy", "isolated_energy", "join"]
 
 #: A counter that stays as it is for so many seconds under load never changes. Source: judgement,
 #: more than two of the steps of 0.1 s that an H200's takes.
@@ -20,7 +20,7 @@ _LEAD_S = 0.02
 
 
 @dataclass(frozen=True)
-class Dwell:
+class IsolatedEnergy:
     """What one stretch of replays took.
 
     Attributes:
@@ -41,7 +41,7 @@ class _Edge:
     energy_mj: float
 
 
-def dwell(engine: Engine, prepared: Prepared, seconds: float) -> Dwell | None:
+def isolated_energy(engine: Engine, prepared: Prepared, seconds: float) -> IsolatedEnergy | None:
     """Replay ``prepared`` for at least ``seconds`` between two edges of the counter and return what it took.
 
     The counter moves in steps (0.1 s on an H200), so its value says nothing about a moment between two
@@ -67,7 +67,7 @@ def dwell(engine: Engine, prepared: Prepared, seconds: float) -> Dwell | None:
         return None
     power_mw = Interval(energy / (took + slack), energy / took, energy / (took - slack))
     per_launch = (x * launch_us * 1e-6 for x in (power_mw.low, power_mw.mid, power_mw.high))
-    return Dwell(Interval(*per_launch), power_mw.mid / 1000)
+    return IsolatedEnergy(Interval(*per_launch), power_mw.mid / 1000)
 
 
 def _edge(engine: Engine, meanwhile: Callable[[], None], not_before_s: float) -> _Edge | None:
@@ -89,9 +89,9 @@ def _edge(engine: Engine, meanwhile: Callable[[], None], not_before_s: float) ->
     return None
 
 
-def join(passes: Sequence[Dwell]) -> Dwell:
-    """Return several dwells of one entry as one: the mean, with an interval around all of them."""
-    return Dwell(
+def join(passes: Sequence[IsolatedEnergy]) -> IsolatedEnergy:
+    """Return several measurements of one entry as one: the mean, with an interval around all of them."""
+    return IsolatedEnergy(
         Interval(
             min(one.energy_mj.low for one in passes),
             fmean(one.energy_mj.mid for one in passes),

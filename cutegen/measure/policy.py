@@ -10,15 +10,17 @@ from cutegen.digest import Json, digest
 from cutegen.errors import MeasureError, UsageError
 from cutegen.measure.statistics import Interval, median, median_interval, ratio_interval, steady_interval
 
-__all__ = ["DWELL_S", "OBJECTIVES", "Policy", "Timing", "against", "cost_ratio", "require_objective"]
+__all__ = ["ENERGY_S", "OBJECTIVES", "Policy", "Timing", "against", "cost_ratio", "require_objective"]
 
 #: What a kernel may be chosen by: microseconds, millijoules per launch, or their product.
 OBJECTIVES = ("time", "energy", "edp")
-#: Seconds of a dwell by objective, at least. An H200's counter steps every 0.1 s (polled 200 times a second).
-#: Source of the numbers: judgement. One step, seen late by a few milliseconds, tells what a winner takes
-#: within some percent; over five the same delay is under what is called a tie.
-DWELL_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
+#: Seconds of an isolated energy measurement by objective, at least. An H200's counter steps every 0.1 s
+#: (polled 200 times a second). Source of the numbers: judgement. One step, seen late by a few milliseconds,
+#: tells what a winner takes within some percent; over five the same delay is under what is called a tie.
+ENERGY_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
 
+#: Fields under the names that they had in version 0.1: the digest of a stored policy keys timings.
+_STORED_AS = {"extra_rounds": "playoff", "energy_s": "dwell_s"}
 _CHOICES = {
     "objective": OBJECTIVES,
     "launch": ("graph",),
@@ -56,12 +58,13 @@ class Policy:
         precision: Stop when every interval's half width is under this fraction of its median; 0 never stops.
         prune: Drop whoever is slower than the best by more than this fraction, already after one round;
             0 drops nobody.
-        playoff: Extra rounds: after these rounds, most further ones for the entries that are statistically
-            tied for fastest, while they are several and ``precision`` does not stop it.
+        extra_rounds: After these rounds, most further ones for the entries that are statistically tied for
+            fastest, while they are several and ``precision`` does not stop it.
         seed: Of the order within rounds.
-        objective: What the timings are to decide. It says who dwells: for ``time`` the winner,
-            those that the caller names and the reference, once; for ``energy`` and ``edp`` everyone, twice.
-        dwell_s: After the rounds, seconds that an entry is replayed back to back while the GPU's energy
+        objective: What the timings are to decide. It says whose energy is measured: for ``time`` once that
+            of the winner, the reference and those that the caller names, for ``energy`` and ``edp`` twice
+            everyone's.
+        energy_s: After the rounds, seconds that an entry is replayed back to back while the GPU's energy
             counter is read; 0 reads no energy. It goes with settled clocks only.
 
     Raises:
@@ -78,10 +81,10 @@ class Policy:
     settle_s: float = 3.0
     precision: float = 0.002
     prune: float = 0.0
-    playoff: int = 0
+    extra_rounds: int = 0
     seed: int = 0
     objective: str = "time"
-    dwell_s: float = 0.0
+    energy_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, valid in _CHOICES.items():
@@ -91,11 +94,11 @@ class Policy:
             raise UsageError(
                 f"policy wants {self.min_rounds} to {self.rounds} rounds; valid: 1 or more, in order"
             )
-        for name in ("round_us", "settle_s", "precision", "prune", "playoff", "dwell_s"):
+        for name in ("round_us", "settle_s", "precision", "prune", "extra_rounds", "energy_s"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"policy {name} is {getattr(self, name)!r}; it must not be negative")
-        if self.dwell_s and self.clock != "settled":
-            raise UsageError(f"policy has a dwell of {self.dwell_s:g} s after a {self.clock}; valid: 0")
+        if self.energy_s and self.clock != "settled":
+            raise UsageError(f"policy measures energy for {self.energy_s:g} s after a {self.clock}; valid: 0")
 
     @classmethod
     def screen(cls, seed: int = 0, *, loaded: bool = False) -> Policy:
@@ -121,7 +124,7 @@ class Policy:
 
     @classmethod
     def final(cls, seed: int = 0, objective: str = "time") -> Policy:
-        """Return the policy that decides among the few: settled clocks, 7 to 15 longer rounds, a dwell.
+        """Return the policy that decides among the few: settled clocks, 7 to 15 longer rounds, energy.
 
         Where time decides, 30 more rounds may follow for those that may still win. Source: medians of 15
         rounds on an H200 at its power limit are known to 0.8 %; of 45, to 0.5 %.
@@ -129,8 +132,10 @@ class Policy:
         Raises:
             UsageError: There is no such objective.
         """
-        playoff = 30 if objective == "time" else 0
-        return cls(seed=seed, objective=objective, dwell_s=DWELL_S.get(objective, 0.0), playoff=playoff)
+        extra_rounds = 30 if objective == "time" else 0
+        return cls(
+            seed=seed, objective=objective, energy_s=ENERGY_S.get(objective, 0.0), extra_rounds=extra_rounds
+        )
 
     @property
     def digest(self) -> str:
@@ -139,7 +144,7 @@ class Policy:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
-        return asdict(self)
+        return {_STORED_AS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Policy:
@@ -148,7 +153,8 @@ class Policy:
         Raises:
             UsageError: A field is unknown or its value invalid.
         """
-        return cls(**_known_fields(cls, data))
+        named = {stored: name for name, stored in _STORED_AS.items()}
+        return cls(**_known_fields(cls, {named.get(name, name): value for name, value in data.items()}))
 
 
 @dataclass(frozen=True)
@@ -167,9 +173,10 @@ class Timing:
         sm_clock_mhz: Median SM clock, read right after its replays; None where it cannot be read.
         rounds_power_w: Mean power of the GPU over the rounds of all entries: a fact of the run, not of this
             entry, since entries alternate faster than power can be read.
-        power_w: Mean power of the GPU while this entry alone ran, in its dwells; None without a dwell.
-        energy_mj: Millijoules per launch in those dwells; None without a dwell.
-        energy_low_mj: The least that it may be: the lower dwell, less what the counter's edges leave open.
+        power_w: Mean power of the GPU while this entry alone ran; None if its energy was not measured.
+        energy_mj: Millijoules per launch meanwhile; None likewise.
+        energy_low_mj: The least that it may be: the lower of two measurements, less what the counter's edges
+            leave open.
         energy_high_mj: The most.
         reference: What the reference is, such as ``torch.mm``.
         steady_us: Median after the drift that everyone shared was divided out of each round; for comparing
@@ -238,7 +245,7 @@ class Timing:
         )
 
     def with_energy(self, energy_mj: Interval, power_w: float) -> Timing:
-        """Return this timing with what dwells said: millijoules per launch, and watts meanwhile."""
+        """Return this timing with its isolated energy: millijoules per launch, and watts meanwhile."""
         return replace(
             self,
             power_w=power_w,
@@ -249,7 +256,7 @@ class Timing:
 
     @property
     def energy(self) -> Interval | None:
-        """Millijoules per launch with their spread; None without a dwell."""
+        """Millijoules per launch with their spread; None if they were not measured."""
         if self.energy_mj is None or self.energy_low_mj is None or self.energy_high_mj is None:
             return None
         return Interval(self.energy_low_mj, self.energy_mj, self.energy_high_mj)
@@ -299,7 +306,7 @@ class Timing:
     def from_json(cls, data: Mapping[str, Any]) -> Timing:
         """Return the timing that :meth:`to_json` described.
 
-        Records from before there were dwells called the mean over all rounds the entry's own power, and
+        Records from before isolated measurements called the mean over all rounds the entry's own power, and
         multiplied it with the time; the product is dropped.
 
         Raises:

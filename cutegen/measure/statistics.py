@@ -193,7 +193,7 @@ class Race:
     """Decides round by round who runs on and when enough is known; it never looks at a clock itself.
 
     Each round gives one sample of the reference and of everyone still running. When everyone is known well
-    enough, or the rounds for all are over, extra rounds (the playoff) may follow for the entries that are
+    enough, or the rounds for all are over, extra rounds may follow for the entries that are
     statistically tied for fastest: they decide, and there are few of them.
 
     Attributes:
@@ -210,7 +210,7 @@ class Race:
         max_rounds: int,
         precision: float,
         prune: float,
-        playoff: int = 0,
+        extra_rounds: int = 0,
     ) -> None:
         self.names = tuple(names)
         self.alive = tuple(names)
@@ -219,7 +219,7 @@ class Race:
         self._max_rounds = max_rounds
         self._precision = precision
         self._prune = prune
-        self._playoff = playoff
+        self._extra_rounds = extra_rounds
         self._last: int | None = None
         self._own: dict[str, list[float]] = {name: [] for name in names}
         self._reference: list[float] = []
@@ -233,7 +233,7 @@ class Race:
                 self._own[name].append(own_us[name])
         self._drop_hopeless()
         if self._last is None and self._all_have_run():
-            self._last = self.rounds + self._playoff
+            self._last = self.rounds + self._extra_rounds
         if self._last is not None:
             self._drop_beaten()
 
@@ -250,7 +250,7 @@ class Race:
 
     def _drop_beaten(self) -> None:
         """Keep the entries that are statistically tied for fastest, as :func:`choose` would see it now."""
-        if len(self.alive) < 2 or not self._playoff:
+        if len(self.alive) < 2 or not self._extra_rounds:
             return
         drift = common_drift({"": self._reference, **self._own})
         _, self.alive = choose(

@@ -1,4 +1,4 @@
-"""Times entries in interleaved rounds: burn-in, random order, a reference sample each, early stop, dwells."""
+"""Times entries in interleaved rounds: burn-in, random order, a reference sample each, early stop, energy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from cutegen.errors import LaunchError, MeasureError
 from cutegen.measure.candidate import REFERENCE, Candidate
-from cutegen.measure.energy import Dwell, dwell, join
+from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.sizing import plan_replays
@@ -168,20 +168,20 @@ class _Rounds:
                 drift=drift[: len(samples)],
             )
 
-    def dwell(self, race: Race, keep: Collection[str]) -> None:
-        """Add the energy of those whom the policy lets dwell to their timings.
+    def measure_energy(self, race: Race, keep: Collection[str]) -> None:
+        """Add the isolated energy of those whom the policy asks for to their timings.
 
         A second pass in the opposite order puts everyone's mean at the same time, so that a steady drift of
         the GPU's power favours nobody; where only time decides, one pass tells enough. An entry that fails
         here has failed.
         """
-        names = self._dwellers(race, keep)
+        names = self._energy_names(race, keep)
         turns = names if self.policy.objective == "time" else [*names, *reversed(names)]
-        found: dict[str, list[Dwell]] = {name: [] for name in names}
+        found: dict[str, list[IsolatedEnergy]] = {name: [] for name in names}
         for name in turns:
             if name not in self.prepared:
                 continue
-            one = self._dwell_once(name)
+            one = self._energy_once(name)
             if one is not None:
                 found[name].append(one)
             elif name == names[0]:
@@ -192,8 +192,8 @@ class _Rounds:
                 timing = self.result.timings[name]
                 self.result.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
 
-    def _dwellers(self, race: Race, keep: Collection[str]) -> list[str]:
-        """Return who dwells: the reference first, then entries in their own order.
+    def _energy_names(self, race: Race, keep: Collection[str]) -> list[str]:
+        """Return whose energy is measured: the reference first, then entries in their own order.
 
         Where only time decides, the winner, and whom the caller keeps.
         """
@@ -205,10 +205,10 @@ class _Rounds:
             alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
 
-    def _dwell_once(self, name: str) -> Dwell | None:
+    def _energy_once(self, name: str) -> IsolatedEnergy | None:
         self.announce(name)
         try:
-            return dwell(self.engine, self.prepared[name], self.policy.dwell_s)
+            return isolated_energy(self.engine, self.prepared[name], self.policy.energy_s)
         except LaunchError as error:
             if name == REFERENCE:
                 raise
@@ -233,7 +233,7 @@ def time_in_rounds(
         policy: How.
         reference: What the reference is called in the record.
         announce: Told the name of each entry before it runs, so that a hang can be blamed on it.
-        keep: Entries that dwell, if anyone does, however slow they are.
+        keep: Entries whose energy is measured if anyone's is, however slow they are.
 
     Raises:
         BrokenDeviceError: A launch broke the device; the entry announced last is to blame.
@@ -251,10 +251,10 @@ def time_in_rounds(
         max_rounds=policy.rounds,
         precision=policy.precision,
         prune=policy.prune,
-        playoff=policy.playoff,
+        extra_rounds=policy.extra_rounds,
     )
     power = rounds.run(race)
     rounds.summarise(race, power, reference)
-    if policy.dwell_s > 0:
-        rounds.dwell(race, keep)
+    if policy.energy_s > 0:
+        rounds.measure_energy(race, keep)
     return rounds.result

@@ -52,7 +52,7 @@ _LAUNCH_ERRORS = (
 #: Further runs for equal bits: more where runs are short, because races show rarely.
 _REPEATS, _REPEATS_LARGE, _LARGE_FLOPS = 3, 1, 2e11
 _MOST_GRAPHS = 128
-#: Work that a dwell queues at a time, in microseconds: longer than a reading of NVML takes.
+#: Work that an energy measurement queues at a time, in microseconds: longer than a reading of NVML takes.
 _FEED_US = 5_000.0
 
 

@@ -115,13 +115,14 @@ class Entry:
         artifact_key: The compiled kernel that was measured: 32 hexadecimal digits, or empty if unknown.
         time_us: Median microseconds of the winner.
         interval: Its 95 % interval, in microseconds.
-        ratio_to_torch: Cost of ``torch.mm`` over the winner's: paired times, or what the objective says; None
-            if not measured.
+        ratio_to_baseline: Cost of the baseline over the winner's: paired times, or what the objective says;
+            None if not measured.
         ratio_to_default: The default config's cost over the winner's; None if not measured.
         trial_ids: The trials that this rests on.
         objective: What the winner was chosen by: ``time``, ``energy`` or ``edp``.
         energy_mj: Millijoules per launch of the winner; None if not measured.
-        baseline: What ``ratio_to_torch`` compares with, such as ``torch.mm``; empty in tables of version 0.1.
+        baseline: What ``ratio_to_baseline`` compares with, such as ``torch.mm``; empty in tables of version
+            0.1.
         contended_by: Other processes that used the GPU while it was measured, in words; empty if none was
             seen.
 
@@ -136,7 +137,7 @@ class Entry:
     artifact_key: str = ""
     time_us: float | None = None
     interval: tuple[float, float] | None = None
-    ratio_to_torch: float | None = None
+    ratio_to_baseline: float | None = None
     ratio_to_default: float | None = None
     trial_ids: tuple[str, ...] = ()
     objective: str = "time"
@@ -176,14 +177,16 @@ class Entry:
         if not isinstance(data, dict):
             raise TableError("an entry must be an object")
         known = {f.name for f in fields(cls)} - {"problem"}
-        unknown = sorted(set(data) - known)
+        unknown = sorted(set(data) - known - {"ratio_to_torch"})
         if unknown:
             raise TableError(f"unknown field {shown(unknown[0])}; valid: {', '.join(sorted(known))}")
         values: dict[str, Any] = dict(data)
+        if "ratio_to_torch" in values:  # what version 0.1 called it
+            values.setdefault("ratio_to_baseline", values.pop("ratio_to_torch"))
         config = values.pop("config", None)
         if config is not None and not isinstance(config, dict):
             raise TableError("config must be an object of knobs")
-        for name in ("time_us", "ratio_to_torch", "ratio_to_default", "energy_mj"):
+        for name in ("time_us", "ratio_to_baseline", "ratio_to_default", "energy_mj"):
             _require_number(name, values.get(name))
         for name in ("source", "artifact_key", "objective", "baseline", "contended_by"):
             if not isinstance(values.get(name, ""), str):

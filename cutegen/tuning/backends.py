@@ -50,7 +50,7 @@ class Bench(Protocol):
         """Say whether ``candidate`` computes the right thing."""
 
     def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
-        """Time ``candidates`` and the reference in interleaved rounds; those of ``keep`` dwell if any do."""
+        """Time ``candidates`` and the reference in interleaved rounds; ``keep`` as in the real Bench."""
 
     def close(self) -> None:
         """End the child."""
@@ -134,7 +134,7 @@ class Workshop:
         Args:
             candidates: Who is timed; all for the open problem.
             policy: How.
-            keep: Names of candidates that dwell, if anyone does.
+            keep: Names of candidates whose energy is measured if anyone's is.
             left_s: Seconds to wait for others at most; None for the usual.
 
         Raises:
@@ -145,7 +145,7 @@ class Workshop:
         if self._guard is None:
             self._guard = self._make_guard()
         # A thorough look may take a second: for the first rounds of a problem, and for those that decide.
-        decides = policy.dwell_s > 0
+        decides = policy.energy_s > 0
         problem = candidates[0].problem if candidates else None
         thorough, self._timed = decides or problem != self._timed, problem
         before = self._guard.begin(thorough=thorough, limit_s=left_s)

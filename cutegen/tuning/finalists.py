@@ -22,12 +22,12 @@ class Choice:
 
     Attributes:
         config: The config to use.
-        torch_wins: Whether ``torch.mm`` costs less than it, outside the margin.
+        baseline_wins: Whether the baseline costs less than it, outside the margin.
         equals: Every config that no other beats, in order of preference.
     """
 
     config: Config
-    torch_wins: bool
+    baseline_wins: bool
     equals: tuple[Config, ...]
 
 
@@ -80,14 +80,14 @@ def choose_winner(
             f"objective {objective} needs energy, but this GPU's energy counter cannot be read or does not "
             "change; valid here: time"
         )
-    # Two dwells say little of how well their mean is known: where it is unsure, the default is safe.
+    # Two measurements of energy do not say how well their mean is known: if unsure, the default is safe.
     name, names = choose(costs, list(by_name), excuse=TIE_BAND if objective == "time" else math.inf)
     winner = by_name[name]
     ratio = against(torch, timings[winner], objective)
-    return Choice(winner, _torch_wins(ratio), tuple(by_name[n] for n in names))
+    return Choice(winner, _baseline_wins(ratio), tuple(by_name[n] for n in names))
 
 
-def _torch_wins(ratio: Interval | None) -> bool:
+def _baseline_wins(ratio: Interval | None) -> bool:
     return ratio is not None and ratio.mid < 1 and not tied(ratio, Interval(1.0, 1.0, 1.0))
 
 

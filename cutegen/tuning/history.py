@@ -115,7 +115,7 @@ class Ledger:
         self._trials.add(trial)
         return trial.id
 
-    def write_torch(self, timing: Timing, policy: Policy) -> str:
+    def write_baseline(self, timing: Timing, policy: Policy) -> str:
         """Write down the baseline's time and return the trial's id.
 
         Raises:

@@ -60,7 +60,7 @@ class Campaign:
         self.ledger = ledger
         self.attempts: dict[Config, Attempt] = {}
         self.torch: Timing | None = None
-        self.torch_trial = ""
+        self.baseline_trial = ""
         self.ran = False
         legal = incumbent is not None and is_legal(incumbent, request.problem, request.arch)
         self.incumbent = incumbent if legal else None
@@ -356,7 +356,7 @@ class Campaign:
         torch = known.get(("torch", ()))
         if torch is None or not all(attempt.key in known for attempt in finalists):
             return ()
-        self.torch, self.torch_trial = torch.timing, torch.id
+        self.torch, self.baseline_trial = torch.timing, torch.id
         for attempt in finalists:
             attempt.final, attempt.final_trial = known[attempt.key].timing, known[attempt.key].id
         return tuple(finalists)
@@ -382,7 +382,7 @@ class Campaign:
             attempt.final = timing
             attempt.final_trial = self.ledger.write(attempt, "ok", timing=timing, policy=policy)
         if timed and self.torch is not None:
-            self.torch_trial = self.ledger.write_torch(self.torch, policy)
+            self.baseline_trial = self.ledger.write_baseline(self.torch, policy)
         return tuple(attempt for attempt, _ in timed)
 
     # -- progress

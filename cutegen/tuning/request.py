@@ -119,11 +119,11 @@ class Request:
 
     @property
     def final_s(self) -> float:
-        """Seconds of a budget that are kept for the finalists; where all of them dwell, for that too."""
+        """Seconds of a budget that are kept for the finalists, and for everyone's energy if it counts."""
         if self.objective == "time":
             return self.effort.final_s
         entries = self.effort.energy_finalists + 3  # the default, the incumbent and torch.mm
-        return self.effort.final_s + 2 * entries * self.final_policy.dwell_s
+        return self.effort.final_s + 2 * entries * self.final_policy.energy_s
 
     def run_name(self, device: Device | None, toolchain: str) -> str:
         """Return the name of this run: equal names mean that the same question was asked."""

@@ -59,7 +59,7 @@ class TuneResult:
         rows: The winner first, then its rivals by the objective; the default is among them if it works.
         objective: What the winner was chosen by: one of :data:`cutegen.measure.policy.OBJECTIVES`.
         torch: The timing of ``torch.mm`` in the same rounds.
-        torch_wins: Whether the baseline was allowed to win and did.
+        baseline_wins: Whether the baseline was allowed to win and did.
         ratio_to_default: Default's time (or energy, by the objective) over the winner's, with its interval.
         outcomes: How many candidates ended in each outcome.
         untried: Candidates that the budget left no time for.
@@ -76,7 +76,7 @@ class TuneResult:
     rows: tuple[Row, ...]
     objective: str = "time"
     torch: Timing | None = None
-    torch_wins: bool = False
+    baseline_wins: bool = False
     ratio_to_default: Interval | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     untried: int = 0
@@ -119,9 +119,9 @@ class TuneResult:
     @property
     def ratio(self) -> Interval | None:
         """The baseline's cost over the winner's, with its 95 % interval; None if either was not measured."""
-        return self.against_torch(self.winner.timing) if self.winner.timing else None
+        return self.against_baseline(self.winner.timing) if self.winner.timing else None
 
-    def against_torch(self, timing: Timing) -> Interval | None:
+    def against_baseline(self, timing: Timing) -> Interval | None:
         """Return cost of ``torch.mm`` over that of ``timing``, by the objective; None if it is not known."""
         return against(self.torch, timing, self.objective)
 

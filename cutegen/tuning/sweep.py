@@ -229,7 +229,7 @@ class Tuning:
             default=campaign.default,
             incumbent=campaign.incumbent,
         )
-        setting.save(entry_of(result, campaign.torch_trial))
+        setting.save(entry_of(result, campaign.baseline_trial))
         return result
 
 

@@ -49,7 +49,7 @@ def decide(
         objective=objective,
         rows=_winner_first(rows, objective),
         torch=torch,
-        torch_wins=choice.torch_wins and request.allow_torch,
+        baseline_wins=choice.baseline_wins and request.allow_torch,
         ratio_to_default=_ratio(timings.get(default), timings[choice.config], objective),
     )
 
@@ -84,27 +84,27 @@ def _ratio(default: Timing | None, winner: Timing, objective: str) -> Interval |
     return Interval(1.0, 1.0, 1.0) if default is winner else cost_ratio(default, winner, objective)
 
 
-def entry_of(result: TuneResult, torch_trial: str) -> Entry:
+def entry_of(result: TuneResult, baseline_trial: str) -> Entry:
     """Return what the table should say about the problem of a measured ``result``.
 
     Raises:
         StoreError: Nothing was measured.
     """
     winner = result.winner
-    timing = result.torch if result.torch_wins else winner.timing
+    timing = result.torch if result.baseline_wins else winner.timing
     if timing is None:
         raise StoreError(f"nothing was measured for {result.problem}, so the table cannot name a winner")
     default = next((row.trial for row in result.rows if row.default), "")
     ratio = against(result.torch, timing, result.objective)
-    trials = dict.fromkeys(name for name in (winner.trial, default, torch_trial) if name)
+    trials = dict.fromkeys(name for name in (winner.trial, default, baseline_trial) if name)
     return Entry(
         problem=result.problem,
         config=winner.config,
-        source="torch" if result.torch_wins else winner.config.source,
+        source="torch" if result.baseline_wins else winner.config.source,
         artifact_key=winner.artifact_key,
         time_us=timing.median_us,
         interval=(timing.low_us, timing.high_us),
-        ratio_to_torch=ratio.mid if ratio else None,
+        ratio_to_baseline=ratio.mid if ratio else None,
         ratio_to_default=result.ratio_to_default.mid if result.ratio_to_default else None,
         trial_ids=tuple(trials),
         objective=result.objective,
@@ -153,7 +153,7 @@ def recorded_result(
         objective=objective,
         rows=_winner_first(rows, objective),
         torch=torch,
-        torch_wins=entry.source == "torch",
+        baseline_wins=entry.source == "torch",
         ratio_to_default=_ratio(timings.get(default), timings[entry.config], objective),
         reused=True,
         run=finals[-1].run,
