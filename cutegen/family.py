@@ -274,6 +274,14 @@ class Strategy(Protocol):
         """Return the config to use when nothing was measured."""
         ...
 
+    def default_set(self, space: Space, problem: Any, sm_count: int) -> Sequence[tuple[Any, Config]]:
+        """Return every kernel that :meth:`default` may answer to problems of the signature of ``problem``.
+
+        Each kernel comes once: as a problem of that signature, and a config of it that is valid there. Once
+        these are compiled, no problem of that signature needs a compiler.
+        """
+        ...
+
     def predictor(self, space: Space, problem: Any, sm_count: int) -> Predictor:
         """Return what predicts configs of ``space`` for ``problem``."""
         ...

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from walk import random_problem
 
 from cutegen.arch import find_arch
+from cutegen.errors import ProblemError
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space
-from cutegen.search.defaults import default_config
+from cutegen.families.registry import find_family, find_space, parse_problem
+from cutegen.families.same_kind import problems_of_kind
+from cutegen.search.defaults import default_config, default_set
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 
@@ -71,3 +74,72 @@ def test_without_a_model_the_space_decides() -> None:
     space = find_space("gemm", find_arch("sm_100a"))
     problem = Problem(4096, 4096, 4096)
     assert default_config(space, problem) == space.default(problem)
+
+
+def random_kin(problem: Any, generator: Random) -> Any:
+    """A problem of the same signature at random sizes."""
+    while True:
+        sizes = {name: int(2 ** generator.uniform(0, 14)) for name in problem.sizes}
+        fixed = {s.name for s in find_family(problem.family).sizes if not s.free}
+        step = 16 if problem.family == "gemm" else 1
+        sizes = {
+            name: problem.sizes[name] if name in fixed else -(-v // step) * step for name, v in sizes.items()
+        }
+        if "batch" in sizes:
+            sizes["batch"] = 1 if problem.sizes["batch"] == 1 else 1 + sizes["batch"] % 7
+        if "n" in sizes and "n" not in fixed:
+            sizes["n"] += problem.sizes["n"] % step
+        sizes = {**sizes, "m": max(1, sizes["m"] - generator.randrange(step))} if "m" in sizes else sizes
+        try:
+            kin = problem.with_sizes(**sizes)
+        except ProblemError:
+            continue
+        if kin.signature == problem.signature:
+            return kin
+
+
+KINDS = [
+    ("sm_90a", "gemm 64x64x64 bf16 kk"),
+    ("sm_90a", "gemm 64x64x64 fp16 kn bias=n act=gelu"),
+    ("sm_90a", "gemm 64x64x64 bf16 mk out=fp32"),
+    ("sm_90a", "gemm 4x64x64x64 bf16 kk"),
+    ("sm_90a", "gemm 64x63x64 bf16 kk"),
+    ("sm_90a", "gemm 64x64x64 e4m3 kk promote"),
+    ("sm_90a", "rmsnorm 64x4096 bf16"),
+    ("sm_90a", "rmsnorm 64x20000 fp32"),
+    ("sm_100a", "gemm 64x64x64 bf16 kk"),
+]
+
+
+@pytest.mark.parametrize(("arch", "line"), KINDS, ids=[f"{line} {arch}" for arch, line in KINDS])
+def test_the_default_set_holds_every_default(arch: str, line: str) -> None:
+    """Whatever the sizes, the default's kernel is in the set of its signature, each there once and valid."""
+    problem = parse_problem(line)
+    space = find_space(problem.family, find_arch(arch))
+    found = default_set(space, problem)
+    views = [space.compile_view(config) for _, config in found]
+    assert len(set(views)) == len(views) > 0
+    for kin, config in found:
+        assert kin.signature == problem.signature
+        space.require(kin, config)
+    generator = Random(7)
+    for _ in range(60):
+        kin = random_kin(problem, generator)
+        if not space.explain(kin, {}):
+            assert space.compile_view(default_config(space, kin)) in views, kin
+
+
+def test_a_target_without_kernels_has_an_empty_set() -> None:
+    """int8 does not exist on sm_103a."""
+    problem = parse_problem("gemm 64x64x64 int8 kk")
+    assert not default_set(find_space("gemm", find_arch("sm_103a")), problem)
+
+
+def test_problems_of_a_kind_share_a_signature() -> None:
+    """They come smallest first, each once, and the problem itself is among them."""
+    for line in ("gemm 100x72x64 bf16 kk", "gemm 3x8x63x16 bf16 mk beta", "rmsnorm 17x1000 bf16"):
+        problem = parse_problem(line)
+        kin = problems_of_kind(problem)
+        assert problem in kin and len(set(kin)) == len(kin) > 10
+        assert {p.signature for p in kin} == {problem.signature}
+        assert kin[0].flops < problem.flops < kin[-1].flops

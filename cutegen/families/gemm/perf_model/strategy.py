@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model import proposals
@@ -10,6 +10,7 @@ from cutegen.families.gemm.perf_model.estimator import Estimator
 from cutegen.families.gemm.perf_model.gpu_params import is_modelled
 from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor
 from cutegen.space import Config, Space, Value
 
@@ -70,9 +71,21 @@ class GemmStrategy:
         """
         safe = space.default(problem)
         ranker = Ranker(space, problem, sm_count, None)
-        starters = (safe.replace(**knobs) for knobs in space.starters(problem))
+        starters = _starters(space, problem, safe)
         found = [ranker.finish(config) for config in starters if not space.explain(problem, config)]
         return min(found, key=lambda candidate: candidate.time_us).config if found else safe
+
+    def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
+        """Return the space's default candidates, and its own default where none of them is valid."""
+        found: dict[Config, tuple[Problem, Config]] = {}
+        for kin in problems_of_kind(problem, 1500):
+            if space.explain(kin, {}):
+                continue
+            safe = space.default(kin)
+            valid = [c for c in _starters(space, kin, safe) if not space.explain(kin, c)]
+            for config in valid or [safe]:
+                found.setdefault(space.compile_view(config), (kin, config))
+        return tuple(found.values())
 
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config; None for kernels that are not of cutegen's templates."""
@@ -84,3 +97,7 @@ class GemmStrategy:
             return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
 
         return predict
+
+
+def _starters(space: Space, problem: Problem, safe: Config) -> Iterator[Config]:
+    return (safe.replace(**knobs) for knobs in space.starters(problem))
