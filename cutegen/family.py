@@ -157,7 +157,7 @@ class Argument:
         name: Its name in messages, records and calls.
         kind: What the kernel does with it.
         dtype: Short name of the element type; for a scalar ``fp32`` or ``int32``.
-        shape: Extents of a tensor; empty for what is no tensor.
+        shape: Sizes of a tensor; empty for what is no tensor.
         aligned: Whether every row starts at a multiple of 16 bytes; if not, tests use odd pitches.
         may_alias: Inputs that an output may be; the check runs it apart from them and as each of them.
     """
@@ -264,7 +264,7 @@ class Strategy(Protocol):
         """Return untried configs that the measured microseconds make promising; None is a failure."""
         ...
 
-    def foresee(
+    def precompute(
         self, space: Space, problem: Any, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
     ) -> None:
         """Work out in advance what the other methods look up; called from any thread."""

@@ -147,12 +147,12 @@ def held(problem: Problem, config: Config) -> list[object]:
 
 
 def draws() -> Iterator[tuple[Problem, Config]]:
-    """Random problems, most of them of extents at which every choice can be had."""
+    """Random problems, most of them of sizes at which every choice can be had."""
     generator = Random(0)
     yield from random_pairs(SPACE, seed=0, count=300, per_problem=2, dtypes=BLACKWELL_DTYPES)
     for problem, _ in random_pairs(SPACE, seed=1, count=500, dtypes=BLACKWELL_DTYPES):
         rows = generator.choice((min(problem.m, 512) // 16 * 16 or 16, 512))
-        few = problem.with_extents(rows, 2048, 4096, min(problem.batch, 2))
+        few = problem.resized(rows, 2048, 4096, min(problem.batch, 2))
         for fixed in STEERS:
             config = random_config(SPACE, few, generator, fixed)
             if config is not None:

@@ -57,7 +57,7 @@ def draws() -> Iterator[tuple[Problem, Config]]:
     generator = Random(0)
     for problem, config in random_pairs(SPACE, seed=0, count=150, dtypes=tuple(BLOCK_SCALED)):
         yield problem, config
-        large = problem.with_extents(512, 2048, 1024, min(problem.batch, 2))
+        large = problem.resized(512, 2048, 1024, min(problem.batch, 2))
         found = random_config(SPACE, large, generator)
         assert found is not None
         yield large, found

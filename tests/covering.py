@@ -63,9 +63,9 @@ def choices(problem: Problem, config: Config) -> dict[str, object]:
 def _draws(space: Space, generator: Random) -> Iterator[tuple[Problem, Config]]:
     for i in range(PROBLEMS):
         problem = random_problem(generator)
-        if i % 2:  # extents with a small last wave and a deep k, where every steer leads somewhere
-            extents = generator.choice((320, 640)), 4096, 4096
-            problem = replace(problem.with_extents(*extents, min(problem.batch, 2)), any_order=True)
+        if i % 2:  # sizes with a small last wave and a deep k, where every steer leads somewhere
+            sizes = generator.choice((320, 640)), 4096, 4096
+            problem = replace(problem.resized(*sizes, min(problem.batch, 2)), any_order=True)
         for steer in STEERS if i % 2 and not problem.unaligned_out else STEERS[: 5 if i % 2 else 2]:
             config = random_config(space, problem, generator, steer)
             if config is not None:

@@ -23,7 +23,7 @@ def design(m: int, n: int, cluster: tuple[int, int] = (1, 1), name: str = HOPPER
     return {"operator": name, "tile_shape": [m, n, 64], "cluster_shape": [*cluster, 1]}
 
 
-#: Two that can be launched, one without an adapter, one of a tile that is not foreseen; and refusals.
+#: Two that can be launched, one without an adapter, one of a tile that is unknown; and refusals.
 LISTED: Mapping[str, Any] = {
     "designs": [
         design(128, 256, (2, 1)),

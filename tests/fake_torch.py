@@ -95,8 +95,8 @@ class Torch(SimpleNamespace):
         return bool(self.grad)
 
     def empty(self, shape: Any, *, dtype: Dtype, device: Place = Place()) -> Tensor:
-        extents = (shape,) if isinstance(shape, int) else tuple(shape)
-        made = Tensor(extents, _dense(extents), dtype, device, next(_addresses))
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        made = Tensor(sizes, _dense(sizes), dtype, device, next(_addresses))
         self.allocated.append(made)
         return made
 

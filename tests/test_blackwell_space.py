@@ -53,7 +53,7 @@ ONLY = {
     ),
     "cluster_is_no_larger_than_problem": ("gemm 4096x256x4096 bf16 kk", "cluster_shape_mn=2x8"),
     "tile_counts_fit_32_bits": ("gemm 2147479552x2147479552x64 bf16 kk", ""),
-    "extents_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 kk", ""),
+    "sizes_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 kk", ""),
 }
 
 

@@ -42,7 +42,7 @@ from cutegen.measure.torch_engine import TorchEngine  # noqa: E402
 DTYPES = tuple(BLOCK_SCALED)
 
 
-#: Odd extents: neither whole tiles of scale factors nor, for the second, of 16 columns.
+#: Odd sizes: neither whole tiles of scale factors nor, for the second, of 16 columns.
 PROBLEMS = [
     problem_of(line.format(dtype))
     for dtype in DTYPES

@@ -12,14 +12,14 @@ from test_bringup import B200, HERE, Rig
 from cutegen.families.gemm.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, Problem
 from cutegen.measure import Bench
 from tools import bringup
-from tools.bringup_parts.tiers import SCALED_KNOBS, TIERS, Extent, Tier, plan
+from tools.bringup_parts.tiers import SCALED_KNOBS, TIERS, Scope, Tier, plan
 
 FAMILY = ["--family", BLOCK_SCALED_FAMILY]
 
 
 @pytest.fixture(scope="module")
 def tiers() -> tuple[Tier, ...]:
-    return plan(SPACE, Extent(pairs=9, races=8))
+    return plan(SPACE, Scope(pairs=9, races=8))
 
 
 def test_every_point_is_legal_and_every_value_of_a_knob_is_tried(tiers: tuple[Tier, ...]) -> None:
@@ -57,10 +57,10 @@ def test_the_tiers_run_on_a_gpu(
 ) -> None:
     """One command; a knob that is broken is named as for gemm."""
     rig = Rig(tmp_path, monkeypatch)
-    seen: list[tuple[str, Extent]] = []
+    seen: list[tuple[str, Scope]] = []
 
-    def remembered(space: object, extent: Extent, bundle: object) -> tuple[Tier, ...]:
-        seen.append((space.family, extent))  # type: ignore[attr-defined]
+    def remembered(space: object, scope: Scope, bundle: object) -> tuple[Tier, ...]:
+        seen.append((space.family, scope))  # type: ignore[attr-defined]
         return tiers
 
     monkeypatch.setattr(bringup, "plan", remembered)
@@ -71,8 +71,8 @@ def test_the_tiers_run_on_a_gpu(
         lambda limit: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=limit),
     )
     assert rig(*FAMILY) == 0
-    [(family, extent)] = seen
-    assert family == BLOCK_SCALED_FAMILY and {p.ab_dtype for p in extent.shapes} == set(BLOCK_SCALED)
+    [(family, scope)] = seen
+    assert family == BLOCK_SCALED_FAMILY and {p.ab_dtype for p in scope.shapes} == set(BLOCK_SCALED)
     assert rig.results["family"] == BLOCK_SCALED_FAMILY and rig.results["arch"] == "sm_100a"
     assert {trial["outcome"] for trial in rig.results["trials"]} == {"ok"}
     rig.act = lambda source: "wrong" if source.config["use_pdl"] else "ok"

@@ -250,7 +250,7 @@ TYPES = {
 
 
 def test_kernels_are_called_with_what_they_are_compiled_for(tmp_path: Path) -> None:
-    """Order, types, ranks, extents that must agree, and which stride is 1; also for operands with padding."""
+    """Order, types, ranks, sizes that must agree, and which stride is 1; also for operands with padding."""
     torch = pytest.importorskip("torch")
     from host_lane import bound, filled, new_out
 
@@ -266,15 +266,15 @@ def test_kernels_are_called_with_what_they_are_compiled_for(tmp_path: Path) -> N
         assert wanted.pop() == "_FakeStream", "TVM-FFI hands over the stream itself"
         for padded in (False, True):
             given = bound(problem, filled(problem, awkward=padded), new_out(problem), launch)
-            extents: dict[int, int] = {}
+            sizes: dict[int, int] = {}
             for argument, want in zip(given, wanted, strict=True):
                 if not isinstance(argument, torch.Tensor):
                     assert {int: "Int32", float: "Float32"}[type(argument)] == want, problem
                     continue
                 assert TYPES[str(argument.dtype)] == want["dtype"], problem
-                assert len(argument.shape) == len(want["extents"]), problem
-                for extent, name, step in zip(argument.shape, want["names"], want["extents"], strict=True):
-                    assert extent == extents.setdefault(name, extent) and extent % step == 0, problem
+                assert len(argument.shape) == len(want["sizes"]), problem
+                for size, name, step in zip(argument.shape, want["names"], want["sizes"], strict=True):
+                    assert size == sizes.setdefault(name, size) and size % step == 0, problem
                 for stride, step in zip(argument.stride(), want["strides"], strict=True):
                     assert stride % step == 0 if step else stride == 1, problem
 

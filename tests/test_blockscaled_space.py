@@ -168,7 +168,7 @@ def test_every_load_goes_where_it_is_wanted() -> None:
 
 def test_swapped_operands_keep_their_own_scale_factors() -> None:
     """What the kernel calls A is then the caller's B."""
-    few = PLAIN.with_extents(64, 4096, 4096)
+    few = PLAIN.resized(64, 4096, 4096)
     for swap, lines in (
         (
             False,

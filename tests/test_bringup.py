@@ -23,7 +23,7 @@ from cutegen.families.registry import find_space
 from cutegen.measure import Bench
 from tools import bringup
 from tools.bringup_parts.points import Point
-from tools.bringup_parts.tiers import TIERS, Extent, Tier, plan
+from tools.bringup_parts.tiers import TIERS, Scope, Tier, plan
 
 HERE = Path(__file__).parent
 HOPPER, BLACKWELL = (find_space("gemm", find_arch(name)) for name in ("sm_90a", "sm_100a"))
@@ -46,9 +46,9 @@ class ActingCompiler(FakeCompiler):
 
 
 @cache
-def remembered_plan(space_arch: str, extent: Extent) -> tuple[Tier, ...]:
+def remembered_plan(space_arch: str, scope: Scope) -> tuple[Tier, ...]:
     """Plans take seconds; a test run needs few of them."""
-    return plan(find_space("gemm", find_arch(space_arch)), extent)
+    return plan(find_space("gemm", find_arch(space_arch)), scope)
 
 
 class Rig:
@@ -77,9 +77,7 @@ class Rig:
                 return iter(self._compiler.poll())
 
         monkeypatch.setattr(bringup, "Builder", FakeBuilder)
-        monkeypatch.setattr(
-            bringup, "plan", lambda space, extent, _: remembered_plan(space.arch.name, extent)
-        )
+        monkeypatch.setattr(bringup, "plan", lambda space, scope, _: remembered_plan(space.arch.name, scope))
         monkeypatch.setattr(bringup, "present_device", lambda: fake_engine.DEVICE)
         monkeypatch.setattr(
             bringup,
@@ -309,7 +307,7 @@ def test_what_the_tiers_need_is_compiled_here_and_tried_there(
         "bench_of",
         lambda limit: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=limit),
     )
-    whole = plan(BLACKWELL, Extent(pairs=1))
+    whole = plan(BLACKWELL, Scope(pairs=1))
     few = tuple(replace(tier, points=tier.points[:2]) for tier in whole)
     monkeypatch.setattr(bringup, "plan", lambda *arguments: few)
     bundle, out = tmp_path / "b.tar", tmp_path / "out.json"

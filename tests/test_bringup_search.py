@@ -18,7 +18,7 @@ from tools.bringup_parts.inquiry import Inquiry, inquire
 from tools.bringup_parts.lab import Record
 from tools.bringup_parts.pin_down import Finding, explains, holds, pin_down
 from tools.bringup_parts.points import Point, difference, features, nearest, with_values
-from tools.bringup_parts.tiers import KNOBS, TIERS, Extent, Tier, plan
+from tools.bringup_parts.tiers import KNOBS, TIERS, Scope, Tier, plan
 
 HOPPER, BLACKWELL = (find_space("gemm", find_arch(name)) for name in ("sm_90a", "sm_100a"))
 SQUARE = Problem(4096, 4096, 1024)
@@ -60,7 +60,7 @@ def test_the_nearest_config_changes_as_little_as_rules_allow() -> None:
 
 @pytest.mark.parametrize("space", [HOPPER, BLACKWELL], ids=lambda space: space.arch.name)
 def test_every_point_of_the_plan_is_legal_and_every_value_of_a_knob_is_tried(space: Space) -> None:
-    tiers = plan(space, Extent(pairs=20, shapes=(SQUARE,)))
+    tiers = plan(space, Scope(pairs=20, shapes=(SQUARE,)))
     assert tuple(tier.name for tier in tiers) == TIERS
     for tier in tiers:
         assert tier.points and len(set(tier.points)) == len(tier.points)
@@ -82,7 +82,7 @@ def test_every_point_of_the_plan_is_legal_and_every_value_of_a_knob_is_tried(spa
 
 def test_tails_cover_what_a_problem_can_say() -> None:
     """Every dtype, layout and output of the target, odd n, batches, every part of an epilogue."""
-    problems = [point.problem for point in plan(BLACKWELL, Extent(pairs=1))[1].points]
+    problems = [point.problem for point in plan(BLACKWELL, Scope(pairs=1))[1].points]
     assert {p.ab_dtype for p in problems} == {"bf16", "fp16", "tf32", "e4m3", "e5m2", "int8"}
     assert {p.layout for p in problems} == {"kk", "kn", "mn", "mk"}
     assert {p.out_dtype for p in problems} == {"bf16", "fp16", "fp32", "int32"}
@@ -97,14 +97,14 @@ def test_what_a_bundle_brings_is_tried_in_every_tier() -> None:
     problem = Problem(640, 640, 4096)
     config = BLACKWELL.default(problem).replace(mma_tiler_mn=(128, 48), use_pdl=True)
     theirs = config.replace(source="operators")
-    tiers = plan(BLACKWELL, Extent(pairs=1), {problem: [config, theirs]})
+    tiers = plan(BLACKWELL, Scope(pairs=1), {problem: [config, theirs]})
     assert not any(point.config == theirs for tier in tiers for point in tier.points)
     mine = [[point.problem for point in tier.points if point.config == config] for tier in tiers]
     assert [str(p) for p in mine[0]] == [f"gemm 128x48x{k} bf16 kk" for k in (64, 192, 2560)]
     assert mine[1][0].m % 2 and mine[2:] == [[problem]] * 3
     planned = tiers[2].points[0]
-    assert plan(BLACKWELL, Extent(pairs=1), {planned.problem: [planned.config]}) == plan(
-        BLACKWELL, Extent(pairs=1)
+    assert plan(BLACKWELL, Scope(pairs=1), {planned.problem: [planned.config]}) == plan(
+        BLACKWELL, Scope(pairs=1)
     )
 
 

@@ -162,7 +162,7 @@ def test_tails_are_problems_of_the_same_signature() -> None:
 
 
 def test_arguments_follow_the_options() -> None:
-    """What is absent is left out; extents, dtypes and alignment are those of the problem."""
+    """What is absent is left out; sizes, dtypes and alignment are those of the problem."""
     full = TOY.arguments(TOY.parse("toy 4x9x1 fp16 stats"))
     assert [(a.name, a.kind, a.dtype, a.shape) for a in full] == [
         ("x", "in", "fp16", (4, 9)),

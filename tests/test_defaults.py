@@ -31,19 +31,21 @@ def test_every_starter_is_legal_somewhere() -> None:
     """One that never is would be a typing error; with 8-bit operands too."""
     for dtype in ("bf16", "e4m3", "int8"):
         problems = [Problem(*mnk, ab_dtype=dtype) for mnk in ((4096, 4096, 4096), (64, 4096, 4096))]
-        for number, _ in enumerate(SPACE.starters(problems[0])):
-            configs = [(p, SPACE.default(p).replace(**list(SPACE.starters(p))[number])) for p in problems]
+        for number, _ in enumerate(SPACE.default_candidates(problems[0])):
+            configs = [
+                (p, SPACE.default(p).replace(**list(SPACE.default_candidates(p))[number])) for p in problems
+            ]
             assert any(not SPACE.explain(*pair) for pair in configs), configs
 
 
 def test_defaults_are_few_kernels() -> None:
-    """However many shapes a program has, it compiles no more kernels of one kind than there are starters."""
+    """However many shapes a program has, it compiles no more kernels of one kind than default candidates."""
     generator = Random(5)
     views = set()
     for _ in range(200):
         m, n, k = (8 * int(2 ** generator.uniform(0, 10)) for _ in range(3))
         views.add(SPACE.compile_view(default_config(SPACE, Problem(m, n, k))))
-    assert 8 <= len(views) <= len(list(SPACE.starters(Problem(8, 8, 8))))
+    assert 8 <= len(views) <= len(list(SPACE.default_candidates(Problem(8, 8, 8))))
 
 
 @pytest.mark.parametrize(

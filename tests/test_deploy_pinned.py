@@ -126,7 +126,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "no memory": (lambda a, b, t: ((replace(a, address=0), b), {}), "an operand has no memory"),
     "a gradient": (lambda a, b, t: ((replace(a, requires_grad=True), b), {}), "requires grad"),
-    "extents": (lambda a, b, t: ((a, replace(b, shape=(255, 128))), {}), "they do not multiply"),
+    "sizes": (lambda a, b, t: ((a, replace(b, shape=(255, 128))), {}), "they do not multiply"),
     "strides": (lambda a, b, t: ((replace(a, strides=(512, 2)), b), {}), "must be contiguous"),
     "odd output": (
         lambda a, b, t: ((a, b), {"out": replace(t.tensor(64, 128), address=0x7000_0002)}),

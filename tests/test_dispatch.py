@@ -165,7 +165,7 @@ def test_default_table_is_found_in_the_cache_folder(gpu: FakeGpu, caplog: pytest
 
 BAD_TABLES: dict[str, Callable[[bytes], bytes]] = {
     "integer of 5000 digits": lambda text: text.replace(b'"schema": 1', b'"schema": ' + b"9" * 5000),
-    "extent of 5000 digits": lambda text: text.replace(b"1024x1024x1024", b"9" * 5000 + b"x8x8"),
+    "size of 5000 digits": lambda text: text.replace(b"1024x1024x1024", b"9" * 5000 + b"x8x8"),
     "float too large": lambda text: text.replace(b'"time_us": null', b'"time_us": 1e999'),
     "deeply nested": lambda text: b"[" * 100_000,
     "not UTF-8": lambda text: text.replace(b"H200", b"H200\xff"),

@@ -230,7 +230,7 @@ def test_every_legal_config_has_a_finite_estimate_above_the_floor(
 @settings(max_examples=40, deadline=None)
 @given(factor=st.integers(2, 8), m=st.sampled_from([64, 512, 4096]), k=st.sampled_from([512, 4096]))
 def test_more_work_takes_longer(factor: int, m: int, k: int) -> None:
-    """Multiplying an extent never makes the same kernel faster."""
+    """Multiplying an size never makes the same kernel faster."""
     problem = Problem(m, 4096, k)
     for axis in ("m", "n", "k"):
         larger = replace(problem, **{axis: getattr(problem, axis) * factor})

@@ -98,7 +98,7 @@ def test_epilogue_is_what_was_asked_for() -> None:
     "shapes", [((0, 32), (32, 8)), ((16, 32), (32, 0)), ((16, 0), (0, 8)), ((0, 0), (0, 0))]
 )
 def test_nothing_to_multiply_is_no_problem(shapes: Any) -> None:
-    """An extent of 0 is described, but poses no problem to a kernel."""
+    """A size of 0 is described, but poses no problem to a kernel."""
     found = see(matrix(*shapes[0]), matrix(*shapes[1]))
     assert found.problem is None
     assert found.shape == (shapes[0][0], shapes[1][1])
@@ -117,7 +117,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "vector": (lambda: (matrix(8), matrix(8, 8)), r"a has shape \(8,\); it must be a matrix"),
     "ranks": (lambda: (matrix(2, 8, 8), matrix(8, 8)), "both must be matrices or both batches"),
     "batches": (lambda: (matrix(2, 8, 8), matrix(3, 8, 8)), "their batches must agree"),
-    "extents": (lambda: (matrix(8, 16), matrix(8, 8)), "its 8 rows must be the 16 columns of a"),
+    "sizes": (lambda: (matrix(8, 16), matrix(8, 8)), "its 8 rows must be the 16 columns of a"),
     "no axis": (lambda: (matrix(8, 8, stride=(32, 2)), matrix(8, 8)), "neither its rows nor its columns"),
     "pitch": (
         lambda: (matrix(8, 8, stride=(9, 1)), matrix(8, 8)),

@@ -88,8 +88,8 @@ def test_lines_read_as_users_write_them() -> None:
         ("gemm 0x8x8 bf16 kk", "m=0"),
         ("gemm 8x8x9 bf16 kk", "k=9"),
         ("gemm 99999999999x8x8 bf16 kk", "m=99999999999 must be an integer from 1 to 2147483647"),
-        (f"gemm 8x{'9' * 5000}x8 bf16 kk", "an extent has 5000 digits; valid: integers from 1 to 2147483647"),
-        (f"gemm {'9' * 5000}x8x8x8 bf16 kk", "an extent has 5000 digits"),
+        (f"gemm 8x{'9' * 5000}x8 bf16 kk", "a size has 5000 digits; valid: integers from 1 to 2147483647"),
+        (f"gemm {'9' * 5000}x8x8x8 bf16 kk", "a size has 5000 digits"),
         ("gemm 8x8x\u0668 bf16 kk", "'8x8x\u0668' is not MxNxK"),
     ],
     ids=lambda text: text[:40],
@@ -103,26 +103,26 @@ def test_a_malformed_line_is_refused_and_the_wrong_word_named(line: str, wrong: 
 
 @pytest.mark.parametrize("name", ["m", "n", "k", "batch"])
 @pytest.mark.parametrize("value", [0, -8, 2**31, 8.0, True, "8", None])
-def test_extents_are_integers_from_one_to_the_32_bit_limit(name: str, value: object) -> None:
+def test_sizes_are_integers_from_one_to_the_32_bit_limit(name: str, value: object) -> None:
     """Anything else is refused by name and value."""
-    extents = {"m": 8, "n": 8, "k": 8, name: value}
+    sizes = {"m": 8, "n": 8, "k": 8, name: value}
     with pytest.raises(ProblemError, match=name):
-        Problem(**extents)  # type: ignore[arg-type]
+        Problem(**sizes)  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(sorted(LAYOUTS)), st.sampled_from("mnk"), st.integers(1, 10**6))
 def test_the_padding_that_a_refusal_proposes_is_accepted(layout: str, axis: str, extent: int) -> None:
     """A contiguous extent that is no multiple of 16 bytes is refused with the extent that would do."""
-    extents = {"m": 64, "n": 64, "k": 64, axis: extent}
+    sizes = {"m": 64, "n": 64, "k": 64, axis: extent}
     must = axis in LAYOUTS[layout] and extent * DTYPE_BYTES["bf16"] % TMA_ALIGN_BYTES
     if not must:
-        assert Problem(**extents, layout=layout).layout == layout
+        assert Problem(**sizes, layout=layout).layout == layout
         return
     with pytest.raises(ProblemError, match=f"{axis}={extent}") as caught:
-        Problem(**extents, layout=layout)
+        Problem(**sizes, layout=layout)
     padded = int(str(caught.value).rsplit(maxsplit=1)[1])
     assert 0 < padded - extent < TMA_ALIGN_BYTES // DTYPE_BYTES["bf16"]
-    Problem(**{**extents, axis: padded}, layout=layout)
+    Problem(**{**sizes, axis: padded}, layout=layout)
 
 
 @pytest.mark.parametrize("dtype", sorted((*OUT_DTYPES, *BLOCK_SCALED)))
@@ -155,7 +155,7 @@ def test_only_fp8_sums_can_be_promoted() -> None:
 
 
 def test_tf32_problems_are_of_fp32_values_in_any_layout() -> None:
-    """Four bytes each, so extents are multiples of 4; the result is in fp32 unless another is named."""
+    """Four bytes each, so sizes are multiples of 4; the result is in fp32 unless another is named."""
     problem = Problem.parse("gemm 64x36x20 tf32 kn")
     assert (problem.out_dtype, problem.min_bytes) == ("fp32", 4 * (64 * 20 + 20 * 36 + 64 * 36))
     assert Problem(60, 36, 21, ab_dtype="tf32", layout="mn").layout == "mn"
@@ -183,18 +183,18 @@ def test_rows_that_cannot_be_aligned_are_never_called_aligned(problem: Problem) 
 def test_another_size_keeps_what_was_asked_for_and_drops_what_the_old_size_caused() -> None:
     """unaligned_out stays if the user set it, not if n alone caused it."""
     odd = Problem(64, 1001, 64)
-    assert odd.unaligned_out and not odd.with_extents(64, 1000, 64).unaligned_out
+    assert odd.unaligned_out and not odd.resized(64, 1000, 64).unaligned_out
     asked = Problem(64, 1000, 64, unaligned_out=True)
-    assert asked.with_extents(32, 2000, 64, 2).unaligned_out
-    assert asked.with_extents(32, 2000, 64, 2).batch == 2
+    assert asked.resized(32, 2000, 64, 2).unaligned_out
+    assert asked.resized(32, 2000, 64, 2).batch == 2
 
 
 @given(PROBLEMS, st.integers(0, 2**32))
-def test_extents_are_not_compiled_in(problem: Problem, seed: int) -> None:
+def test_sizes_are_not_compiled_in(problem: Problem, seed: int) -> None:
     """Another size of the same kind has the same signature, so one artifact serves it."""
     step = Random(seed).randint(1, 50) * 32
     batch = problem.batch + 1 if problem.batch > 1 else 1
-    other = problem.with_extents(step, step if problem.n % 16 == 0 else problem.n, step, batch)
+    other = problem.resized(step, step if problem.n % 16 == 0 else problem.n, step, batch)
     assert other.signature == problem.signature
     assert replace(problem, any_order=not problem.any_order).signature == problem.signature
 

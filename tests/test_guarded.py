@@ -171,7 +171,7 @@ def test_large_tensors_are_looked_at_by_parts(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_fresh_output_is_as_a_caller_would_make_it() -> None:
-    """Dense where rows are aligned or their extent is odd, one element wider where they must not be."""
+    """Dense where rows are aligned or their size is odd, one element wider where they must not be."""
     for aligned, columns, pitch in ((True, 8, 8), (True, 7, 7), (False, 7, 7), (False, 8, 9)):
         tensor = new_output(Argument("y", "out", "bf16", (3, columns), aligned), CPU)
         assert tensor.shape == (3, columns) and tensor.stride() == (pitch, 1)

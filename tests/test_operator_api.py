@@ -86,7 +86,7 @@ def test_the_api_is_not_asked_about_what_no_operator_does(tmp_path: Path) -> Non
 def test_the_api_is_asked_once_for_each_kind_of_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Extents do not matter; dtype, layout, batches, the target and the package do."""
+    """Sizes do not matter; dtype, layout, batches, the target and the package do."""
     api, store = Api(), Store(tmp_path)
     for problem in (PROBLEM, Problem(64, 64, 64), replace(PROBLEM, any_order=True)):
         find_offers(problem, SM90, store, ask=api)

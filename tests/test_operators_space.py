@@ -119,7 +119,7 @@ def test_a_launch_takes_the_number_of_clusters_and_no_memory(cluster: str, clust
 
 
 def test_the_text_depends_on_what_is_compiled_in_and_on_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not on extents; another package, tile, cluster, dtype, layout or rank is another kernel."""
+    """Not on sizes; another package, tile, cluster, dtype, layout or rank is another kernel."""
     pretend_installed(monkeypatch)
     base = render(PROBLEM, operator("64x64"), SM90)
     assert render(Problem(512, 512, 512), operator("64x64"), SM90) == base

@@ -69,16 +69,16 @@ def test_the_same_question_gets_the_same_list() -> None:
     assert rank(SPACE, T1, 132, LIMIT) == _ranked(T1)
 
 
-def test_what_was_foreseen_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_precomputed_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranking and refining after it look the predictions up; a target without a model has none to make."""
     problem, fixed = Problem(4000, 2000, 1000), {"pingpong": (False,)}
     expected = rank(SPACE, problem, 132, LIMIT, fixed)
     search._ranked.cache_clear()
-    survey.foresee(SPACE, problem, 132, fixed)
+    survey.precompute(SPACE, problem, 132, fixed)
     monkeypatch.setattr(search, "Ranker", lambda *question: pytest.fail("ranked once more"))
     assert survey.rank(SPACE, problem, 132, LIMIT, fixed) == expected
     assert survey.refine(SPACE, problem, {expected[0]: 10.0}, 2, sm_count=132, fixed=fixed)
-    survey.foresee(find_space("gemm", find_arch("sm_100a")), problem, 148)
+    survey.precompute(find_space("gemm", find_arch("sm_100a")), problem, 148)
 
 
 def test_the_limit_counts_kernels_and_variants_are_free() -> None:

@@ -43,8 +43,8 @@ def broad_sample() -> Iterator[tuple[Problem, Config]]:
     generator = Random(11)
     for _ in range(30):
         problem = random_problem(generator)
-        if generator.random() < 0.3:  # extents that leave a small last wave
-            problem = replace(problem.with_extents(640, 4096, 4096, problem.batch), any_order=True)
+        if generator.random() < 0.3:  # sizes that leave a small last wave
+            problem = replace(problem.resized(640, 4096, 4096, problem.batch), any_order=True)
         for kind in KINDS:
             config = random_config(SPACE, problem, generator, kind)
             if config is not None:
@@ -224,9 +224,9 @@ def test_configs_that_differ_in_run_time_knobs_only_are_one_kernel() -> None:
 
 
 def test_a_problem_of_another_size_is_the_same_kernel() -> None:
-    """Extents are symbolic."""
+    """Sizes are symbolic."""
     config = SPACE.default(PLAIN)
-    other = PLAIN.with_extents(1000, 2048, 8192)
+    other = PLAIN.resized(1000, 2048, 8192)
     assert render(PLAIN, config, ARCH).text == render(other, config, ARCH).text
 
 

@@ -33,9 +33,9 @@ def entry(us: float | None, **details: str) -> Entry:
     return Entry("ok", "", timing(us), "128x256 2x1", {}, 20.04, details)
 
 
-def row(name: str, entries: Mapping[str, Entry], extents: tuple[int, int, int] = (64, 64, 64)) -> ShapeResult:
+def row(name: str, entries: Mapping[str, Entry], sizes: tuple[int, int, int] = (64, 64, 64)) -> ShapeResult:
     reference = timing(REFERENCE_US)
-    return ShapeResult(name, Problem(*extents), reference, entries, 15, 1.0, True, 9.0, "2026-01-02T03:04:05")
+    return ShapeResult(name, Problem(*sizes), reference, entries, 15, 1.0, True, 9.0, "2026-01-02T03:04:05")
 
 
 def results(*rows: ShapeResult, names: tuple[str, ...] = ()) -> Results:

@@ -43,8 +43,8 @@ def test_every_break_is_found_and_named(each: Break) -> None:
     """At least one schedule finds it, and what it finds is what was to be expected."""
     kinds = simulate_cluster(each.model(hopper(each.case))).kinds
     assert kinds and kinds <= each.kinds
-    assert each.foretold in OUTCOMES
-    if each.foretold == "hang":
+    assert each.expected in OUTCOMES
+    if each.expected == "hang":
         assert "deadlock" in kinds
 
 
@@ -203,10 +203,10 @@ def test_kernels_come_case_by_case_each_case_with_one_that_is_not_broken() -> No
     """The unbroken ones must pass; a race may show or not."""
     chosen = list(break_template.trials(HOPPER))
     assert len(chosen) == len(CASES) + len(BREAKS)
-    controls = [trial for trial in chosen if trial.foretold == "ok"]
-    assert [trial.expected for trial in controls] == [frozenset({"ok"})] * len(CASES)
+    controls = [trial for trial in chosen if trial.expected == "ok"]
+    assert [trial.outcomes for trial in controls] == [frozenset({"ok"})] * len(CASES)
     assert len({trial.source.digest for trial in chosen}) == len(chosen)
-    turns = [trial.foretold for trial in break_template.trials(HOPPER, only="turn")]
+    turns = [trial.expected for trial in break_template.trials(HOPPER, only="turn")]
     assert turns == ["ok", "hang", "hang", "race"]
 
 

@@ -18,7 +18,7 @@ def _file(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_word_gives_extents_and_batch() -> None:
+def test_a_word_gives_sizes_and_batch() -> None:
     """A shape word is MxNxK, or BATCHxMxNxK with the batch first."""
     assert GEMM.parse_shape("64x7168x2048") == {"m": 64, "n": 7168, "k": 2048, "batch": 1}
     assert GEMM.parse_shape("8x64X7168x2048 ") == {"m": 64, "n": 7168, "k": 2048, "batch": 8}
@@ -33,7 +33,7 @@ def test_a_malformed_word_is_named(word: str) -> None:
 
 def test_a_word_of_thousands_of_digits_is_refused_in_a_line() -> None:
     """Python itself would refuse to convert it."""
-    with pytest.raises(UsageError, match="an extent has 5000 digits; valid: integers from 1 to") as caught:
+    with pytest.raises(UsageError, match="a size has 5000 digits; valid: integers from 1 to") as caught:
         GEMM.parse_shape(f"{'9' * 5000}x8x8")
     assert len(str(caught.value)) < 400
 

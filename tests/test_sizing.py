@@ -10,10 +10,10 @@ from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.measure.sizing import plan_launches, plan_replays, plan_rotation
 
 L2, MEMORY = 60 * 2**20, 140 * 2**30
-extents = st.integers(1, 4000).map(lambda x: x * 8)
+sizes = st.integers(1, 4000).map(lambda x: x * 8)
 
 
-@given(extents, extents, extents)
+@given(sizes, sizes, sizes)
 def test_rotation_is_cold_and_affordable(m: int, n: int, k: int) -> None:
     """Operands span three L2 caches unless one set is huge, memory is short, or 512 sets are not enough."""
     problem = Problem(m, n, k)
@@ -64,7 +64,7 @@ def test_tails_share_the_signature_and_fit_no_tile(problem: Problem) -> None:
 
 
 def test_tail_of_an_odd_width_stays_odd() -> None:
-    """Unaligned outputs by extent keep an extent that is unaligned."""
+    """Unaligned outputs by size keep an size that is unaligned."""
     tails = tail_problems(Problem(4096, 4095, 4096))
     assert tails and all(tail.unaligned_out and tail.n % 8 for tail in tails)
     assert tail_problems(Problem(4096, 4100, 4096))[0].n == 391

@@ -26,7 +26,7 @@ from walk import FAR, random_config, random_of, random_pairs
 from cutegen.arch import ARCHES, Arch
 from cutegen.errors import ConfigError, ProblemError, ResourceError
 from cutegen.families.gemm.family import GemmFamily
-from cutegen.families.gemm.problem import LARGEST_EXTENT, Problem
+from cutegen.families.gemm.problem import LARGEST_SIZE, Problem
 from cutegen.families.registry import families, find_family, find_space, find_template
 from cutegen.families.resources import resource_root
 from cutegen.space import Config, Rule, Space, Value
@@ -59,11 +59,11 @@ REPRESENTATIVE = [
 ]
 
 
-def plain(space: Space, extents: str) -> Any:
-    """The simplest problem of a space's family, of as many of the extents as it has."""
+def plain(space: Space, sizes: str) -> Any:
+    """The simplest problem of a space's family, of as many of the sizes as it has."""
     family = find_family(space.family)
     most = 3 if isinstance(family, GemmFamily) else len(family.sizes)
-    return family.problem(family.parse_shape("x".join(extents.split("x")[:most])), {})
+    return family.problem(family.parse_shape("x".join(sizes.split("x")[:most])), {})
 
 
 def parsed(line: str, words: str) -> tuple[Problem, Config]:
@@ -193,7 +193,7 @@ def test_no_extent_is_rounded_up_past_2_to_31(space: Space) -> None:
             max(value[axis] for value in space.domains[name] if isinstance(value, tuple))
             for name in (knob, "cluster_shape_mn")
         )
-        assert LARGEST_EXTENT + tile * cluster - 1 < 2**31
+        assert LARGEST_SIZE + tile * cluster - 1 < 2**31
     small = plain(space, "64x64x64")
     for name in "mnk":
         above = replace(small, **{name: 2**31 - 2048})
@@ -201,7 +201,7 @@ def test_no_extent_is_rounded_up_past_2_to_31(space: Space) -> None:
         with pytest.raises(ProblemError, match="cannot be computed on"):
             space.default(above)
     if space.family == "gemm":
-        assert all(space.default(replace(small, **{name: LARGEST_EXTENT})) for name in "mnk")
+        assert all(space.default(replace(small, **{name: LARGEST_SIZE})) for name in "mnk")
 
 
 # --- the rules of Hopper GEMM ---
@@ -254,7 +254,7 @@ ONLY: dict[str, tuple[str, str]] = {
         "tile_shape_mn=64x64 cluster_shape_mn=1x2",
     ),
     "tile_counts_fit_32_bits": ("gemm 2147479552x2147479552x64 bf16 kk", ""),
-    "extents_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 kk", ""),
+    "sizes_round_up_below_2_to_31": ("gemm 2147479553x8x64 bf16 kk", ""),
 }
 
 

@@ -34,7 +34,7 @@ def test_every_kernel_is_there_once(tool: Any) -> None:
     """Run-time knobs make no further kernels, except where a value is another kind of kernel."""
     problem = Problem(512, 512, 4096)
     tile = {"tile_shape_mn": [(64, 64)]}
-    found = tool.classes(SPACE, [problem, problem.with_extents(256, 512, 4096)], tile)
+    found = tool.classes(SPACE, [problem, problem.resized(256, 512, 4096)], tile)
     views = [SPACE.compile_view(config) for _, config in found]
     assert len(set(views)) == len(views)
     assert set(views) == {SPACE.compile_view(config) for config in SPACE.configs(problem, tile)}

@@ -271,8 +271,8 @@ def test_the_exact_problem_answers_first() -> None:
     assert (found.how, found.entry) == ("exact", table.entries[SQUARE])
 
 
-def test_a_bucket_shares_the_powers_of_two_above_its_extents() -> None:
-    """Extents that round up to the same powers of two share entries; one more row is another bucket."""
+def test_a_bucket_shares_the_powers_of_two_above_its_sizes() -> None:
+    """Sizes that round up to the same powers of two share entries; one more row is another bucket."""
     entry = _entry(Problem(4096, 4096, 4096))
     table = Table(HERE, [entry])
     for m in (2049, 3000, 4095):
@@ -290,7 +290,7 @@ def test_the_closest_of_a_bucket_answers() -> None:
 
 
 def test_neighbours_beyond_reach_do_not_answer() -> None:
-    """An entry four times as large in any extent says nothing; the default is better."""
+    """An entry four times as large in any size says nothing; the default is better."""
     table = Table(HERE, [_entry(SQUARE)])
     assert table.lookup(Problem(1025, 4096, 4096), _legal).how == "nearest"
     found = table.lookup(Problem(1024, 4096, 4096), _legal)

@@ -64,9 +64,9 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         lambda d, e: d["_metadata"].update(sm_count=2**63),
         f"sm_count is {2**63}; valid: 1 to",
     ),
-    "long extent": (
+    "long size": (
         lambda d, e: d["entries"].update({f"gemm {'9' * 5000}x8x8 bf16 kk": e}),
-        "an extent has 5000 digits; valid: integers from 1 to 2147483647",
+        "a size has 5000 digits; valid: integers from 1 to 2147483647",
     ),
     "one problem twice": (
         lambda d, e: d["entries"].update({f"gemm 1x{LINE.split()[1]}  bf16 kk": e}),

@@ -134,7 +134,7 @@ def test_tiles_are_multicast_exactly_along_the_cluster(listings: list[tuple[Kern
     for kernel, listing in listings:
         loads = re.findall(r"UTMALDG\.\dD(\S*)", listing)
         shared = {"MULTICAST" in flags for flags in loads}
-        across = {extent > 1 for extent in kernel.config["cluster_shape_mn"]}  # type: ignore[union-attr]
+        across = {size > 1 for size in kernel.config["cluster_shape_mn"]}  # type: ignore[union-attr]
         assert shared == across, str(kernel)
 
 

@@ -168,7 +168,7 @@ def test_empty_problems_give_what_torch_gives(gpu: FakeGpu) -> None:
     assert not gpu.calls and not gpu.compiled
 
 
-def test_extents_of_one_may_have_any_stride(gpu: FakeGpu) -> None:
+def test_sizes_of_one_may_have_any_stride(gpu: FakeGpu) -> None:
     """What torch calls the stride of a single row must not decide anything."""
     row = rand(32, 1).t()
     assert row.stride() == (1, 1)

@@ -92,7 +92,7 @@ def test_the_problem_after_the_next_is_ranked_beside(tmp_path: Path, monkeypatch
     events: list[tuple[str, Problem]] = []
     awaited = threading.Event()
 
-    def foresee(space: Space, problem: Problem, *rest: object) -> None:
+    def precompute(space: Space, problem: Problem, *rest: object) -> None:
         assert threading.current_thread() is not threading.main_thread()
         awaited.wait(10)  # as slow as can be: until the loop stands still for it
         awaited.clear()
@@ -107,7 +107,7 @@ def test_the_problem_after_the_next_is_ranked_beside(tmp_path: Path, monkeypatch
         awaited.set()
         wait(futures)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("cutegen.tuning.lookahead.foresee", foresee)
+    monkeypatch.setattr("cutegen.tuning.lookahead.precompute", precompute)
     monkeypatch.setattr("cutegen.tuning.lookahead.wait", stand_still)
     monkeypatch.setattr("cutegen.tuning.problem_run.rank", propose)
     assert count_winners(Rig(tmp_path)) == len(COMING)
@@ -137,7 +137,7 @@ def test_given_candidates_are_ranked_only_to_be_varied(
     """A bundle's configs need no proposals, but predictions say how their run-time knobs may do better."""
     ranked: list[Problem] = []
     monkeypatch.setattr(
-        "cutegen.tuning.lookahead.foresee", lambda space, problem, *rest: ranked.append(problem)
+        "cutegen.tuning.lookahead.precompute", lambda space, problem, *rest: ranked.append(problem)
     )
     rig = Rig(tmp_path)
     given = [replace(rig.tuner.request(p), explicit=(DEFAULT,), vary=vary) for p in COMING]
@@ -150,8 +150,8 @@ def test_what_cannot_be_ranked_beside_is_found_out_in_its_turn(
 ) -> None:
     """An error in the thread touches no other problem, and the loop meets it itself if it is real."""
 
-    def foresee(*question: object) -> None:
+    def precompute(*question: object) -> None:
         raise ValueError("not now")
 
-    monkeypatch.setattr("cutegen.tuning.lookahead.foresee", foresee)
+    monkeypatch.setattr("cutegen.tuning.lookahead.precompute", precompute)
     assert count_winners(Rig(tmp_path)) == len(COMING)

@@ -35,14 +35,14 @@ __all__ = [
     "random_problem",
 ]
 
-#: Largest extents along m, n, k and of the batch.
+#: Largest sizes along m, n, k and of the batch.
 Reach = tuple[int, int, int, int]
 NEAR: Reach = (3000, 4000, 4500, 4)
 FAR: Reach = (200_000, 300_000, 200_000, 300)
 
 
-def _extent(generator: Random, most: int) -> int:
-    """Small, large and round extents all come up."""
+def _size(generator: Random, most: int) -> int:
+    """Small, large and round sizes all come up."""
     value = int(2 ** generator.uniform(0, most.bit_length()))
     if generator.random() < 0.5:
         value = -(-value // 64) * 64
@@ -79,14 +79,14 @@ def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str]
     scaled = ab_dtype in BLOCK_SCALED
     layout = generator.choice(tuple(LAYOUTS)) if aligned_step(ab_dtype) < 16 else "kk"
     out_dtype = generator.choice(output_dtypes(ab_dtype))
-    extents = {axis: _extent(generator, most) for axis, most in zip("mnk", reach, strict=False)}
+    sizes = {axis: _size(generator, most) for axis, most in zip("mnk", reach, strict=False)}
     step = aligned_step(ab_dtype)
     for axis in LAYOUTS[layout]:
-        extents[axis] = -(-extents[axis] // step) * step
+        sizes[axis] = -(-sizes[axis] // step) * step
     return Problem(
-        extents["m"],
-        extents["n"],
-        extents["k"],
+        sizes["m"],
+        sizes["n"],
+        sizes["k"],
         batch=generator.randint(2, reach[3]) if generator.random() < 0.3 else 1,
         ab_dtype=ab_dtype,
         out_dtype=out_dtype,
@@ -104,7 +104,7 @@ def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
     family = find_family(space.family)
     if isinstance(family, GemmFamily):
         return random_problem(generator, reach, dtypes_of(space))
-    sizes = {size.name: _extent(generator, most) for size, most in zip(family.sizes, reach, strict=False)}
+    sizes = {size.name: _size(generator, most) for size, most in zip(family.sizes, reach, strict=False)}
     options = {
         option.name: generator.random() < 0.4 if option.is_flag else generator.choice(option.values)
         for option in family.options

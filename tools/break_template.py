@@ -7,7 +7,7 @@ checked like any candidate: in a child process, on poisoned outputs, with a limi
     python tools/break_template.py --only turn --repeats 50
     python tools/break_template.py --compile-only        (no GPU: see that the edits apply and compile)
 
-exit codes: 0 all as foretold; 1 something else was seen; 2 bad usage; 3 no usable GPU, or no compiler
+exit codes: 0 all as expected; 1 something else was seen; 2 bad usage; 3 no usable GPU, or no compiler
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Trial:
         problem: What it computes.
         config: Its config.
         source: Its text.
-        foretold: What the GPU should do; ``ok`` for a kernel that is not broken.
+        expected: What the GPU should do; ``ok`` for a kernel that is not broken.
         model: What the simulation says of it.
     """
 
@@ -60,13 +60,13 @@ class Trial:
     problem: Problem
     config: Config
     source: Source
-    foretold: str
+    expected: str
     model: str
 
     @property
-    def expected(self) -> frozenset[str]:
-        """The outcomes that agree with what was foretold."""
-        return OUTCOMES.get(self.foretold, frozenset({"ok"}))
+    def outcomes(self) -> frozenset[str]:
+        """The outcomes that agree with that."""
+        return OUTCOMES.get(self.expected, frozenset({"ok"}))
 
 
 def trials(arch: Arch, only: str = "") -> Iterator[Trial]:
@@ -78,7 +78,7 @@ def trials(arch: Arch, only: str = "") -> Iterator[Trial]:
             yield Trial(f"{case}, not broken", problem, config, render(problem, config, arch), "ok", "clean")
         for each in breaks:
             yield Trial(
-                each.name, problem, config, broken_source(each, arch), each.foretold, kinds_of(each, arch)
+                each.name, problem, config, broken_source(each, arch), each.expected, kinds_of(each, arch)
             )
 
 
@@ -120,7 +120,7 @@ def run(
                 "problem": str(trial.problem),
                 "config": str(trial.config),
                 "model": trial.model,
-                "foretold": trial.foretold,
+                "expected": trial.expected,
             }
             artifact = built[trial.source.digest]
             if isinstance(artifact, Failure):
@@ -129,7 +129,7 @@ def run(
                 record |= {"outcome": "compiled", "error": "", "agrees": True}
             else:
                 record |= check(trial, artifact, bench, device, repeats)
-                record["agrees"] = record["outcome"] in trial.expected
+                record["agrees"] = record["outcome"] in trial.outcomes
             print(describe(record), flush=True)
             records.append(record)
     return records
@@ -139,7 +139,7 @@ def describe(record: Mapping[str, Json]) -> str:
     """Return one line about a kernel."""
     mark = "  " if record["agrees"] else "! "
     seen = f"{record['outcome']} {record['error']}".rstrip()
-    return f"{mark}{record['name']}: model {record['model']}; foretold {record['foretold']}; seen {seen}"
+    return f"{mark}{record['name']}: model {record['model']}; expected {record['expected']}; seen {seen}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,7 +180,7 @@ def try_all(options: argparse.Namespace) -> int:
         raise DeviceError(f"the kernels are for {ARCH}, the GPU is {device.name}")
     records = run(chosen, device, options.repeats, options.timeout)
     agreeing = sum(record["agrees"] is True for record in records)
-    print(f"{agreeing} of {len(records)} as foretold")
+    print(f"{agreeing} of {len(records)} as expected")
     if options.out is not None:
         summary = {
             **check_facts("broken kernels", device, options.commit),

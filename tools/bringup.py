@@ -1,6 +1,6 @@
 """The first hour on a GPU: try its kernels in tiers, stop at the first broken one, name the knob at fault.
 
-Tiers: one tile; tails (odd extents, layouts, batches, epilogues); every knob (every value of it); races (many
+Tiers: one tile; tails (odd sizes, layouts, batches, epilogues); every knob (every value of it); races (many
 runs that must give equal bits); full list (random problems and configs, and a file of shapes). Each trial is
 compiled and checked like any candidate of a tuning run: in a child process, on poisoned outputs, with a limit
 of time. A tier passes if all its trials are ok.
@@ -45,7 +45,7 @@ from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 from tools.bringup_parts.climb import Outcome, document, reporter, run_tiers, size_of
 from tools.bringup_parts.lab import Edit, Kernels, Lab
-from tools.bringup_parts.tiers import Extent, Tier, kernels_of, plan
+from tools.bringup_parts.tiers import Scope, Tier, kernels_of, plan
 from tools.schedule.breaks import BREAKS, Break
 
 EXIT_OK, EXIT_NAMED, EXIT_UNNAMED = 0, 1, 4
@@ -80,11 +80,11 @@ def bench_of(timeout_s: float) -> Bench:
     return Bench(timeout_s=timeout_s)
 
 
-def extent_of(args: argparse.Namespace) -> Extent:
+def scope_of(args: argparse.Namespace) -> Scope:
     """Return how much is to be tried."""
     named = read_shapes(args.shapes or SHAPES_OF[args.family], args.family)
     shapes = tuple(item.problem for item in named if isinstance(item.problem, GemmProblem))
-    return Extent(args.repeats, args.races, args.pairs, shapes, args.seed)
+    return Scope(args.repeats, args.races, args.pairs, shapes, args.seed)
 
 
 def list_tiers(space: Space, tiers: Sequence[Tier]) -> int:
@@ -115,13 +115,13 @@ def export(path: Path, space: Space, tiers: Sequence[Tier], store: Store) -> int
 
 
 def bring_up(
-    device: Device, store: Store, imported: Imported | None, args: argparse.Namespace, extent: Extent
+    device: Device, store: Store, imported: Imported | None, args: argparse.Namespace, scope: Scope
 ) -> int:
     """Run the tiers on the present GPU."""
     space = find_space(args.family, device.arch)
     edit = edit_of(find_break(args.breaks, device.arch)) if args.breaks else None
     toolchain = imported.toolchain if imported else Toolchain.current()
-    tiers = plan(space, extent, imported.candidates if imported else None)
+    tiers = plan(space, scope, imported.candidates if imported else None)
     print(f"bringing up {args.family} on {device.name} ({device.arch}, {device.sm_count} SMs)")
     with Builder(store, toolchain) as builder, bench_of(args.timeout) as bench:
         kernels = Kernels(builder, device.arch, compiles=imported is None, edit=edit)
@@ -153,12 +153,12 @@ def bring_up(
 def _run(args: argparse.Namespace) -> int:
     if args.breaks and args.bundle:
         raise UsageError("--break edits kernels before they are compiled; it does not go with --import")
-    extent = extent_of(args)
+    scope = scope_of(args)
     with kernel_store(args.cache_dir) as store:
         if args.dry_run or args.export:
             arch = find_arch(args.arch) if args.arch else present_device().arch
             space = find_space(args.family, arch)
-            tiers = plan(space, extent)
+            tiers = plan(space, scope)
             return list_tiers(space, tiers) if args.dry_run else export(args.export, space, tiers, store)
         device = present_device()
 
@@ -168,7 +168,7 @@ def _run(args: argparse.Namespace) -> int:
 
         require(find_arch(args.arch) if args.arch else device.arch)
         imported = import_candidates(args.bundle, store, require) if args.bundle else None
-        return bring_up(device, store, imported, args, extent)
+        return bring_up(device, store, imported, args, scope)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -101,7 +101,7 @@ def table(results: Results) -> list[str]:
 
 def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
     p = row.problem
-    cells = [row.name, row.extents, " ".join(str(p).split()[2:])]
+    cells = [row.name, row.shape, " ".join(str(p).split()[2:])]
     own = row.timing(OWN)
     cells.append(down(row.reference.median_us, 2))
     if own is None or own.ratio is None or own.ratio_low is None or own.ratio_high is None:

@@ -41,8 +41,8 @@ from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 from tools.benchmark.sweep_table import SWEEP
 
-#: Together these make every kernel: rules that look at the extents let each kernel pass for one of them.
-EXTENTS = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
+#: Together these make every kernel: rules that look at the sizes let each kernel pass for one of them.
+SIZES = ("4096x4096x4096", "512x4096x4096", "512x512x8192", "64x4096x4096", "640x4096x4096", "8x512x4096")
 #: Kernels compiled into one temporary store before it is deleted.
 CHUNK = 512
 BAD = ("failed", "spilled", "smem", "registers")
@@ -95,13 +95,13 @@ def run_time_values(space: Space, problem: Problem) -> dict[str, list[Value]]:
 
 
 def problems_of(dtypes: Sequence[str], layouts: Sequence[str], words: str, batch: int) -> Iterator[Problem]:
-    """Yield the problems whose kernels are wanted, leaving out extents that a layout does not allow."""
+    """Yield the problems whose kernels are wanted, leaving out sizes that a layout does not allow."""
     for dtype in dtypes:
         for layout in layouts:
-            for extents in EXTENTS:
+            for sizes in SIZES:
                 try:
                     yield Problem.parse(
-                        f"gemm {f'{batch}x' if batch > 1 else ''}{extents} {dtype} {layout} {words}"
+                        f"gemm {f'{batch}x' if batch > 1 else ''}{sizes} {dtype} {layout} {words}"
                     )
                 except ProblemError as error:
                     if "multiple of" not in str(error):
@@ -116,9 +116,9 @@ def problems_asked(args: argparse.Namespace) -> list[Problem]:
 def legal(
     space: Space, problems: Iterable[Problem], fixed: Mapping[str, Sequence[Value]]
 ) -> Iterator[dict[str, Json]]:
-    """Yield how many configs each problem of the first extents has, and how many kernels these come to."""
+    """Yield how many configs each problem of the first sizes has, and how many kernels these come to."""
     for problem in problems:
-        if "x".join(map(str, (problem.m, problem.n, problem.k))) == EXTENTS[0]:
+        if "x".join(map(str, (problem.m, problem.n, problem.k))) == SIZES[0]:
             views = Counter(space.compile_view(config) for config in space.configs(problem, fixed))
             yield {"problem": str(problem), "legal": views.total(), "kernels": len(views)}
 

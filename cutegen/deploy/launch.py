@@ -147,7 +147,7 @@ class Call:
 
 
 def matrix(tensor: Any) -> DLTensor:
-    """Describe a matrix or a batch, without a batch of one and without odd strides along axes of extent 1."""
+    """Describe a matrix or a batch, without a batch of one and without odd strides along axes of size 1."""
     shape, stride = list(tensor.shape), list(tensor.stride())
     if len(shape) == 3 and shape[0] == 1:
         shape, stride = shape[1:], stride[1:]

@@ -56,7 +56,7 @@ def _axis(tensor: Any, axes: str) -> str:
 
 def _is_aligned(tensor: Any) -> bool:
     """Whether every row starts at a multiple of 16 bytes."""
-    steps = [step for step, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
+    steps = [step for step, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if size > 1]
     places = (tensor.data_ptr(), *(step * tensor.element_size() for step in (tensor.shape[-1], *steps)))
     return not any(place % 16 for place in places)
 
@@ -74,7 +74,7 @@ def check_apart(out: Any, c: Any, **inputs: Any) -> None:
 
 def span_bytes(tensor: Any) -> int:
     """Return the bytes from a tensor's first element to behind its last."""
-    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int(last + 1) * int(tensor.element_size())
 
 

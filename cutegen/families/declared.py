@@ -76,7 +76,7 @@ class Declared:
         name: Its name.
         kind: What the kernel does with it.
         dtype: A short name of a dtype, or the option that holds one, or ``same``: that of option ``dtype``.
-        dims: The sizes that are its extents.
+        dims: The sizes of its axes, in order.
         when: The option that says whether it is there: a flag, or one whose value may be ``none``; empty for
             always.
         may_alias: As :class:`cutegen.family.Argument` has it.
@@ -401,7 +401,7 @@ class DeclaredFamily(Family):
     # -- kernels
 
     def arguments(self, problem: DeclaredProblem) -> tuple[Argument, ...]:
-        """Return the declared arguments that ``problem`` has, with its extents and dtypes."""
+        """Return the declared arguments that ``problem`` has, with its sizes and dtypes."""
         sizes, options = problem.sizes, dict(problem.options)
         return tuple(
             Argument(

@@ -37,7 +37,7 @@ def may_repeat(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def is_aligned(shape: Sequence[int], stride: Sequence[int], inner: int, size: int) -> bool:
-    """Whether every step but the contiguous one is a multiple of 16 bytes; axes of extent 1 take no step."""
+    """Whether every step but the contiguous one is a multiple of 16 bytes; axes of size 1 take no step."""
     return all(
         extent == 1 or step * size % TMA_ALIGN_BYTES == 0
         for at, (extent, step) in enumerate(zip(shape, stride, strict=True))
@@ -46,12 +46,12 @@ def is_aligned(shape: Sequence[int], stride: Sequence[int], inner: int, size: in
 
 
 def normal_view(shape: tuple[int, ...], stride: tuple[int, ...], inner: int, multiple: int) -> View | None:
-    """Return a view without a batch of one and without odd strides along axes of extent 1, None if as it is.
+    """Return a view without a batch of one and without odd strides along axes of size 1, None if as it is.
 
-    torch lets an axis of extent 1 have any stride, which a descriptor of the tensor would hold all the same.
+    torch lets an axis of size 1 have any stride, which a descriptor of the tensor would hold all the same.
 
     Args:
-        shape: Extents.
+        shape: Sizes.
         stride: Steps in elements.
         inner: The contiguous axis, counted from the end: -1 or -2.
         multiple: Elements that 16 bytes hold.

@@ -37,7 +37,7 @@ class Candidate:
         symbol: The function in it.
         launch: Run-time scalars and workspace for ``problem``.
         problem: What it is to compute.
-        tail_problem: A smaller problem with odd extents for the same artifact; None skips that check.
+        tail_problem: A smaller problem with odd sizes for the same artifact; None skips that check.
         tail_launch: Run-time scalars and workspace for ``tail_problem``.
 
     Raises:

@@ -139,8 +139,8 @@ def _worst(name: str, tensor: torch.Tensor, reference: Reference) -> Verdict:
 
 def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     index: list[int] = []
-    for extent in reversed(shape):
-        flat, at = divmod(flat, extent)
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
         index.insert(0, at)
     return tuple(index)
 

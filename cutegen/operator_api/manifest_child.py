@@ -17,7 +17,7 @@ __all__ = ["Kind", "listed", "main"]
 #: dtype of A and B, dtype of D, the axes that A (m or k) and B (k or n) are contiguous along, rank.
 Kind = tuple[str, str, str, str, int]
 
-#: Extents do not matter, operators take any; these are multiples of every alignment that one may ask for.
+#: Sizes do not matter, operators take any; these are multiples of every alignment that one may ask for.
 _M, _N, _K = 256, 512, 1024
 _SCHEDULERS = {
     "StaticPersistentTileSchedulerMetadata": "static",

@@ -84,7 +84,7 @@ def _config(design: Design, space: Space) -> Config:
     for knob in space.domains:
         value = design.get(_FIELDS.get(knob, ""))
         if isinstance(value, (list, tuple)):
-            if len(value) >= 2 and all(type(extent) is int for extent in value):
+            if len(value) >= 2 and all(type(size) is int for size in value):
                 values[knob] = (value[0], value[1])
         elif isinstance(value, (bool, int, str)):
             values[knob] = value

@@ -25,7 +25,7 @@ from cutegen.text import shown
 
 __all__ = ["ANY", "Entry", "Estimate", "Fingerprint", "Legal", "Lookup", "Table"]
 
-#: How far a neighbour's extents may be, as a factor on each axis. Source: judgement; waves, and with them
+#: How far a neighbour's sizes may be, as a factor on each axis. Source: judgement; waves, and with them
 #: the best tile, repeat within a few doublings but not beyond.
 REACH = 4.0
 _SCHEMA = 1
@@ -42,7 +42,7 @@ class Lookup:
 
     Attributes:
         entry: The entry that answers; None means use the default config.
-        how: ``exact``; ``bucket`` (same extents rounded up to powers of two); ``nearest`` (a measured
+        how: ``exact``; ``bucket`` (same sizes rounded up to powers of two); ``nearest`` (a measured
             neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
         skipped: Why closer entries could not answer, for people.
     """
@@ -268,7 +268,7 @@ def _within_reach(a: Problem, b: Problem) -> bool:
 
 
 def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | None) -> Entry:
-    """The entry nearest in extents or, if predictions are to be had, the one with the fastest config."""
+    """The entry nearest in sizes or, if predictions are to be had, the one with the fastest config."""
 
     def distance(entry: Entry) -> tuple[float, tuple[Any, ...]]:
         return sum(d * d for d in _logs(entry.problem, problem)), _order(entry.problem)

@@ -10,7 +10,7 @@ from cutegen.families.registry import find_family
 from cutegen.family import Problem, Strategy
 from cutegen.space import Config, Space, Value
 
-__all__ = ["foresee", "rank", "refine", "spread"]
+__all__ = ["precompute", "rank", "refine", "spread"]
 
 _T = TypeVar("_T")
 
@@ -106,7 +106,7 @@ def refine(
     return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), count)
 
 
-def foresee(
+def precompute(
     space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
 ) -> None:
     """Work out what :func:`rank` and :func:`refine` of the same arguments look up; safe in any thread.
@@ -116,7 +116,7 @@ def foresee(
     """
     strategy = _strategy(space)
     if strategy is not None:
-        strategy.foresee(space, problem, sm_count, fixed)
+        strategy.precompute(space, problem, sm_count, fixed)
 
 
 def _strategy(space: Space) -> Strategy | None:

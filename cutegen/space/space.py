@@ -98,8 +98,8 @@ class Space:
         launch: Run-time scalars and workspace for a config on a GPU of so many SMs.
         run_time_knobs: Knobs that the compiled kernel takes as arguments; changing them builds nothing.
         compile_view: The part of a config that is compiled in, run-time knobs reduced to what they bake.
-        starters: Knobs of a few kernels that between them do well on every problem, as far as anyone can know
-            without measuring; the other knobs are the default's. Not all are valid for each problem.
+        default_candidates: Knobs of a few kernels of which one does well on almost any problem, as far as is
+            known without measuring; the other knobs are the default's. Not all are valid for each problem.
     """
 
     family: str
@@ -111,7 +111,7 @@ class Space:
     launch: Callable[[Config, Any, int], Launch]
     compile_view: Callable[[Config], Config]
     run_time_knobs: frozenset[str] = frozenset()
-    starters: Callable[[Any], Iterable[Mapping[str, Value]]] = lambda problem: ()
+    default_candidates: Callable[[Any], Iterable[Mapping[str, Value]]] = lambda problem: ()
     _by_last_knob: Mapping[str, tuple[Rule, ...]] = field(init=False, repr=False, compare=False)
     _free_rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 

@@ -269,18 +269,16 @@ class DeclaredOperator:
         given = {
             a.name: v for a, v in zip(self.tensors, values, strict=True) if v is not None and v is not MAKE
         }
-        extents: dict[str, Any] = {}
+        sizes: dict[str, Any] = {}
         dtypes: dict[str, Any] = {}
         for a in self.tensors:
             if a.name in given:
-                for dim, extent in zip(a.dims, given[a.name].shape, strict=True):
-                    extents.setdefault(dim, extent)
+                for dim, size in zip(a.dims, given[a.name].shape, strict=True):
+                    sizes.setdefault(dim, size)
                 dtypes.setdefault(a.dtype, given[a.name].dtype)
         like = next(iter(given.values()))
         return [
-            like.new_empty(
-                [extents[dim] for dim in a.dims], dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype)
-            )
+            like.new_empty([sizes[dim] for dim in a.dims], dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype))
             for at, a in enumerate(self.tensors)
             if at in self._outputs and values[at] is MAKE
         ]

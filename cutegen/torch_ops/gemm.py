@@ -176,8 +176,8 @@ def linear(
         raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
     shape = (*x.shape[:-1], w.shape[0])
     rows = 1
-    for extent in x.shape[:-1]:
-        rows *= extent
+    for size in x.shape[:-1]:
+        rows *= size
     flat = x.reshape(rows, x.shape[-1])
     if out is None:
         return gemm(flat, w.t(), bias=bias, activation=activation).view(shape)

@@ -132,7 +132,7 @@ def _out_tags() -> tuple[torch.Tag, ...]:
     """Return the tag by which Inductor finds out overloads, where that works.
 
     Inductor looks for the tag ``out_variant`` in torch 2.12 and for ``out`` from 2.13 on. With either version
-    compilation fails where an extent is a symbol (FallbackKernel.create makes a layout of SymInts); 2.14 has
+    compilation fails where an size is a symbol (FallbackKernel.create makes a layout of SymInts); 2.14 has
     mended that.
     """
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from cutegen.families.registry import find_space
-from cutegen.search.strategies import foresee
+from cutegen.search.strategies import precompute
 from cutegen.tuning.request import Request
 
 __all__ = ["Ahead"]
@@ -39,4 +39,4 @@ class Ahead:
 
 def _rank(request: Request) -> None:
     space = find_space(request.problem.family, request.arch)
-    foresee(space, request.problem, request.sm_count, request.fixed or None)
+    precompute(space, request.problem, request.sm_count, request.fixed or None)

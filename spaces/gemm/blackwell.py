@@ -9,7 +9,7 @@ from cutegen.space import Config, Value
 from .shared import padded_blocks, stages_and_buffers, tile_counts
 
 ROW_BYTES = 128
-"""Bytes of a tile along k: the span of the shared-memory swizzle, hence the k extent of a tile."""
+"""Bytes of a tile along k: the span of the shared-memory swizzle, hence the k size of a tile."""
 EPILOGUE_WARPS = 4
 _BARRIER_BYTES = 1024
 """Shared memory before the first tile: mbarriers and the address of tensor memory, padded to the 1024

@@ -15,7 +15,7 @@ from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
 from cutegen.space import Config, Launch, Rule, Space, Value
 
 from .blackwell import pairs_lie_along_m
-from .shared import extents_round_up_below_2_to_31
+from .shared import sizes_round_up_below_2_to_31
 from .sm100 import rows_fit_the_instruction
 
 HOPPER: Mapping[str, tuple[Value, ...]] = {
@@ -74,7 +74,7 @@ def integer_sums_stay_exact(problem: Problem) -> bool:
 
 
 PROBLEM_RULES: tuple[Callable[..., bool], ...] = (
-    extents_round_up_below_2_to_31,
+    sizes_round_up_below_2_to_31,
     product_is_plain,
     operands_are_tensors,
     output_rows_are_aligned,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutegen.families.gemm.problem import LARGEST_EXTENT, Problem
+from cutegen.families.gemm.problem import LARGEST_SIZE, Problem
 from cutegen.space import Config
 
 RUN_TIME_KNOBS = frozenset({"split_k", "swizzle_size", "raster_along_m"})
@@ -30,23 +30,23 @@ def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:
     return split_k == 1 or not use_tma_store
 
 
-def extents_round_up_below_2_to_31(problem: Problem) -> bool:
+def sizes_round_up_below_2_to_31(problem: Problem) -> bool:
     """Kernels round m, n and k up to whole clusters of tiles, which are at most 4096 wide, and compute
     coordinates in signed 32-bit integers: none of them may be above 2**31 - 4096 = 2147479552."""
-    return max(problem.m, problem.n, problem.k) <= LARGEST_EXTENT
+    return max(problem.m, problem.n, problem.k) <= LARGEST_SIZE
 
 
 # --- what follows from a config ---
 
 
-def kernel_extents(problem: Problem, swap_ab: bool) -> tuple[int, int]:
-    """Return the extents along m and n of the kernel."""
+def kernel_sizes(problem: Problem, swap_ab: bool) -> tuple[int, int]:
+    """Return the sizes along m and n of the kernel."""
     return (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
 
 
 def tile_counts(block_tile: tuple[int, int], swap_ab: bool, problem: Problem) -> tuple[int, int]:
     """Return the tiles of single thread blocks, each ``block_tile`` large, along m and n of the kernel."""
-    m, n = kernel_extents(problem, swap_ab)
+    m, n = kernel_sizes(problem, swap_ab)
     return -(-m // block_tile[0]), -(-n // block_tile[1])
 
 

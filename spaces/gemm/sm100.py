@@ -33,8 +33,8 @@ from .shared import (
     RUN_TIME_KNOBS,
     WORKSPACE_LIMIT_BYTES,
     compile_view,
-    extents_round_up_below_2_to_31,
     padded_blocks,
+    sizes_round_up_below_2_to_31,
     split_k_stores_partial_sums,
     swap_ab_is_for_narrow_m,
     tile_counts,
@@ -146,7 +146,7 @@ def pairs_split_columns_evenly(mma_tiler_mn: tuple[int, int], use_2cta_instrs: b
 def tf32_columns_fill_swizzle_rows(
     mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool, swap_ab: bool, problem: Problem
 ) -> bool:
-    """Where k is not the contiguous extent of tf32 values, the MMA reads them in rows of 128 swizzled bytes
+    """Where k is not the contiguous size of tf32 values, the MMA reads them in rows of 128 swizzled bytes
     only (PTX ISA, tcgen05 shared memory layouts): each block needs a multiple of 32 columns of such a B."""
     axis = LAYOUTS[problem.layout][0 if swap_ab else 1]
     if problem.ab_dtype != "tf32" or axis == "k":
@@ -192,7 +192,7 @@ def split_k_workspace_is_bounded(
 RULES = tuple(
     Rule.of(function)
     for function in (
-        extents_round_up_below_2_to_31,
+        sizes_round_up_below_2_to_31,
         arch_multiplies_the_dtype,
         rows_fit_the_instruction,
         int8_tiles_have_widths_of_the_mma,

@@ -29,9 +29,9 @@ from .shared import (
     RUN_TIME_KNOBS,
     WORKSPACE_LIMIT_BYTES,
     compile_view,
-    extents_round_up_below_2_to_31,
-    kernel_extents,
+    kernel_sizes,
     padded_blocks,
+    sizes_round_up_below_2_to_31,
     split_k_stores_partial_sums,
     stages_and_buffers,
     swap_ab_is_for_narrow_m,
@@ -67,7 +67,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 
 #: Tile, cluster, warpgroups, k tile in lines of 128 bytes, kind. Source: 30 kernels timed on 70 shapes on an
 #: H200; the model chooses best among these, in the geometric mean.
-STARTERS = (
+DEFAULT_CANDIDATES = (
     ((128, 192), (1, 1), 1, 1, "pingpong"),
     ((128, 176), (2, 1), 1, 1, "pingpong"),
     ((128, 112), (2, 1), 1, 1, "pingpong"),
@@ -246,7 +246,7 @@ def tile_counts_fit_32_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, probl
 RULES = tuple(
     Rule.of(function)
     for function in (
-        extents_round_up_below_2_to_31,
+        sizes_round_up_below_2_to_31,
         tf32_is_for_blackwell,
         warpgroups_divide_tile,
         tile_k_is_one_or_two_swizzle_rows,
@@ -345,7 +345,7 @@ def choose_default(space: Space, problem: Problem) -> Config:
     """Return a safe config that fits the shape: wide tiles if there are enough of them, else smaller ones."""
     sm_count = space.arch.nominal_sm_count
     swap = problem.m <= SLAB and problem.n > problem.m
-    m, n = kernel_extents(problem, swap)
+    m, n = kernel_sizes(problem, swap)
     tile, warpgroups = (SLAB, SLAB), 1
     narrow = next(width for width in (16, 32, SLAB) if n <= width or width == SLAB)
     tile = (SLAB, narrow)
@@ -374,10 +374,10 @@ def choose_default(space: Space, problem: Problem) -> Config:
     )
 
 
-def starters(problem: Problem) -> Iterator[dict[str, Value]]:
+def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
     """Yield what is chosen from before anybody measured; the rest of each is the default's."""
     promoted = [((128, 128), (1, 1), 2, 2, "")] if problem.promote else []
-    for tile, cluster, warpgroups, lines, kind in (*promoted, *STARTERS):
+    for tile, cluster, warpgroups, lines, kind in (*promoted, *DEFAULT_CANDIDATES):
         yield {
             "tile_shape_mn": tile,
             "tile_k": lines * 128 // DTYPE_BYTES[problem.ab_dtype],
@@ -403,5 +403,5 @@ def build_space(arch: Arch) -> Space:
         launch=launch,
         compile_view=compile_view,
         run_time_knobs=RUN_TIME_KNOBS,
-        starters=starters,
+        default_candidates=default_candidates,
     )

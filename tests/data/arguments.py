@@ -1,7 +1,7 @@
 """What rendered kernels are compiled for, argument by argument.
 
 ``python arguments.py KERNEL.py ...`` writes a JSON list with one list per kernel. A tensor is its dtype, the
-names of its extents, and what its extents and strides are multiples of, 0 for a stride that is 1; a number is
+names of its sizes, and what its sizes and strides are multiples of, 0 for a stride that is 1; a number is
 its type. No GPU, no torch.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 sys.modules["torch"] = None  # type: ignore[assignment]
 
 
-def multiple(extent: Any) -> int:
-    """What an extent or stride that is not known yet is a multiple of."""
-    return 0 if extent == 1 else int(extent._divisibility)
+def multiple(size: Any) -> int:
+    """What an size or stride that is not known yet is a multiple of."""
+    return 0 if size == 1 else int(size._divisibility)
 
 
 def arguments(path: Path) -> list[object]:
@@ -36,8 +36,8 @@ def arguments(path: Path) -> list[object]:
         found.append(
             {
                 "dtype": str(given.element_type),
-                "names": [names.setdefault(id(extent), len(names)) for extent in given.shape],
-                "extents": [multiple(extent) for extent in given.shape],
+                "names": [names.setdefault(id(size), len(names)) for size in given.shape],
+                "sizes": [multiple(size) for size in given.shape],
                 "strides": [multiple(stride) for stride in given.stride],
             }
         )

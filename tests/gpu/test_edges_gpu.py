@@ -1,4 +1,4 @@
-"""Products at the edge of 32-bit coordinates: the largest extents, and outputs of more than 2**31 elements.
+"""Products at the edge of 32-bit coordinates: the largest sizes, and outputs of more than 2**31 elements.
 
 Operands are small integers, so that every element of the result is exact and all of them are compared.
 """
@@ -21,7 +21,7 @@ from cutegen.build import Artifact, Builder  # noqa: E402
 from cutegen.build.render import render  # noqa: E402
 from cutegen.build.store import Store  # noqa: E402
 from cutegen.errors import ProblemError  # noqa: E402
-from cutegen.families.gemm.problem import LARGEST_EXTENT, Problem  # noqa: E402
+from cutegen.families.gemm.problem import LARGEST_SIZE, Problem  # noqa: E402
 from cutegen.families.registry import find_space  # noqa: E402
 from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
 from cutegen.runtime.kernel_cache import Kernels  # noqa: E402
@@ -47,15 +47,15 @@ EDGES = [
     ),
     ("gemm 3x32768x32776x64 bf16 kk", ""),
     ("gemm 3x32768x32769x64 bf16 kk", ""),
-    # The largest extents there are: rows, columns, and along k.
-    (f"gemm {LARGEST_EXTENT}x8x8 bf16 kk", "use_tma_store=true"),
-    (f"gemm {LARGEST_EXTENT}x8x8 bf16 kk", "use_tma_store=false"),
-    (f"gemm {LARGEST_EXTENT}x1x8 bf16 kk bias=m", ""),
-    (f"gemm {LARGEST_EXTENT}x1x8 bf16 kk", "tile_shape_mn=192x64 mma_warpgroups=3 cluster_shape_mn=4x1"),
-    (f"gemm 8x{LARGEST_EXTENT}x8 bf16 kk", ""),
-    (f"gemm 1x{LARGEST_EXTENT}x8 bf16 kk", "swap_ab=true use_tma_store=false"),
-    (f"gemm 8x8x{LARGEST_EXTENT} bf16 kk", ""),
-    (f"gemm 8x8x{LARGEST_EXTENT} bf16 kk", "use_tma_store=false split_k=33"),
+    # The largest sizes there are: rows, columns, and along k.
+    (f"gemm {LARGEST_SIZE}x8x8 bf16 kk", "use_tma_store=true"),
+    (f"gemm {LARGEST_SIZE}x8x8 bf16 kk", "use_tma_store=false"),
+    (f"gemm {LARGEST_SIZE}x1x8 bf16 kk bias=m", ""),
+    (f"gemm {LARGEST_SIZE}x1x8 bf16 kk", "tile_shape_mn=192x64 mma_warpgroups=3 cluster_shape_mn=4x1"),
+    (f"gemm 8x{LARGEST_SIZE}x8 bf16 kk", ""),
+    (f"gemm 1x{LARGEST_SIZE}x8 bf16 kk", "swap_ab=true use_tma_store=false"),
+    (f"gemm 8x8x{LARGEST_SIZE} bf16 kk", ""),
+    (f"gemm 8x8x{LARGEST_SIZE} bf16 kk", "use_tma_store=false split_k=33"),
 ]
 
 
@@ -156,9 +156,9 @@ def test_the_edge_is_right(line: str, words: str, dispatcher: Dispatcher) -> Non
 @pytest.mark.gpu
 def test_an_extent_behind_the_edge_is_refused(dispatcher: Dispatcher) -> None:
     """With the rule's reason, before anything is launched."""
-    rows = LARGEST_EXTENT + 1
+    rows = LARGEST_SIZE + 1
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("needs 40 GiB of free GPU memory")
     a = torch.empty(rows, 8, dtype=torch.bfloat16, device="cuda")
-    with pytest.raises(ProblemError, match="extents_round_up_below_2_to_31"):
+    with pytest.raises(ProblemError, match="sizes_round_up_below_2_to_31"):
         cutegen.gemm(a, torch.empty(1, 8, dtype=torch.bfloat16, device="cuda").mT)

@@ -113,7 +113,7 @@ def bench() -> Iterator[Bench]:
 def test_a_legal_config_computes_the_product(
     problem: Problem, config: Config, results: dict[Source, Result], bench: Bench
 ) -> None:
-    """The problem itself and a smaller one of odd extents agree with fp64, everywhere, and again."""
+    """The problem itself and a smaller one of odd sizes agree with fp64, everywhere, and again."""
     assert GPU is not None
     artifact = results[render(problem, config, ARCH)]
     assert isinstance(artifact, Artifact), artifact

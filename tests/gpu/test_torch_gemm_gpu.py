@@ -96,7 +96,7 @@ def test_every_layout(dtype: Any, letters: str, batch: tuple[int, ...]) -> None:
     ("m", "n", "k"),
     [(1, 8, 8), (1, 4096, 512), (17, 1000, 64), (300, 1, 128), (129, 257, 72), (2048, 2048, 64)],
 )
-def test_odd_extents(m: int, n: int, k: int) -> None:
+def test_odd_sizes(m: int, n: int, k: int) -> None:
     """Any m and n; k only in steps of 16 bytes."""
     x, w = rand(m, k), rand(n, k)
     near(cutegen.linear(x, w), x.float() @ w.float().t(), k)

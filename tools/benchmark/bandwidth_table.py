@@ -49,7 +49,7 @@ def _cells(row: ShapeResult) -> list[str]:
     p = row.problem
     return [
         row.name,
-        row.extents,
+        row.shape,
         f"{p.min_bytes / 1e6:.1f}",
         down(p.min_bytes / own.median_us / 1e6, 2),
         up(p.min_bytes / copy.median_us / 1e6, 2),

@@ -199,12 +199,12 @@ def read_csv(text: str) -> list[Kernel]:
         caller = row[ranges].split(MARK)[1].split(":")[0].strip()
         groups.setdefault((caller, row["Kernel Name"], row["Grid Size"], row["Block Size"]), []).append(row)
     return [
-        Kernel(caller, name, _extents(grid), _extents(block), len(found), _medians(found))
+        Kernel(caller, name, _dims(grid), _dims(block), len(found), _medians(found))
         for (caller, name, grid, block), found in groups.items()
     ]
 
 
-def _extents(text: str) -> tuple[int, int, int]:
+def _dims(text: str) -> tuple[int, int, int]:
     x, y, z = (int(part) for part in text.strip("() ").split(","))
     return x, y, z
 

@@ -116,7 +116,7 @@ class ShapeResult:
     session: int = 0
 
     @property
-    def extents(self) -> str:
+    def shape(self) -> str:
         """The sizes as tables show them: ``4096 x 2112 x 7168``."""
         return str(self.problem).split()[1].replace("x", " x ")
 
@@ -136,12 +136,12 @@ class ShapeResult:
         return None if other is None else other.paired.mid / own.paired.mid
 
     def to_json(self) -> dict[str, Json]:
-        """Return plain JSON data; the extents are there for readers and not read back."""
+        """Return plain JSON data; the sizes are there for readers and not read back."""
         p = self.problem
         return {
             "name": self.name,
             "problem": str(p),
-            "extents": dict(p.sizes),
+            "sizes": dict(p.sizes),
             "reference": self.reference.to_json(),
             "entries": {name: entry.to_json() for name, entry in self.entries.items()},
             "rounds": self.rounds,
@@ -155,7 +155,9 @@ class ShapeResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShapeResult:
         """Return the result that :meth:`to_json` described."""
-        fields = {key: value for key, value in data.items() if key != "extents"}
+        fields = {
+            key: value for key, value in data.items() if key not in ("sizes", "extents")
+        }  # the older name
         fields["problem"] = parse_problem(data["problem"])
         fields["reference"] = Timing.from_json(data["reference"])
         fields["entries"] = {name: Entry.from_json(entry) for name, entry in data["entries"].items()}

@@ -41,7 +41,7 @@ def coarse_values(space: Space, knob: str) -> tuple[Value, ...]:
     pairs = [value for value in domain if isinstance(value, tuple)]
     if len(pairs) <= LONG:
         return domain
-    return tuple(value for value in pairs if not any(extent % COARSE for extent in value))
+    return tuple(value for value in pairs if not any(size % COARSE for size in value))
 
 
 def difference(config: Config, base: Config, first: str) -> str:

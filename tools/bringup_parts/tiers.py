@@ -17,13 +17,13 @@ from tools.benchmark.variations import TILES, coarse_values
 from tools.bringup_parts.points import Point, nearest
 from tools.walk_kernels import dtypes_of
 
-__all__ = ["TIERS", "Extent", "Tier", "kernels_of", "plan"]
+__all__ = ["TIERS", "Scope", "Tier", "kernels_of", "plan"]
 
 TIERS = ("one tile", "tails", "every knob", "races", "full list")
 #: k tiles, of 128 bytes, in the tier of one tile: one, a few, and more than any kernel has stages.
 DEPTHS = (1, 3, 40)
 ROW_BYTES = 128
-#: Extents, dtype and options behind the dtype's own; ``{k}`` is filled with what the dtype allows.
+#: Sizes, dtype and options behind the dtype's own; ``{k}`` is filled with what the dtype allows.
 TAILS = (
     "333x392x{k} {dtype} kk",
     "333x391x{k} {dtype} kk",
@@ -80,7 +80,7 @@ DRAWS = 60
 
 
 @dataclass(frozen=True)
-class Extent:
+class Scope:
     """How much is tried.
 
     Attributes:
@@ -105,7 +105,7 @@ class Tier:
     Attributes:
         name: One of :data:`TIERS`.
         points: What is tried, those of one problem next to each other.
-        tail: Whether each is also run on a small problem with odd extents.
+        tail: Whether each is also run on a small problem with odd sizes.
         repeats: Further runs that must give the same bits; None leaves their number to the engine.
     """
 
@@ -116,17 +116,17 @@ class Tier:
 
 
 def plan(
-    space: Space, extent: Extent, bundle: Mapping[family.Problem, Sequence[Config]] | None = None
+    space: Space, scope: Scope, bundle: Mapping[family.Problem, Sequence[Config]] | None = None
 ) -> tuple[Tier, ...]:
     """Return the tiers, in order.
 
     Args:
         space: Says what is valid.
-        extent: How much is tried.
+        scope: How much is tried.
         bundle: Configs that were compiled elsewhere, by problem: those of our own kernels that no tier tries
             anyway are tried in all of them.
     """
-    tiers = _plan(space, extent, ())
+    tiers = _plan(space, scope, ())
     planned = {point for tier in tiers for point in tier.points}
     brought = (
         Point(problem, config)
@@ -135,10 +135,10 @@ def plan(
         if isinstance(problem, Problem) and problem.family == space.family
     )
     own = [point for point in brought if point not in planned and point.config.source == "cutegen"]
-    return _plan(space, extent, own) if own else tiers
+    return _plan(space, scope, own) if own else tiers
 
 
-def _plan(space: Space, extent: Extent, own: Sequence[Point]) -> tuple[Tier, ...]:
+def _plan(space: Space, scope: Scope, own: Sequence[Point]) -> tuple[Tier, ...]:
     return (
         Tier(
             TIERS[0],
@@ -150,13 +150,13 @@ def _plan(space: Space, extent: Extent, own: Sequence[Point]) -> tuple[Tier, ...
             _ordered([*tails(space), *_adapted(space, own, lambda problem, _: tail_problems(problem))]),
         ),
         Tier(TIERS[2], _ordered([*every_knob(space), *own])),
-        Tier(TIERS[3], _ordered([*races(space, extent), *own]), repeats=extent.repeats),
-        Tier(TIERS[4], _ordered([*full_list(space, extent), *own])),
+        Tier(TIERS[3], _ordered([*races(space, scope), *own]), repeats=scope.repeats),
+        Tier(TIERS[4], _ordered([*full_list(space, scope), *own])),
     )
 
 
 def kernels_of(space: Space, points: Iterable[Point]) -> int:
-    """Return how many kernels these points need: run-time knobs and extents make none."""
+    """Return how many kernels these points need: run-time knobs and sizes make none."""
     return len({(point.problem.signature, space.compile_view(point.config)) for point in points})
 
 
@@ -189,11 +189,11 @@ def _tile_problems(problem: Problem, config: Config) -> tuple[Problem, ...]:
     m, n = reversed(shape) if config.flag("swap_ab") else shape
     step = 8 * ROW_BYTES // operand_bits(problem.ab_dtype)
     plain = replace(problem, batch=1)
-    return tuple(plain.with_extents(m, n, step * depth) for depth in DEPTHS)
+    return tuple(plain.resized(m, n, step * depth) for depth in DEPTHS)
 
 
 def tails(space: Space) -> Iterator[Point]:
-    """Yield, for every dtype, layout, output and epilogue, the default on extents that fit no tile."""
+    """Yield, for every dtype, layout, output and epilogue, the default on sizes that fit no tile."""
     for dtype in dtypes_of(space):
         step = aligned_step(dtype)
         for words in SCALED_TAILS if space.family == BLOCK_SCALED_FAMILY else TAILS:
@@ -220,15 +220,15 @@ def every_knob(space: Space) -> Iterator[Point]:
                     break
 
 
-def races(space: Space, extent: Extent) -> list[Point]:
+def races(space: Space, scope: Scope) -> list[Point]:
     """Return random kernels, on problems of many waves, in which many pairs of knob values meet."""
-    generator = Random(extent.seed)
+    generator = Random(scope.seed)
     coarse = {knob: coarse_values(space, knob) for knob in space.domains}
     draws = []
     for problem in _problems(space, RACES, SCALED_RACES):
         found = (random_config(space, problem, generator, coarse) for _ in range(DRAWS))
         draws += [Point(problem, config) for config in found if config is not None]
-    return _varied(space, draws, extent.races)
+    return _varied(space, draws, scope.races)
 
 
 def _varied(space: Space, draws: Sequence[Point], most: int) -> list[Point]:
@@ -247,14 +247,14 @@ def _values(space: Space, point: Point) -> list[tuple[str, Value]]:
     return [("ab_dtype", point.problem.ab_dtype), *space.compile_view(point.config).items()]
 
 
-def full_list(space: Space, extent: Extent) -> Iterator[Point]:
+def full_list(space: Space, scope: Scope) -> Iterator[Point]:
     """Yield random problems of every dtype with random configs, then the default on every shape given."""
     dtypes = dtypes_of(space)
     for i, dtype in enumerate(dtypes):
-        share = extent.pairs // len(dtypes) + (i < extent.pairs % len(dtypes))
-        for problem, config in random_pairs(space, extent.seed, share, dtypes=(dtype,)):
+        share = scope.pairs // len(dtypes) + (i < scope.pairs % len(dtypes))
+        for problem, config in random_pairs(space, scope.seed, share, dtypes=(dtype,)):
             yield Point(problem, config)
-    for problem in extent.shapes:
+    for problem in scope.shapes:
         if not space.explain(problem, {}):
             yield Point(problem, space.default(problem))
 

@@ -1,6 +1,6 @@
 """Ways to break the Hopper kernel: an edit of its text, the same edit of its model, and what should follow.
 
-``foretold`` says what a GPU should do with the edited kernel:
+``expected`` says what a GPU should do with the edited kernel:
 
 - ``hang``: it must not end (outcome ``timeout``);
 - ``broken``: it must not pass: it hangs, faults or gives a wrong result;
@@ -36,7 +36,7 @@ from tools.schedule.sm90 import HopperProtocol
 
 __all__ = ["BREAKS", "CASES", "OUTCOMES", "Break", "broken_source", "case_of"]
 
-#: What may be seen on a GPU, by what is foretold.
+#: What may be seen on a GPU, by what is expected.
 OUTCOMES = {
     "hang": frozenset({"timeout"}),
     "broken": frozenset({"timeout", "wrong_result", "launch_failed"}),
@@ -70,7 +70,7 @@ class Break:
         old: Text of the rendered kernel, which must be there exactly once.
         new: What takes its place.
         kinds: Kinds of violation of which the model must report at least one, and no other.
-        foretold: What a GPU should do: ``hang``, ``broken`` or ``race``.
+        expected: What a GPU should do: ``hang``, ``broken`` or ``race``.
         edit: The same edit of the simulated programs.
         counts: Or of the numbers from which they are made.
     """
@@ -80,7 +80,7 @@ class Break:
     old: str
     new: str
     kinds: frozenset[str]
-    foretold: str
+    expected: str
     edit: Edit = lambda cluster: cluster
     counts: Callable[[HopperProtocol], HopperProtocol] = lambda protocol: protocol
 
@@ -126,8 +126,8 @@ def _expected(count: Callable[[HopperProtocol], int]) -> Callable[[HopperProtoco
     return lambda protocol: replace(protocol, expected_bytes=count(protocol))
 
 
-def _of(case: str, name: str, old: str, new: str, kinds: str, foretold: str, edit: Edit) -> Break:
-    return Break(name, case, old, new, frozenset(kinds.split()), foretold, edit)
+def _of(case: str, name: str, old: str, new: str, kinds: str, expected: str, edit: Edit) -> Break:
+    return Break(name, case, old, new, frozenset(kinds.split()), expected, edit)
 
 
 BREAKS = (

@@ -135,7 +135,7 @@ def simulate(
     """Simulate the barriers and buffers of one cluster of the kernel of ``config``.
 
     Args:
-        problem: What is computed; its extents matter only through the rules of the space.
+        problem: What is computed; its sizes matter only through the rules of the space.
         config: A legal config for it.
         arch: The target.
         seed: Of the first random schedule.

@@ -24,7 +24,7 @@ from cutegen.families.gemm.problem import (
     SCALED_OUT_DTYPES,
     Epilogue,
     Problem,
-    parse_extents,
+    parse_sizes,
 )
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.families.resources import resource_root
@@ -100,7 +100,7 @@ class GemmFamily(Family):
     def parse_shape(self, word: str) -> dict[str, int]:
         """Return the sizes of ``MxNxK`` or ``BATCHxMxNxK``; raises :class:`UsageError`."""
         try:
-            m, n, k, batch = parse_extents(word.strip().lower())
+            m, n, k, batch = parse_sizes(word.strip().lower())
         except ProblemError as error:
             raise UsageError(f"shape {shown(word)}: {error}; write for example 4096x4096x4096") from error
         return {"m": m, "n": n, "k": k, "batch": batch}

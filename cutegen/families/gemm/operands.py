@@ -60,7 +60,7 @@ class Operands:
     """What a request amounts to.
 
     Attributes:
-        problem: What is to be computed; None if there is nothing to multiply (an extent is 0).
+        problem: What is to be computed; None if there is nothing to multiply (a size is 0).
         shape: Shape of the result.
         out_dtype: Short name of the result's dtype.
         epilogue: What is fused behind the product.

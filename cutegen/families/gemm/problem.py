@@ -1,4 +1,4 @@
-"""What is to be computed: extents, dtypes, layouts and epilogue of one product, on one line.
+"""What is to be computed: sizes, dtypes, layouts and epilogue of one product, on one line.
 
 A problem knows nothing about configs. Its line form parses back: ``Problem.parse(str(p)) == p``.
 """
@@ -17,7 +17,7 @@ __all__ = [
     "BIASES",
     "BLOCK_SCALED",
     "BLOCK_SCALED_FAMILY",
-    "LARGEST_EXTENT",
+    "LARGEST_SIZE",
     "LAYOUTS",
     "OLD_LAYOUTS",
     "BlockScaling",
@@ -28,7 +28,7 @@ __all__ = [
     "default_dtype",
     "operand_bits",
     "output_dtypes",
-    "parse_extents",
+    "parse_sizes",
 ]
 
 FP8_DTYPES = ("e4m3", "e5m2")
@@ -84,11 +84,11 @@ BIASES = ("", "m", "n")
 #: No cluster of tiles of any space is larger than this along an axis: tiles of 256 on 16 CTAs.
 _LARGEST_CLUSTER = 4096
 #: Kernels round m, n and k up to whole clusters of tiles in 32-bit integers.
-LARGEST_EXTENT = 2**31 - _LARGEST_CLUSTER
+LARGEST_SIZE = 2**31 - _LARGEST_CLUSTER
 #: Coordinates and layouts of the kernels are 32-bit.
-MAX_EXTENT = 2**31 - 1
-#: Most digits of an extent that is parsed; longer ones are refused by their length.
-_EXTENT_DIGITS = 20
+MAX_SIZE = 2**31 - 1
+#: Most digits of a size that is parsed; longer ones are refused by their length.
+_SIZE_DIGITS = 20
 
 
 def default_dtype(family: str) -> str:
@@ -110,19 +110,19 @@ def aligned_step(ab_dtype: str) -> int:
     return max(fills, BLOCK_SCALED[ab_dtype].block) if ab_dtype in BLOCK_SCALED else fills
 
 
-def parse_extents(word: str) -> tuple[int, int, int, int]:
+def parse_sizes(word: str) -> tuple[int, int, int, int]:
     """Return ``(m, n, k, batch)`` of a word like ``4096x4096x4096`` or ``8x512x512x64`` (batch first).
 
     Raises:
-        ProblemError: The word is not of that form, or a number has more digits than any extent.
+        ProblemError: The word is not of that form, or a number has more digits than any size.
     """
     numbers = re.fullmatch(r"(?:([0-9]+)x)?([0-9]+)x([0-9]+)x([0-9]+)", word)
     if numbers is None:
         raise ProblemError(f"{shown(word)} is not MxNxK or BATCHxMxNxK")
     digits = [number or "1" for number in numbers.groups()]
     longest = max(digits, key=len)
-    if len(longest) > _EXTENT_DIGITS:
-        raise ProblemError(f"an extent has {len(longest)} digits; valid: integers from 1 to {MAX_EXTENT}")
+    if len(longest) > _SIZE_DIGITS:
+        raise ProblemError(f"a size has {len(longest)} digits; valid: integers from 1 to {MAX_SIZE}")
     batch, m, n, k = map(int, digits)
     return m, n, k, batch
 
@@ -164,7 +164,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Signature:
-    """The compiled-in part of a problem; extents stay symbolic, so one artifact serves many shapes.
+    """The compiled-in part of a problem; sizes stay symbolic, so one artifact serves many shapes.
 
     ``layout`` has the letters of version 0.1 (:data:`OLD_LAYOUTS`), which templates compare: rendered texts
     and artifact keys stay as they were.
@@ -206,7 +206,7 @@ class Problem:
         family: The kernel family that computes it.
 
     Raises:
-        ProblemError: An extent, dtype or layout is not supported; the message says what would be.
+        ProblemError: A size, dtype or layout is not supported; the message says what would be.
     """
 
     m: int
@@ -236,7 +236,7 @@ class Problem:
             )
         object.__setattr__(self, "out_dtype", self.out_dtype or output_dtypes(self.ab_dtype)[0])
         self._check_names()
-        self._check_extents()
+        self._check_sizes()
         if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
             object.__setattr__(self, "unaligned_out", True)
 
@@ -266,11 +266,11 @@ class Problem:
         if self.promote and self.ab_dtype not in FP8_DTYPES:
             raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")
 
-    def _check_extents(self) -> None:
+    def _check_sizes(self) -> None:
         for name in ("m", "n", "k", "batch"):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MAX_EXTENT:
-                raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_EXTENT}")
+            if type(value) is not int or not 1 <= value <= MAX_SIZE:
+                raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_SIZE}")
         step, why = aligned_step(self.ab_dtype), f"{TMA_ALIGN_BYTES} bytes of {self.ab_dtype}"
         if self.ab_dtype in BLOCK_SCALED:
             why = f"{TMA_ALIGN_BYTES} bytes and {BLOCK_SCALED[self.ab_dtype].block} for each scale factor"
@@ -326,9 +326,9 @@ class Problem:
 
     def with_sizes(self, **sizes: int) -> Problem:
         """Return the same kind of problem with some sizes changed."""
-        return self.with_extents(**{**self.sizes, **sizes})
+        return self.resized(**{**self.sizes, **sizes})
 
-    def with_extents(self, m: int, n: int, k: int, batch: int = 1) -> Problem:
+    def resized(self, m: int, n: int, k: int, batch: int = 1) -> Problem:
         """Return the same kind of problem at another size."""
         aligned = self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0
         return replace(self, m=m, n=n, k=k, batch=batch, unaligned_out=self.unaligned_out and aligned)
@@ -342,10 +342,10 @@ class Problem:
         return self._line(self.signature.layout)
 
     def _line(self, layout: str) -> str:
-        extents = f"{self.m}x{self.n}x{self.k}"
+        sizes = f"{self.m}x{self.n}x{self.k}"
         words = [
             self.family,
-            extents if self.batch == 1 else f"{self.batch}x{extents}",
+            sizes if self.batch == 1 else f"{self.batch}x{sizes}",
             self.ab_dtype,
             layout,
         ]
@@ -372,8 +372,8 @@ class Problem:
         words = line.split()
         if len(words) < 4:
             raise ProblemError(f"{shown(line)} is not a problem; write 'gemm 4096x4096x4096 bf16 kk'")
-        family, extents, dtype, layout, *rest = words
-        m, n, k, batch = parse_extents(extents)
+        family, sizes, dtype, layout, *rest = words
+        m, n, k, batch = parse_sizes(sizes)
         options = _parse_options(rest, line)
         epilogue = Epilogue(
             alpha="alpha" in options,

@@ -12,7 +12,7 @@ __all__ = ["tail_problems"]
 
 
 def tail_problems(problem: Problem) -> tuple[Problem, ...]:
-    """Return small problems of the same signature whose extents fit no tile, smallest first.
+    """Return small problems of the same signature whose sizes fit no tile, smallest first.
 
     m and n leave remainders for every tile, k ends in 16 bytes. Later ones are larger, for configs that need
     more tiles or a deeper k (clusters, split k, more than one wave); take the first that is valid.
@@ -31,7 +31,7 @@ _TAIL_COLUMNS_OF_FEW_ROWS = (392, 1192, 20008, 40008)
 
 
 def _tail_faces(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Yield extents of the output; problems of few rows keep few rows."""
+    """Yield sizes of the output; problems of few rows keep few rows."""
     m_contiguous, n_contiguous = (axis in "mn" for axis in LAYOUTS[problem.layout])
     few = max(1, problem.m - problem.m // 4)
     faces = ((few, n) for n in _TAIL_COLUMNS_OF_FEW_ROWS) if problem.m < 64 else _TAIL_FACES
@@ -42,7 +42,7 @@ def _tail_faces(problem: Problem) -> Iterator[tuple[int, int]]:
 
 def _resized(problem: Problem, m: int, n: int, k: int, batch: int) -> Problem | None:
     try:
-        tail = problem.with_extents(m, n, k, batch)
+        tail = problem.resized(m, n, k, batch)
     except ProblemError:
         return None
     return tail if tail.signature == problem.signature else None

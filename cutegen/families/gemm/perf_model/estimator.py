@@ -156,7 +156,7 @@ class Estimator:
         tile_k = config.get("tile_k", 64)
         pingpong = config.get("pingpong", False)
         swap = config.get("swap_ab", False)
-        rows, cols = self._tiling.extents(swap)
+        rows, cols = self._tiling.sizes(swap)
         line = tile_k * self._in_bytes
         # Each 64-row slab reads its rows of A and the whole of B; loads write every row, outside ones too.
         smem_bytes = (tile_m + tile_m // 64 * tile_n + tile_m + tile_n) * line

@@ -17,7 +17,7 @@ from cutegen.families.gemm.perf_model.residuals import Lessons
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_pair
 
-__all__ = ["foresee", "rank", "refine"]
+__all__ = ["precompute", "rank", "refine"]
 
 #: So many kernels of the best predictions are looked at.
 _POOL = 500
@@ -78,7 +78,7 @@ def rank(
     return list(dict.fromkeys(lead))
 
 
-def foresee(
+def precompute(
     space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
 ) -> None:
     """Make the predictions that :func:`rank` and :func:`refine` of the same arguments start from.

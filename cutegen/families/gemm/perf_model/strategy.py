@@ -54,7 +54,7 @@ class GemmStrategy:
             space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
         )
 
-    def foresee(
+    def precompute(
         self,
         space: Space,
         problem: Problem,
@@ -62,7 +62,7 @@ class GemmStrategy:
         fixed: Mapping[str, Sequence[Value]] | None = None,
     ) -> None:
         """Predict the configs that :meth:`rank` and :meth:`refine` choose from."""
-        proposals.foresee(space, problem, sm_count, fixed)
+        proposals.precompute(space, problem, sm_count, fixed)
 
     def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
         """Return the fastest predicted of the space's default candidates.
@@ -71,8 +71,8 @@ class GemmStrategy:
         """
         safe = space.default(problem)
         ranker = Ranker(space, problem, sm_count, None)
-        starters = _starters(space, problem, safe)
-        found = [ranker.finish(config) for config in starters if not space.explain(problem, config)]
+        candidates = _default_candidates(space, problem, safe)
+        found = [ranker.finish(config) for config in candidates if not space.explain(problem, config)]
         return min(found, key=lambda candidate: candidate.time_us).config if found else safe
 
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
@@ -82,7 +82,7 @@ class GemmStrategy:
             if space.explain(kin, {}):
                 continue
             safe = space.default(kin)
-            valid = [c for c in _starters(space, kin, safe) if not space.explain(kin, c)]
+            valid = [c for c in _default_candidates(space, kin, safe) if not space.explain(kin, c)]
             for config in valid or [safe]:
                 found.setdefault(space.compile_view(config), (kin, config))
         return tuple(found.values())
@@ -99,5 +99,5 @@ class GemmStrategy:
         return predict
 
 
-def _starters(space: Space, problem: Problem, safe: Config) -> Iterator[Config]:
-    return (safe.replace(**knobs) for knobs in space.starters(problem))
+def _default_candidates(space: Space, problem: Problem, safe: Config) -> Iterator[Config]:
+    return (safe.replace(**knobs) for knobs in space.default_candidates(problem))

@@ -49,7 +49,7 @@ class Tiling:
         self._geometries: dict[Any, Geometry] = {}
         self._traffic: dict[Any, float] = {}
 
-    def extents(self, swap: bool) -> tuple[int, int]:
+    def sizes(self, swap: bool) -> tuple[int, int]:
         """Return what the kernel sees as m and n."""
         p = self._problem
         return (p.n, p.m) if swap else (p.m, p.n)
@@ -60,7 +60,7 @@ class Tiling:
         known = self._geometries.get(key)
         if known is None:
             (tile_m, tile_n), (cm, cn), swap = key
-            rows, cols = self.extents(swap)
+            rows, cols = self.sizes(swap)
             clusters_m, clusters_n = ceil(rows / (tile_m * cm)), ceil(cols / (tile_n * cn))
             clusters = clusters_m * clusters_n * self._problem.batch
             resident = resident_clusters(self._sm_count, cm * cn)
@@ -80,7 +80,7 @@ class Tiling:
         """Each round of resident clusters covers a patch of the output and loads its two sides."""
         shape = self.geometry(config)
         (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
-        rows, cols = self.extents(config.get("swap_ab", False))
+        rows, cols = self.sizes(config.get("swap_ab", False))
         major, minor = shape.clusters_n, shape.clusters_m
         if along_m:
             major, minor = minor, major
