@@ -42,6 +42,7 @@ from tools.benchmark.markdown import down, line, up, where
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.results import COPY, ENERGY, FAMILY, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
+from tools.benchmark.transcript import TRANSCRIPT, Transcript
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
@@ -51,10 +52,11 @@ _OTHERS = {
     TABLES: (tables_table.summary, tables_table.render),
 }
 #: What reads and renders the files that are no :class:`Results` at all.
-_CHECKS: dict[str, type[Profile] | type[Sweep] | type[FamilyResults]] = {
+_CHECKS: dict[str, type[Profile] | type[Sweep] | type[FamilyResults] | type[Transcript]] = {
     PROFILE: Profile,
     SWEEP: Sweep,
     FAMILY: FamilyResults,
+    TRANSCRIPT: Transcript,
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]
