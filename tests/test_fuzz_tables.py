@@ -31,9 +31,11 @@ from cutegen.errors import (
 )
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.ranges import parse_range
 from cutegen.families.registry import find_space, is_legal
 from cutegen.families.shapes import read_shapes
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.range_entry import Piece, Point, RangeEntry, Regret
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import default_table_path
 from cutegen.space import Config
@@ -47,7 +49,8 @@ DIGITS = "9" * 5000
 TEXTS = (
     "", "a\0b", "\ud800", "\x1b[31m", "[/]", "../../x", "x" * 300, DIGITS, "1e999", "nan", "-1", "0",
     "\u0663", "64x64x64", f"gemm {DIGITS}x8x8 bf16 kk", f"{DIGITS}x8x8", f"8x{'9' * 21}x8", "2147483647x8x8",
-    "1x2x3x4x5", "%s{0}", "a=b,c", "=", ",",
+    "1x2x3x4x5", "%s{0}", "a=b,c", "=", ",", "1..64x64x64", "64..1x64x64", "1...2", "..", f"1..{DIGITS}x8x8",
+    "gemm 1..512x256x256 bf16 kk", "1..16",
 )
 # fmt: on
 SHAPES = "".join(
@@ -71,7 +74,13 @@ def good_table() -> dict[str, Any]:
     fingerprint = Fingerprint.of(H200, Toolchain.current())
     plain = Entry(PROBLEM, SPACE.default(PROBLEM), "cutegen", "a" * 32, 1.5, (1.4, 1.6), 1.1, 1.2, ("t",))
     vendor = Entry(Problem(512, 256, 256), None, "torch", time_us=2.0)
-    return json.loads(json.dumps(Table(fingerprint, [plain, vendor]).to_json()))  # type: ignore[no-any-return]
+    config = SPACE.default(PROBLEM)
+    pieces = (Piece(1, 199, config, "cutegen", "b" * 32, 1.1), Piece(200, 512, None, "torch", "", 0.9))
+    points = (Point(64, 1.5, 1.1, 0.01, "t"), Point(256, 2.5))
+    within = parse_range("gemm 1..512x256x256 bf16 kk")
+    ranges = [RangeEntry(within, pieces, Regret(0.01, 0.02, 2), points, baseline="torch.mm")]
+    table = Table(fingerprint, [plain, vendor], ranges, fallback="torch")
+    return json.loads(json.dumps(table.to_json()))  # type: ignore[no-any-return]
 
 
 GOOD = good_table()
@@ -137,7 +146,7 @@ def _documents(draw: st.DrawFn) -> bytes:
         elif act == "remove":
             del container[key]
         elif isinstance(container, dict):
-            name = draw(st.text(max_size=8) | st.sampled_from(TEXTS) | st.sampled_from([*GOOD["entries"]]))
+            name = draw(st.text(max_size=8) | st.sampled_from([*TEXTS, *GOOD["entries"]]))
             container[name] = container.pop(key) if act == "rename" else draw(_values)
     return json.dumps(document).encode()
 
@@ -164,14 +173,15 @@ def judge_table(folder: Path, data: bytes) -> None:
             Table.update(path, Fingerprint.of(H200), [])
     else:
         text = json.dumps(table.to_json(), allow_nan=False)
-        assert Table.from_json(json.loads(text)).entries == table.entries
-        for problem in (PROBLEM, NEAR, Problem(512, 256, 256)):
+        again = Table.from_json(json.loads(text))
+        assert (again.entries, again.ranges) == (table.entries, table.ranges)
+        for problem in (PROBLEM, NEAR, Problem(512, 256, 256), Problem(7, 256, 256)):
             table.lookup(problem, partial(is_legal, problem=problem, arch=ARCH))
     assert path.read_bytes() == data
     logging.disable(logging.CRITICAL)
     try:
         dispatcher = gpu.dispatcher()
-        for problem in (PROBLEM, NEAR):
+        for problem in (PROBLEM, NEAR, Problem(7, 256, 256)):
             choice = dispatcher.kernel(problem)
             assert choice is None or SPACE.explain(problem, choice.answer.config or {}) == ()
     finally:

@@ -32,6 +32,7 @@ _EXAMPLES = """examples:
 
 Nothing is compiled or measured. A call is answered by the first of these that has a valid config:
   exact    the table has this very problem
+  range    a range of sizes that was tuned as a whole holds it
   bucket   an entry of the same kind whose sizes round up to the same powers of two
   nearest  the closest entry, less than a factor of four away in each size
   default  no entry serves: the default config, chosen by the performance model where there is one
@@ -116,6 +117,7 @@ def _reason(answer: Answer, table: Table | None, ignored: str) -> str:
     if entry is not None:
         words = {
             "exact": "the table has this very problem",
+            "range": _within(answer),
             "bucket": f"measured for {entry.problem}, whose sizes round up to the same powers of two",
             "nearest": f"measured for {entry.problem}, the closest entry within a factor of four",
         }
@@ -127,12 +129,28 @@ def _reason(answer: Answer, table: Table | None, ignored: str) -> str:
     return "no entry of the table serves" if table is not None else "there is no table to ask"
 
 
+def _within(answer: Answer) -> str:
+    """Return which range answers, which piece of it, and how well its answers were seen to do."""
+    within = answer.within
+    if within is None:
+        return ""
+    piece, regret = within.piece(answer.problem), within.regret
+    words = f"the table has {within.range}, in which this config answers {piece.first} to {piece.last}"
+    if regret is None:
+        return words
+    return (
+        f"{words}; at {regret.sizes} sizes taken at random its answers were {regret.mean:.1%} behind the "
+        f"best candidate, {regret.worst:.1%} at worst"
+    )
+
+
 def _document(answer: Answer, ignored: str) -> dict[str, Json]:
     entry = answer.entry
     return {
         "problem": str(answer.problem),
         "how": answer.how,
-        "entry": None if entry is None else str(entry.problem),
+        "entry": None if entry is None or answer.within is not None else str(entry.problem),
+        "range": None if answer.within is None else str(answer.within.range),
         "config": None if answer.config is None else answer.config.to_json(),
         "skipped": list(answer.skipped),
         "table_ignored": ignored,

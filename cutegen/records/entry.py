@@ -17,7 +17,7 @@ from cutegen.measure.policy import OBJECTIVES
 from cutegen.space import Config
 from cutegen.text import shown
 
-__all__ = ["ANY", "Entry", "Fingerprint"]
+__all__ = ["ANY", "Entry", "Fingerprint", "require_number"]
 
 #: A fingerprint field of this value matches everything.
 ANY = "*"
@@ -187,7 +187,7 @@ class Entry:
         if config is not None and not isinstance(config, dict):
             raise TableError("config must be an object of knobs")
         for name in ("time_us", "ratio_to_baseline", "ratio_to_default", "energy_mj"):
-            _require_number(name, values.get(name))
+            require_number(name, values.get(name))
         for name in ("source", "artifact_key", "objective", "baseline", "contended_by"):
             if not isinstance(values.get(name, ""), str):
                 raise TableError(f"{name} is {shown(values[name])}, not text")
@@ -196,8 +196,13 @@ class Entry:
         return cls(problem, None if config is None else Config.from_json(config), **values)
 
 
-def _require_number(name: str, value: object) -> None:
-    if value is None:
+def require_number(name: str, value: object, *, optional: bool = True) -> None:
+    """Do nothing if ``value`` is a positive number, or None where that is allowed.
+
+    Raises:
+        TableError: It is something else.
+    """
+    if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise TableError(f"{name} is {shown(value)}, not a positive number")
@@ -209,7 +214,7 @@ def _interval(value: object) -> tuple[float, float] | None:
     if not (isinstance(value, list) and len(value) == 2):
         raise TableError(f"interval is {shown(value)}, not two numbers")
     for end in value:
-        _require_number("interval", end)
+        require_number("interval", end)
     return value[0], value[1]
 
 

@@ -14,21 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.digest import Json
-from cutegen.errors import ConfigError, CutegenError, StoreError, TableError
+from cutegen.errors import ConfigError, CutegenError, ProblemError, StoreError, TableError, UsageError
+from cutegen.families.ranges import overlapping, parse_range
 from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import Problem
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.range_entry import RangeEntry
 from cutegen.space import Config
 from cutegen.system.documents import read_json
 from cutegen.system.publish import publish, real_path
 from cutegen.text import shown
 
-__all__ = ["ANY", "Entry", "Estimate", "Fingerprint", "Legal", "Lookup", "Table"]
+__all__ = [
+    "ANY",
+    "FALLBACKS",
+    "Entry",
+    "Estimate",
+    "Fingerprint",
+    "Legal",
+    "Lookup",
+    "RangeEntry",
+    "Table",
+    "require_fallback",
+]
 
 #: How far a neighbour's sizes may be, as a factor on each axis. Source: judgement; waves, and with them
 #: the best tile, repeat within a few doublings but not beyond.
 REACH = 4.0
-_SCHEMA = 1
+_SCHEMA = 2
+#: A table without ranges and fallback is written as version 0.1 wrote it, and read by it.
+_SCHEMA_OF_ENTRIES = 1
+
+#: What answers where the PyTorch call is faster: that call, or our kernel all the same.
+FALLBACKS = ("torch", "none")
 
 #: Whether a config may be used for the problem that is looked up; it may raise ConfigError for "no".
 Legal = Callable[[Config], bool]
@@ -41,15 +59,29 @@ class Lookup:
     """What a table says about a problem.
 
     Attributes:
-        entry: The entry that answers; None means use the default config.
-        how: ``exact``; ``bucket`` (same sizes rounded up to powers of two); ``nearest`` (a measured
-            neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
+        entry: The entry that answers; None means use the default config. For a range, what it says of this
+            problem.
+        how: ``exact``; ``range``; ``bucket`` (same sizes rounded up to powers of two); ``nearest`` (a
+            measured neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
         skipped: Why closer entries could not answer, for people.
+        within: The range that answers.
     """
 
     entry: Entry | None
     how: str
     skipped: tuple[str, ...] = ()
+    within: RangeEntry | None = None
+
+
+def require_fallback(name: str) -> str:
+    """Return ``name`` if it is one of :data:`FALLBACKS`, or empty for what is not said.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if name not in ("", *FALLBACKS):
+        raise UsageError(f"fallback is {shown(name)}; valid: {', '.join(FALLBACKS)}")
+    return name
 
 
 class Table:
@@ -58,24 +90,54 @@ class Table:
     Args:
         fingerprint: What the entries were measured on.
         entries: At most one per problem; a later one replaces an earlier one.
+        ranges: Answers for many sizes at once; where two of one kind overlap, the later one answers.
+        fallback: Whether torch answers where it is faster: one of :data:`FALLBACKS`, empty if the table
+            leaves that to whoever asks it.
+
+    Raises:
+        UsageError: There is no such fallback.
     """
 
-    def __init__(self, fingerprint: Fingerprint, entries: Iterable[Entry] = ()) -> None:
+    def __init__(
+        self,
+        fingerprint: Fingerprint,
+        entries: Iterable[Entry] = (),
+        ranges: Iterable[RangeEntry] = (),
+        *,
+        fallback: str = "",
+    ) -> None:
         self.fingerprint = fingerprint
+        self.fallback = require_fallback(fallback)
         by_problem = {entry.problem: entry for entry in entries}
         self._entries = {p: by_problem[p] for p in sorted(by_problem, key=_order)}
+        self._ranges = tuple(sorted(_latest(ranges), key=lambda each: _order(each.range.low)))
 
     @property
     def entries(self) -> Mapping[Problem, Entry]:
         """The entries by problem, in the order of the file."""
         return self._entries
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    @property
+    def ranges(self) -> tuple[RangeEntry, ...]:
+        """The ranges, in the order of the file."""
+        return self._ranges
 
-    def with_entries(self, entries: Iterable[Entry]) -> Table:
-        """Return this table with ``entries`` added, replacing those of the same problems."""
-        return Table(self.fingerprint, [*self._entries.values(), *entries])
+    def __len__(self) -> int:
+        return len(self._entries) + len(self._ranges)
+
+    def with_entries(
+        self, entries: Iterable[Entry] = (), ranges: Iterable[RangeEntry] = (), *, fallback: str | None = None
+    ) -> Table:
+        """Return this table with ``entries`` and ``ranges`` added, replacing those of the same problems.
+
+        Args:
+            entries: Winners of single problems.
+            ranges: Answers for many sizes.
+            fallback: What the table's is from now on; None leaves it.
+        """
+        kept = self.fallback if fallback is None else fallback
+        merged = [*self._entries.values(), *entries]
+        return Table(self.fingerprint, merged, [*self._ranges, *ranges], fallback=kept)
 
     def mismatch(self, present: Fingerprint) -> tuple[str, ...]:
         """Return why this table does not hold for ``present``, field by field; empty means it does."""
@@ -94,7 +156,8 @@ class Table:
     def lookup(self, problem: Problem, legal: Legal, estimate: Estimate | None = None) -> Lookup:
         """Return the entry to use for ``problem`` and how it was found.
 
-        Tried in turn: the problem itself; an entry of the same signature in the same power-of-two bucket;
+        Tried in turn: the problem itself; a range that holds it; an entry of the same signature in the same
+        power-of-two bucket;
         the nearest entry of its kin (as the family says) whose sizes differ by less than a
         factor of four each. An entry whose config is not valid for ``problem`` is passed over.
 
@@ -107,6 +170,9 @@ class Table:
         exact = self._entries.get(problem)
         if exact is not None and _usable(exact, problem, legal, skipped):
             return Lookup(exact, "exact", tuple(skipped))
+        for within in self._holding(problem):
+            if _usable(entry := within.entry(problem), problem, legal, skipped):
+                return Lookup(entry, "range", tuple(skipped), within)
         bucket = self._buckets.get((problem.signature, _bucket(problem)), ())
         near = [e for e in bucket if e is not exact and _usable(e, problem, legal, skipped)]
         if near:
@@ -122,6 +188,31 @@ class Table:
             if choice:
                 return Lookup(_closest(choice, problem, estimate), "nearest", tuple(skipped))
         return Lookup(None, "default", tuple(skipped))
+
+    def _holding(self, problem: Problem) -> Iterator[RangeEntry]:
+        """Yield the ranges that hold ``problem``, each found by the first problem of its kind."""
+        for size, first in self._beginnings.get(problem.family, ()):
+            if problem.sizes.get(size, 0) < first:
+                continue
+            try:
+                low = problem.with_sizes(**{size: first})
+            except ProblemError:
+                continue
+            entry = self._by_low.get((size, low))
+            if entry is not None and problem in entry.range:
+                yield entry
+
+    @cached_property
+    def _by_low(self) -> dict[tuple[str, Problem], RangeEntry]:
+        return {(entry.range.size, entry.range.low): entry for entry in self._ranges}
+
+    @cached_property
+    def _beginnings(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """The sizes that have ranges, with the values that these begin at, by family."""
+        found: dict[str, dict[tuple[str, int], None]] = {}
+        for each in (entry.range for entry in self._ranges):
+            found.setdefault(each.low.family, {})[each.size, each.first] = None
+        return {family: tuple(names) for family, names in found.items()}
 
     @cached_property
     def _buckets(self) -> dict[tuple[Hashable, tuple[int, ...]], list[Entry]]:
@@ -140,8 +231,13 @@ class Table:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
-        metadata: dict[str, Json] = {"schema": _SCHEMA, **self.fingerprint.to_json()}
-        return {"_metadata": metadata, "entries": {str(p): e.to_json() for p, e in self._entries.items()}}
+        more: dict[str, Json] = {"fallback": self.fallback} if self.fallback else {}
+        if self._ranges:
+            more["ranges"] = {str(entry.range): entry.to_json() for entry in self._ranges}
+        schema = _SCHEMA if more else _SCHEMA_OF_ENTRIES
+        metadata: dict[str, Json] = {"schema": schema, **self.fingerprint.to_json()}
+        entries: Json = {str(p): e.to_json() for p, e in self._entries.items()}
+        return {"_metadata": metadata, "entries": entries, **more}
 
     @classmethod
     def from_json(cls, data: Json) -> Table:
@@ -163,7 +259,10 @@ class Table:
             raise TableError("entries must be an object from problems to winners")
         lines: dict[Problem, str] = {}
         found = [_entry(line, value, lines) for line, value in entries.items()]
-        return cls(Fingerprint.from_json(metadata), found)
+        fallback = data.get("fallback", "")
+        if fallback not in ("", *FALLBACKS):
+            raise TableError(f"fallback is {shown(fallback)}; valid: {', '.join(FALLBACKS)}")
+        return cls(Fingerprint.from_json(metadata), found, _ranges(data.get("ranges", {})), fallback=fallback)
 
     @classmethod
     def load(cls, path: Path | str) -> Table:
@@ -201,8 +300,16 @@ class Table:
         publish(Path(path), text.encode(), "dispatch table")
 
     @classmethod
-    def update(cls, path: Path | str, fingerprint: Fingerprint, entries: Iterable[Entry]) -> Table:
-        """Add ``entries`` to the table at ``path``, begun if missing, and return it.
+    def update(
+        cls,
+        path: Path | str,
+        fingerprint: Fingerprint,
+        entries: Iterable[Entry] = (),
+        ranges: Iterable[RangeEntry] = (),
+        *,
+        fallback: str | None = None,
+    ) -> Table:
+        """Add ``entries`` and ``ranges`` to the table at ``path``, begun if missing, and return it.
 
         Several processes may do so at once; none loses what another added.
 
@@ -214,7 +321,7 @@ class Table:
         with _alone(path):
             table = cls.find(path) or cls(fingerprint)
             table.require(fingerprint)
-            table = table.with_entries(entries)
+            table = table.with_entries(entries, ranges, fallback=fallback)
             table.save(path)
             return table
 
@@ -229,6 +336,31 @@ def _entry(line: str, data: Json, lines: dict[Problem, str]) -> Entry:
     if other != line:
         raise TableError(f"entries {shown(other)} and {shown(line)} are for the same problem")
     return entry
+
+
+def _ranges(data: Json) -> list[RangeEntry]:
+    if not isinstance(data, dict):
+        raise TableError("ranges must be an object from problem lines with a range to answers")
+    found = []
+    for line, value in data.items():
+        try:
+            found.append(RangeEntry.from_json(parse_range(line), value))
+        except CutegenError as error:
+            raise TableError(f"range {shown(line)}: {error}") from error
+    twice = overlapping(entry.range for entry in found)
+    if twice is not None:
+        raise TableError(f"ranges {twice[0]} and {twice[1]} overlap, so it is not clear which answers")
+    return found
+
+
+def _latest(ranges: Iterable[RangeEntry]) -> list[RangeEntry]:
+    """Return ``ranges`` without what later ones of the same kind answer."""
+    by_kind: dict[tuple[str, str], list[RangeEntry]] = {}
+    for entry in ranges:
+        kind = (entry.range.size, entry.range.kind)
+        earlier = by_kind.get(kind, [])
+        by_kind[kind] = [*(part for each in earlier for part in each.without(entry.range)), entry]
+    return [entry for entries in by_kind.values() for entry in entries]
 
 
 def _unreadable(message: str) -> TableError:

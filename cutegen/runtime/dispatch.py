@@ -16,6 +16,7 @@ from cutegen.families.registry import find_family, find_space, is_legal, space_o
 from cutegen.family import Problem
 from cutegen.measure.device import Device, present_device
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Lookup, Table
 from cutegen.runtime.kernel_cache import Kernels, not_in_capture
 from cutegen.search.defaults import default_config, predictor
@@ -51,10 +52,12 @@ class Answer:
 
     Attributes:
         problem: What was asked.
-        how: ``exact``, ``bucket``, ``nearest``, ``default``, or ``given`` for a config that the caller chose.
+        how: ``exact``, ``range``, ``bucket``, ``nearest``, ``default``, or ``given`` for a config that the
+            caller chose.
         config: The config to run; None where torch is to compute the product.
-        entry: The table's entry behind it, if any.
+        entry: The table's entry behind it, if any; for a range, what it says of this problem.
         skipped: Why closer entries could not answer.
+        within: The range that answers, if one does.
     """
 
     problem: Problem
@@ -62,6 +65,7 @@ class Answer:
     config: Config | None
     entry: Entry | None = None
     skipped: tuple[str, ...] = ()
+    within: RangeEntry | None = None
 
     @property
     def known_key(self) -> str:
@@ -73,6 +77,8 @@ class Answer:
     def __str__(self) -> str:
         what = "torch" if self.config is None else str(self.config)
         reasons = [f"measured for {self.entry.problem}"] if self.entry and self.how != "exact" else []
+        if self.within is not None:
+            reasons = [f"tuned as {self.within.range}"]
         if self.entry is not None and self.entry.objective != "time":
             reasons.append(f"tuned for {self.entry.objective}")
         if self.entry is not None and self.entry.contended_by:
@@ -245,10 +251,10 @@ def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:
     if entry is None:
         return None
     if entry.source == "torch" and find_family(problem.family).is_library_call(problem):
-        return Answer(problem, found.how, None, entry, found.skipped)
+        return Answer(problem, found.how, None, entry, found.skipped, found.within)
     if entry.config is None or not is_legal(entry.config, problem, space.arch):
         return None
-    return Answer(problem, found.how, entry.config, entry, found.skipped)
+    return Answer(problem, found.how, entry.config, entry, found.skipped, found.within)
 
 
 def _estimate(space: Space, problem: Problem, sm_count: int) -> Callable[[Config], float] | None:

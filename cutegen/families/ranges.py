@@ -1,0 +1,169 @@
+"""Problems that differ in one size: ``gemm 1..8192x7168x2048 bf16 kk`` holds every m from 1 to 8192."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+from cutegen.errors import ProblemError
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import Problem
+from cutegen.text import shown
+
+__all__ = ["Range", "is_range", "overlapping", "parse_range", "range_ends"]
+
+#: Between two numbers that are the ends of a range; both belong to it.
+_DOTS = ".."
+_DIGITS = "0123456789"
+#: So far from a size there is another that the layout allows. Source: the largest alignment of a size, of
+#: operands with scale factors along k, is 128.
+_MOST_STEP = 128
+
+
+@dataclass(frozen=True)
+class Range:
+    """Problems of one kind, from ``low`` to ``high``, that differ in one size only.
+
+    It holds every problem between the two that there is: where a layout asks for multiples of 8, only those.
+
+    Attributes:
+        low: The problem of the smallest size.
+        high: The problem of the largest.
+
+    Raises:
+        ProblemError: The two are no ends of a range; the message says why and what would be valid.
+    """
+
+    low: Problem
+    high: Problem
+
+    def __post_init__(self) -> None:
+        low, high = self.low, self.high
+        differing = [name for name, value in low.sizes.items() if high.sizes.get(name) != value]
+        if low.family != high.family or len(differing) > 1:
+            raise ProblemError(f"{low} and {high} are no ends of a range: they may differ in one size only")
+        if not differing:
+            raise ProblemError(f"a range from {low} to itself has one size; write the size alone")
+        size = differing[0]
+        first, last = low.sizes[size], high.sizes[size]
+        if first > last:
+            raise ProblemError(f"range {first}..{last} of {size} is reversed; write {last}..{first}")
+        declared = {known.name: known for known in find_family(low.family).sizes}
+        if not declared[size].free:
+            free = ", ".join(name for name, known in declared.items() if known.free)
+            raise ProblemError(
+                f"range {first}{_DOTS}{last}: {size} of {low.family} is compiled in, so no kernel serves "
+                f"several; valid: a range of {free}"
+            )
+        if low.signature != high.signature or low.with_sizes(**{size: last}) != high:
+            raise ProblemError(
+                f"range {first}{_DOTS}{last} of {size}: {low} and {high} need different kernels; give two "
+                "ends of equal alignment and options"
+            )
+
+    @cached_property
+    def size(self) -> str:
+        """Name of the size that differs."""
+        return next(name for name, value in self.low.sizes.items() if self.high.sizes[name] != value)
+
+    @property
+    def first(self) -> int:
+        """The smallest value of the size."""
+        return self.low.sizes[self.size]
+
+    @property
+    def last(self) -> int:
+        """The largest value."""
+        return self.high.sizes[self.size]
+
+    def __contains__(self, problem: Problem) -> bool:
+        return self.first <= problem.sizes.get(self.size, 0) <= self.last and self.is_kin(problem)
+
+    def is_kin(self, problem: Problem) -> bool:
+        """Return whether ``problem`` differs from those of the range in its size only."""
+        if problem.family != self.low.family or problem.signature != self.low.signature:
+            return False
+        try:
+            return problem.with_sizes(**{self.size: self.first}) == self.low
+        except ProblemError:
+            return False
+
+    def at(self, value: int) -> Problem | None:
+        """Return the problem of that size; None if it is outside or the layout does not allow it."""
+        if not self.first <= value <= self.last:
+            return None
+        try:
+            problem = self.low.with_sizes(**{self.size: value})
+        except ProblemError:
+            return None
+        return problem if problem.signature == self.low.signature else None
+
+    def at_least(self, value: int) -> Problem | None:
+        """Return the problem of the smallest size from ``value`` on; None if there is none in the range."""
+        value = max(value, self.first)
+        return self._first(range(value, min(value + _MOST_STEP, self.last + 1)))
+
+    def at_most(self, value: int) -> Problem | None:
+        """Return the problem of the largest size up to ``value``; None if there is none in the range."""
+        value = min(value, self.last)
+        return self._first(range(value, max(value - _MOST_STEP, self.first - 1), -1))
+
+    def _first(self, values: Iterable[int]) -> Problem | None:
+        return next((found for value in values if (found := self.at(value)) is not None), None)
+
+    @cached_property
+    def kind(self) -> str:
+        """The line of its problems with ``*`` for the size: equal for ranges that could overlap."""
+        return self._line("*")
+
+    def __str__(self) -> str:
+        return self._line(f"{self.first}{_DOTS}{self.last}")
+
+    def _line(self, word: str) -> str:
+        family, shape, *rest = str(self.low).split(" ")
+        parts = list(zip(shape.split("x"), str(self.high).split(" ")[1].split("x"), strict=True))
+        return " ".join([family, "x".join(word if a != b else a for a, b in parts), *rest])
+
+
+_T = TypeVar("_T")
+
+
+def overlapping(ranges: Iterable[Range]) -> tuple[Range, Range] | None:
+    """Return two of ``ranges`` that hold the same problem of one kind, None if there are none."""
+    ordered = sorted(ranges, key=lambda each: (each.kind, each.size, each.first))
+    for before, after in pairwise(ordered):
+        if (before.kind, before.size) == (after.kind, after.size) and after.first <= before.last:
+            return before, after
+    return None
+
+
+def is_range(text: object) -> bool:
+    """Return whether ``text`` is meant to be a range, such as ``1..8192`` or a line with one."""
+    return isinstance(text, str) and _DOTS in text
+
+
+def range_ends(text: str) -> tuple[str, str]:
+    """Return ``text`` with its one range replaced by the first end, then by the second.
+
+    Raises:
+        ProblemError: It holds no range, or several, or one without two ends.
+    """
+    before, _, after = text.partition(_DOTS)
+    head, tail = before.rstrip(_DIGITS), after.lstrip(_DIGITS)
+    low, high = before[len(head) :], after[: len(after) - len(tail)]
+    if not low or not high or "." in head + tail:
+        raise ProblemError(f"{shown(text)} is no range, or has several; write for example 1{_DOTS}8192")
+    return f"{head}{low}{tail}", f"{head}{high}{tail}"
+
+
+def parse_range(line: str) -> Range:
+    """Return the range that prints as ``line``.
+
+    Raises:
+        ProblemError: The line is no problem with a range for one size.
+    """
+    low, high = range_ends(line)
+    return Range(parse_problem(low), parse_problem(high))
