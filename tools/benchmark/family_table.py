@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from cutegen.digest import Json
-from cutegen.errors import StoreError, UsageError
 from cutegen.measure.statistics import geometric_mean
 from tools.benchmark.markdown import down, line, short_commit, up
+from tools.benchmark.quoted import QuotedFile
 
 __all__ = ["FamilyResults"]
 
 _OWN, _DEFAULT, _COPIES = "cutegen", "cutegen default", ("copy", "copy kernel")
 
 
-@dataclass(frozen=True)
-class FamilyResults:
-    """What tools/bench_family.py measured.
+class FamilyResults(QuotedFile):
+    """What tools/bench_family.py measured."""
 
-    Attributes:
-        facts: The file.
-    """
-
-    facts: Mapping[str, Json]
-
-    @classmethod
-    def load(cls, path: Path) -> FamilyResults:
-        """Return the results stored at ``path``.
-
-        Raises:
-            StoreError: The file cannot be read.
-            UsageError: It is no such file, or lacks something.
-        """
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            found = cls(data)
-            found.render()
-        except OSError as error:
-            raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is not a file of tools/bench_family.py: {error!r}") from error
-        return found
+    tool = "tools/bench_family.py"
 
     def summary(self) -> list[str]:
         """Return the geometric mean over each competitor, and over the fastest of them and of the copies."""

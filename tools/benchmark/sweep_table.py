@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from cutegen.digest import Json
-from cutegen.errors import StoreError, UsageError
 from tools.benchmark.markdown import down, short_commit, up
+from tools.benchmark.quoted import QuotedFile
 
 __all__ = ["SWEEP", "Sweep"]
 
@@ -18,35 +14,10 @@ __all__ = ["SWEEP", "Sweep"]
 SWEEP = "compile sweep"
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What tools/sweep_compile.py summed up.
+class Sweep(QuotedFile):
+    """What tools/sweep_compile.py summed up."""
 
-    Attributes:
-        facts: The file, as :func:`tools.sweep_compile.summary` makes it.
-    """
-
-    facts: Mapping[str, Json]
-
-    @classmethod
-    def load(cls, path: Path) -> Sweep:
-        """Return the sweep stored at ``path``.
-
-        Raises:
-            StoreError: The file cannot be read.
-            UsageError: It is no such file, or lacks something.
-        """
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["kind"] != SWEEP:
-                raise UsageError(f"{path} is {data['kind']!r}, not a file of tools/sweep_compile.py")
-            found = cls(data)
-            found.render()
-        except OSError as error:
-            raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is not a file of tools/sweep_compile.py: {error!r}") from error
-        return found
+    tool = "tools/sweep_compile.py"
 
     def summary(self) -> list[str]:
         """Return the lines that say how large the space is, what was wrong, and how fast it went."""

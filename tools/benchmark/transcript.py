@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from cutegen.digest import Json
-from cutegen.errors import StoreError, UsageError
 from tools.benchmark.markdown import short_commit
+from tools.benchmark.quoted import QuotedFile
 
 __all__ = ["TRANSCRIPT", "Transcript"]
 
@@ -18,32 +13,10 @@ __all__ = ["TRANSCRIPT", "Transcript"]
 TRANSCRIPT = "transcript"
 
 
-@dataclass(frozen=True)
-class Transcript:
-    """What tools/record_command.py wrote.
+class Transcript(QuotedFile):
+    """What tools/record_command.py wrote."""
 
-    Attributes:
-        facts: The file.
-    """
-
-    facts: Mapping[str, Json]
-
-    @classmethod
-    def load(cls, path: Path) -> Transcript:
-        """Return the transcript stored at ``path``.
-
-        Raises:
-            StoreError: The file cannot be read.
-            UsageError: It is no such file, or lacks something.
-        """
-        try:
-            found = cls(json.loads(path.read_text(encoding="utf-8")))
-            found.render()
-        except OSError as error:
-            raise StoreError(f"results file {path} cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is not a file of tools/record_command.py: {error!r}") from error
-        return found
+    tool = "tools/record_command.py"
 
     def summary(self) -> list[str]:
         """Return the line that says what ran, for how long, and how it ended."""
