@@ -12,36 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from deployments import LINES, Workshop, contents, hidden, kernel_file, load, write_table
+from deployments import LINES, Workshop, contents, hidden, kernel_file, load
 
 from cutegen.deploy import folder as place
 from cutegen.deploy import pin_table
 from cutegen.errors import PinError
 
 pytest.importorskip("torch")
+pytest_plugins = ["pin_fixtures"]
 STAGED = ".deploy.0123456789ab"
-
-
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    (tmp_path / "tables").mkdir()
-    return write_table(tmp_path / "tables" / "t.json", LINES[:1])
-
-
-@pytest.fixture
-def second(tmp_path: Path, table: Path) -> Path:
-    return write_table(tmp_path / "tables" / "second.json", LINES[1:2])
-
-
-@pytest.fixture
-def deployed(tmp_path: Path, table: Path, workshop: Workshop) -> Path:
-    pin_table(table, tmp_path / "deploy", kernels=workshop.kernels())
-    return tmp_path / "deploy"
 
 
 @pytest.mark.parametrize("fails", ["into an empty place", "aside", "into the place"])

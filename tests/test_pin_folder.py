@@ -22,28 +22,7 @@ from cutegen.errors import PinError
 from cutegen.families.gemm.problem import Problem
 
 pytest.importorskip("torch")
-
-
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    (tmp_path / "tables").mkdir()
-    return write_table(tmp_path / "tables" / "t.json", LINES[:1])
-
-
-@pytest.fixture
-def second(tmp_path: Path, table: Path) -> Path:
-    return write_table(tmp_path / "tables" / "second.json", LINES[1:2])
-
-
-@pytest.fixture
-def deployed(tmp_path: Path, table: Path, workshop: Workshop) -> Path:
-    pin_table(table, tmp_path / "deploy", kernels=workshop.kernels())
-    return tmp_path / "deploy"
+pytest_plugins = ["pin_fixtures"]
 
 
 # --- what is not ours ---

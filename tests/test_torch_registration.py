@@ -31,7 +31,7 @@ from cutegen.torch_ops import gemm as ops  # noqa: E402
 from cutegen.torch_ops.registration import pack, unpack  # noqa: E402
 
 BF16 = torch.bfloat16
-PLAIN = pack(None, 1.0, 1.0, None, "", None, None, None)
+PLAIN = pack((None, 1.0, 1.0, None, "", None, None, None))
 OPS = torch.ops.cutegen
 # torch's own tracer uses deprecated parts of Python and of itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -155,12 +155,12 @@ def test_operators_pass_torch_checks(gpu: FakeGpu, name: str) -> None:
     a, b, c, bias = rand(16, 32), rand(32, 24), rand(16, 24), rand(24)
     arguments: tuple[Any, ...] = (a, b, *PLAIN)
     if name == "fused":
-        arguments = (a, b, *pack(c, 2.0, 0.5, bias, "silu", BF16, None, (None, None, False, True)))
+        arguments = (a, b, *pack((c, 2.0, 0.5, bias, "silu", BF16, None, (None, None, False, True))))
     if name == "scaled":
         # The check of schemas compares operands, which torch cannot do with fp8 on the CPU.
         a8, b8 = (a * 4).to(torch.int8), (rand(24, 32) * 4).to(torch.int8).t()
         more = (torch.tensor(2.0), torch.tensor(0.5), False, False)
-        arguments = (a8, b8, *pack(None, 1.0, 1.0, bias, "", BF16, None, more))
+        arguments = (a8, b8, *pack((None, 1.0, 1.0, bias, "", BF16, None, more)))
     out = torch.empty(16, 24, dtype=BF16)
     battery = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     # Without the tag torch cannot functionalize an operator that returns what it wrote.
@@ -197,7 +197,7 @@ def test_tensors_come_first_whichever_are_given(given: tuple[str, ...]) -> None:
         torch.tensor(1.0) if name in given else None for name in ("c", "bias", "scale_a", "scale_b")
     )
     more = (scale_a, scale_b, True, False)
-    packed = pack(c, 2.0, 1.0, bias, "relu", BF16, {"tile_k": 64}, more)
+    packed = pack((c, 2.0, 1.0, bias, "relu", BF16, {"tile_k": 64}, more))
     assert [x is not None for x in packed[:4]] == [True] * len(given) + [False] * (4 - len(given))
     assert packed[4] == " ".join(given)
     found = unpack(packed)

@@ -17,7 +17,6 @@ from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
 from cutegen.torch_ops.gemm_plan import (
     AnyConfig,
-    More,
     OperatorPlans,
     Plan,
     as_config,
@@ -25,7 +24,7 @@ from cutegen.torch_ops.gemm_plan import (
     fused_options,
     make_plan,
 )
-from cutegen.torch_ops.registration import pack, register, unpack
+from cutegen.torch_ops.registration import Options, pack, register, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -96,13 +95,14 @@ def gemm(
         BuildError: The kernel was not there and does not compile.
     """
     more = (None, None, False, True) if any_order else None
+    options = (c, alpha, beta, bias, activation, out_dtype, config, more)
     if (
         _is_compiling()
         or (type(a) is not _Tensor and type(a) is not _Parameter)
         or (type(b) is not _Tensor and type(b) is not _Parameter)
     ):
-        return _through_torch(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more)
-    return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _plans)
+        return _through_torch(a, b, out, options)
+    return _eager(a, b, out, options, _plans)
 
 
 def scaled_gemm(
@@ -140,9 +140,10 @@ def scaled_gemm(
     traced = _is_compiling()
     if out is None and out_dtype is None:
         out_dtype = _bfloat16
+    options = (None, 1.0, 1.0, bias, activation, out_dtype, config, more)
     if traced or type(a) is not _Tensor or type(b) is not _Tensor:
-        return _through_torch(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more)
-    return _eager(a, b, out, None, 1.0, 1.0, bias, activation, out_dtype, config, more, _plans)
+        return _through_torch(a, b, out, options)
+    return _eager(a, b, out, options, _plans)
 
 
 def linear(
@@ -200,17 +201,11 @@ def _eager(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
-    c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    bias: torch.Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype | None,
-    config: AnyConfig,
-    more: More | None,
+    options: Options,
     plans: dict[Any, Plan],
 ) -> torch.Tensor:
     """Run one call on real tensors. This is the path that must stay short."""
+    c, alpha, beta, bias, activation, out_dtype, config, more = options
     try:
         key: Any
         if out is None:
@@ -244,14 +239,13 @@ def _eager(
             or more is not None
         ):
             config = None if config is None else as_config(config)
-            extras, options = fused_options(c, alpha, beta, bias, activation, more)
-            key = (key, options, config)
+            extras, fused = fused_options(c, alpha, beta, bias, activation, more)
+            key = (key, fused, config)
             for tensor in extras:
                 grad = grad or tensor.requires_grad
         plan = None if grad else plans.get(key)
         if plan is None:
-            request = _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more)
-            plan = _plan(request, config, key, plans)
+            plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
             out = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
         else:
@@ -268,25 +262,14 @@ def _eager(
     except CutegenError:
         raise
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        request = _request(a, b, out, c, alpha, beta, bias, activation, out_dtype, more)
-        failure = explain_failure(error, request, default_dispatcher().device_type)
+        failure = explain_failure(error, _request(a, b, out, options), default_dispatcher().device_type)
         if failure is error:
             raise
         raise failure from error
 
 
-def _request(
-    a: Any,
-    b: Any,
-    out: Any,
-    c: Any,
-    alpha: float,
-    beta: float,
-    bias: Any,
-    activation: str,
-    out_dtype: Any,
-    more: More | None,
-) -> Request:
+def _request(a: Any, b: Any, out: Any, options: Options) -> Request:
+    c, alpha, beta, bias, activation, out_dtype, _, more = options
     return Request(a, b, out, c, alpha, beta, bias, activation, out_dtype, *(more or ()))
 
 
@@ -311,25 +294,18 @@ def _through_torch(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
-    c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    bias: torch.Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype | None,
-    config: AnyConfig,
-    more: More | None,
+    options: Options,
 ) -> torch.Tensor:
     """Call the registered operators: torch is tracing, or the tensors are of a class with its own rules."""
     import torch
 
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return _eager(a, b, out, c, alpha, beta, bias, activation, out_dtype, config, more, _plans)
+        return _eager(a, b, out, options, _plans)
     if torch.is_grad_enabled():
-        for name, tensor in (("a", a), ("b", b), ("out", out), ("c", c), ("bias", bias)):
+        for name, tensor in (("a", a), ("b", b), ("out", out), ("c", options[0]), ("bias", options[3])):
             if tensor is not None and tensor.requires_grad:
                 raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
-    arguments = pack(c, alpha, beta, bias, activation, out_dtype, config, more)
+    arguments = pack(options)
     if out is None:
         result: torch.Tensor = torch.ops.cutegen.gemm.default(a, b, *arguments)
         return result
@@ -339,7 +315,7 @@ def _through_torch(
 
 def _run_operator(a: Any, b: Any, out: Any, *arguments: Any) -> torch.Tensor:
     """What the registered operators do on real tensors."""
-    return _eager(a, b, out, *unpack(arguments), _operator_plans)
+    return _eager(a, b, out, unpack(arguments), _operator_plans)
 
 
 # --- what the operators stand on ---

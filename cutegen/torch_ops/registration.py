@@ -40,7 +40,7 @@ GEMM = f"gemm({_ARGUMENTS}) -> Tensor"
 GEMM_OUT = f"gemm.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)"
 GEMM_INTO = f"gemm_into(Tensor(a!) out, {_ARGUMENTS}) -> ()"
 
-#: c, alpha, beta, bias, activation, out_dtype, config and what few products have.
+#: c, alpha, beta, bias, activation, out_dtype, config and what few GEMMs have.
 Options: TypeAlias = "tuple[_Tensor, float, float, _Tensor, str, torch.dtype | None, AnyConfig, More | None]"
 _Tensor: TypeAlias = "torch.Tensor | None"
 
@@ -48,17 +48,9 @@ _Tensor: TypeAlias = "torch.Tensor | None"
 _libraries: list[registry.Library] = []
 
 
-def pack(
-    c: torch.Tensor | None,
-    alpha: float,
-    beta: float,
-    bias: torch.Tensor | None,
-    activation: str,
-    out_dtype: torch.dtype | None,
-    config: AnyConfig,
-    more: More | None,
-) -> tuple[Any, ...]:
-    """Return what the operators take behind a and b, for the options of a product; torch can trace this."""
+def pack(options: Options) -> tuple[Any, ...]:
+    """Return what the operators take behind a and b, for the options of a GEMM; torch can trace this."""
+    c, alpha, beta, bias, activation, out_dtype, config, more = options
     scale_a, scale_b, fast_accum, any_order = more or (None, None, False, False)
     given = [(n, t) for n, t in zip(_EXTRAS, (c, bias, scale_a, scale_b), strict=True) if t is not None]
     tensors = [tensor for _, tensor in given] + [None] * (len(_EXTRAS) - len(given))

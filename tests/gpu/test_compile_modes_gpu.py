@@ -304,7 +304,7 @@ def test_eager_calls_keep_their_workspace(kind: str) -> None:
     a, b = operands(kind)
     out = torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=BF16)
     config, any_order = config_of(kind), KINDS[kind][0].any_order
-    options = pack(None, 1.0, 1.0, None, "", None, config, (None, None, False, any_order))
+    options = pack((None, 1.0, 1.0, None, "", None, config, (None, None, False, any_order)))
 
     def eager() -> None:
         cutegen.gemm(a, b, out=out, config=config, any_order=any_order)
@@ -333,7 +333,7 @@ def test_own_graphs_replay(way: str, kind: str) -> None:
     a, b = operands(kind)
     out = torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=BF16)
     config, any_order = config_of(kind), KINDS[kind][0].any_order
-    options = pack(None, 1.0, 1.0, None, "", None, config, (None, None, False, any_order))
+    options = pack((None, 1.0, 1.0, None, "", None, config, (None, None, False, any_order)))
 
     def call() -> None:
         if way == "eager":
@@ -367,7 +367,7 @@ def test_operators_pass_torch_checks_on_the_gpu(kind: str) -> None:
     """The battery of tests/test_torch_library.py with kernels that need a workspace."""
     a, b = operands(kind)
     bias, out = rand(b.shape[1]), torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=BF16)
-    arguments = (a, b, *pack(None, 1.0, 1.0, bias, "relu", None, config_of(kind), None))
+    arguments = (a, b, *pack((None, 1.0, 1.0, bias, "relu", None, config_of(kind), None)))
     battery = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     gemm = torch.ops.cutegen.gemm
     for_out = battery if "out" in {tag.name for tag in gemm.out.tags} else battery[:3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model import proposals
@@ -12,7 +12,7 @@ from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor
-from cutegen.space import Config, Space, Value
+from cutegen.space import Config, Space
 
 __all__ = ["GemmStrategy"]
 
@@ -25,44 +25,9 @@ class GemmStrategy:
         """Return the strategy for ``arch``; None where the model's constants are not known."""
         return cls() if is_modelled(arch) else None
 
-    def rank(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        default: Config | None = None,
-    ) -> list[Config]:
-        """Return the default and the best predicted kernels; see :func:`proposals.rank`."""
-        return proposals.rank(space, problem, sm_count, limit, fixed, default=default)
-
-    def refine(
-        self,
-        space: Space,
-        problem: Problem,
-        results: Mapping[Config, float | None],
-        limit: int,
-        *,
-        sm_count: int | None = None,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        new_kernels: bool = True,
-    ) -> list[Config]:
-        """Return steps from the fastest, and what their times promise; see :func:`proposals.refine`."""
-        return proposals.refine(
-            space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
-        )
-
-    def precompute(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-    ) -> None:
-        """Predict the configs that :meth:`rank` and :meth:`refine` choose from."""
-        proposals.precompute(space, problem, sm_count, fixed)
+    rank = staticmethod(proposals.rank)
+    refine = staticmethod(proposals.refine)
+    precompute = staticmethod(proposals.precompute)
 
     def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
         """Return the fastest predicted of the space's default candidates.
