@@ -19,6 +19,7 @@ from cutegen.measure.statistics import Interval
 from cutegen.search.strategies import rank
 from cutegen.space import Config, Space
 from cutegen.tuning import AutoTuner, Effort
+from cutegen.tuning.backends import Backends
 
 _RANKED: dict[tuple[object, ...], list[Config]] = {}
 
@@ -183,13 +184,10 @@ class Rig:
         self.compiler = FakeCompiler(Store(folder), behaviour)
         self.bench = FakeBench(stop_after)
         self.started: Counter[str] = Counter()
-        given = {"effort": SMALL, "device": DEVICE, "make_bench": self._bench, **options}
-        self.tuner = AutoTuner(
-            cache_dir=folder,
-            toolchain=TOOLCHAIN,
-            make_compiler=self._compiler,
-            **given,  # type: ignore[arg-type]
-        )
+        own = {name: options.pop(name) for name in ("bench", "watch", "offers") if name in options}
+        backends = Backends(compiler=self._compiler, **{"bench": self._bench, **own})  # type: ignore[arg-type]
+        given = {"effort": SMALL, "device": DEVICE, **options}
+        self.tuner = AutoTuner(cache_dir=folder, toolchain=TOOLCHAIN, backends=backends, **given)  # type: ignore[arg-type]
 
     def _compiler(self) -> FakeCompiler:
         self.started["compiler"] += 1

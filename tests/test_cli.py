@@ -27,6 +27,7 @@ from cutegen.measure import Bench
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
 from cutegen.tuning import AutoTuner
+from cutegen.tuning.backends import Backends
 
 SHAPE = "4096x4096x4096"
 
@@ -38,8 +39,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBench:
     tuner = partial(
         AutoTuner,
         effort=SMALL,
-        make_compiler=lambda: FakeCompiler(Store(tmp_path), bench.behaviour),
-        make_bench=lambda: bench,
+        backends=Backends(lambda: FakeCompiler(Store(tmp_path), bench.behaviour), lambda: bench),
     )
 
     def make(*args: object, **options: object) -> AutoTuner:
@@ -384,7 +384,8 @@ def test_a_bundle_for_a_b200_is_checked_measured_and_put_into_its_table(
     b200 = replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)
     engine = {"engine": "fake_engine:make_doubtful", "search_path": [Path(__file__).parent]}
     monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: b200)
-    monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", partial(AutoTuner, make_bench=lambda: Bench(**engine)))
+    backends = Backends(bench=lambda: Bench(**engine))
+    monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", partial(AutoTuner, backends=backends))
     capsys.readouterr()
     table = tmp_path / "b200.json"
     there = ["--import", str(bundle), "--cache-dir", str(tmp_path / "there"), "--table", str(table), "--json"]

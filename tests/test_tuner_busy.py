@@ -24,6 +24,7 @@ from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import look_up
 from cutegen.tuning import AutoTuner, TuneResult
+from cutegen.tuning.backends import Backends
 
 SHAPE = (4096, 4096, 4096)
 PROBLEM = Problem(*SHAPE)
@@ -34,7 +35,7 @@ ALONE, SHARED = (OURS, NOTEBOOK), (OURS, TRAINING)
 def tuned(
     folder: Path, watch: FakeWatch, busy: str = "warn", problems: int = 1, **options: object
 ) -> tuple[Rig, list[TuneResult]]:
-    rig = Rig(folder, make_watch=lambda: watch, busy=busy, **options)
+    rig = Rig(folder, watch=lambda: watch, busy=busy, **options)
     shapes = [PROBLEM, Problem(64, 7168, 2048)][:problems]
     results = [result for result in rig.tuner.tune_all(shapes) if isinstance(result, TuneResult)]
     assert len(results) == problems
@@ -59,7 +60,7 @@ def test_an_idle_gpu_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_refusing_measures_nothing(tmp_path: Path) -> None:
     """The first rounds are not begun; the error is one of the environment, not of the problem."""
-    rig = Rig(tmp_path, make_watch=lambda: FakeWatch(SHARED), busy="refuse")
+    rig = Rig(tmp_path, watch=lambda: FakeWatch(SHARED), busy="refuse")
     with pytest.raises(DeviceError, match=r"in use by pid 30 \(train"):
         rig.tuner.tune(*SHAPE)
     assert not rig.bench.timed and not rig.tuner.setting.table.exists() and rig.bench.closed
@@ -118,7 +119,7 @@ def test_rounds_disturbed_twice_are_marked(tmp_path: Path) -> None:
 def test_who_hung_is_not_run_again(tmp_path: Path) -> None:
     """The second run leaves out whoever broke in the first: a hang costs seconds."""
     hangs = lambda config: "breaks" if config["tile_shape_mn"] == (128, 256) else "50"  # noqa: E731
-    rig = Rig(tmp_path, hangs, make_watch=lambda: FakeWatch(ALONE, SHARED, ALONE), busy="warn")
+    rig = Rig(tmp_path, hangs, watch=lambda: FakeWatch(ALONE, SHARED, ALONE), busy="warn")
     result = rig.tuner.tune(*SHAPE)
     first, second = rig.bench.timed[0][1], rig.bench.timed[1][1]
     assert set(second) < set(first) and result.outcomes["timeout"] >= 1
@@ -132,7 +133,7 @@ def test_disturbed_timings_are_not_remembered(tmp_path: Path) -> None:
     assert not Table.load(rig.tuner.setting.table).entries[PROBLEM].contended_by
     rig, [third] = tuned(tmp_path, FakeWatch(ALONE))
     assert third.reused and not rig.bench.timed
-    rig = Rig(tmp_path / "one", make_watch=lambda: FakeWatch(SHARED), busy="warn")
+    rig = Rig(tmp_path / "one", watch=lambda: FakeWatch(SHARED), busy="warn")
     rig.tuner.tune(*SHAPE)
     count = len(rig.bench.timed)
     rig.tuner.tune(*SHAPE)
@@ -159,9 +160,7 @@ def test_the_command_asks_in_the_same_words(
     tuner = partial(
         AutoTuner,
         effort=SMALL,
-        make_compiler=lambda: FakeCompiler(Store(tmp_path)),
-        make_bench=FakeBench,
-        make_watch=lambda: FakeWatch(*crowds),
+        backends=Backends(lambda: FakeCompiler(Store(tmp_path)), FakeBench, lambda: FakeWatch(*crowds)),
     )
     given: dict[str, object] = {}
 

@@ -389,7 +389,7 @@ def test_a_real_measuring_process_survives_what_candidates_do(tmp_path: Path) ->
     def make_bench() -> Bench:
         return Bench(engine="fake_engine:make", search_path=[Path(__file__).parent], timeout_s=3.0)
 
-    rig = Rig(tmp_path, lambda c: bad.get(c, "ok:8" if c == view(good) else "ok:9"), make_bench=make_bench)
+    rig = Rig(tmp_path, lambda c: bad.get(c, "ok:8" if c == view(good) else "ok:9"), bench=make_bench)
     result = rig.tuner.tune(*SHAPE)
     assert view(result.config) == view(good)
     assert result.winner.timing is not None and result.winner.timing.median_us == pytest.approx(8)

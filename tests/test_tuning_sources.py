@@ -54,7 +54,7 @@ def rig(folder: Path, behaviour: object, sources: tuple[str, ...] = BOTH, **opti
     def offers(problem: Problem) -> Offers:
         return find_offers(problem, ARCH, Store(folder), ask=lambda kind, arch: LISTED)
 
-    return Rig(folder, behaviour, sources=sources, list_offers=offers, **options)  # type: ignore[arg-type]
+    return Rig(folder, behaviour, sources=sources, offers=offers, **options)  # type: ignore[arg-type]
 
 
 def trials_of(folder: Path) -> list[Trial]:
@@ -138,7 +138,7 @@ def test_without_being_asked_for_operators_take_no_part(tmp_path: Path) -> None:
     def never(problem: Problem) -> Offers:
         raise AssertionError("nobody asked for operators")
 
-    made = Rig(tmp_path, times(90.0), list_offers=never)  # type: ignore[arg-type]
+    made = Rig(tmp_path, times(90.0), offers=never)  # type: ignore[arg-type]
     assert made.tuner.tune_problem(PROBLEM).config.source == "cutegen"
     assert {trial.origin for trial in trials_of(tmp_path)} == {"cutegen", "torch"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -16,15 +16,13 @@ from cutegen.families.gemm.problem import Epilogue
 from cutegen.families.gemm.problem import Problem as Gemm
 from cutegen.families.registry import find_space, require_sources, space_of
 from cutegen.family import Problem
-from cutegen.measure.contention import Watch
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import require_objective
-from cutegen.operator_api import Offers
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Value
-from cutegen.tuning.backends import Bench, Compiler, Workshop
+from cutegen.tuning.backends import Backends, Workshop
 from cutegen.tuning.progress import Observer, ignore_progress
 from cutegen.tuning.request import Effort, Request
 from cutegen.tuning.result import Row, TuneResult
@@ -86,8 +84,7 @@ class AutoTuner:
         observe: Told about progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.
-        make_compiler, make_bench, make_watch, list_offers: For tests: replace the builder, the measuring
-            child, what NVML says about other processes, and the question to the Operator API.
+        backends: What to use instead of the usual builder, measuring child and so on; for tests.
 
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
@@ -114,10 +111,7 @@ class AutoTuner:
         observe: Observer = ignore_progress,
         toolchain: Toolchain | None = None,
         device: Device | None = None,
-        make_compiler: Callable[[], Compiler] | None = None,
-        make_bench: Callable[[], Bench] | None = None,
-        make_watch: Callable[[], Watch] | None = None,
-        list_offers: Callable[[Problem], Offers] | None = None,
+        backends: Backends | None = None,
     ) -> None:
         if arch is None:
             device = device or present_device()
@@ -131,10 +125,7 @@ class AutoTuner:
             workers=workers,
             toolchain=toolchain,
             busy=busy,
-            make_compiler=make_compiler,
-            make_bench=make_bench,
-            make_watch=make_watch,
-            list_offers=list_offers,
+            backends=backends,
         )
         self._sources = require_sources(sources)
         self._effort = effort or Effort()

@@ -1,9 +1,9 @@
-"""The two helpers of a run, compiler and measuring child: started when first needed, ended together."""
+"""What a run works with, compiler and measuring child: started when first needed, ended together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,13 +12,14 @@ from cutegen.build.render import Source
 from cutegen.errors import DeviceError
 from cutegen.family import Problem
 from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
-from cutegen.measure.contention import Guard
+from cutegen.measure.contention import Guard, Watch
 from cutegen.measure.policy import Policy
+from cutegen.operator_api import Offers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Bench", "Compiler", "Workshop"]
+__all__ = ["Backends", "Bench", "Compiler", "Workshop"]
 
 
 class Compiler(Protocol):
@@ -54,6 +55,23 @@ class Bench(Protocol):
 
     def close(self) -> None:
         """End the child."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """What a run uses instead of the usual, such as a test's stand-ins; None stands for the usual.
+
+    Attributes:
+        compiler: Makes the builder.
+        bench: Makes the measuring child.
+        watch: Makes what says which other processes use the GPU, instead of NVML.
+        offers: Says which kernels of NVIDIA's Operator API are candidates for a problem.
+    """
+
+    compiler: Callable[[], Compiler] | None = None
+    bench: Callable[[], Bench] | None = None
+    watch: Callable[[], Watch] | None = None
+    offers: Callable[[Problem], Offers] | None = None
 
 
 class Workshop:

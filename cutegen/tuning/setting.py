@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 
 from cutegen.arch import Arch
@@ -13,14 +11,14 @@ from cutegen.build import Builder, Toolchain
 from cutegen.build.store import Store
 from cutegen.errors import StoreError, TableError
 from cutegen.family import Problem
-from cutegen.measure.contention import Guard, Watch, require_busy
+from cutegen.measure.contention import Guard, require_busy
 from cutegen.measure.device import Device
 from cutegen.measure.watch import NvmlWatch
 from cutegen.operator_api import Offers, find_offers
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import default_table_path
-from cutegen.tuning.backends import Bench, Compiler, Workshop
+from cutegen.tuning.backends import Backends, Bench, Workshop
 
 __all__ = ["Setting"]
 
@@ -37,10 +35,9 @@ class Setting:
         table: The dispatch table that winners are written to.
         own_table: Whether ``table`` is the cache's own, which gives way to one for new software.
         toolchain: What compiled, or compiles, the candidates.
-        make_compiler: Makes the builder.
-        make_bench: Makes the measuring child.
-        make_guard: Makes what looks out for other users of the GPU.
-        list_offers: Says which kernels of NVIDIA's Operator API are candidates for a problem.
+        workers: Most compilations at a time; None leaves it to the builder.
+        busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
+        backends: What to use instead of the usual builder, measuring child and so on.
     """
 
     arch: Arch
@@ -50,10 +47,9 @@ class Setting:
     table: Path | None
     own_table: bool
     toolchain: Toolchain
-    make_compiler: Callable[[], Compiler]
-    make_bench: Callable[[], Bench] | None
-    make_guard: Callable[[], Guard] | None
-    list_offers: Callable[[Problem], Offers]
+    workers: int | None
+    busy: str
+    backends: Backends
 
     @classmethod
     def of(
@@ -67,10 +63,7 @@ class Setting:
         workers: int | None = None,
         toolchain: Toolchain | None = None,
         busy: str = "wait",
-        make_compiler: Callable[[], Compiler] | None = None,
-        make_bench: Callable[[], Bench] | None = None,
-        make_watch: Callable[[], Watch] | None = None,
-        list_offers: Callable[[Problem], Offers] | None = None,
+        backends: Backends | None = None,
     ) -> Setting:
         """Return the setting with the usual places for what is not given.
 
@@ -83,17 +76,13 @@ class Setting:
             workers: Most compilations at a time.
             toolchain: Whose artifacts to use; the installed one by default.
             busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
-            make_compiler: Replaces the builder.
-            make_bench: Replaces the measuring child.
-            make_watch: Replaces what NVML says about other users of the GPU.
-            list_offers: Replaces the question to the Operator API.
+            backends: What to use instead of the usual.
 
         Raises:
             UsageError: ``busy`` is none of those.
         """
         require_busy(busy)
         store = Store(cache_dir) if cache_dir else Store.default()
-        tools = toolchain or Toolchain.current()
         usual = default_table_path(store.root, device) if device else None
         return cls(
             arch=arch,
@@ -102,11 +91,10 @@ class Setting:
             db=db or store.root / "trials.db",
             table=(table or usual) if device else None,
             own_table=table is None,
-            toolchain=tools,
-            make_compiler=make_compiler or (lambda: Builder(store, tools, workers)),
-            make_bench=(make_bench or _bench) if device else None,
-            make_guard=partial(_guard, make_watch, device.uuid, busy) if device else None,
-            list_offers=list_offers or (lambda problem: find_offers(problem, arch, store)),
+            toolchain=toolchain or Toolchain.current(),
+            workers=workers,
+            busy=busy,
+            backends=backends or Backends(),
         )
 
     @property
@@ -116,7 +104,16 @@ class Setting:
 
     def workshop(self) -> Workshop:
         """Return a workshop; nothing is started yet."""
-        return Workshop(self.make_compiler, self.make_bench, self.make_guard)
+        given, device = self.backends, self.device
+        compiler = given.compiler or (lambda: Builder(self.store, self.toolchain, self.workers))
+        if device is None:
+            return Workshop(compiler)
+        watch = given.watch or (lambda: NvmlWatch(device.uuid))
+        return Workshop(compiler, given.bench or _bench, lambda: Guard(watch(), self.busy))
+
+    def offers(self, problem: Problem) -> Offers:
+        """Return which kernels of NVIDIA's Operator API are candidates for ``problem``, and which are not."""
+        return (self.backends.offers or (lambda p: find_offers(p, self.arch, self.store)))(problem)
 
     def load_table(self) -> Table | None:
         """Return the table if there is one that holds here.
@@ -171,10 +168,6 @@ class Setting:
         """Return what the table says about exactly ``problem``; raises as :meth:`load_table`."""
         table = self.load_table()
         return table.entries.get(problem) if table else None
-
-
-def _guard(make_watch: Callable[[], Watch] | None, uuid: str, busy: str) -> Guard:
-    return Guard(make_watch() if make_watch else NvmlWatch(uuid), busy)
 
 
 def _bench() -> Bench:

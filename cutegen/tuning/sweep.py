@@ -146,7 +146,7 @@ class Tuning:
             forget=self._again,
         )
         asked = "operators" in request.sources and not request.explicit
-        offers = setting.list_offers(request.problem) if asked else Offers((), ())
+        offers = setting.offers(request.problem) if asked else Offers((), ())
         finished = self._finished(request, entry, ledger)
         if finished is not None:
             return _Prepared(request, finished, None, offers)
