@@ -379,6 +379,13 @@ class Family(ABC):
     def arguments(self, problem: Any) -> tuple[Argument, ...]:
         """Return the arguments of the kernels for ``problem``, in the order of their parameters."""
 
+    def upstream_input(self, problem: Any) -> str:
+        """Return the name of the input that the kernel before usually writes: activations, not weights.
+
+        It is the first input, unless a family says otherwise.
+        """
+        return next(a.name for a in self.arguments(problem) if a.kind in ("in", "inout"))
+
     def any_order(self, problem: Any) -> bool:
         """Return whether ``problem`` allows results whose last bits differ from run to run."""
         return False

@@ -2,7 +2,8 @@
 
 ``ok``, ``ok:12.5`` (microseconds), ``wrong``, ``racy``, ``refuses``, ``stray``, ``breaks`` (the device),
 ``hangs``, ``crashes``, ``prints``, ``bug``, ``forks``; ``time-`` in front makes it misbehave only when timed,
-``energy-`` only while its energy is measured; ``@300`` behind makes it draw 300 W instead of 500.
+``energy-`` only while its energy is measured; ``@300`` at the end makes it draw 300 W instead of 500;
+``ok:10~12`` takes 10 us back to back and 12 behind another kernel, which takes 3.
 Time is virtual: measuring advances a clock, so that tests are exact and fast. So does asking for the energy
 counter, which moves in steps.
 """
@@ -22,12 +23,14 @@ from cutegen.errors import CheckError, DeviceError, LaunchError, MeasureError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.check import Verdict
+from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import ClockReading, Device
 from cutegen.measure.engine import Prepared
 
 DEVICE = Device("Fake GPU", (9, 0), 132, 60_000_000, 2**37, "1.2", "13.0", "GPU-fake")
 REFERENCE_US = 10.0
 LAUNCHES = 100
+PREDECESSOR_US = 3.0
 WATTS = 500.0
 #: Seconds that one reading of the energy counter takes, and between two steps of it.
 READING_S, STEP_S = 0.0005, 0.02
@@ -108,14 +111,20 @@ class FakeEngine:
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             time.sleep(600)
 
-    def prepare(self, candidate: Candidate | None) -> Prepared:
+    def prepare_predecessor(self, context: str) -> Prepared:
+        self.events.append(f"prepare what runs before, {context}")
+        return Prepared(f"@{WATTS}", LAUNCHES, PREDECESSOR_US)
+
+    def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
+        before = 0.0 if context == BACK_TO_BACK else PREDECESSOR_US
         if candidate is None:
-            return Prepared(f"@{WATTS}", LAUNCHES, REFERENCE_US)
+            return Prepared(f"@{WATTS}", LAUNCHES, REFERENCE_US + before)
         self.events.append(f"prepare {candidate.name}")
         behaviour, _, rest = candidate.symbol.partition(":")
         number, _, watts = rest.partition("@")
         self._behave("" if behaviour.startswith(("time-", "energy-")) else behaviour)
-        return Prepared(f"{behaviour}@{watts or WATTS}", LAUNCHES, float(number or 20.0))
+        own = number.split("~")[-1 if before else 0]
+        return Prepared(f"{behaviour}@{watts or WATTS}", LAUNCHES, float(own or 20.0) + before)
 
     def measure(self, prepared: Prepared, replays: int) -> float:
         behaviour, watts = _behaviour(prepared)
@@ -190,10 +199,10 @@ class DoubtfulEngine(FakeEngine):
         wrong = candidate.launch.workspace_bytes > 0
         return super().check(replace(candidate, symbol="wrong" if wrong else "ok"), problem, repeats)
 
-    def prepare(self, candidate: Candidate | None) -> Prepared:
+    def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
         """The later a candidate is captured, the slower it is."""
         count = sum(event.startswith("prepare") for event in self.events)
-        return super().prepare(candidate and replace(candidate, symbol=f"ok:{count + 5}"))
+        return super().prepare(candidate and replace(candidate, symbol=f"ok:{count + 5}"), context)
 
 
 def make_doubtful(index: int) -> FakeEngine:

@@ -125,6 +125,23 @@ def test_a_finalist_that_fails_in_the_rounds_leaves_the_others() -> None:
     assert (entry.outcome, entry.error, entry.tuning_s) == ("timeout", "hung", 1.5)
 
 
+def test_all_are_timed_in_every_context_and_the_first_counts() -> None:
+    """A kernel that wins there is shown elsewhere too, whoever would win there."""
+    arena = FakeArena()
+    further = [Policy(context="back_to_back"), Policy(context="alone")]
+    peer = Fake("peer", "behind:9", "behind:7")
+    failing = Fake("other", error=BuildError("x"))
+    row = run_contest(
+        arena, SHAPE, [Fake("cutegen", "ok:8"), peer, failing], Policy(context="behind"), further=further
+    )
+    assert len(arena.timed) == 3 and list(row.contexts) == ["back_to_back", "alone"]
+    assert row.timing("peer").median_us == 7.0  # type: ignore[union-attr]
+    assert row.timing("peer", "alone") == row.timing("peer") and row.timing("other", "alone") is None
+    assert row.timing("peer", "elsewhere") is None
+    assert row.ratio("", "back_to_back") == 10 / 8 and row.ratio("peer", "alone") == 7 / 8
+    assert ShapeResult.from_json(row.to_json()) == row
+
+
 # --- the file ---
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from cutegen.errors import MeasureError, UsageError
+from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import OBJECTIVES, Policy, Timing, against, cost_ratio
 from cutegen.measure.statistics import Interval
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy.screen(), Policy.final(7)])
+@pytest.mark.parametrize("policy", [Policy(), Policy.screen(), Policy.final(7, context="alone")])
 def test_policy_survives_json(policy: Policy) -> None:
     """JSON text and back is the same policy, with the same digest."""
     again = Policy.from_json(json.loads(json.dumps(policy.to_json())))
@@ -33,6 +34,8 @@ def test_every_field_is_part_of_the_identity() -> None:
         {"seed": 1},
         {"objective": "energy"},
         {"energy_s": 0.1},
+        {"context": "behind"},
+        {"context": "alone"},
     ]
     policies = [Policy(), *(replace(Policy(), **change) for change in changes)]
     assert len({policy.digest for policy in policies}) == len(policies)
@@ -51,6 +54,7 @@ def test_every_field_is_part_of_the_identity() -> None:
         ({"round_us": -1.0}, "must not be negative"),
         ({"energy_s": -1.0}, "must not be negative"),
         ({"objective": "watts"}, "valid: time, energy, edp"),
+        ({"context": "between"}, "context is 'between'; valid: alone, behind, back_to_back"),
         ({"clock": "burst", "energy_s": 0.1}, "energy for 0.1 s after a burst"),
     ],
 )
@@ -115,7 +119,12 @@ def test_costs_are_time_energy_and_their_product() -> None:
 
 
 def test_digests_of_stored_policies_are_those_of_version_0_1() -> None:
-    policies = [Policy.screen(), Policy.screen(loaded=True), Policy.final(), Policy.final(3, "energy")]
+    """They knew launches back to back only; what was timed so then still answers."""
+    then = {"context": BACK_TO_BACK}
+    policies = [
+        *(Policy.screen(**then), Policy.screen(loaded=True, **then)),
+        *(Policy.final(**then), Policy.final(3, "energy", **then)),
+    ]
     assert [policy.digest for policy in policies] == [
         "541b91a698f8",
         "3395f88ce5de",
@@ -148,3 +157,11 @@ def test_timing_without_reference_or_readings_says_none() -> None:
     assert timing.sm_clock_mhz is None and timing.paired == timing.interval
     with pytest.raises(MeasureError, match="must be positive"):
         Timing.of([0.0])
+
+
+def test_a_policy_without_a_context_is_of_launches_back_to_back() -> None:
+    """Version 0.1 wrote none. What decides is measured as in a model now."""
+    assert Policy.from_json({"rounds": 9}).context == BACK_TO_BACK
+    assert "context" not in Policy.final(context=BACK_TO_BACK).to_json()
+    assert Policy.screen().context == Policy.final().context == "behind"
+    assert Policy.final().to_json()["context"] == "behind"

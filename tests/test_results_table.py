@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from cutegen.errors import UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.policy import Policy, Timing
 from tools import results_table as rt
-from tools.benchmark.results import Entry, Results, ShapeResult
+from tools.benchmark.results import Entry, InContext, Results, ShapeResult
 
 numbers = st.floats(min_value=1e-3, max_value=1e7, allow_nan=False)
 REFERENCE_US = 100.0
@@ -86,6 +88,22 @@ def test_summary_has_the_means_over_all_shapes_and_over_the_large_ones() -> None
     assert "smallest 0.800, at least 1 on 1 of 2" in lines[0]
     assert "all 2 shapes: QuACK / cutegen" in lines[1] and "on 1 of 2" in lines[1]
     assert "the 1 with M and N of at least 2048" in lines[2] and "**0.800**" in lines[2]
+
+
+def test_further_contexts_have_a_column_and_a_mean_of_their_own() -> None:
+    """The footing says what ran before each launch of the first; a file without contexts shows none."""
+    there = InContext(timing(100.0), {"cutegen": timing(50.0)})
+    found = two_shapes()
+    rows = (replace(found.shapes[0], contexts={"back_to_back": there}), *found.shapes[1:])
+    behind: dict[str, Any] = {**found.conditions, "policy": Policy(context="behind").to_json()}
+    text = rt.render(replace(found, shapes=rows, conditions=behind))
+    assert "torch.mm / cutegen (95 %) | the same back to back | QuACK / cutegen" in text
+    assert "1.250 (1.250 to 1.250) | 2.000 |" in text and "0.800 (0.800 to 0.800) |  |" in text
+    mean = "geometric mean of torch.mm / cutegen **2.000** over 1 (missing: 1)"
+    assert f"all 2 shapes, back to back: {mean}" in text
+    assert "clocks settled, each launch behind an element-wise kernel that writes the first input" in text
+    plain = rt.render(found)
+    assert "back to back" not in plain and "each launch" not in plain
 
 
 def test_failures_of_cutegen_are_named_and_their_number_goes_with_the_mean() -> None:

@@ -164,6 +164,8 @@ def test_a_table_of_version_0_1_is_read(tmp_path: Path) -> None:
         (lambda d: _first(d).update(interval=[1]), "interval is"),
         (lambda d: _first(d).update(trial_ids="t"), "trial_ids is 't'"),
         (lambda d: _first(d).update(artifact_key=3), "artifact_key is 3"),
+        (lambda d: _first(d).update(context="between"), "context is 'between'; valid: alone, behind"),
+        (lambda d: _first(d).update(context=None), "context is None, not text"),
     ],
 )
 def test_a_malformed_table_is_explained(

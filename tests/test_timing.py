@@ -6,10 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import PREDECESSOR_US, FakeEngine
 
+from cutegen.errors import LaunchError, MeasureError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
+from cutegen.measure.context import CONTEXTS, PREDECESSOR
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
 from cutegen.measure.timing import BrokenDeviceError, RoundsResult, time_in_rounds
@@ -138,3 +140,57 @@ def test_mean_power_over_the_rounds_is_nobodys_own() -> None:
     timing = result.timings["a"]
     assert timing.rounds_power_w == pytest.approx(500)
     assert timing.power_w is None and timing.energy is None
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_runs_before_a_launch_is_timed_in_the_same_rounds_and_taken_off(context: str) -> None:
+    """Everyone shows its own time: only who counts on a launch before it pays."""
+    engine = Recorder()
+    policy = Policy(clock="burst", settle_s=0, rounds=4, min_rounds=4, context=context)
+    result = run(engine, [candidate("a", "ok:8"), candidate("counts on it", "ok:8~9.5")], policy)
+    apart = context != "back_to_back"
+    assert result.timings["torch"].median_us == pytest.approx(10)
+    assert result.timings["a"].median_us == pytest.approx(8)
+    assert result.timings["a"].ratio == pytest.approx(10 / 8)
+    assert result.timings["counts on it"].median_us == pytest.approx(9.5 if apart else 8)
+    assert result.timings["a"].predecessor_us == (PREDECESSOR_US if apart else None)
+    counts = Counter(name for name, _ in engine.ran)
+    assert counts == {"torch": 4, "a": 4, "counts on it": 4, **({PREDECESSOR: 4} if apart else {})}
+    assert PREDECESSOR not in result.timings
+
+
+def test_drift_is_taken_off_with_what_runs_before() -> None:
+    """Both slow down together, so a launch keeps its share."""
+    engine = Recorder(drift=0.8)
+    policy = Policy(clock="burst", rounds=15, min_rounds=15, context="behind")
+    result = run(engine, [candidate("a", "ok:8")], policy)
+    assert result.timings["a"].ratio == pytest.approx(10 / 8, rel=0.02)
+
+
+def test_energy_is_that_of_launches_back_to_back() -> None:
+    """What runs before draws power too, and nobody knows how much."""
+    engine = Recorder()
+    policy = Policy(rounds=3, min_rounds=3, energy_s=0.1, context="behind")
+    timing = run(engine, [candidate("a", "ok:8~9@300")], policy).timings["a"]
+    assert timing.median_us == pytest.approx(9) and timing.energy is not None
+    assert timing.energy.mid == pytest.approx(8 * 300 / 1000, rel=0.02)
+
+
+def test_without_what_runs_before_nobody_is_timed() -> None:
+    """It is nobody's fault; a launch that is not longer than nothing is no time either."""
+
+    class Refuses(Recorder):
+        def prepare_predecessor(self, context: str) -> Prepared:
+            raise LaunchError("no memory left")
+
+    class Shrinks(Recorder):
+        def prepare_predecessor(self, context: str) -> Prepared:
+            return Prepared("@500", 100, 30.0)
+
+    policy = Policy(clock="burst", rounds=2, min_rounds=2, context="behind")
+    with pytest.raises(LaunchError, match="no memory left"):
+        run(Refuses(), [candidate("a")], policy)
+    with pytest.raises(MeasureError, match=r"no longer than the 30\.00 us .* measure launches back_to_back"):
+        run(Shrinks(), [candidate("a")], policy)
+    with pytest.raises(MeasureError, match="cannot be named 'predecessor'"):
+        candidate(PREDECESSOR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.families.gemm.tail_shapes import tail_problems  # noqa: E402
 from cutegen.family import Baseline, Size  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
+from cutegen.measure.context import CONTEXTS  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
 from cutegen.measure.torch_engine import COPY, TorchEngine  # noqa: E402
 
@@ -367,3 +369,63 @@ def test_every_output_must_be_written_by_a_replay(monkeypatch: pytest.MonkeyPatc
     assert engine.prepare(candidate(problem)).first_us > 0
     with pytest.raises(LaunchError, match="left z unwritten"):
         engine.prepare(candidate(problem, "half"))
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_each_launch_follows_what_its_context_says(monkeypatch: pytest.MonkeyPatch, context: str) -> None:
+    """Behind: the input of the very set that the launch reads was just written; its bits stay."""
+    versions: dict[int, list[int]] = {}
+
+    def watch(x: torch.Tensor, y: torch.Tensor) -> None:
+        versions.setdefault(x.data_ptr(), []).append(x._version)
+        double(x, y)
+
+    engine, problem = toy(monkeypatch, {"watch": watch})
+    engine.open(problem, 0)
+    prepared = engine.prepare(candidate(problem, "watch"), context)
+    assert engine.prepare(candidate(problem, "watch"), context) is prepared
+    assert len(prepared.graph.calls) == prepared.launches * (1 if context == "back_to_back" else 2)
+    versions.clear()
+    engine.measure(prepared, 2)
+    assert len(versions) > 1
+    for seen in versions.values():
+        written = [later - earlier for earlier, later in pairwise(seen)]
+        assert set(written) == {1 if context == "behind" else 0}
+    assert engine.check(candidate(problem, "watch"), problem).ok
+    if context != "back_to_back":
+        alone = engine.prepare_predecessor(context)
+        assert engine.prepare_predecessor(context) is alone and engine.measure(alone, 2) > 0
+        assert len(alone.graph.calls) == alone.launches
+
+
+def test_what_cannot_run_before_a_launch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's words are kept."""
+    engine, problem = toy(monkeypatch, {"right": double})
+    engine.open(problem, 0)
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("cutegen.measure.predecessor.Predecessor.own_calls", broken)
+    with pytest.raises(LaunchError, match="the kernel before each launch failed: CUDA error: out of memory"):
+        engine.prepare_predecessor("behind")
+
+
+@pytest.mark.parametrize("context", ["behind", "alone"])
+def test_rounds_in_a_context_run_on_the_real_engine(context: str) -> None:
+    """A product of some milliseconds is longer than what runs before it."""
+    from cutegen.measure.timing import time_in_rounds
+
+    problem = Problem(384, 384, 384)
+    engine = new_engine()
+    engine.open(problem, 0)
+    policy = Policy(clock="burst", rounds=2, min_rounds=2, round_us=100, context=context)
+    result = time_in_rounds(engine, [candidate(problem)], policy, "x", lambda name: None)
+    assert result.timings["right"].predecessor_us is not None
+
+
+def test_the_upstream_input_is_the_first_unless_a_family_says_otherwise() -> None:
+    """Activations, not weights: A of a GEMM, x of a norm."""
+    for line, name in (("gemm 8x64x64 bf16 kk", "a"), ("rmsnorm 8x64 bf16 residual", "x")):
+        problem = registry.parse_problem(line)
+        assert registry.find_family(problem.family).upstream_input(problem) == name

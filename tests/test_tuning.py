@@ -18,6 +18,7 @@ from cutegen.families.registry import find_space
 from cutegen.measure import Bench
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
+from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import default_config
 from cutegen.space import Config
@@ -50,7 +51,7 @@ def rivals(count: int = 2) -> list[Config]:
     return sorted(seen.values(), key=SPACE.simplicity)[:count]
 
 
-def trials_of(folder: Path) -> list[object]:
+def trials_of(folder: Path) -> list[Trial]:
     with TrialStore(folder / "trials.db") as store:
         return list(store.find(PROBLEM))
 

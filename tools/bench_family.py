@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from cutegen.families.registry import find_family, find_space
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.family import Inputs, Problem
 from cutegen.measure import Bench, Candidate
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy, Timing
 from cutegen.runtime.kernel_cache import Kernels
@@ -52,6 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
     parser.add_argument("--settle", type=positive_float, default=1.0, help="longest burn-in in seconds (1)")
+    parser.add_argument(
+        "--context",
+        choices=CONTEXTS,
+        default=DEFAULT_CONTEXT,
+        help="launch context of tuning and comparison (%(default)s)",
+    )
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
     parser.add_argument("--first", type=positive_int, metavar="N", help="only the first shapes of the file")
     parser.add_argument("--peers", default="all", help="all or none")
@@ -65,11 +73,12 @@ def run(args: argparse.Namespace) -> int:
     """Tune, compare, print and write."""
     device = present_device()
     shapes = read_shapes(args.shapes, args.family)[: args.first]
-    policy = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
+    common = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
+    policy = replace(common, context=args.context)
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
     rows: list[dict[str, Json]] = []
     with (
-        AutoTuner(device=device, cache_dir=args.cache_dir) as tuner,
+        AutoTuner(device=device, cache_dir=args.cache_dir, context=args.context) as tuner,
         Bench(engine=ENGINE, timeout_s=120) as bench,
     ):
         requests = [tuner.request(shape.problem, None, {}, None) for shape in shapes]

@@ -4,8 +4,9 @@ For every shape: cutegen's kernel is the one that its dispatch table names (tune
 ``python -m cutegen.tune gemm --shapes FILE --table TABLE``), QuACK's the one that its own autotuner finds,
 the Operator API's the fastest of all its operators. All are checked against fp64, then timed with
 torch.mm in the same rounds: CUDA graphs, operands rotated past the L2 cache, uniform random data, settled
-clocks. Where m is at most 16, copies that move as many bytes run in these rounds too and show what memory
-gives. Results are added to --out shape by shape; the same command again measures those that are missing.
+clocks; behind an element-wise kernel that writes A, and once more back to back. Where m is at most 16, copies
+that move as many bytes run in these rounds too and show what memory gives. Results are added to --out shape
+by shape; the same command again measures those that are missing.
 
     python tools/bench_gemm.py --table TABLE --dry-run
     python tools/bench_gemm.py --table TABLE --out RESULTS.json --stop-after 480   # and again for the rest
@@ -38,6 +39,7 @@ from cutegen.errors import CutegenError, DeviceError, UsageError
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.family import Problem
 from cutegen.measure import Bench
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from tools.benchmark.bandwidth import Copy
 from tools.benchmark.child import ENGINE
@@ -46,7 +48,7 @@ from tools.benchmark.environment import ROOT, session, software
 from tools.benchmark.lineup import (
     PEERS,
     conditions,
-    final_policy,
+    final_policies,
     make_contestants,
     set_environment,
     taking_part,
@@ -85,6 +87,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     files.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     files.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
+    _add_peers(parser)
+    _add_timing(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be measured")
+    args = parser.parse_args(argv)
+    if args.out is None and not args.dry_run:
+        parser.error("--out FILE.json is needed; results are kept there")
+    return args
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
     peers = parser.add_argument_group("peers")
     peers.add_argument("--peers", default=",".join(PEERS), help=f"some of {', '.join(PEERS)}, or none")
     peers.add_argument(
@@ -113,7 +125,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     peers.add_argument(
         "--workers", type=positive_int, metavar="N", help="compilations at a time, QuACK's too"
     )
+
+
+def _add_timing(parser: argparse.ArgumentParser) -> None:
     timing = parser.add_argument_group("timing")
+    timing.add_argument(
+        "--context",
+        default=f"{DEFAULT_CONTEXT},{BACK_TO_BACK}",
+        metavar="C1,C2",
+        help=f"launch contexts, some of {', '.join(CONTEXTS)}: the first counts, the others are shown beside "
+        "it (default %(default)s)",
+    )
     timing.add_argument("--rounds", type=positive_int, default=61, help="most rounds per shape (default 61)")
     timing.add_argument("--min-rounds", type=positive_int, default=15, help="fewest (default 15)")
     timing.add_argument(
@@ -126,11 +148,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     timing.add_argument(
         "--retry-failed", action="store_true", help="measure again the shapes where one failed"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only list what would be measured")
-    args = parser.parse_args(argv)
-    if args.out is None and not args.dry_run:
-        parser.error("--out FILE.json is needed; results are kept there")
-    return args
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,7 +181,7 @@ def measure(
     started: float,
 ) -> Results:
     """Run a contest on each shape and save after each."""
-    policy = final_policy(args)
+    policy, *further = final_policies(args)
     with make_bench(args) as bench:
         bench.start()  # imports torch while the peers compile
         absent = prepare(contestants, [shape.problem for shape in todo])
@@ -174,7 +191,9 @@ def measure(
                 break
             present = taking_part(contestants, shape.problem)
             try:
-                row = run_contest(bench, shape, present, policy, seed=args.seed, absent=absent)
+                row = run_contest(
+                    bench, shape, present, policy, seed=args.seed, absent=absent, further=further
+                )
             except CutegenError as error:
                 print(f"{shape.name}: {shape.problem}: failed: {error}", file=sys.stderr)
                 continue
@@ -257,8 +276,14 @@ def line(row: ShapeResult) -> str:
             words.append(f"{name} {entry.outcome}: {entry.error.splitlines()[0] if entry.error else ''}")
         else:
             tuned = "" if entry.tuning_s is None else f", {entry.tuning_s:.1f} s"
-            words.append(f"{name} {timing.ratio:.3f} ({entry.config}{tuned})")
+            others = (f"{context} {r:.3f}" for context in row.contexts if (r := _ratio(row, name, context)))
+            words.append(f"{name} {', '.join([f'{timing.ratio:.3f}', *others])} ({entry.config}{tuned})")
     return "; ".join([*words, f"{row.seconds:.1f} s"])
+
+
+def _ratio(row: ShapeResult, name: str, context: str) -> float | None:
+    timing = row.timing(name, context)
+    return None if timing is None else timing.ratio
 
 
 def dry_run(args: argparse.Namespace) -> int:
@@ -270,7 +295,7 @@ def dry_run(args: argparse.Namespace) -> int:
         device = ASSUMED
         print(f"GPU: none here ({error}); planning for {device.name}")
     print(json.dumps(software(), indent=1))
-    print(f"policy: {json.dumps(final_policy(args).to_json())}")
+    print(f"policies: {json.dumps([policy.to_json() for policy in final_policies(args)])}")
     contestants = make_contestants(args, device, measured=device is not ASSUMED)
     for shape in chosen_shapes(args):
         print(f"{shape.name}: {shape.problem}: {'; '.join(plans(contestants, shape.problem))}")

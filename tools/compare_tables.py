@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,6 +31,7 @@ from cutegen.families.registry import space_of
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.family import Problem
 from cutegen.measure import Bench
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.records.entry import Fingerprint
@@ -74,13 +76,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--settle", type=positive_float, default=3.0, metavar="SECONDS", help="longest burn-in"
     )
+    parser.add_argument(
+        "--context", choices=CONTEXTS, default=DEFAULT_CONTEXT, help="launch context (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of values and of the order within rounds")
     return parser.parse_args(argv)
 
 
 def policy_of(args: argparse.Namespace) -> Policy:
     """Return how everything is timed."""
-    return Policy(rounds=args.rounds, min_rounds=args.rounds, settle_s=args.settle, seed=args.seed)
+    common = Policy(rounds=args.rounds, min_rounds=args.rounds, settle_s=args.settle, seed=args.seed)
+    return replace(common, context=args.context)
 
 
 def make_bench(args: argparse.Namespace) -> Bench:

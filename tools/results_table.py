@@ -38,7 +38,7 @@ from cutegen.errors import UsageError
 from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.family_table import FamilyResults
-from tools.benchmark.markdown import down, line, up, where
+from tools.benchmark.markdown import down, launches, line, up, where
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.results import COPY, ENERGY, FAMILY, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
@@ -70,9 +70,9 @@ class Group:
     title: str
     rows: tuple[ShapeResult, ...]
 
-    def ratios(self, peer: str = "") -> list[float]:
+    def ratios(self, peer: str = "", context: str = "") -> list[float]:
         """Return time of ``peer`` (torch.mm if empty) over cutegen's, for the rows where both ran."""
-        found = (row.ratio(peer) for row in self.rows)
+        found = (row.ratio(peer, context) for row in self.rows)
         return [value for value in found if value is not None]
 
 
@@ -90,18 +90,28 @@ def peers_of(rows: Iterable[ShapeResult]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.entries if name not in (OWN, COPY)))
 
 
+def contexts_of(rows: Iterable[ShapeResult]) -> list[str]:
+    """Return the launch contexts beside the first."""
+    return list(dict.fromkeys(name for row in rows for name in row.contexts))
+
+
 def table(results: Results) -> list[str]:
     """Return the lines of the table, one row per shape."""
-    peers = peers_of(results.shapes)
+    peers, contexts = peers_of(results.shapes), contexts_of(results.shapes)
     head = ["shape", "M x N x K", "type", "torch.mm us", "cutegen us", "TFLOP/s", "torch.mm / cutegen (95 %)"]
+    head += [f"the same {_words(context)}" for context in contexts]
     head += [f"{LABELS.get(peer, peer)} / cutegen" for peer in peers]
     head += ["MHz", "tuning s: cutegen" + "".join(f", {LABELS.get(peer, peer)}" for peer in peers), "kernel"]
-    rows = [_cells(row, peers) for row in results.shapes]
+    rows = [_cells(row, peers, contexts) for row in results.shapes]
     align = ["---", "---", "---", *["---:"] * (len(head) - 5), "---:", "---"]
     return [line(head), line(align), *map(line, rows)]
 
 
-def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
+def _words(context: str) -> str:
+    return context.replace("_", " ")
+
+
+def _cells(row: ShapeResult, peers: Sequence[str], contexts: Sequence[str] = ()) -> list[str]:
     p = row.problem
     cells = [row.name, row.shape, " ".join(str(p).split()[2:])]
     own = row.timing(OWN)
@@ -112,6 +122,9 @@ def _cells(row: ShapeResult, peers: Sequence[str]) -> list[str]:
     else:
         spread = f"{down(own.ratio, 3)} ({down(own.ratio_low, 3)} to {down(own.ratio_high, 3)})"
         cells += [up(own.median_us, 2), down(p.flops / own.median_us / 1e6, 1), spread]
+    for context in contexts:
+        value = row.ratio("", context)
+        cells.append(down(value, 3) if value else "")
     for peer in peers:
         value = row.ratio(peer)
         entry_of_peer = row.entries.get(peer)
@@ -136,6 +149,7 @@ def summary(results: Results) -> list[str]:
     lines = []
     for group in groups(results.shapes):
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
+        lines += [f"- {sentence}" for sentence in _context_sentences(group, contexts_of(results.shapes))]
     lines += bandwidth_table.summary(results.shapes)
     failed = [row.name for row in results.shapes if row.timing(OWN) is None]
     if failed:
@@ -176,6 +190,18 @@ def _sentences(group: Group, peers: Sequence[str]) -> Iterator[str]:
             )
 
 
+def _context_sentences(group: Group, contexts: Sequence[str]) -> Iterator[str]:
+    """Yield what the further launch contexts come to."""
+    for context in contexts:
+        if values := group.ratios("", context):
+            level = sum(value >= 1.0 for value in values)
+            yield (
+                f"{group.title}, {_words(context)}: geometric mean of torch.mm / cutegen "
+                f"**{down(geometric_mean(values), 3)}**{_over(values, group)}, "
+                f"smallest {down(min(values), 3)}, at least 1 on {level} of {len(values)}"
+            )
+
+
 def _over(values: Sequence[float], group: Group) -> str:
     missing = len(group.rows) - len(values)
     return f" over {len(values)} (missing: {missing})" if missing else ""
@@ -188,9 +214,9 @@ def footing(results: Results) -> list[str]:
     return [
         where(results),
         f"{policy['min_rounds']} to {policy['rounds']} interleaved rounds in CUDA graphs, operands rotated "
-        f"past L2 (uniform in [-1, 1)), clocks {policy['clock']}; medians with 95 % intervals of paired "
-        "ratios; MHz is the SM clock right after cutegen's launches. Above 1 cutegen is faster; rounding is "
-        "never in its favour.",
+        f"past L2 (uniform in [-1, 1)), clocks {policy['clock']}{launches(policy)}; medians with 95 % "
+        "intervals of paired ratios; MHz is the SM clock right after cutegen's launches. Above 1 cutegen is "
+        "faster; rounding is never in its favour.",
     ]
 
 

@@ -122,6 +122,7 @@ def _reason(answer: Answer, table: Table | None, ignored: str) -> str:
             "nearest": f"measured for {entry.problem}, the closest entry within a factor of four",
         }
         notes = [f"tuned for {entry.objective}"] if entry.objective != "time" else []
+        notes += [f"timed {entry.context.replace('_', ' ')}"]
         notes += [f"measured beside {entry.contended_by}"] if entry.contended_by else []
         return words[answer.how] + (f" ({'; '.join(notes)})" if notes else "")
     if ignored:

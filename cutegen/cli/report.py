@@ -28,6 +28,9 @@ LEGEND = """columns:
                   used without tuning.
   place           Position in the order of predicted times; 1 is the fastest prediction.
   time us         Median microseconds of a launch, over interleaved rounds with settled clocks.
+                  Timed behind: an element-wise kernel that writes the first input ran before each launch;
+                  alone: a kernel that touches no operand, back to back: the same kernel. The time of what
+                  runs before is not in it.
   predicted us    Microseconds by the performance model. Never a measurement.
   TFLOP/s, GB/s   Operations or bytes per second at that time; bytes count each input and output once.
   vs BASELINE     Time of the baseline (torch.mm, ...) over the kernel's: above 1 the kernel is faster. With
@@ -80,6 +83,7 @@ def _headline(name: str, result: TuneResult) -> str:
     how = "from records" if result.reused else f"{result.candidates} candidates"
     how += f", {result.kernels} kernels" if result.kernels else ""
     how += "" if result.objective == "time" else f", by {result.objective}"
+    how += f", timed {result.context.replace('_', ' ')}" if result.measured else ""
     return f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"
 
 
@@ -294,6 +298,7 @@ def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
         **head,
         "measured": result.measured,
         "objective": result.objective,
+        "context": result.context if result.measured else None,
         "reused": result.reused,
         "run": result.run,
         "outcomes": dict(result.outcomes),

@@ -32,6 +32,7 @@ from cutegen.families.gemm.operator_package import EXTRA
 from cutegen.families.registry import SOURCES, families, find_space
 from cutegen.families.shapes import NamedProblem
 from cutegen.measure import BUSY_MODES
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import OBJECTIVES
 from cutegen.runtime.dispatch import autotune_disabled
@@ -132,6 +133,14 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         default="time",
         help="what the finalists are chosen by: time per launch, energy per launch, or edp, their product "
         "(default time); energy takes longer to measure",
+    )
+    group.add_argument(
+        "--context",
+        choices=CONTEXTS,
+        default=DEFAULT_CONTEXT,
+        help="what runs before each launch that is timed: an element-wise kernel that writes the first "
+        "input, as in a model (behind), a kernel that touches no operand (alone), or the same kernel "
+        f"(back_to_back); its own time is taken off (default {DEFAULT_CONTEXT})",
     )
     group.add_argument(
         "--busy",
@@ -242,6 +251,7 @@ def _tuner(
         allow_torch=args.allow_torch,
         again=args.again,
         objective=args.objective,
+        context=args.context,
         sources=args.sources,
         busy=args.busy,
         observe=display.show,

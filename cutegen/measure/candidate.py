@@ -13,6 +13,7 @@ from cutegen.errors import MeasureError
 from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.check import Verdict
+from cutegen.measure.context import PREDECESSOR
 from cutegen.space import Config, Launch, Space
 
 __all__ = ["OUTCOMES", "REFERENCE", "Candidate", "CheckResult"]
@@ -41,7 +42,7 @@ class Candidate:
         tail_launch: Run-time scalars and workspace for ``tail_problem``.
 
     Raises:
-        MeasureError: The name is empty or that of the reference, or a tail lacks its launch.
+        MeasureError: The name is empty or stands for something else, or a tail lacks its launch.
     """
 
     name: str
@@ -53,8 +54,11 @@ class Candidate:
     tail_launch: Launch | None = None
 
     def __post_init__(self) -> None:
-        if self.name in ("", REFERENCE):
-            raise MeasureError(f"candidate cannot be named {self.name!r}; the reference is {REFERENCE!r}")
+        if self.name in ("", REFERENCE, PREDECESSOR):
+            raise MeasureError(
+                f"candidate cannot be named {self.name!r}; the reference is {REFERENCE!r}, what runs before "
+                f"each launch {PREDECESSOR!r}"
+            )
         if (self.tail_problem is None) != (self.tail_launch is None):
             raise MeasureError(f"candidate {self.name} has a tail problem or a tail launch, but not both")
 

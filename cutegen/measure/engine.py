@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from cutegen.family import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.check import Verdict
+from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import ClockReading
 
 __all__ = ["DEFAULT_ENGINE", "Engine", "EngineFactory", "Feed", "Prepared"]
@@ -72,8 +73,15 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, candidate: Candidate | None) -> Prepared:
-        """Load, launch once and capture a graph of the candidate; None is the vendor's product."""
+    def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
+        """Load, launch once and capture a graph of the candidate; None is the vendor's product.
+
+        With another context than ``back_to_back``, the graph holds what runs before each launch as well.
+        """
+        ...
+
+    def prepare_predecessor(self, context: str) -> Prepared:
+        """Capture a graph of what runs before launches in ``context``, alone."""
         ...
 
     def measure(self, prepared: Prepared, replays: int) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cutegen.digest import Json, digest
 from cutegen.errors import MeasureError, UsageError
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.statistics import Interval, median, median_interval, ratio_interval, steady_interval
 
 __all__ = ["ENERGY_S", "OBJECTIVES", "Policy", "Timing", "against", "cost_ratio", "require_objective"]
@@ -21,8 +22,11 @@ ENERGY_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
 
 #: Fields under the names that they had in version 0.1: the digest of a stored policy keys timings.
 _STORED_AS = {"extra_rounds": "playoff", "energy_s": "dwell_s"}
+#: Fields that version 0.1 lacked, with what they were then; left out of the data where they are still that.
+_ADDED: Mapping[str, Json] = {"context": BACK_TO_BACK}
 _CHOICES = {
     "objective": OBJECTIVES,
+    "context": CONTEXTS,
     "launch": ("graph",),
     "l2": ("cold",),
     "clock": ("settled", "burst"),
@@ -66,6 +70,9 @@ class Policy:
             everyone's.
         energy_s: After the rounds, seconds that an entry is replayed back to back while the GPU's energy
             counter is read; 0 reads no energy. It goes with settled clocks only.
+        context: What runs before each launch: ``alone``, ``behind`` or ``back_to_back``, as in
+            :data:`cutegen.measure.context.CONTEXTS`. The time of what runs before is measured in the same
+            rounds and taken off. Energy is that of launches back to back in any case.
 
     Raises:
         UsageError: A value is not one of those above.
@@ -85,6 +92,7 @@ class Policy:
     seed: int = 0
     objective: str = "time"
     energy_s: float = 0.0
+    context: str = BACK_TO_BACK
 
     def __post_init__(self) -> None:
         for name, valid in _CHOICES.items():
@@ -101,7 +109,7 @@ class Policy:
             raise UsageError(f"policy measures energy for {self.energy_s:g} s after a {self.clock}; valid: 0")
 
     @classmethod
-    def screen(cls, seed: int = 0, *, loaded: bool = False) -> Policy:
+    def screen(cls, seed: int = 0, *, loaded: bool = False, context: str = DEFAULT_CONTEXT) -> Policy:
         """Return the policy that finds the promising few of many: three short rounds.
 
         They are chosen by time, whatever the objective, and read no energy: an entry's turn takes a few
@@ -110,6 +118,7 @@ class Policy:
         Args:
             seed: Of the order within rounds.
             loaded: Whether to load the GPU first, up to a second, as work that meets its power limit would.
+            context: What runs before each launch.
         """
         return cls(
             clock="settled" if loaded else "burst",
@@ -120,21 +129,26 @@ class Policy:
             precision=0.0,
             prune=0.3,
             seed=seed,
+            context=context,
         )
 
     @classmethod
-    def final(cls, seed: int = 0, objective: str = "time") -> Policy:
+    def final(cls, seed: int = 0, objective: str = "time", *, context: str = DEFAULT_CONTEXT) -> Policy:
         """Return the policy that decides among the few: settled clocks, 7 to 15 longer rounds, energy.
 
         Where time decides, 30 more rounds may follow for those that may still win. Source: medians of 15
         rounds on an H200 at its power limit are known to 0.8 %; of 45, to 0.5 %.
 
         Raises:
-            UsageError: There is no such objective.
+            UsageError: There is no such objective or context.
         """
         extra_rounds = 30 if objective == "time" else 0
         return cls(
-            seed=seed, objective=objective, energy_s=ENERGY_S.get(objective, 0.0), extra_rounds=extra_rounds
+            seed=seed,
+            objective=objective,
+            energy_s=ENERGY_S.get(objective, 0.0),
+            extra_rounds=extra_rounds,
+            context=context,
         )
 
     @property
@@ -143,8 +157,10 @@ class Policy:
         return digest(self.to_json(), length=12)
 
     def to_json(self) -> dict[str, Json]:
-        """Return plain JSON data."""
-        return {_STORED_AS.get(name, name): value for name, value in asdict(self).items()}
+        """Return plain JSON data; a policy that version 0.1 had is described, and keyed, as it was then."""
+        values = asdict(self)
+        kept = {name: v for name, v in values.items() if name not in _ADDED or v != _ADDED[name]}
+        return {_STORED_AS.get(name, name): value for name, value in kept.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Policy:
@@ -184,6 +200,8 @@ class Timing:
         steady_low_us: Lower end of that median's 95 % interval.
         steady_high_us: Upper end.
         contended_by: Other processes that were seen to use the GPU meanwhile, in words; empty if none was.
+        predecessor_us: Median time of what ran before each launch, which is not in the times above; None
+            where launches followed one another.
     """
 
     median_us: float
@@ -205,6 +223,7 @@ class Timing:
     steady_low_us: float | None = None
     steady_high_us: float | None = None
     contended_by: str = ""
+    predecessor_us: float | None = None
 
     @classmethod
     def of(
@@ -216,6 +235,7 @@ class Timing:
         rounds_power_w: float | None = None,
         reference: str = "",
         drift: Sequence[float] = (),
+        predecessor_us: Sequence[float] = (),
     ) -> Timing:
         """Summarise samples; ``reference_us`` and ``drift`` are empty or hold the same rounds.
 
@@ -242,6 +262,7 @@ class Timing:
             steady_us=steady.mid if steady else None,
             steady_low_us=steady.low if steady else None,
             steady_high_us=steady.high if steady else None,
+            predecessor_us=median(predecessor_us) if predecessor_us else None,
         )
 
     def with_energy(self, energy_mj: Interval, power_w: float) -> Timing:

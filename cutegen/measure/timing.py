@@ -9,6 +9,7 @@ from typing import Any
 
 from cutegen.errors import LaunchError, MeasureError
 from cutegen.measure.candidate import REFERENCE, Candidate
+from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.policy import Policy, Timing
@@ -21,6 +22,8 @@ __all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
 _BURN_US = 10_000.0
 #: A burst starts after so many seconds of load. Source: an idle H200 clocks at 345 MHz instead of 1980.
 _WARM_S = 0.05
+#: Entries that belong to nobody: if one of them fails, nobody can be timed.
+_COMMON = (REFERENCE, PREDECESSOR)
 
 
 class BrokenDeviceError(MeasureError):
@@ -64,20 +67,32 @@ class _Rounds:
         self.policy = policy
         self.announce = announce
         self.result = RoundsResult()
+        self.candidates: dict[str, Candidate | None] = {REFERENCE: None}
         self.prepared: dict[str, Prepared] = {}
         self.clocks: dict[str, list[float]] = {}
+        self.before_us: list[float] = []
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Make every entry ready; one that fails becomes a failure."""
-        self.announce(REFERENCE)
-        self.prepared[REFERENCE] = self.engine.prepare(None)
-        for candidate in candidates:
-            self.announce(candidate.name)
+        context = self.policy.context
+        self.candidates |= {candidate.name: candidate for candidate in candidates}
+        if context != BACK_TO_BACK:
+            self.announce(PREDECESSOR)
+            self.prepared[PREDECESSOR] = self.engine.prepare_predecessor(context)
+        for name, candidate in self.candidates.items():
+            self.announce(name)
             try:
-                self.prepared[candidate.name] = self.engine.prepare(candidate)
+                self.prepared[name] = self.engine.prepare(candidate, context)
             except LaunchError as error:
-                self.fail(candidate.name, error)
+                if candidate is None:
+                    raise
+                self.fail(name, error)
         self.clocks = {name: [] for name in self.prepared}
+
+    @property
+    def names(self) -> list[str]:
+        """The candidates that are ready, in order."""
+        return [name for name in self.prepared if name not in _COMMON]
 
     def fail(self, name: str, error: LaunchError) -> None:
         """Note a failed launch.
@@ -115,7 +130,7 @@ class _Rounds:
         try:
             return self.engine.measure(self.prepared[name], replays)
         except LaunchError as error:
-            if name == REFERENCE:
+            if name in _COMMON:
                 raise
             self.fail(name, error)
             return None
@@ -125,13 +140,31 @@ class _Rounds:
         rng = random.Random(self.policy.seed)
         start, energy = self.engine.now(), self.engine.read_clocks().energy_mj
         while not race.finished:
-            order = [REFERENCE, *race.alive]
+            order = [name for name in _COMMON if name in self.prepared] + list(race.alive)
             rng.shuffle(order)
             samples = {name: us for name in order if (us := self._sample(name)) is not None}
             for name in set(order) - set(samples):
                 race.withdraw(name)
+            samples = self._without_predecessor(samples)
             race.observe(samples.pop(REFERENCE), samples)
         return self._mean_power(start, energy)
+
+    def _without_predecessor(self, samples: dict[str, float]) -> dict[str, float]:
+        """Return the samples of a round less what ran before each launch.
+
+        Raises:
+            MeasureError: Nothing is left of one.
+        """
+        if PREDECESSOR not in samples:
+            return samples
+        before = samples.pop(PREDECESSOR)
+        self.before_us.append(before)
+        if lost := [name for name, us in samples.items() if us <= before]:
+            raise MeasureError(
+                f"{lost[0]} and the kernel before it took {samples[lost[0]]:.2f} us, no longer than the "
+                f"{before:.2f} us of that kernel alone; measure launches {BACK_TO_BACK} instead"
+            )
+        return {name: us - before for name, us in samples.items()}
 
     def _sample(self, name: str) -> float | None:
         if name not in self.prepared:
@@ -166,6 +199,7 @@ class _Rounds:
                 rounds_power_w=power_w,
                 reference=reference,
                 drift=drift[: len(samples)],
+                predecessor_us=self.before_us[: len(samples)],
             )
 
     def measure_energy(self, race: Race, keep: Collection[str]) -> None:
@@ -206,9 +240,11 @@ class _Rounds:
         return [REFERENCE, *alive]
 
     def _energy_once(self, name: str) -> IsolatedEnergy | None:
+        """Return the energy of launches back to back: what runs before them has an energy of its own."""
         self.announce(name)
         try:
-            return isolated_energy(self.engine, self.prepared[name], self.policy.energy_s)
+            prepared = self.engine.prepare(self.candidates[name])
+            return isolated_energy(self.engine, prepared, self.policy.energy_s)
         except LaunchError as error:
             if name == REFERENCE:
                 raise
@@ -237,7 +273,8 @@ def time_in_rounds(
 
     Raises:
         BrokenDeviceError: A launch broke the device; the entry announced last is to blame.
-        LaunchError: The reference itself failed.
+        LaunchError: The reference failed, or what runs before each launch.
+        MeasureError: A launch cannot be told from what runs before it.
     """
     rounds = _Rounds(engine, policy, announce)
     rounds.prepare(candidates)
@@ -246,7 +283,7 @@ def time_in_rounds(
     elif policy.settle_s > 0:
         rounds.settle()
     race = Race(
-        [name for name in rounds.prepared if name != REFERENCE],
+        rounds.names,
         min_rounds=policy.min_rounds,
         max_rounds=policy.rounds,
         precision=policy.precision,

@@ -14,6 +14,7 @@ from cutegen.families.registry import find_family
 from cutegen.family import Argument, Baseline, Inputs, Problem, Reference, Tensors, bind
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.check import Verdict, verify
+from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.cuda_graphs import CudaLane, Lane, LaneFeed
 from cutegen.measure.device import ClockMeter, ClockReading, Device, present_device
 from cutegen.measure.engine import Feed, Prepared
@@ -25,6 +26,7 @@ from cutegen.measure.guarded import (
     poison,
     same_bits,
 )
+from cutegen.measure.predecessor import Predecessor
 from cutegen.measure.scratch import Scratch
 from cutegen.measure.sizing import Rotation, plan_launches, plan_replays, plan_rotation
 from cutegen.space import Launch
@@ -103,6 +105,7 @@ class _Session:
         self.checked = replace(self.inputs[0], tensors={**self.inputs[0].tensors, **in_place})
         self.baselines = dict(family.baselines(problem, self.inputs[0], self.outputs[0]))
         self._copy = _copy_of_as_many_bytes(problem, device)
+        self.predecessors: dict[str, Predecessor] = {}
         self.graphs: dict[tuple[Any, ...], Prepared] = {}
         self.reference = ""
         self.writes_outputs = True
@@ -128,6 +131,17 @@ class _Session:
             for load, out in zip(self.inputs, self.outputs, strict=True)
         ]
         return [_bound(kernel, argument_sets[i % len(argument_sets)]) for i in range(count)]
+
+    def predecessor(self, context: str, l2_bytes: int, device: torch.device) -> Predecessor:
+        """Return what runs before launches in a context other than back to back."""
+        if context not in self.predecessors:
+            name = find_family(self.problem.family).upstream_input(self.problem)
+            self.predecessors[context] = (
+                Predecessor([inputs.tensors[name] for inputs in self.inputs], l2_bytes)
+                if context == "behind"
+                else Predecessor.of_nothing(device)
+            )
+        return self.predecessors[context]
 
 
 def _copy_of_as_many_bytes(problem: Problem, device: torch.device) -> Baseline:
@@ -216,7 +230,7 @@ class TorchEngine:
         }
 
     def _choose_baseline(self, session: _Session) -> None:
-        times = {name: self._rough_time(session, name) for name in session.baselines}
+        times = {name: self._rough_us(session.baseline_calls(name, 4)) for name in session.baselines}
         for name in sorted(times, key=lambda name: times[name]):
             if len(times) == 1 or self._is_right(session, name):
                 session.reference, session.time_us = name, times[name]
@@ -224,7 +238,7 @@ class TorchEngine:
                 session.writes_outputs = found is None
                 return
         # Rounds need something to pair candidates with; a copy says how fast memory is.
-        session.reference, session.time_us = COPY, self._rough_time(session, COPY)
+        session.reference, session.time_us = COPY, self._rough_us(session.baseline_calls(COPY, 4))
         session.writes_outputs = False
 
     def _is_right(self, session: _Session, name: str) -> bool:
@@ -240,8 +254,7 @@ class TorchEngine:
 
         return verify(call, run.outputs, checks.reference, repeats=0).ok
 
-    def _rough_time(self, session: _Session, name: str) -> float:
-        calls = session.baseline_calls(name, 4)
+    def _rough_us(self, calls: list[Callable[[], None]]) -> float:
         for call in calls:
             call()
         self._lane.synchronize()
@@ -369,25 +382,52 @@ class TorchEngine:
                 how = f"{argument.name} in the place of {name}"
                 yield _Run((guarded(initial), guarded(initial)), {name: argument.name}, how)
 
-    def prepare(self, candidate: Candidate | None) -> Prepared:
+    def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
         """Launch once, capture, replay once and see that the replay wrote the outputs.
 
         Raises:
             LaunchError: It does not run, cannot be captured, or its graph computes nothing.
         """
         session = self._opened()
-        key = () if candidate is None else (candidate.shared_object, candidate.symbol, candidate.launch)
-        if key not in session.graphs:
-            while len(session.graphs) >= _MOST_GRAPHS:
-                session.graphs.pop(next(iter(session.graphs)))
-            session.graphs[key] = self._prepare(session, candidate)
-        return session.graphs[key]
+        key: tuple[Any, ...] = (context,)
+        if candidate is not None:
+            key = (context, candidate.shared_object, candidate.symbol, candidate.launch)
+        return self._remembered(key, lambda: self._prepare(session, candidate, context))
+
+    def prepare_predecessor(self, context: str) -> Prepared:
+        """Capture what runs before launches in ``context``, alone.
+
+        Raises:
+            LaunchError: It does not run.
+        """
+        return self._remembered((context, PREDECESSOR), lambda: self._prepare_predecessor(context))
+
+    def _remembered(self, key: tuple[Any, ...], make: Callable[[], Prepared]) -> Prepared:
+        graphs = self._opened().graphs
+        if key not in graphs:
+            while len(graphs) >= _MOST_GRAPHS:
+                graphs.pop(next(iter(graphs)))
+            graphs[key] = make()
+        return graphs[key]
+
+    def _predecessor(self, context: str) -> Predecessor:
+        return self._opened().predecessor(context, self._facts.l2_bytes, self._device)
+
+    def _prepare_predecessor(self, context: str) -> Prepared:
+        predecessor = self._predecessor(context)
+        try:
+            count = plan_launches(self._rough_us(predecessor.own_calls(4)), 1)
+            calls = predecessor.own_calls(count)
+            graph = self._capture(calls)
+            return Prepared(_Held(graph, calls), count, self._lane.replay_us(graph, 1) / count)
+        except RuntimeError as error:
+            raise LaunchError(f"the kernel before each launch failed: {_brief(error)}") from error
 
     def must_write(self, candidate: Candidate) -> bool:
         """Return whether a replay that leaves the output as it was has failed; benchmarks may differ."""
         return True
 
-    def _prepare(self, session: _Session, candidate: Candidate | None) -> Prepared:
+    def _prepare(self, session: _Session, candidate: Candidate | None, context: str) -> Prepared:
         count = plan_launches(session.time_us, session.rotation.sets)
         if candidate is None:
             calls = session.baseline_calls(session.reference, count)
@@ -395,6 +435,10 @@ class TorchEngine:
             workspace = self._scratch.take(candidate.launch)
             calls = session.kernel_calls(self._kernel(candidate), candidate.launch, workspace, count)
         self._launch(calls[0], "first launch")
+        if context != BACK_TO_BACK:
+            before = self._predecessor(context).calls(count)
+            self._launch(before[0], "the kernel before each launch")
+            calls = [call for pair in zip(before, calls, strict=True) for call in pair]
         outputs = session.outputs[(count - 1) % session.rotation.sets]
         last = {a.name: outputs[a.name] for a in session.arguments if a.kind == "out"}
         for output in last.values():

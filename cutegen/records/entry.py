@@ -12,6 +12,7 @@ from cutegen.digest import Json
 from cutegen.errors import TableError
 from cutegen.families.registry import SOURCES
 from cutegen.family import Problem
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.device import Device
 from cutegen.measure.policy import OBJECTIVES
 from cutegen.space import Config
@@ -120,6 +121,9 @@ class Entry:
         ratio_to_default: The default config's cost over the winner's; None if not measured.
         trial_ids: The trials that this rests on.
         objective: What the winner was chosen by: ``time``, ``energy`` or ``edp``.
+        context: What ran before each launch that was timed: one of
+            :data:`~cutegen.measure.context.CONTEXTS`. Tables of version 0.1 do not say; it was
+            ``back_to_back``.
         energy_mj: Millijoules per launch of the winner; None if not measured.
         baseline: What ``ratio_to_baseline`` compares with, such as ``torch.mm``; empty in tables of version
             0.1.
@@ -127,8 +131,8 @@ class Entry:
             seen.
 
     Raises:
-        TableError: The source or the objective is unknown, the source is not that of the config, or the
-            artifact key is malformed.
+        TableError: The source, the objective or the context is unknown, the source is not that of the config,
+            or the artifact key is malformed.
     """
 
     problem: Problem
@@ -144,12 +148,15 @@ class Entry:
     energy_mj: float | None = None
     baseline: str = ""
     contended_by: str = ""
+    context: str = BACK_TO_BACK
 
     def __post_init__(self) -> None:
         if self.source not in (*SOURCES, "torch"):
             raise TableError(f"source is {shown(self.source)}; valid: {', '.join(SOURCES)}, torch")
         if self.objective not in OBJECTIVES:
             raise TableError(f"objective is {shown(self.objective)}; valid: {', '.join(OBJECTIVES)}")
+        if self.context not in CONTEXTS:
+            raise TableError(f"context is {shown(self.context)}; valid: {', '.join(CONTEXTS)}")
         if self.artifact_key and not is_artifact_key(self.artifact_key):
             key = shown(self.artifact_key)
             raise TableError(f"artifact_key is {key}; valid: 32 lowercase hexadecimal digits, or ''")
@@ -188,7 +195,7 @@ class Entry:
             raise TableError("config must be an object of knobs")
         for name in ("time_us", "ratio_to_baseline", "ratio_to_default", "energy_mj"):
             require_number(name, values.get(name))
-        for name in ("source", "artifact_key", "objective", "baseline", "contended_by"):
+        for name in ("source", "artifact_key", "objective", "context", "baseline", "contended_by"):
             if not isinstance(values.get(name, ""), str):
                 raise TableError(f"{name} is {shown(values[name])}, not text")
         values["interval"] = _interval(values.get("interval"))

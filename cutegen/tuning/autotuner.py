@@ -16,6 +16,7 @@ from cutegen.families.gemm.problem import Epilogue
 from cutegen.families.gemm.problem import Problem as Gemm
 from cutegen.families.registry import find_space, require_sources, space_of
 from cutegen.family import Problem
+from cutegen.measure.context import DEFAULT_CONTEXT, require_context
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import require_objective
 from cutegen.records.trials import TrialStore
@@ -79,6 +80,9 @@ class AutoTuner:
         again: Whether to measure anew what earlier runs did.
         objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
             (millijoules per launch) or ``edp`` (their product).
+        context: What runs before each launch that is timed: ``behind`` (an element-wise kernel that writes
+            the first input, as in a model), ``alone`` (a kernel that touches no operand) or
+            ``back_to_back`` (the launch before).
         sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
         busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
         observe: Told about progress.
@@ -89,7 +93,7 @@ class AutoTuner:
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
-        UsageError: There is no such objective, source or ``busy``, or no source is given.
+        UsageError: There is no such objective, context, source or ``busy``, or no source is given.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class AutoTuner:
         allow_torch: bool = False,
         again: bool = False,
         objective: str = "time",
+        context: str = DEFAULT_CONTEXT,
         sources: Sequence[str] = ("cutegen",),
         busy: str = "wait",
         observe: Observer = ignore_progress,
@@ -134,6 +139,7 @@ class AutoTuner:
         self._allow_torch = allow_torch
         self._again = again
         self._objective = require_objective(objective)
+        self._context = require_context(context)
         self._observe = observe
         self._workshop: Workshop | None = None
         self._cache: dict[tuple[Problem, str], TuneResult] = {}
@@ -304,6 +310,7 @@ class AutoTuner:
             seed=self._seed,
             allow_torch=self._allow_torch,
             objective=wanted,
+            context=self._context,
             sources=self._sources,
             package=require_package() if "operators" in self._sources else "",
         )

@@ -12,6 +12,7 @@ from cutegen.build.render import template_files
 from cutegen.digest import digest
 from cutegen.families.registry import find_family, find_template, space_files
 from cutegen.family import Problem
+from cutegen.measure.context import DEFAULT_CONTEXT, require_context
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy, require_objective
 from cutegen.space import Config, Value
@@ -68,13 +69,15 @@ class Request:
         allow_torch: Whether ``torch.mm`` may win the table's entry.
         objective: What finalists are chosen by: one of :data:`~cutegen.measure.policy.OBJECTIVES`. Candidates
             are screened by time in any case.
+        context: What runs before each launch that is timed: one of
+            :data:`~cutegen.measure.context.CONTEXTS`.
         sources: Whose kernels are tried, of :data:`~cutegen.families.registry.SOURCES`; the default
             competes anyway.
         package: What the operators come from, as
             :func:`~cutegen.families.gemm.operator_package.require_package` names it.
 
     Raises:
-        UsageError: There is no such objective.
+        UsageError: There is no such objective or context.
     """
 
     problem: Problem
@@ -88,11 +91,13 @@ class Request:
     seed: int = 0
     allow_torch: bool = False
     objective: str = "time"
+    context: str = DEFAULT_CONTEXT
     sources: tuple[str, ...] = ("cutegen",)
     package: str = ""
 
     def __post_init__(self) -> None:
         require_objective(self.objective)
+        require_context(self.context)
 
     @property
     def searches(self) -> bool:
@@ -102,12 +107,12 @@ class Request:
     @property
     def screen_policy(self) -> Policy:
         """How the many are timed: problems that heat the GPU up under load, the others in short bursts."""
-        return Policy.screen(self.seed, loaded=_is_heavy(self.problem))
+        return Policy.screen(self.seed, loaded=_is_heavy(self.problem), context=self.context)
 
     @property
     def final_policy(self) -> Policy:
         """How the finalists are timed."""
-        return Policy.final(self.seed, self.objective)
+        return Policy.final(self.seed, self.objective, context=self.context)
 
     @property
     def finalists(self) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cutegen.build import Resources
 from cutegen.families.registry import find_family
 from cutegen.family import Problem
+from cutegen.measure.context import DEFAULT_CONTEXT
 from cutegen.measure.policy import Timing, against
 from cutegen.measure.statistics import Interval
 from cutegen.space import Config
@@ -58,6 +59,8 @@ class TuneResult:
         device: The GPU's name; empty when nothing was measured.
         rows: The winner first, then its rivals by the objective; the default is among them if it works.
         objective: What the winner was chosen by: one of :data:`cutegen.measure.policy.OBJECTIVES`.
+        context: What ran before each launch that was timed: one of
+            :data:`cutegen.measure.context.CONTEXTS`.
         torch: The timing of ``torch.mm`` in the same rounds.
         baseline_wins: Whether the baseline was allowed to win and did.
         ratio_to_default: Default's time (or energy, by the objective) over the winner's, with its interval.
@@ -75,6 +78,7 @@ class TuneResult:
     device: str
     rows: tuple[Row, ...]
     objective: str = "time"
+    context: str = DEFAULT_CONTEXT
     torch: Timing | None = None
     baseline_wins: bool = False
     ratio_to_default: Interval | None = None

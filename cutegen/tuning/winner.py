@@ -47,6 +47,7 @@ def decide(
         arch=request.arch.name,
         device=device.name,
         objective=objective,
+        context=request.context,
         rows=_winner_first(rows, objective),
         torch=torch,
         baseline_wins=choice.baseline_wins and request.allow_torch,
@@ -108,6 +109,7 @@ def entry_of(result: TuneResult, baseline_trial: str) -> Entry:
         ratio_to_default=result.ratio_to_default.mid if result.ratio_to_default else None,
         trial_ids=tuple(trials),
         objective=result.objective,
+        context=result.context,
         energy_mj=timing.energy_mj,
         baseline=result.baseline,
         contended_by=timing.contended_by,
@@ -119,7 +121,8 @@ def recorded_result(
 ) -> TuneResult | None:
     """Return the result of a finished run from its records, None if they do not hold all of it."""
     ids = {trial.id for trial in finals}
-    if entry.objective != request.objective or not entry.trial_ids or not set(entry.trial_ids) <= ids:
+    asked = entry.objective == request.objective and entry.context == request.context
+    if not asked or not entry.trial_ids or not set(entry.trial_ids) <= ids:
         return None
     default = default_config(space, request.problem, request.sm_count)
     latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
@@ -151,6 +154,7 @@ def recorded_result(
         arch=request.arch.name,
         device=device.name,
         objective=objective,
+        context=request.context,
         rows=_winner_first(rows, objective),
         torch=torch,
         baseline_wins=entry.source == "torch",

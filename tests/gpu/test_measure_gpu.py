@@ -13,6 +13,7 @@ from hopper import GPU, NEEDS_HOPPER
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.measure import Bench, Candidate
+from cutegen.measure.context import CONTEXTS
 from cutegen.measure.device import ClockMeter
 from cutegen.measure.policy import Policy
 from cutegen.space import Launch
@@ -101,6 +102,21 @@ def test_reference_is_the_nearest_vendor_call(bench: Bench, problem: Problem, ca
     """The reference runs in a graph, and its name says what it is."""
     assert bench.open(problem).reference == call
     assert bench.time([], Policy.screen()).reference.median_us > 0
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(
+    "problem", [Problem(64, 7168, 2048), Problem(96, 512, 1024, ab_dtype="e4m3")], ids=str
+)
+def test_what_runs_before_a_launch_is_taken_off(bench: Bench, problem: Problem, context: str) -> None:
+    """A graph of pairs is captured and replayed; what is left of a pair is a positive time."""
+    bench.open(problem)
+    kernels = [pretend("right", problem)] if problem.ab_dtype == "bf16" else []
+    run = bench.time(kernels, Policy.screen(context=context))
+    for timing in (*run.values(), run.reference):
+        assert timing.median_us > 0
+        assert (timing.predecessor_us is None) == (context == "back_to_back")
+    print(f"{problem} {context}: {run.reference}")  # noqa: T201
 
 
 def test_settled_timing_reads_clock_power_and_energy(bench: Bench) -> None:

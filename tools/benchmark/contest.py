@@ -14,7 +14,7 @@ from cutegen.families.shapes import NamedProblem
 from cutegen.family import Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.measure.policy import Policy
-from tools.benchmark.results import Entry, ShapeResult
+from tools.benchmark.results import Entry, InContext, ShapeResult
 
 __all__ = [
     "Arena",
@@ -141,6 +141,7 @@ def run_contest(
     *,
     seed: int = 0,
     absent: Mapping[str, CutegenError] | None = None,
+    further: Sequence[Policy] = (),
 ) -> ShapeResult:
     """Let everyone enter, time all who did in the same rounds, and return the record of the shape.
 
@@ -151,6 +152,7 @@ def run_contest(
         policy: How the common rounds are timed.
         seed: Of the operands' values.
         absent: Contestants that could not even prepare, and why.
+        further: Policies of other launch contexts, in which all are timed after that.
 
     Raises:
         CutegenError: The problem cannot be opened, or the reference fails.
@@ -169,6 +171,9 @@ def run_contest(
     everyone = [finalist.candidate for entrant in entrants.values() for finalist in entrant.finalists]
     run = arena.time(everyone, policy)
     entries.update((name, _entry(entrant, run)) for name, entrant in entrants.items())
+    contexts = {
+        policy.context: _in_context(arena.time(everyone, policy), entrants, entries) for policy in further
+    }
     return ShapeResult(
         name=named.name,
         problem=named.problem,
@@ -179,7 +184,19 @@ def run_contest(
         settled=run.settled,
         seconds=round(time.monotonic() - started, 2),
         finished_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        contexts=contexts,
     )
+
+
+def _in_context(run: TimingRun, entrants: Mapping[str, Entrant], entries: Mapping[str, Entry]) -> InContext:
+    """Return what rounds in another context say of the kernels that the entries name."""
+    chosen = {
+        name: finalist.candidate.name
+        for name, entrant in entrants.items()
+        for finalist in entrant.finalists
+        if entries[name].ok and finalist.choice == entries[name].choice
+    }
+    return InContext(run.reference, {name: run[kernel] for name, kernel in chosen.items() if kernel in run})
 
 
 def _entry(entrant: Entrant, run: TimingRun) -> Entry:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cutegen.measure.statistics import geometric_mean
-from tools.benchmark.markdown import down, line, short_commit, up
+from tools.benchmark.markdown import down, launches, line, short_commit, up
 from tools.benchmark.quoted import QuotedFile
 
 __all__ = ["FamilyResults"]
@@ -80,6 +80,7 @@ class FamilyResults(QuotedFile):
         return (
             f"{facts['gpu']}, driver {facts['machine']['driver']}; {named}; commit "
             f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Time of each over cutegen's in "
-            "the same interleaved rounds, with cold L2 caches: above 1 cutegen is faster. A copy moves as "
+            "the same interleaved rounds, with cold L2 caches"
+            f"{launches(facts['conditions']['policy'])}: above 1 cutegen is faster. A copy moves as "
             "many bytes as the problem must; of two, by the driver and by a kernel, the faster one counts."
         )

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cutegen.digest import Json
 from cutegen.errors import UsageError
 from cutegen.families.shapes import read_shapes
 from cutegen.family import Problem
+from cutegen.measure.context import CONTEXTS, require_context
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
 from cutegen.records.entry import Fingerprint
@@ -30,16 +32,24 @@ from tools.benchmark.ours import Ours, read_tuning_seconds
 from tools.benchmark.quack import Quack, quack_environment
 from tools.benchmark.results import COPY, Entry, Results
 
-__all__ = ["PEERS", "conditions", "final_policy", "make_contestants", "set_environment", "taking_part"]
+__all__ = ["PEERS", "conditions", "final_policies", "make_contestants", "set_environment", "taking_part"]
 
 #: Who may be compared with cutegen.
 PEERS = ("quack", "operators", COPY)
 
 
-def final_policy(args: argparse.Namespace) -> Policy:
-    """Return how the common rounds are timed."""
+def final_policies(args: argparse.Namespace) -> list[Policy]:
+    """Return how the common rounds are timed, in each launch context that was asked for.
+
+    Raises:
+        UsageError: There is no such context, or none was asked for.
+    """
+    names = list(dict.fromkeys(name for name in args.context.split(",") if name))
+    if not names:
+        raise UsageError(f"--context names none; valid: {', '.join(CONTEXTS)}")
     rounds = max(args.rounds, args.min_rounds)
-    return Policy(rounds=rounds, min_rounds=args.min_rounds, settle_s=args.settle, seed=args.seed)
+    common = Policy(rounds=rounds, min_rounds=args.min_rounds, settle_s=args.settle, seed=args.seed)
+    return [replace(common, context=require_context(name)) for name in names]
 
 
 def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool = True) -> list[Contestant]:
@@ -140,7 +150,8 @@ def conditions(
     peers = {c.name: c.settings for c in contestants if isinstance(c, Quack | Operators)}
     return environment.conditions(
         device,
-        final_policy(args),
+        final_policies(args)[0],
+        contexts=[policy.context for policy in final_policies(args)],
         peers=peers,
         reuse=args.reuse.name if args.reuse else "",
         table="" if own.table is None else file_digest(own.table),

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from tools.benchmark.results import Results
 
-__all__ = ["down", "line", "short_commit", "up", "where"]
+__all__ = ["down", "launches", "line", "short_commit", "up", "where"]
+
+
+#: What runs before each launch, in the sentence that says how something was measured; launches back to back,
+#: as everything was measured at first, are not spoken of.
+_LAUNCHES = {
+    "alone": ", each launch behind a kernel that touches no operand, whose own time is taken off",
+    "behind": ", each launch behind an element-wise kernel that writes the first input, whose own time is "
+    "taken off",
+}
+
+
+def launches(policy: Mapping[str, Any]) -> str:
+    """Return what runs before each launch under a policy, to end a clause with; empty for back to back."""
+    return _LAUNCHES.get(policy.get("context", ""), "")
 
 
 def up(value: float, digits: int) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "OWN",
     "TABLES",
     "Entry",
+    "InContext",
     "Results",
     "ShapeResult",
     "differences",
@@ -88,6 +89,30 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class InContext:
+    """The timings of one shape in a further launch context.
+
+    Attributes:
+        reference: The vendor's call.
+        timings: The implementations that ran there, by name; of each the kernel that its entry names.
+    """
+
+    reference: Timing
+    timings: Mapping[str, Timing]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        timings: dict[str, Json] = {name: timing.to_json() for name, timing in self.timings.items()}
+        return {"reference": self.reference.to_json(), "timings": timings}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> InContext:
+        """Return the timings that :meth:`to_json` described."""
+        timings = {name: Timing.from_json(timing) for name, timing in data["timings"].items()}
+        return cls(Timing.from_json(data["reference"]), timings)
+
+
+@dataclass(frozen=True)
 class ShapeResult:
     """Everything measured on one shape, in one set of interleaved rounds.
 
@@ -102,6 +127,7 @@ class ShapeResult:
         seconds: Wall-clock time of everything on this shape, tuning of the peers included.
         finished_at: UTC, ISO 8601.
         session: Index into the file's sessions.
+        contexts: What was measured in launch contexts other than the first, by context.
     """
 
     name: str
@@ -114,30 +140,34 @@ class ShapeResult:
     seconds: float
     finished_at: str
     session: int = 0
+    contexts: Mapping[str, InContext] = field(default_factory=dict)
 
     @property
     def shape(self) -> str:
         """The sizes as tables show them: ``4096 x 2112 x 7168``."""
         return str(self.problem).split()[1].replace("x", " x ")
 
-    def timing(self, name: str) -> Timing | None:
-        """Return the timing of an implementation, None if it failed or was not there."""
+    def timing(self, name: str, context: str = "") -> Timing | None:
+        """Return the timing of an implementation in a context (the first if empty), None if there is none."""
+        if context:
+            return self.contexts[context].timings.get(name) if context in self.contexts else None
         entry = self.entries.get(name)
         return entry.timing if entry is not None and entry.ok else None
 
-    def ratio(self, peer: str = "") -> float | None:
+    def ratio(self, peer: str = "", context: str = "") -> float | None:
         """Return time of ``peer`` (the reference if empty) over cutegen's, paired; None if one is missing."""
-        own = self.timing(OWN)
+        own = self.timing(OWN, context)
         if own is None or own.ratio is None:
             return None
         if not peer:
             return own.ratio
-        other = self.timing(peer)
+        other = self.timing(peer, context)
         return None if other is None else other.paired.mid / own.paired.mid
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data; the sizes are there for readers and not read back."""
         p = self.problem
+        contexts: dict[str, Json] = {name: found.to_json() for name, found in self.contexts.items()}
         return {
             "name": self.name,
             "problem": str(p),
@@ -150,6 +180,7 @@ class ShapeResult:
             "seconds": self.seconds,
             "finished_at": self.finished_at,
             "session": self.session,
+            **({"contexts": contexts} if contexts else {}),
         }
 
     @classmethod
@@ -161,6 +192,8 @@ class ShapeResult:
         fields["problem"] = parse_problem(data["problem"])
         fields["reference"] = Timing.from_json(data["reference"])
         fields["entries"] = {name: Entry.from_json(entry) for name, entry in data["entries"].items()}
+        contexts = data.get("contexts", {})
+        fields["contexts"] = {name: InContext.from_json(found) for name, found in contexts.items()}
         return cls(**fields)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cutegen.measure.policy import Timing
 from cutegen.measure.statistics import Interval, tied
-from tools.benchmark.markdown import down, line, up, where
+from tools.benchmark.markdown import down, launches, line, up, where
 from tools.benchmark.results import Entry, Results, ShapeResult
 
 __all__ = ["render", "slower", "summary", "verdicts"]
@@ -20,8 +20,8 @@ def render(results: Results) -> str:
     conditions: Any = results.conditions
     footing = (
         f"Each table's winner was checked and timed in the same {conditions['policy']['rounds']} interleaved "
-        "rounds; two are tied if cutegen's tuner would call them so. Times and ratios of the first table are "
-        "rounded down, those of the others up."
+        f"rounds{launches(conditions['policy'])}; two are tied if cutegen's tuner would call them so. Times "
+        "and ratios of the first table are rounded down, those of the others up."
     )
     return "\n\n".join(["\n".join(summary(results)), "\n".join(_table(results)), where(results), footing])
 

@@ -1,0 +1,66 @@
+"""The kernel that runs before each launch of a context, and as many of it alone, to be taken off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cutegen.measure.sizing import plan_copies
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Predecessor"]
+
+
+class Predecessor:
+    """Reads and writes each of ``written`` in turn, element by element, without changing a bit.
+
+    The tensors are taken as integers, to which 0 is added: that works for every dtype, whatever its values.
+
+    Args:
+        written: What the kernel before a launch writes, one tensor for each set of operands.
+        l2_bytes: Size of the L2 cache.
+    """
+
+    def __init__(self, written: Sequence[torch.Tensor], l2_bytes: int) -> None:
+        self._written = [_as_integers(tensor) for tensor in written]
+        self._l2_bytes = l2_bytes
+        self._copies: list[torch.Tensor] = []
+
+    @classmethod
+    def of_nothing(cls, device: torch.device) -> Predecessor:
+        """Return the one that touches a single element which belongs to nobody."""
+        import torch
+
+        return cls([torch.zeros(1, dtype=torch.int32, device=device)], 0)
+
+    def calls(self, count: int) -> list[Callable[[], None]]:
+        """Return what runs before each of ``count`` launches over operands in rotation."""
+        return [_rewrite(self._written[i % len(self._written)]) for i in range(count)]
+
+    def own_calls(self, count: int) -> list[Callable[[], None]]:
+        """Return ``count`` calls to be timed on their own.
+
+        They rotate through tensors that span the L2 cache, since between two launches the other operands
+        have evicted what the kernel reads.
+        """
+        if not self._copies:
+            first = self._written[0]
+            copies = plan_copies(first.numel() * first.element_size(), self._l2_bytes, len(self._written))
+            self._copies = list(first.new_zeros((copies, first.numel())))
+        return [_rewrite(self._copies[i % len(self._copies)]) for i in range(count)]
+
+
+def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(kinds[tensor.element_size()])
+
+
+def _rewrite(tensor: torch.Tensor) -> Callable[[], None]:
+    def call() -> None:
+        tensor.add_(0)
+
+    return call

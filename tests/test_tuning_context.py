@@ -1,0 +1,120 @@
+"""Which kernel wins depends on what runs before a launch; records, tables and results say what did."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_tuning import FakeBench, Rig, quick_search  # noqa: F401
+from test_cli import gpu, tune  # noqa: F401
+from test_tuning import PROBLEM, SHAPE, rivals, trials_of, view
+
+from cutegen.errors import UsageError
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
+from cutegen.measure.policy import Policy
+from cutegen.records.entry import Entry
+from cutegen.records.table import Table
+from cutegen.records.trials import TrialStore
+from cutegen.space import Config
+
+
+def overlapping(config: Config) -> str:
+    """One kernel is fast behind itself alone, another anywhere, the rest nowhere."""
+    first, second = map(view, rivals(2))
+    return {first: "80~95", second: "90"}.get(config, "200")
+
+
+def entry(rig: Rig) -> Entry:
+    table = rig.tuner.setting.table
+    assert table is not None
+    return Table.load(table).entries[PROBLEM]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_the_winner_is_that_of_the_context(tmp_path: Path, context: str) -> None:
+    """Overlapping with a launch of its own pays back to back only; everything written says the context."""
+    rig = Rig(tmp_path, overlapping, context=context)
+    result = rig.tuner.tune(*SHAPE)
+    winner = 0 if context == BACK_TO_BACK else 1
+    assert view(result.config) == view(rivals(2)[winner])
+    assert {policy.context for policy, _ in rig.bench.timed} == {context}
+    found = entry(rig)
+    assert (found.context, result.context) == (context, context)
+    assert {t.policy.context for t in trials_of(tmp_path) if t.policy} == {context}
+
+
+def test_winners_are_chosen_as_in_a_model_unless_told_otherwise(tmp_path: Path) -> None:
+    """Behind another kernel."""
+    assert Rig(tmp_path).tuner.tune(*SHAPE).context == "behind"
+    with pytest.raises(UsageError, match="unknown launch context 'between'; valid: alone, behind, back_to_"):
+        Rig(tmp_path, context="between")
+
+
+def test_times_of_another_context_do_not_answer(tmp_path: Path) -> None:
+    """They are kept, and answer where they belong."""
+    Rig(tmp_path, overlapping, context=BACK_TO_BACK).tuner.tune(*SHAPE)
+    behind = Rig(tmp_path, overlapping)
+    assert not behind.tuner.tune(*SHAPE).reused and behind.bench.timed
+    again = Rig(tmp_path, overlapping)
+    assert again.tuner.tune(*SHAPE).reused and not again.bench.timed
+
+
+def test_trials_of_version_0_1_answer_for_launches_back_to_back(tmp_path: Path) -> None:
+    """Their policy has no context, and its digest is what it was; so are those that are written today."""
+    rig = Rig(tmp_path, overlapping, context=BACK_TO_BACK)
+    rig.tuner.tune(*SHAPE)
+    screen = Policy.screen(loaded=True, context=BACK_TO_BACK)
+    with TrialStore(rig.tuner.setting.db) as trials:
+        found = trials.find(PROBLEM, policy="3395f88ce5de")  # Policy.screen(loaded=True) of version 0.1
+        assert found and {t.policy for t in found} == {screen}
+        with closing(trials._db.execute("SELECT policy FROM trials WHERE timing IS NOT NULL")) as rows:
+            assert all("context" not in json.loads(row["policy"]) for row in rows)
+
+
+def test_a_table_of_version_0_1_was_made_back_to_back(tmp_path: Path) -> None:
+    """It does not say so; its winner competes in a run for another context, and the result replaces it."""
+    rig = Rig(tmp_path, overlapping, context=BACK_TO_BACK)
+    first = rig.tuner.tune(*SHAPE)
+    path = rig.tuner.setting.table
+    assert path is not None
+    data = json.loads(path.read_text())
+    assert data["entries"][str(PROBLEM)].pop("context") == BACK_TO_BACK
+    path.write_text(json.dumps(data))
+    assert Table.load(path).entries[PROBLEM].context == BACK_TO_BACK
+    behind = Rig(tmp_path, overlapping)
+    result = behind.tuner.tune(*SHAPE)
+    assert first.config in [row.config for row in result.rows] and result.config != first.config
+    assert Table.load(path).entries[PROBLEM].context == "behind"
+
+
+def test_a_finished_run_is_recalled_only_for_its_context(tmp_path: Path) -> None:
+    """An entry that somebody edited to another context is not the result of this run."""
+    rig = Rig(tmp_path, overlapping)
+    rig.tuner.tune(*SHAPE)
+    path = rig.tuner.setting.table
+    assert path is not None
+    table = Table.load(path)
+    table.with_entries([replace(table.entries[PROBLEM], context="alone")]).save(path)
+    again = Rig(tmp_path, overlapping)
+    again.tuner.tune(*SHAPE)
+    assert Table.load(path).entries[PROBLEM].context == "behind"
+
+
+def test_the_command_shows_the_context(
+    gpu: FakeBench,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the headline and in JSON; predictions have none."""
+    shape = "x".join(map(str, SHAPE))
+    assert tune("--shape", shape) == 0
+    assert ", timed behind, " in " ".join(capsys.readouterr().out.split())
+    assert tune("--shape", shape, "--context", BACK_TO_BACK, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["context"] == BACK_TO_BACK
+    with pytest.raises(SystemExit, match="2"):
+        tune("--shape", shape, "--context", "between")
+    assert "choose from" in capsys.readouterr().err
+    assert tune("--shape", shape, "--context", "alone", "--json", "--arch", "sm_90a") == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["context"] is None
