@@ -16,6 +16,7 @@ from cutegen.build import Artifact, Toolchain
 from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import parse_problem
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 
@@ -55,10 +56,10 @@ def write_table(path: Path, lines: tuple[str, ...] = LINES, **changes: Any) -> P
     dispatcher = gpu.dispatcher()
     entries = []
     for line in lines:
-        problem = Problem.parse(line)
+        problem = parse_problem(line)
         config = dispatcher.explain(problem).config
         assert config is not None
-        if problem.k == 8192:
+        if problem.sizes.get("k") == 8192:
             config = config.replace(split_k=4, use_tma_store=False)
         entries.append(Entry(problem, config, time_us=1.0))
     fingerprint = replace(Fingerprint.of(H200, Toolchain.current()), **changes)

@@ -66,10 +66,14 @@ class Tensor:
     def t(self) -> Tensor:
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
 
-    def reshape(self, *shape: int) -> Tensor:
-        return replace(self, shape=shape, strides=_dense(shape))
+    def reshape(self, *shape: Any) -> Tensor:
+        extents = shape[0] if shape and isinstance(shape[0], tuple) else shape
+        return replace(self, shape=extents, strides=_dense(extents))
 
-    view = reshape
+    def view(self, *shape: Any) -> Tensor:
+        if self.strides != _dense(self.shape):
+            raise RuntimeError("view size is not compatible with input tensor's size and stride")
+        return self.reshape(*shape)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,10 +18,13 @@ from deployments import LINES, Workshop, contents, load_module, operands, write_
 from fake_torch import Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pinned_families import LINES as FAMILY_LINES
+from pinned_families import values_of, write_family
 
 from cutegen.deploy import pin_table
 from cutegen.deploy.shipped_loader import loader_text, sealed
 from cutegen.errors import PinError
+from cutegen.families import registry
 from cutegen.families.gemm.problem import Problem
 
 pytest.importorskip("torch")
@@ -52,6 +55,7 @@ class Field:
         pin_table(self.table, self.folder, kernels=self.workshop.kernels())
         self.module = load_module(self.folder)
         self.text = (self.folder / "manifest.json").read_bytes()
+        self.lines = lines
 
     def use(self, text: bytes) -> list[str]:
         """Call every pinned problem under the manifest ``text``; what became of each."""
@@ -64,12 +68,15 @@ class Field:
         except self.module.PinnedError as error:
             return [str(error)]
         deployment.torch, deployment.raw_stream = torch, torch._C._cuda_getCurrentRawStream
-        return [self._call(deployment, torch, line) for line in LINES]
+        return [self._call(deployment, torch, line) for line in self.lines]
 
     def _call(self, deployment: Any, torch: Torch, line: str) -> str:
-        a, b, options = operands(Problem.parse(line), torch)
         try:
-            assert deployment.gemm(a, b, **options) is options["out"]
+            if line.startswith("gemm"):
+                a, b, options = operands(Problem.parse(line), torch)
+                assert deployment.gemm(a, b, **options) is options["out"]
+            else:
+                deployment.call(line.split()[0], **values_of(line, torch))
         except self.module.PinnedError as error:
             return str(error)
         return "answered"
@@ -80,13 +87,15 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     root = tmp_path_factory.mktemp("field")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERNEL_LOG", str(root / "calls.txt"))
-        yield Field(root, LINES)
+        patch.setattr(registry, "_registered", dict(registry._all()))
+        registry.load_families(write_family(root))
+        yield Field(root, (*LINES, *FAMILY_LINES))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Field:
-    """One with a single kernel, to be copied for every example."""
-    return Field(tmp_path_factory.mktemp("small"), LINES[:1])
+    """One with a GEMM and a kernel of another family, to be copied for every example."""
+    return Field(tmp_path_factory.mktemp("small"), (LINES[0], FAMILY_LINES[0]))
 
 
 def with_records(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -136,12 +145,97 @@ def test_a_malformed_manifest_is_refused_by_name(field: Field, name: str) -> Non
     assert re.match(rf"manifest\.json in .* is {message}", said), said
 
 
+def with_families(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the manifest with something changed in every family."""
+    families = {name: {**family, **changes} for name, family in manifest["families"].items()}
+    return {**manifest, "families": families}
+
+
+def with_argument(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the manifest with something changed in every argument of every family."""
+    families = {
+        name: {**family, "arguments": [{**argument, **changes} for argument in family["arguments"]]}
+        for name, family in manifest["families"].items()
+    }
+    return {**manifest, "families": families}
+
+
+def with_calls(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the manifest with something changed in every record of every family."""
+    families = {
+        name: {**family, "kernels": [{**record, **changes} for record in family["kernels"]]}
+        for name, family in manifest["families"].items()
+    }
+    return {**manifest, "families": families}
+
+
+BROKEN_FAMILIES: dict[str, tuple[Any, str]] = {
+    **{
+        f"family {field} {value!r:.20}": (
+            lambda m, change={field: value}: with_families(m, **change),
+            "malformed: family rmsnorm: ",
+        )
+        for field, value in (
+            *(("arguments", value) for value in (7, [7], [{}], None)),
+            *(("sizes", value) for value in (7, {"m": "7"}, {"m": 1.5}, {})),
+            *(("options", value) for value in (7, None)),
+        )
+    },
+    **{
+        f"argument {field} {value!r:.20}": (
+            lambda m, change={field: value}: with_argument(m, **change),
+            "malformed: family rmsnorm: ",
+        )
+        for field, value in (
+            *(("name", value) for value in (7, None, "x", ["x"])),
+            *(("kind", value) for value in ("input", 7, None, "launch")),
+            *(("dims", value) for value in (["k"], 7, [["m"]], None, [])),
+            *(("optional", value) for value in (1, None)),
+            *(("may_alias", value) for value in ([7], 7, None)),
+        )
+    },
+    **{
+        f"call {field} {value!r:.20}": (
+            lambda m, change={field: value}: with_calls(m, **change),
+            "malformed: the record of rmsnorm",
+        )
+        for field, value in (
+            *(("dtypes", value) for value in (7, None, {"x": "bf16"}, {"x": 7}, {"nobody": "bf16"})),
+            *(("options", value) for value in (7, None)),
+            *(("unaligned", value) for value in (0, None, "yes")),
+            *(("symbol", value) for value in ("", "../x", 7)),
+            *(("library", value) for value in ("../x.so", "kernels/other.so")),
+            *(("scalars", value) for value in (7, ["7"], [2**70])),
+            *(("workspace_bytes", value) for value in (-1, 1.5)),
+            ("zeroed", 7),
+        )
+    },
+    "families of a kind": (lambda m: {**m, "families": [1]}, "malformed: TypeError: families is no dict"),
+    "a family of a kind": (lambda m: {**m, "families": {"rmsnorm": 7}}, "malformed: TypeError"),
+    "a call of a kind": (lambda m: with_families(m, kernels=[7]), "malformed: TypeError"),
+    "sizes of a call": (lambda m: with_calls(m, sizes=[[7]]), "malformed: family rmsnorm: TypeError"),
+    "no second part": (
+        lambda m: {**m, "files": {k: v for k, v in m["files"].items() if k != "family_calls.py"}},
+        "malformed: its files do not list 'family_calls.py'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FAMILIES)
+def test_a_malformed_family_is_refused_by_name(field: Field, name: str) -> None:
+    """As a malformed manifest; the GEMMs beside it are still answered if the manifest is one."""
+    change, message = BROKEN_FAMILIES[name]
+    said = field.use(json.dumps(change(json.loads(field.text))).encode())
+    assert re.match(rf"manifest\.json in .* is {message}", said[min(len(LINES), len(said) - 1)]), said
+    assert len(said) == 1 or said[: len(LINES)] == ["answered"] * len(LINES)
+
+
 def test_a_manifest_names_no_file_outside(field: Field) -> None:
     """Not even to be read: verify() goes by the same names."""
     manifest = json.loads(field.text)
     manifest["files"]["../mine.txt"] = hashlib.sha256(b"mine").hexdigest()
     text = json.dumps(manifest).encode()
-    assert field.use(text) == ["answered"] * len(LINES)
+    assert field.use(text) == ["answered"] * len(field.lines)
     with pytest.raises(field.module.PinnedError, match=r"malformed: its files do not list '\.\./mine\.txt'"):
         field.module.Deployment(field.folder).verify()
 
@@ -240,7 +334,7 @@ def test_any_manifest_ends_in_an_answer_or_an_error_of_the_loader(field: Field, 
 
 def test_the_fuzzed_calls_are_answered_when_nothing_is_changed(field: Field) -> None:
     """So that answers are among what the test above sees."""
-    assert field.use(field.text) == ["answered"] * len(LINES)
+    assert field.use(field.text) == ["answered"] * len(field.lines)
 
 
 @settings(FUZZ, max_examples=150)

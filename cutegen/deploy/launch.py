@@ -10,8 +10,6 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutegen.deploy.manifest import FIELDS
-
 if TYPE_CHECKING:
     import torch
 
@@ -19,6 +17,7 @@ __all__ = ["DTYPES", "Call", "DLTensor", "Ffi", "PinnedError", "block", "matrix"
 
 _CUDA = 2  # kDLCUDA of DLPack
 _INT, _FLOAT, _DLTENSOR = 1, 3, 7  # TVMFFITypeIndex
+_NUMBERS = {"integer": _INT, "real": _FLOAT}
 #: DLPack's code and bits, and the result that torch would give, by torch's name.
 DTYPES = {
     "torch.bfloat16": ("bf16", 4, 16, "bfloat16"),
@@ -99,29 +98,52 @@ class Ffi:
 
 
 class Call:
-    """One kernel with its argument block; every call rewrites the block, so each thread has its own."""
+    """One kernel with its argument block; every call rewrites the block, so each thread has its own.
+
+    Args:
+        deployment: Whose.
+        record: What its manifest says of the kernel.
+        blocks: The tensors, in the order of the kernel's parameters.
+        place: The GPU.
+        kinds: Of the parameters: ``tensor``, ``scratch`` for the workspace, ``launch`` for all integers of
+            the record, ``real`` and ``integer`` for a scalar of the caller's.
+    """
 
     def __init__(
-        self, deployment: Any, record: dict[str, Any], blocks: list[DLTensor], place: torch.device
+        self,
+        deployment: Any,
+        record: dict[str, Any],
+        blocks: list[DLTensor],
+        place: torch.device,
+        kinds: list[str],
     ) -> None:
         torch = deployment.torch
-        self._deployment, self._blocks = deployment, blocks
+        self._deployment = deployment
         self._function = deployment.function(record)
         self._device, self._place = blocks[0].device_id, place
         self._elements = -(-record["workspace_bytes"] // 4)
         self._make = torch.zeros if record["zeroed"] else torch.empty
+        scratch = []
         if self._elements:
-            blocks.append(block((self._elements,), (1,), "torch.float32", self._device))
-        named = dict(zip(FIELDS, record["key"], strict=True))
-        values = [(_DLTENSOR, "pointer", ctypes.addressof(block)) for block in blocks]
-        values += [(_INT, "integer", scalar) for scalar in record["scalars"]]
-        values += [(_FLOAT, "real", 0) for name in ("alpha", "beta") if named[name]]
+            scratch.append(block((self._elements,), (1,), "torch.float32", self._device))
+        self._blocks = [*blocks, *scratch]
+        tensors = iter(blocks)
+        values: list[tuple[int, str, int]] = []
+        factors = []
+        for kind in kinds:
+            if kind in _NUMBERS:
+                factors.append(len(values))
+                values.append((_NUMBERS[kind], kind, 0))
+            elif kind == "launch":
+                values += [(_INT, "integer", scalar) for scalar in record["scalars"]]
+            else:
+                found = scratch if kind == "scratch" else [next(tensors)]
+                values += [(_DLTENSOR, "pointer", ctypes.addressof(block)) for block in found]
         self._arguments = (_Any * len(values))()
-        for slot, (kind, field, value) in zip(self._arguments, values, strict=True):
-            slot.type_index = kind
+        for slot, (index, field, value) in zip(self._arguments, values, strict=True):
+            slot.type_index = index
             setattr(slot.value, field, value)
-        factors = sum(named[name] for name in ("alpha", "beta"))
-        self._factors = [slot.value for slot in self._arguments[len(values) - factors :]]
+        self._factors = [self._arguments[at].value for at in factors]
         self._result, self._before = _Any(), ctypes.c_void_p()
         self._rest = (self._arguments, len(values), ctypes.byref(self._result))
         self._keep_before = ctypes.byref(self._before)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 __all__ = [
+    "FAMILY_CALLS",
     "FIELDS",
     "KERNELS",
     "MANIFEST",
@@ -18,6 +19,8 @@ __all__ = [
 
 #: The files of the folder, besides the loader; those of kernels are below the last.
 MANIFEST, TABLE, KERNELS = "manifest.json", "table.json", "kernels"
+#: The part of the loader that a folder has whose kernels are not all GEMMs.
+FAMILY_CALLS = "family_calls.py"
 #: What a kernel is pinned for, in the order of a manifest's ``key``.
 FIELDS = (
     *("m", "n", "k", "batch", "ab_dtype", "out_dtype", "layout", "unaligned_out"),
@@ -34,7 +37,7 @@ def is_symbol(text: object) -> bool:
 
 def is_pinned_name(name: str) -> bool:
     """Return whether a manifest may list a file of this name: nothing outside the folder has one."""
-    if name == TABLE:
+    if name in (TABLE, FAMILY_CALLS):
         return True
     folder, _, file = name.partition("/")
     stem, _, ending = file.rpartition(".")
@@ -42,7 +45,7 @@ def is_pinned_name(name: str) -> bool:
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:
-    """Return what a manifest says.
+    """Return what a manifest says; one that knows no families has none.
 
     Raises:
         KeyError: Something is missing; further errors of a malformed text are ValueError, TypeError and
@@ -53,6 +56,8 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
     for name, kind in wanted.items():
         if not isinstance(manifest[name], kind):
             raise TypeError(f"{name} is no {kind.__name__}")
+    if not isinstance(manifest.setdefault("families", {}), dict):
+        raise TypeError("families is no dict")
     if not all(isinstance(flag, str) for flag in manifest["cpu_flags"]):
         raise TypeError("cpu_flags holds something that is no name")
     if set(manifest["gpu"]) != set(_GPU_FIELDS):

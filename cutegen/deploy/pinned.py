@@ -1,8 +1,8 @@
 """Launch the kernels that were pinned into this folder, from torch and tvm-ffi alone.
 
-In a deployment this file is self-contained: it travels with ``manifest.json`` and the folder ``kernels``.
-Nothing is tuned, rendered or compiled. A file that changed, another GPU or a product that was not pinned is
-refused with the reason.
+In a deployment this file is self-contained: it travels with ``manifest.json`` and the folder ``kernels``,
+and runs ``family_calls.py`` when a kernel is called that is no GEMM. Nothing is tuned, rendered or compiled.
+A file that changed, another GPU or a problem that was not pinned is refused with the reason.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutegen.deploy.launch import Call, Ffi, PinnedError, block, matrix
-from cutegen.deploy.manifest import FIELDS, MANIFEST, TABLE, is_pinned_name, is_record, parse_manifest
+from cutegen.deploy.manifest import (
+    FAMILY_CALLS,
+    FIELDS,
+    MANIFEST,
+    TABLE,
+    is_pinned_name,
+    is_record,
+    parse_manifest,
+)
 from cutegen.deploy.tensors import SCALES, call_key, check_apart, dtype_of, span_bytes
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FIELDS", "Deployment", "PinnedError", "gemm", "linear"]
+__all__ = ["FIELDS", "Deployment", "PinnedError", "call", "gemm", "linear", "rms_norm"]
 
 #: Written in when the folder was made; it vouches for the manifest, which vouches for every other file.
 MANIFEST_SHA256 = ""
@@ -47,8 +56,10 @@ class Deployment:
             self._records = {tuple(record["key"]): record for record in self._manifest["kernels"]}
             #: The problems that are pinned here, one line each.
             self.problems: list[str] = [str(record["problem"]) for record in self._manifest["kernels"]]
+            for family in self._manifest["families"].values():
+                self.problems += [str(record["problem"]) for record in family["kernels"]]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise self._malformed(f"{type(error).__name__}: {error}") from error
+            raise self.malformed(f"{type(error).__name__}: {error}") from error
         self._read(TABLE, self._digest(TABLE))
         _check_cpu(self._manifest["cpu_flags"])
         self.ffi = Ffi()
@@ -56,6 +67,8 @@ class Deployment:
             lambda device: torch.cuda.current_stream(device).cuda_stream
         )
         self._functions: dict[str, Any] = {}
+        self._families: dict[str, Any] = {}
+        self._parts: dict[str, Any] = {}
         self._trusted: set[int] = set()
         self._threads = threading.local()
         self._lock = threading.Lock()
@@ -155,6 +168,51 @@ class Deployment:
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         return self.gemm(rows, w.t(), **options).view(*x.shape[:-1], w.shape[0])
 
+    def call(self, family: str, /, **values: Any) -> Any:
+        """Launch the kernel that is pinned for a call of a family that is no GEMM, and return its outputs.
+
+        Args:
+            family: Its name, such as ``rmsnorm``.
+            values: Tensors and numbers by the names under which the family declares them. An output that is
+                not given is made; one that the family can do without is left out unless it is a tensor, or
+                True for a new one. Options that no tensor tells are given by their names, too.
+
+        Returns:
+            The outputs in the order in which they are declared; alone if there is one, None if there is none.
+
+        Raises:
+            PinnedError: As :meth:`gemm`; an output may be an input only where the family declares it.
+        """
+        try:
+            calls = self._families[family]
+        except KeyError:
+            calls = self._family(family)
+        return calls(values)
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        *,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        residual_out: torch.Tensor | bool = False,
+        return_rstd: bool = False,
+    ) -> Any:
+        """Return ``h / sqrt(mean(h^2) + eps) * weight`` of each row, where ``h = x + residual``.
+
+        As ``cutegen.rms_norm``: ``residual_out`` is where ``h`` goes, or True for a new tensor; with it, or
+        with ``return_rstd``, the result is a tuple. Leading dimensions of ``x`` are flattened.
+
+        Raises:
+            PinnedError: As :meth:`call`.
+        """
+        if "rmsnorm" not in self._families:
+            self._family("rmsnorm")
+        norm = self._parts["rms_norm"]
+        return norm(self, x, weight, eps, residual, out, residual_out, return_rstd)
+
     def function(self, record: dict[str, Any]) -> Any:
         """Return the C function of a record, loading its library on first use."""
         symbol = record["symbol"]
@@ -164,6 +222,30 @@ class Deployment:
                 function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
                 self._functions[symbol] = function
             return self._functions[symbol]
+
+    def _family(self, name: str) -> Any:
+        """Return what answers calls of a family, whose part of the loader runs on first use."""
+        with self._lock:
+            said = self._manifest["families"].get(name)
+            if said is None:
+                others = ", ".join(self._manifest["families"]) or "none"
+                raise PinnedError(
+                    f"no kernel of family {name!r} is pinned; families: {others}, beside gemm()"
+                )
+            if not self._parts:
+                self._parts = self._run(FAMILY_CALLS)
+            found = self._families[name] = self._parts["FamilyCalls"](self, name, said)
+            return found
+
+    def _run(self, name: str) -> dict[str, Any]:
+        """Return what a part of the loader defines; it runs in the names of this file."""
+        digest = self._digest(name)
+        self._read(name, digest)
+        code = SourceFileLoader(__name__, str(self.folder / name)).get_code(__name__)
+        self._read(name, digest)  # what was compiled, or what its bytecode was made from
+        names = dict(globals())
+        exec(code or "", names)
+        return names
 
     def _load(self, name: str, source: str, symbol: str) -> Any:
         path = self.folder / name
@@ -185,7 +267,7 @@ class Deployment:
     ) -> tuple[Callable[..., None], int, list[int]]:
         """Return what launches such a call, the bytes of ``out``, and those of all tensors but ``out``."""
         tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
-        self._check_place(tensors)
+        self.check_place(tensors)
         launch = self._launcher(a, b, out, c, bias, scales, options)
         itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
         sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
@@ -201,16 +283,19 @@ class Deployment:
             some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
             raise PinnedError(f"no kernel is pinned for {asked}; pinned: {some}")
         if not is_record(record):
-            raise self._malformed(f"the record of {record['problem']} is not one that was pinned")
+            raise self.malformed(f"the record of {record['problem']} is not one that was pinned")
         if not record["symbol"]:
             product = self.torch.bmm if a.dim() == 3 else self.torch.mm
             return lambda addresses, factors, a, b, out: product(a, b, out=out)
         blocks = [matrix(tensor) for tensor in (a, b, out, c) if tensor is not None]
         for vector in (*(() if bias is None else (bias,)), *scales):
             blocks.append(block((vector.numel(),), (1,), str(vector.dtype), a.get_device()))
-        return Call(self, record, blocks, a.device)
+        kinds = ["tensor"] * len(blocks) + ["scratch", "launch"]
+        named = dict(zip(FIELDS, key, strict=True))
+        return Call(self, record, blocks, a.device, kinds + ["real"] * (named["alpha"] + named["beta"]))
 
-    def _check_place(self, tensors: list[Any]) -> None:
+    def check_place(self, tensors: list[Any]) -> None:
+        """Refuse tensors that are not all on one GPU of the pinned kind, or have no memory."""
         devices = {tensor.device for tensor in tensors}
         if len(devices) > 1 or tensors[0].device.type != "cuda":
             raise PinnedError(f"operands are on {', '.join(map(str, devices))}; they must be on one GPU")
@@ -236,10 +321,11 @@ class Deployment:
         """Return the recorded SHA-256 of a file."""
         digest = self._manifest["files"].get(name)
         if not isinstance(digest, str) or not is_pinned_name(name):
-            raise self._malformed(f"its files do not list {name!r} as they should")
+            raise self.malformed(f"its files do not list {name!r} as they should")
         return digest
 
-    def _malformed(self, why: str) -> PinnedError:
+    def malformed(self, why: str) -> PinnedError:
+        """Return the error for a manifest that says what none of ours does."""
         return PinnedError(f"{MANIFEST} in {self.folder} is malformed: {why[:200]}")
 
     def _read(self, name: str, digest: str) -> bytes:
@@ -286,3 +372,13 @@ def gemm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
 def linear(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return ``x @ w.T``; options as :meth:`Deployment.linear`."""
     return _deployment().linear(x, w, **options)
+
+
+def call(family: str, /, **values: Any) -> Any:
+    """Return the outputs of a family's kernel; values as :meth:`Deployment.call`."""
+    return _deployment().call(family, **values)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6, **options: Any) -> Any:
+    """Return the norm of rows; options as :meth:`Deployment.rms_norm`."""
+    return _deployment().rms_norm(x, weight, eps, **options)

@@ -1,6 +1,7 @@
 """The loader that ships: one file made of several modules, sealed with the SHA-256 of its manifest.
 
-Loader and manifest vouch for each other: the loader holds the digest of the manifest, and the manifest that
+What it needs for kernels that are no GEMMs is a second file, which it runs in its own names. Loader and
+manifest vouch for each other: the loader holds the digest of the manifest, and the manifest that
 of the loader before the first was written in.
 """
 
@@ -13,9 +14,9 @@ import re
 import tempfile
 from pathlib import Path
 
-from cutegen.deploy.manifest import MANIFEST
+from cutegen.deploy.manifest import FAMILY_CALLS, MANIFEST
 
-__all__ = ["LOADER", "bytecode", "changed_of_pair", "loader_text", "sealed"]
+__all__ = ["LOADER", "bytecode", "changed_of_pair", "family_calls_text", "loader_text", "sealed"]
 
 LOADER = "pinned.py"
 _PART = re.compile(r"^from cutegen\.deploy\.(\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
@@ -36,28 +37,34 @@ def loader_text() -> bytes:
     return text
 
 
+def family_calls_text() -> bytes:
+    """Return the loader's second file, without the imports of what the loader defines."""
+    text = (Path(__file__).parent / FAMILY_CALLS).read_text(encoding="utf-8")
+    return _PART.sub("", text).encode()
+
+
 def sealed(loader: bytes, manifest: bytes) -> bytes:
     """Return the text of a loader that accepts this manifest and no other."""
     return loader.replace(_SEAL % b"", _SEAL % hashlib.sha256(manifest).hexdigest().encode())
 
 
-def bytecode(loader: bytes) -> dict[str, bytes]:
-    """Return the compiled form of a loader by the name under which this version of Python looks for it.
+def bytecode(text: bytes, name: str = LOADER) -> dict[str, bytes]:
+    """Return the compiled form of a source by the name under which this version of Python looks for it.
 
     Compiling takes longer than a first call should. Python uses it only for exactly this source, whose hash
-    it checks (PEP 552); another version of Python compiles the loader itself.
+    it checks (PEP 552); another version of Python compiles the source itself.
     """
     with tempfile.TemporaryDirectory() as folder:
-        source, compiled = Path(folder, LOADER), Path(folder, "compiled")
-        source.write_bytes(loader)
+        source, compiled = Path(folder, name), Path(folder, "compiled")
+        source.write_bytes(text)
         py_compile.compile(
             str(source),
             cfile=str(compiled),
-            dfile=LOADER,
+            dfile=name,
             doraise=True,
             invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH,
         )
-        return {importlib.util.cache_from_source(LOADER): compiled.read_bytes()}
+        return {importlib.util.cache_from_source(name): compiled.read_bytes()}
 
 
 def changed_of_pair(folder: Path, loader_digest: str) -> list[str]:

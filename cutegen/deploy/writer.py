@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cutegen import __version__
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
+from cutegen.deploy.described import call_of, describe, same_call, why_no_call
 from cutegen.deploy.folder import SCHEMA, ready_place, replace_folder
-from cutegen.deploy.manifest import FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
-from cutegen.deploy.shipped_loader import LOADER, bytecode, loader_text, sealed
+from cutegen.deploy.manifest import FAMILY_CALLS, FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
+from cutegen.deploy.shipped_loader import LOADER, bytecode, family_calls_text, loader_text, sealed
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.errors import ArchError, CutegenError, PinError
+from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.problem import Problem as Gemm
 from cutegen.families.registry import find_space, space_of
 from cutegen.family import Problem
@@ -76,8 +78,12 @@ def pin_table(
     kernels = kernels or Kernels()
     source = Table.load(table)
     arch, sm_count = _target(source.fingerprint)
-    posed = [problem for problem in source.entries if not _why_no_call(problem)]
-    wanted = dict.fromkeys([*posed, *problems]) or dict.fromkeys(source.entries)
+    asked = dict.fromkeys(problems)
+    left_out = _left_out([*asked, *source.entries])
+    wanted = [problem for problem in dict.fromkeys([*source.entries, *asked]) if problem not in left_out]
+    for problem in [*asked] if wanted else [*asked, *left_out]:
+        if problem in left_out:
+            raise PinError(f"{problem} cannot be pinned: {left_out[problem]}")
     if not wanted:
         raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
     try:
@@ -88,19 +94,28 @@ def pin_table(
         raise
     except OSError as error:
         raise PinError(f"cannot write {out}: {error}") from error
-    for problem in source.entries:
-        if problem not in wanted:
-            leave_out(problem, _why_no_call(problem))
+    for problem, why in left_out.items():
+        leave_out(problem, why)
     return pinned
 
 
-def _why_no_call(problem: Problem) -> str:
-    """Return why no call of a deployment can pose ``problem``; empty if one can."""
-    if not isinstance(problem, Gemm):
-        return f"deployments of this version serve GEMMs, not {problem.family}"
-    if problem.ab_dtype in TORCH_DTYPES:
-        return ""
-    return f"torch has no dtype {problem.ab_dtype}, so no call poses it"
+def _left_out(problems: Iterable[Problem]) -> dict[Problem, str]:
+    """Return the problems that no call of a deployment can pose, and why."""
+    found: dict[Problem, str] = {}
+    calls: dict[Hashable, Problem] = {}
+    for problem in dict.fromkeys(problems):
+        if isinstance(problem, DeclaredProblem):
+            first = calls.setdefault(same_call(problem), problem)
+            why = why_no_call(problem)
+            why = why or (f"no call can tell it from {first}" if first is not problem else "")
+        elif isinstance(problem, Gemm):
+            known = problem.ab_dtype in TORCH_DTYPES
+            why = "" if known else f"torch has no dtype {problem.ab_dtype}, so no call poses it"
+        else:
+            why = f"deployments hold GEMMs and declared families, and {problem.family} is neither"
+        if why:
+            found[problem] = why
+    return found
 
 
 def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
@@ -118,8 +133,6 @@ def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
 
 
 def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Kernels) -> Pinned:
-    if why := _why_no_call(problem):
-        raise PinError(f"{problem} cannot be pinned: {why}")
     space = find_space(problem.family, arch)
     answer = look_up(table, problem, space, sm_count)
     entry = table.entries.get(problem)
@@ -163,6 +176,11 @@ def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) ->
                 raise PinError(
                     f"two kernels of the cache are both called {artifact.symbol}; build them again"
                 )
+    families = _families(pinned)
+    parts = {}
+    if families:
+        listed[FAMILY_CALLS] = family_calls_text()
+        parts = bytecode(listed[FAMILY_CALLS], FAMILY_CALLS)
     hosts = {item.artifact.toolchain.host for item in pinned if item.artifact is not None}
     loader = loader_text()
     manifest: dict[str, Json] = {
@@ -170,13 +188,25 @@ def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) ->
         "cutegen": __version__,
         "gpu": _gpu(fingerprint),
         "cpu_flags": sorted(frozenset().union(*(host_flags(host) for host in hosts))),
-        "kernels": [_record(item) for item in pinned],
+        "kernels": [_record(item) for item in pinned if isinstance(item.answer.problem, Gemm)],
+        "families": families,
         "loader": _sha256(loader),
         "files": {name: _sha256(data) for name, data in sorted(listed.items())},
     }
     text = (json.dumps(manifest, indent=1) + "\n").encode()
     own = sealed(loader, text)
-    return {MANIFEST: text, **listed, LOADER: own, **bytecode(own)}
+    return {MANIFEST: text, **listed, **parts, LOADER: own, **bytecode(own)}
+
+
+def _families(pinned: tuple[Pinned, ...]) -> dict[str, Json]:
+    """Return what the manifest says of declared families, by name."""
+    found: dict[str, dict[str, Json]] = {}
+    for item in pinned:
+        problem = item.answer.problem
+        if isinstance(problem, DeclaredProblem):
+            family = found.setdefault(problem.family, {**describe(problem.declared), "kernels": []})
+            cast("list[Json]", family["kernels"]).append(_record(item))
+    return dict(found)
 
 
 def _sha256(data: bytes) -> str:
@@ -198,7 +228,7 @@ def _record(item: Pinned) -> dict[str, Json]:
         "problem": str(answer.problem),
         "how": answer.how,
         "config": None if answer.config is None else str(answer.config),
-        "key": _key(answer.problem),
+        **_call(answer.problem),
         "symbol": artifact.symbol if artifact else "",
         "library": _library(artifact) if artifact else "",
         "source": _source(artifact) if artifact else "",
@@ -208,8 +238,13 @@ def _record(item: Pinned) -> dict[str, Json]:
     }
 
 
+def _call(problem: Problem) -> dict[str, Json]:
+    """Return what the loader looks a call up by."""
+    return call_of(problem) if isinstance(problem, DeclaredProblem) else {"key": _key(problem)}
+
+
 def _key(problem: Problem) -> list[Json]:
-    """What the loader looks a call up by, in the order of its FIELDS."""
+    """What the loader looks a GEMM up by, in the order of its FIELDS."""
     signature = problem.signature  # its layout has the letters that manifests have had since version 0.1
     places = (signature, problem, getattr(problem, "epilogue", None))
     values: list[Any] = [

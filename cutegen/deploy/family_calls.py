@@ -1,0 +1,490 @@
+"""Call the kernels of declared families; a part of the loader of its own.
+
+In a deployment the loader runs this file in its own namespace when a family is first called, so neither its
+import nor a GEMM waits for it. Folders without such kernels do not have it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from cutegen.deploy.launch import Call, DLTensor, PinnedError
+from cutegen.deploy.manifest import is_record
+from cutegen.deploy.tensors import overlap, span_bytes
+
+__all__ = ["FamilyCalls", "rms_norm"]
+
+#: Short name, DLPack's code, and bits of a dtype, by torch's name.
+_DTYPES = {
+    "torch.bfloat16": ("bf16", 4, 16),
+    "torch.float16": ("fp16", 2, 16),
+    "torch.float32": ("fp32", 2, 32),
+    "torch.float64": ("fp64", 2, 64),
+    "torch.int8": ("int8", 0, 8),
+    "torch.int32": ("int32", 0, 32),
+    "torch.int64": ("int64", 0, 64),
+    "torch.uint8": ("uint8", 1, 8),
+    "torch.float8_e4m3fn": ("e4m3", 10, 8),
+    "torch.float8_e5m2": ("e5m2", 12, 8),
+    "torch.float8_e8m0fnu": ("e8m0", 14, 8),
+}
+_TORCH_NAMES = {short: (name.partition(".")[2], bits) for name, (short, _, bits) in _DTYPES.items()}
+_TENSORS = ("in", "out", "inout")
+_GIVEN = (*_TENSORS, "scalar")
+_KINDS = (*_GIVEN, "scratch", "launch")
+_ALIGNED_BYTES = 16
+_CUDA = 2  # kDLCUDA of DLPack
+
+
+class _Argument(NamedTuple):
+    """An argument of a family's kernels, as the manifest has it."""
+
+    name: str
+    kind: str
+    dims: tuple[str, ...]
+    optional: bool
+    may_alias: tuple[str, ...]
+
+
+class _Plan(NamedTuple):
+    """How to answer every call with the same shapes, strides, dtypes, device, alignment and words.
+
+    Attributes:
+        launch: Takes the addresses of the tensors that there are, and the scalars, in order.
+        made: Position, shape and dtype of each output to allocate.
+        outputs: Positions of all outputs.
+        scalars: Name of each scalar that there is, and whether it is an integer.
+        pairs: Positions of a tensor that the caller gave to be written, and of each other one that was given.
+        sizes: Bytes of each tensor, by position.
+        place: The GPU.
+    """
+
+    launch: Callable[[list[int], list[float]], None]
+    made: tuple[tuple[int, tuple[int, ...], Any], ...]
+    outputs: tuple[int, ...]
+    scalars: tuple[tuple[str, bool], ...]
+    pairs: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
+    place: Any
+
+
+class _Launch(Call):
+    """A kernel whose scalars may be integers."""
+
+    def __init__(self, deployment: Any, record: Any, blocks: Any, place: Any, kinds: list[str]) -> None:
+        super().__init__(deployment, record, blocks, place, kinds)
+        self._fields = [kind for kind in kinds if kind in ("real", "integer")]
+
+    def __call__(self, addresses: list[int], factors: list[float], *matrices: Any) -> None:
+        for slot, field, factor in zip(self._factors, self._fields, factors, strict=True):
+            setattr(slot, field, factor)
+        super().__call__(addresses, [])
+
+
+class FamilyCalls:
+    """The kernels of one family.
+
+    Raises:
+        PinnedError: The manifest does not describe a family.
+    """
+
+    def __init__(self, deployment: Any, name: str, said: Any) -> None:
+        self._deployment, self._name = deployment, name
+        try:
+            self._arguments = _read_arguments(said)
+            self._sizes: dict[str, int | None] = dict(said["sizes"])
+            self._options: dict[str, Any] = dict(said["options"])
+            self._records: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+            for record in said["kernels"]:
+                self._records.setdefault(tuple(record["sizes"]), []).append(record)
+            self._problems = [str(record["problem"]) for record in said["kernels"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise deployment.malformed(f"family {name}: {type(error).__name__}: {error}") from error
+        self._tensors = tuple(a for a in self._arguments if a.kind in _TENSORS)
+        #: What stands for a tensor that is not given: True makes an output.
+        self._absent = tuple(
+            (a.name, True if a.kind == "out" and not a.optional else None) for a in self._tensors
+        )
+        told = {dim for a in self._arguments for dim in a.dims}
+        #: What tensors do not tell: optional scalars, options, and sizes that are no tensor's.
+        self._words = (
+            *(a.name for a in self._arguments if a.kind == "scalar" and a.optional),
+            *self._options,
+            *(size for size in self._sizes if size not in told),
+        )
+        scalars = {a.name for a in self._arguments if a.kind == "scalar"}
+        self._names = {name for name, _ in self._absent} | scalars | set(self._words)
+        self._defaults = {**self._sizes, **self._options}
+        self._threads = threading.local()
+
+    def __call__(self, values: dict[str, Any]) -> Any:
+        """Launch the kernel that is pinned for ``values`` and return its outputs."""
+        if not values.keys() <= self._names:
+            raise self._unknown(values)
+        tensors: list[Any] = []
+        addresses: list[Any] = []
+        key: list[Any] = []
+        for name, absent in self._absent:
+            value: Any = values.get(name)
+            value = absent if value is None else value
+            tensors.append(value)
+            if value is None or value is True:
+                addresses.append(None)
+                key.append(value)
+                continue
+            try:
+                address = value.data_ptr()
+                key += (value.shape, value.stride(), value.dtype, value.device, address & 15)
+            except AttributeError:
+                raise PinnedError(f"{name} is {value!r:.40}; it must be a tensor") from None
+            addresses.append(address)
+        words = self._words_of(values)
+        plan = self._plan((*key, *words), tensors, addresses, dict(zip(self._words, words, strict=True)))
+        self._check_grad(tensors)
+        for written, other in plan.pairs:
+            start, place = addresses[written], addresses[other]
+            if start < place + plan.sizes[other] and place < start + plan.sizes[written]:
+                self._check_apart(written, other, tensors)
+        scalars = [_number(name, whole, values.get(name)) for name, whole in plan.scalars]
+        for at, shape, dtype in plan.made:
+            tensors[at] = made = self._deployment.torch.empty(shape, dtype=dtype, device=plan.place)
+            addresses[at] = made.data_ptr()
+        plan.launch([address for address in addresses if address is not None], scalars)
+        found = [tensors[at] for at in plan.outputs]
+        return found[0] if len(found) == 1 else tuple(found) or None
+
+    def _words_of(self, values: dict[str, Any]) -> list[Any]:
+        """Return, of what tensors do not tell, whether scalars are there, and the values of all else."""
+        found: list[Any] = []
+        for name in self._words:
+            value = values.get(name)
+            if name not in self._defaults:
+                found.append(value is not None)
+                continue
+            value = self._defaults[name] if value is None else value
+            if not isinstance(value, (str, int)):
+                raise PinnedError(f"{name} is {value!r:.40}; it must be text, True, False or an integer")
+            found.append(value)
+        return found
+
+    def _plan(
+        self, key: tuple[Any, ...], tensors: list[Any], addresses: list[Any], words: dict[str, Any]
+    ) -> _Plan:
+        """Return the plan of a kind of call; each thread has its own, with the argument block of a kernel."""
+        try:
+            plans = self._threads.plans
+        except AttributeError:
+            plans = self._threads.plans = {}
+        # A call with a known key is not checked again: all that _prepare looks at is in the key, or not 0.
+        plan: _Plan | None = None if 0 in addresses else plans.get(key)
+        if plan is None:
+            plan = plans[key] = self._prepare(tensors, words)
+        return plan
+
+    # -- what is checked in every call
+
+    def _unknown(self, values: dict[str, Any]) -> PinnedError:
+        name = min(values.keys() - self._names)
+        return PinnedError(f"{self._name} takes no {name!r}; it takes {', '.join(sorted(self._names))}")
+
+    def _check_grad(self, tensors: list[Any]) -> None:
+        if self._deployment.torch.is_grad_enabled():
+            for (name, _), tensor in zip(self._absent, tensors, strict=True):
+                if getattr(tensor, "requires_grad", False):
+                    raise PinnedError(f"{name} requires grad, but pinned kernels compute no gradients")
+
+    def _check_apart(self, written: int, other: int, tensors: list[Any]) -> None:
+        out, tensor = tensors[written], tensors[other]
+        argument, name = self._tensors[written], self._tensors[other].name
+        same = out.data_ptr() == tensor.data_ptr() and out.stride() == tensor.stride()
+        if (same and name in argument.may_alias) or not overlap(out, tensor):
+            return
+        may = " or ".join(argument.may_alias)
+        rule = f"it may only be {may} itself" if may else "pass another"
+        raise PinnedError(f"{argument.name} shares memory with {name}; {rule}")
+
+    # -- what is checked once for each kind of call
+
+    def _prepare(self, tensors: list[Any], words: dict[str, Any]) -> _Plan:
+        pairs = zip(self._tensors, tensors, strict=True)
+        given = {a.name: tensor for a, tensor in pairs if tensor is not None and tensor is not True}
+        self._check_presence(tensors)
+        sizes = self._take_sizes(given, words)
+        self._deployment.check_place(list(given.values()))
+        record = self._find(given, tensors, sizes, words)
+        dtypes = record["dtypes"]
+        present = [a for a in self._arguments if a.name in dtypes]
+        first = next(iter(given.values()))
+        blocks, made = [], []
+        for at, argument in enumerate(self._tensors):
+            if argument.name in given:
+                tensor = given[argument.name]
+                shape, stride, dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+            elif argument.name in dtypes:
+                shape = tuple(sizes[dim] for dim in argument.dims)
+                stride = _dense(shape)
+                dtype = self._torch_dtype(dtypes[argument.name])
+                made.append((at, shape, dtype))
+            else:
+                continue
+            blocks.append(_block(shape, stride, dtype, first.get_device()))
+        scalars = {a.name: "int" in dtypes[a.name] for a in present if a.kind == "scalar"}
+        kinds = ["tensor" if a.kind in _TENSORS else a.kind for a in present]
+        kinds = [
+            kind if kind != "scalar" else "integer" if scalars[a.name] else "real"
+            for kind, a in zip(kinds, present, strict=True)
+        ]
+        return _Plan(
+            _Launch(self._deployment, record, blocks, first.device, kinds),
+            tuple(made),
+            tuple(at for at, a in enumerate(self._tensors) if a.kind == "out" and a.name in dtypes),
+            tuple(scalars.items()),
+            tuple(self._pairs(given)),
+            tuple(span_bytes(given[a.name]) if a.name in given else 0 for a in self._tensors),
+            first.device,
+        )
+
+    def _torch_dtype(self, short: str) -> Any:
+        name = _TORCH_NAMES[short][0]
+        dtype = getattr(self._deployment.torch, name, None)
+        if dtype is None:
+            raise PinnedError(f"this torch has no dtype {name}, which an output of {self._name} has")
+        return dtype
+
+    def _pairs(self, given: dict[str, Any]) -> Iterator[tuple[int, int]]:
+        """Yield the positions of all that must not share memory, as far as the caller gave it."""
+        places = [at for at, argument in enumerate(self._tensors) if argument.name in given]
+        for written in places:
+            if self._tensors[written].kind != "in":
+                yield from ((written, other) for other in places if other != written)
+
+    def _check_presence(self, tensors: list[Any]) -> None:
+        for argument, tensor in zip(self._tensors, tensors, strict=True):
+            if tensor is True and argument.kind != "out":
+                raise PinnedError(
+                    f"{argument.name} is True; it must be a tensor, since only outputs are made"
+                )
+            if tensor is None and not argument.optional:
+                raise PinnedError(f"{self._name} needs {argument.name}")
+        if all(tensor is None or tensor is True for tensor in tensors):
+            raise PinnedError(f"{self._name} needs a tensor that tells the GPU")
+
+    def _take_sizes(self, given: dict[str, Any], words: dict[str, Any]) -> dict[str, int]:
+        """Return every size, as the tensors tell it."""
+        found: dict[str, tuple[int, str]] = {}
+        for argument in self._tensors:
+            if argument.name not in given:
+                continue
+            shape, stride = tuple(given[argument.name].shape), tuple(given[argument.name].stride())
+            where = f"{argument.name} has shape {shape}"
+            if len(shape) != len(argument.dims):
+                raise PinnedError(f"{where}; it must be ({', '.join(argument.dims)})")
+            for dim, extent in zip(argument.dims, shape, strict=True):
+                known, by = found.setdefault(dim, (extent, argument.name))
+                if known != extent:
+                    raise PinnedError(f"{where}, which makes {dim} {extent}, but {by} makes it {known}")
+                if extent == 0:
+                    raise PinnedError(f"{where}; {dim} must be at least 1")
+            if (shape[-1] > 1 and stride[-1] != 1) or _may_repeat(shape, stride):
+                raise PinnedError(
+                    f"{argument.name} has strides {stride}; its rows must be contiguous and apart, so pass "
+                    f"{argument.name}.contiguous()"
+                )
+        sizes: dict[str, int] = {}
+        for size in self._sizes:
+            value = found[size][0] if size in found else words.get(size, self._sizes[size])
+            if value is None:
+                raise PinnedError(f"{self._name}: no tensor tells the size {size}")
+            sizes[size] = value
+        return sizes
+
+    def _find(
+        self, given: dict[str, Any], tensors: list[Any], sizes: dict[str, int], words: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the record of the kernel that is pinned for a call."""
+        dtypes = {name: _dtype_of(name, tensor) for name, tensor in given.items()}
+        wanted = {a.name for a, tensor in zip(self._tensors, tensors, strict=True) if tensor is not None}
+        wanted |= {a.name for a in self._arguments if a.kind == "scalar" and words.get(a.name, True)}
+        options = {name: words[name] for name in self._options}
+        unaligned = not all(map(_is_aligned, given.values()))
+        fitting = []
+        for record in self._records.get(tuple(sizes.values()), ()):
+            self._require_record(record)
+            pinned = record["dtypes"]
+            if (
+                {a.name for a in self._arguments if a.name in pinned and a.kind in _GIVEN} == wanted
+                and all(pinned[name] == dtype for name, dtype in dtypes.items())
+                and record["options"] == options
+                and record["unaligned"] == (unaligned or self._is_odd(pinned, sizes))
+            ):
+                fitting.append(record)
+        if len(fitting) == 1:
+            return fitting[0]
+        asked = {**sizes, **dtypes, **dict.fromkeys(sorted(wanted - dtypes.keys()), True), **options}
+        text = " ".join(f"{name}={value}" for name, value in asked.items()) + " unaligned" * unaligned
+        if fitting:
+            raise PinnedError(f"several kernels of {self._name} are pinned for {text}; pass all outputs")
+        some = "; ".join(self._problems[:8]) + ("; ..." if len(self._problems) > 8 else "")
+        raise PinnedError(f"no kernel of {self._name} is pinned for {text}; pinned: {some}")
+
+    def _require_record(self, record: dict[str, Any]) -> None:
+        """Refuse a record that says of its arguments what no kernel of the family has."""
+        dtypes, kinds = record.get("dtypes"), {a.name: a.kind for a in self._arguments}
+        right = (
+            is_record(record)
+            and record["symbol"]
+            and isinstance(dtypes, dict)
+            and isinstance(record.get("options"), dict)
+            and isinstance(record.get("unaligned"), bool)
+            and all(
+                isinstance(dtype, str) and (dtype in _TORCH_NAMES or kinds.get(name) not in _GIVEN)
+                for name, dtype in dtypes.items()
+            )
+            and kinds.keys() >= dtypes.keys() >= {a.name for a in self._arguments if not a.optional}
+        )
+        if not right:
+            problem = str(record.get("problem"))
+            raise self._deployment.malformed(f"the record of {problem} is not one that was pinned")
+
+    def _is_odd(self, dtypes: dict[str, str], sizes: dict[str, int]) -> bool:
+        """Whether rows of some argument, one behind the other, do not start at multiples of 16 bytes."""
+        return any(
+            sizes[a.dims[-1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % _ALIGNED_BYTES
+            for a in self._tensors
+            if a.name in dtypes and len(a.dims) > 1
+        )
+
+
+def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
+    """Return what the manifest says of a family's arguments; errors of a malformed one are of many kinds."""
+    sizes = said["sizes"]
+    found: list[_Argument] = []
+    for name, size in sizes.items():
+        if not (size is None or type(size) is int):
+            raise TypeError(f"size {name} is no number")
+    for item in said["arguments"]:
+        made = _Argument(
+            item["name"],
+            item["kind"],
+            tuple(item["dims"]),
+            item["optional"],
+            tuple(item["may_alias"]),
+        )
+        right = (
+            isinstance(made.name, str)
+            and made.kind in _KINDS
+            and sizes.keys() >= set(made.dims)
+            and bool(made.dims) == (made.kind in _TENSORS)
+            and isinstance(made.optional, bool)
+            and all(isinstance(other, str) for other in made.may_alias)
+        )
+        if not right or made.name in {other.name for other in found}:
+            raise ValueError(f"argument {made.name!r:.40} is not one that was pinned")
+        found.append(made)
+    return tuple(found)
+
+
+def _number(name: str, is_integer: bool, value: Any) -> float:
+    """Return a scalar of a call, if it is a number of its kind."""
+    if is_integer and not (isinstance(value, int) and -(2**31) <= value < 2**31):
+        raise PinnedError(f"{name} is {value!r:.40}; it must be a 32-bit integer")
+    if not isinstance(value, (int, float)):
+        raise PinnedError(f"{name} is {value!r:.40}; it must be a number")
+    return value
+
+
+def _dtype_of(name: str, tensor: Any) -> str:
+    try:
+        return _DTYPES[str(tensor.dtype)][0]
+    except KeyError:
+        raise PinnedError(f"{name} has dtype {tensor.dtype}, which no kernel takes") from None
+
+
+def _is_aligned(tensor: Any) -> bool:
+    """Whether every row of a tensor starts at a multiple of 16 bytes."""
+    steps = [step for step, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
+    places = (tensor.data_ptr(), *(step * tensor.element_size() for step in steps))
+    return not any(place % _ALIGNED_BYTES for place in places)
+
+
+def _may_repeat(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether two places of a tensor may be one address; exact for slices and permutations of dense ones."""
+    reach = 0  # elements that the axes so far span, less one
+    for step, extent in sorted(zip(stride, shape, strict=True)):
+        if extent > 1 and step <= reach:
+            return True
+        reach += (extent - 1) * step
+    return False
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
+def _block(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any, device: int) -> DLTensor:
+    """Describe a tensor, without odd strides along axes of extent 1."""
+    pitch = -(-shape[-1] // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    steps = [*stride[:-1], 1]
+    for at, extent in enumerate(shape[:-1]):
+        steps[at] = pitch if extent == 1 else steps[at]
+    numbers = ctypes.c_int64 * len(shape)
+    _, code, bits = _DTYPES[str(dtype)]
+    return DLTensor(None, _CUDA, device, len(shape), code, bits, 1, numbers(*shape), numbers(*steps), 0)
+
+
+# --- short methods for families that cutegen brings ---
+
+
+def rms_norm(
+    deployment: Any,
+    x: Any,
+    weight: Any,
+    eps: float,
+    residual: Any,
+    out: Any,
+    residual_out: Any,
+    return_rstd: bool,
+) -> Any:
+    """Return what :meth:`Deployment.rms_norm` does; see there."""
+    if residual_out is not False and residual is None:
+        raise PinnedError("residual_out is given but residual is not; pass both")
+    if x.dim() == 0:
+        raise PinnedError("x has no dimensions; it must have rows, (..., n)")
+    #: What the caller gave of each output that is wanted: a tensor, or nothing yet.
+    given = {"out": out}
+    if residual_out is not False:
+        given["residual_out"] = None if residual_out is True else residual_out
+    if return_rstd:
+        given["rstd"] = None
+    shapes = {name: x.shape[:-1] if name == "rstd" else x.shape for name in given}
+    if x.numel() == 0:
+        torch = deployment.torch
+        dtypes = {name: torch.float32 if name == "rstd" else x.dtype for name in given}
+        made = [torch.empty(shapes[name], dtype=dtypes[name], device=x.device) for name in given]
+    else:
+        outputs = {name: True if t is None else _rows(name, t) for name, t in given.items()}
+        inputs = {"x": _rows("x", x), "weight": weight, "residual": _rows("residual", residual), "eps": eps}
+        found = deployment.call("rmsnorm", **inputs, **outputs)
+        made = [found] if len(given) == 1 else [*found]
+    results = [
+        own.view(shapes[name]) if mine is None else mine
+        for own, (name, mine) in zip(made, given.items(), strict=True)
+    ]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _rows(name: str, tensor: Any) -> Any:
+    """Return a tensor as a matrix of its rows, without a copy; anything else as it is."""
+    if not hasattr(tensor, "stride") or tensor.dim() == 2:
+        return tensor
+    try:
+        return tensor.view(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    except (IndexError, RuntimeError) as error:
+        raise PinnedError(
+            f"{name} has shape {tuple(tensor.shape)} and strides {tuple(tensor.stride())}, under which its "
+            f"rows are not evenly spaced; pass {name}.contiguous()"
+        ) from error
