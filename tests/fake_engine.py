@@ -62,7 +62,7 @@ class FakeEngine:
     def open(self, problem: Problem, seed: int) -> dict[str, Any]:
         self._problem = problem
         self.events.append(f"open {problem}")
-        if problem.k > 10**9:
+        if problem.sizes.get("k", 0) > 10**9:
             raise MeasureError(f"cannot set up {problem}: out of memory")
         return {
             "reference": "torch.mm",

@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from deployments import LINES as GEMMS
 from deployments import Workshop, load, load_module, operands, write_table
+from fake_gpu import build_driver, run_with_driver
 from fake_torch import Place, Torch
 from pinned_families import LINES, values_of, write_family
 
+from cutegen.build.store import Store
 from cutegen.deploy import family_calls, pin_table
 from cutegen.errors import PinError
 from cutegen.families import registry, strides
 from cutegen.families.gemm.problem import Problem
+from cutegen.runtime.kernel_cache import Kernels
 
 pytest.importorskip("torch")
 NORM, FULL, MIXED = LINES[0], LINES[1], LINES[6]
@@ -357,6 +360,39 @@ def test_the_second_part_comes_with_its_bytecode(deployed: Path) -> None:
     module.SourceFileLoader = Loader
     module.Deployment(deployed)._run("family_calls.py")
     assert compiled == []
+
+
+REAL_CALL = """
+import sys
+import fake_torch
+torch = fake_torch.Torch()
+sys.modules["torch"] = torch
+sys.path.insert(0, {folder!r})
+import pinned
+x, r, w = torch.tensor(1, 4096), torch.tensor(1, 4096), torch.tensor(4096)
+for rows in (x, torch.tensor(1, 4096, strides=(3, 1)), torch.tensor(4096)):
+    out = pinned.rms_norm(rows, w, residual=r, residual_out=r, return_rstd=True)
+    print([tensor.shape for tensor in out])
+x = torch.tensor(5, 4097, strides=(5001, 1), address=0x7002)
+print(pinned.rms_norm(x, torch.tensor(4097, dtype="float32")).shape, "tvm_ffi" in sys.modules)
+"""
+
+
+@pytest.mark.dsl
+def test_compiled_kernels_launch_from_their_folder(tmp_path: Path) -> None:
+    """The real compiler and loader, and a driver that records; a single row may have any stride."""
+    lines = ("rmsnorm 1x4096 bf16 residual residual_out rstd", "rmsnorm 5x4097 bf16 weight=fp32")
+    table = write_table(tmp_path / "t.json", lines)
+    pin_table(table, tmp_path / "deploy", kernels=Kernels(Store(tmp_path / "cache")))
+    code = REAL_CALL.format(folder=str(tmp_path / "deploy"))
+    out, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log")
+    assert out.splitlines() == [
+        *["[(1, 4096), (1, 4096), (1,)]"] * 2,
+        "[(4096,), (1, 4096), ()]",
+        "(5, 4097) False",
+    ]
+    launches = [line for line in log if line.startswith("cuLaunchKernelEx")]
+    assert len(launches) == 4 and all(" stream 0x5eed " in line for line in launches)
 
 
 def test_problems_that_no_call_can_tell_apart_are_left_out(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The family of docs/new_family.md, made by following that page: found, listed, checked and compiled."""
+"""The family of docs/new_family.md, made by following that page: checked, compiled, tuned and pinned."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deployments import Workshop, load
+from fake_engine import DEVICE
+from fake_gpu import build_driver, run_with_driver
+from fake_torch import Torch
+from fake_tuning import SMALL, FakeCompiler
 
+import cutegen.cli.pin
+import cutegen.cli.tune
+from cutegen.build import Toolchain
+from cutegen.build.store import Store
 from cutegen.cli.main import main
 from cutegen.families import registry
+from cutegen.measure import Bench
+from cutegen.records.table import Table
+from cutegen.space import Config
+from cutegen.tuning import AutoTuner
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "new_family.md"
@@ -67,3 +80,88 @@ def test_it_is_compiled_without_a_gpu(folder: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert '"outcomes": {' in out and "build_failed" not in out
     assert '"spill_store_bytes": 0' in out
+
+
+def behaviour(config: Config) -> str:
+    """What the measuring process makes of a kernel: more threads are faster, but half of those are wrong."""
+    right = config["loads_first"] or config["threads"] == 64
+    return f"{'ok' if right else 'wrong'}:{2000 / int(str(config['threads']))}"
+
+
+@pytest.fixture
+def tuned(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The table of ``cutegen tune``, by a pretended compiler and a measuring process without a GPU."""
+    current = Toolchain.current()
+
+    def make(*args: Any, **options: Any) -> AutoTuner:
+        return AutoTuner(
+            *args,
+            **{**options, "toolchain": current, "effort": SMALL},
+            make_compiler=lambda: FakeCompiler(Store(tmp_path / "cache"), behaviour),
+            make_bench=lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent]),
+        )
+
+    monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", make)
+    monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)
+    table = tmp_path / "table.json"
+    words = ["--families", str(folder), "--shape", "64x4096", "--quiet", "--table", str(table)]
+    assert main(["tune", "scaled_add", *words]) == 0
+    return table
+
+
+def pin(folder: Path, table: Path, out: Path) -> int:
+    return main(["pin", "--families", str(folder), "--table", str(table), "--out", str(out)])
+
+
+def test_it_is_tuned_and_pinned(
+    folder: Path,
+    tuned: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The fastest right kernel wins, and is what the folder calls."""
+    (entry,) = Table.load(tuned).entries.values()
+    assert str(entry.problem) == "scaled_add 64x4096 bf16" and entry.config is not None
+    assert str(entry.config) == "threads=512 loads_first=true"
+    workshop = Workshop(tmp_path / "kernels")
+    monkeypatch.setattr(cutegen.cli.pin, "Kernels", lambda store, build: workshop.kernels(build=build))
+    assert pin(folder, tuned, tmp_path / "deploy") == 0
+    assert "1 problems, 1 kernels" in capsys.readouterr().out
+    log = tmp_path / "calls.txt"
+    monkeypatch.setenv("KERNEL_LOG", str(log))
+    deployment, torch = load(tmp_path / "deploy", Torch(name=DEVICE.name))
+    x, z = torch.tensor(64, 4096), torch.tensor(64, 4096)
+    y = deployment.call("scaled_add", x=x, z=z, alpha=1.5)
+    lines = log.read_text().splitlines()
+    assert [line.split()[1] for line in lines[1:4]] == [hex(tensor.data_ptr()) for tensor in (x, z, y)]
+    assert lines[4:] == ["float 1.5"]
+    assert deployment.call("scaled_add", x=x, z=z, y=z, alpha=1) is z
+    with pytest.raises(RuntimeError, match="scaled_add needs z"):
+        deployment.call("scaled_add", x=x, alpha=1.5)
+
+
+CALL = """
+import sys
+import fake_torch
+torch = fake_torch.Torch(name="Fake GPU")
+sys.modules["torch"] = torch
+sys.path.insert(0, {folder!r})
+import pinned
+x, z = torch.tensor(64, 4096), torch.tensor(64, 4096)
+y = pinned.call("scaled_add", x=x, z=z, alpha=1.5)
+print(y.shape, "tvm_ffi" in sys.modules)
+y = pinned.call("scaled_add", x=x, z=z, y=torch.tensor(64, 4096, dtype="bfloat16"), alpha=1.5)
+"""
+
+
+@pytest.mark.dsl
+def test_its_compiled_kernel_launches_from_the_folder(folder: Path, tuned: Path, tmp_path: Path) -> None:
+    """The real compiler and loader, and a driver that records: one CTA of the winner for each row."""
+    assert pin(folder, tuned, tmp_path / "deploy") == 0
+    code = CALL.format(folder=str(tmp_path / "deploy"))
+    out, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log")
+    assert out.splitlines() == ["(64, 4096) False"]
+    launches = [line for line in log if line.startswith("cuLaunchKernelEx")]
+    assert len(launches) == 2
+    assert all(" grid 64 1 1 " in line and " block 512 1 1 " in line for line in launches)

@@ -21,7 +21,7 @@ _EXAMPLES = """examples:
   python -m cutegen.pin --table TABLE.json --out deploy/ --problem 'gemm 17x7168x2048 bf16 kk'
 
 then, with deploy/ on sys.path and only torch and tvm-ffi installed:
-  import pinned; c = pinned.gemm(a, b)
+  import pinned; c = pinned.gemm(a, b); y = pinned.call("rmsnorm", x=x, weight=w, eps=1e-6)
 
 """
 

@@ -103,7 +103,7 @@ class FamilyCalls:
                 self._records.setdefault(tuple(record["sizes"]), []).append(record)
             self._problems = [str(record["problem"]) for record in said["kernels"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise deployment.malformed(f"family {name}: {type(error).__name__}: {error}") from error
+            raise deployment._malformed(f"family {name}: {type(error).__name__}: {error}") from error
         self._tensors = tuple(a for a in self._arguments if a.kind in _TENSORS)
         #: What stands for a tensor that is not given: True makes an output.
         self._absent = tuple(
@@ -214,7 +214,7 @@ class FamilyCalls:
         given = {a.name: tensor for a, tensor in pairs if tensor is not None and tensor is not True}
         self._check_presence(tensors)
         sizes = self._take_sizes(given, words)
-        self._deployment.check_place(list(given.values()))
+        self._deployment._check_place(list(given.values()))
         record = self._find(given, tensors, sizes, words)
         dtypes = record["dtypes"]
         present = [a for a in self._arguments if a.name in dtypes]
@@ -348,7 +348,7 @@ class FamilyCalls:
         )
         if not right:
             problem = str(record.get("problem"))
-            raise self._deployment.malformed(f"the record of {problem} is not one that was pinned")
+            raise self._deployment._malformed(f"the record of {problem} is not one that was pinned")
 
     def _is_odd(self, dtypes: dict[str, str], sizes: dict[str, int]) -> bool:
         """Whether rows of some argument, one behind the other, do not start at multiples of 16 bytes."""

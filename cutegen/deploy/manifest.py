@@ -58,7 +58,7 @@ def parse_manifest(text: bytes) -> dict[str, Any]:
             raise TypeError(f"{name} is no {kind.__name__}")
     if not isinstance(manifest.setdefault("families", {}), dict):
         raise TypeError("families is no dict")
-    if not all(isinstance(flag, str) for flag in manifest["cpu_flags"]):
+    if not {*map(type, manifest["cpu_flags"])} <= {str}:
         raise TypeError("cpu_flags holds something that is no name")
     if set(manifest["gpu"]) != set(_GPU_FIELDS):
         raise ValueError(f"gpu must have {', '.join(_GPU_FIELDS)}")
@@ -76,7 +76,9 @@ def is_record(record: dict[str, Any]) -> bool:
         and record.get("library") == f"{KERNELS}/{symbol}.so"
         and record.get("source") == f"{KERNELS}/{symbol}.py"
         and isinstance(scalars, list)
-        and all(type(scalar) is int and -(2**63) <= scalar < 2**63 for scalar in scalars)
+        and {*map(type, scalars)} <= {int}
+        and min(scalars, default=0) >= -(2**63)
+        and max(scalars, default=0) < 2**63
         and type(size) is int
         and 0 <= size < 2**63
         and isinstance(record.get("zeroed"), bool)

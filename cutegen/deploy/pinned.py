@@ -59,7 +59,7 @@ class Deployment:
             for family in self._manifest["families"].values():
                 self.problems += [str(record["problem"]) for record in family["kernels"]]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise self.malformed(f"{type(error).__name__}: {error}") from error
+            raise self._malformed(f"{type(error).__name__}: {error}") from error
         self._read(TABLE, self._digest(TABLE))
         _check_cpu(self._manifest["cpu_flags"])
         self.ffi = Ffi()
@@ -267,7 +267,7 @@ class Deployment:
     ) -> tuple[Callable[..., None], int, list[int]]:
         """Return what launches such a call, the bytes of ``out``, and those of all tensors but ``out``."""
         tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
-        self.check_place(tensors)
+        self._check_place(tensors)
         launch = self._launcher(a, b, out, c, bias, scales, options)
         itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
         sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
@@ -283,7 +283,7 @@ class Deployment:
             some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
             raise PinnedError(f"no kernel is pinned for {asked}; pinned: {some}")
         if not is_record(record):
-            raise self.malformed(f"the record of {record['problem']} is not one that was pinned")
+            raise self._malformed(f"the record of {record['problem']} is not one that was pinned")
         if not record["symbol"]:
             product = self.torch.bmm if a.dim() == 3 else self.torch.mm
             return lambda addresses, factors, a, b, out: product(a, b, out=out)
@@ -294,7 +294,7 @@ class Deployment:
         named = dict(zip(FIELDS, key, strict=True))
         return Call(self, record, blocks, a.device, kinds + ["real"] * (named["alpha"] + named["beta"]))
 
-    def check_place(self, tensors: list[Any]) -> None:
+    def _check_place(self, tensors: list[Any]) -> None:
         """Refuse tensors that are not all on one GPU of the pinned kind, or have no memory."""
         devices = {tensor.device for tensor in tensors}
         if len(devices) > 1 or tensors[0].device.type != "cuda":
@@ -321,10 +321,10 @@ class Deployment:
         """Return the recorded SHA-256 of a file."""
         digest = self._manifest["files"].get(name)
         if not isinstance(digest, str) or not is_pinned_name(name):
-            raise self.malformed(f"its files do not list {name!r} as they should")
+            raise self._malformed(f"its files do not list {name!r} as they should")
         return digest
 
-    def malformed(self, why: str) -> PinnedError:
+    def _malformed(self, why: str) -> PinnedError:
         """Return the error for a manifest that says what none of ours does."""
         return PinnedError(f"{MANIFEST} in {self.folder} is malformed: {why[:200]}")
 
