@@ -73,7 +73,7 @@ class ProblemError(CutegenError, ValueError):
 
 
 class OperandError(CutegenError, ValueError):
-    """A tensor cannot be an operand of the product."""
+    """A tensor cannot be an operand of the GEMM."""
 
 
 class ArchError(CutegenError, ValueError):

@@ -1,6 +1,6 @@
 """Blackwell kernels through the real compiler: they compile, fit, and hold the instructions they should.
 
-Compiled and inspected, never run by us. Needs the compiler but no GPU; takes about a minute. All that a
+Compiled and inspected, untested on hardware. Needs the compiler but no GPU; takes about a minute. All that a
 space can make is compiled by ``tools/sweep_compile.py``.
 """
 

@@ -156,7 +156,7 @@ def test_a_k_tile_is_one_swizzle_row_of_any_type(dtype: str, tile_k: int) -> Non
     ],
 )
 def test_arrivals_are_counted_over_all_who_share(words: str, wanted: dict[str, int]) -> None:
-    """Stages: pairs in a row and column of the cluster; sums: storing warps; answers: all working warps."""
+    """Stages: pairs in a row and column; accumulators: epilogue warps; responses: all working warps."""
     problem, config = parsed("gemm 4096x4096x4096 bf16 kk", words)
     derived = SPACE.derive(config, problem, SPACE.arch)
     assert {name: derived[name] for name in wanted} == wanted

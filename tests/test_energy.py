@@ -167,7 +167,7 @@ def test_a_steady_drift_of_power_favours_nobody() -> None:
 
 
 def test_for_time_only_the_winners_energy_is_measured() -> None:
-    """The first of those that nobody beats, those that the caller names, and the reference; once."""
+    """The first of those that are tied for fastest, those that the caller names, and the reference; once."""
     entries = [candidate("fast", "ok:10"), candidate("tied", "ok:10.03"), candidate("slow", "ok:12")]
     default = candidate("default", "ok:15")
     engine = Recorder()

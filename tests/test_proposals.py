@@ -93,7 +93,7 @@ def test_the_limit_counts_kernels_and_variants_are_free() -> None:
 
 
 def test_the_model_chooses_run_time_arguments() -> None:
-    """A deep product on few tiles is split until it fills the GPU, and large ones get a banded walk."""
+    """A deep GEMM on few tiles is split until it fills the GPU, and large ones are rasterized in bands."""
     best = _ranked(S1)[1]
     tile, split = best["tile_shape_mn"], best["split_k"]
     assert isinstance(tile, tuple) and isinstance(split, int)
@@ -294,7 +294,7 @@ def test_refinement_around_a_default_outside_the_fixed_splits() -> None:
 def test_the_walk_over_tiles_is_varied_of_more_kernels_than_refinement_starts_from(
     new_kernels: bool, kernels: int
 ) -> None:
-    """A kernel in eighth place may be the best with its tiles walked along the other axis, which costs no
+    """A kernel in eighth place may be the best rasterized along the other axis, which costs no
     compilation: that is tried of as many as there is room for two more each, the fastest first."""
     ranked = rank(SPACE, T2, 132, 20)
     firsts = {SPACE.compile_view(config): config for config in reversed(ranked)}

@@ -151,7 +151,7 @@ def wait_at_the_leader(cluster: Cluster) -> Cluster:
         ({}, drop(any_of(Store), where=last_tile), "lost overwrite"),
         ({}, drop(any_of(Multiply), where=lambda place: place == (3, 3)), "lost"),
         ({}, late(Multiply, (1, 2), "multiplying warp"), "overwrite unfilled_read"),
-        ({}, late(Fence, (2, -1), "storing warp 3"), "unfenced"),
+        ({}, late(Fence, (2, -1), "epilogue warp 3"), "unfenced"),
         (ASKED, same, ""),
         (ASKED, drop(about(Wait, "answer empty"), where=settled), "dead_block"),
         (ASKED, drop(about(Wait, "answer empty")), "dead_block overrun overwrite"),

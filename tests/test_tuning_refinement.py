@@ -56,7 +56,7 @@ def test_groups_compare_by_what_is_common_to_them() -> None:
 
 
 def test_given_kernels_are_varied_in_what_needs_no_compiler(tmp_path: Path) -> None:
-    """A bundle's kernel wins with another walk over the tiles than it came with, if that is asked for."""
+    """A bundle's kernel wins with another rasterization than it came with, if that is asked for."""
     given = DEFAULT.replace(tile_shape_mn=(128, 128), swizzle_size=1, raster_along_m=False)
 
     def prefers_a_walk(config: Config) -> str:

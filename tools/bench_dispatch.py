@@ -117,7 +117,7 @@ def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Cal
     """Return what the statements refer to, checked once, and a function that waits for the GPU.
 
     Raises:
-        CheckError: cutegen and torch disagree about the product.
+        CheckError: cutegen and torch disagree about the result.
         UsageError: cutegen does not compute it.
     """
     import torch

@@ -86,7 +86,7 @@ def groups(rows: Sequence[ShapeResult]) -> tuple[Group, ...]:
 
 
 def peers_of(rows: Iterable[ShapeResult]) -> list[str]:
-    """Return the other implementations of products, in the order of the file."""
+    """Return the other implementations, in the order of the file."""
     return list(dict.fromkeys(name for row in rows for name in row.entries if name not in (OWN, COPY)))
 
 

@@ -39,7 +39,7 @@ class Pinned:
 
     Attributes:
         answer: What the table answered, and how.
-        artifact: The kernel that ships; None where torch computes the product.
+        artifact: The kernel that ships; None where torch computes the problem.
         launch: Its scalars and workspace; None likewise.
     """
 

@@ -20,7 +20,7 @@ __all__ = ["OUTCOMES", "REFERENCE", "Candidate", "CheckResult"]
 
 #: How a trial can end. A timing exists only for ``ok``.
 OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
-#: The name of the vendor's product among the entries that are timed; no candidate may have it.
+#: The name of the baseline among the entries that are timed; no candidate may have it.
 REFERENCE = "torch"
 #: Tails are launched as if on a GPU this small, so that persistent kernels do several tiles per block;
 #: larger tails are for configs that care about the last wave of the real one.

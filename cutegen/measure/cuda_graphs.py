@@ -1,4 +1,4 @@
-"""Launching, capturing and timing on one CUDA stream; nothing here knows about products."""
+"""Launching, capturing and timing on one CUDA stream; nothing here knows about families."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
     def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
-        """Load, launch once and capture a graph of the candidate; None is the vendor's product.
+        """Load, launch once and capture a graph of the candidate; None is the baseline.
 
         With another context than ``back_to_back``, the graph holds what runs before each launch as well.
         """

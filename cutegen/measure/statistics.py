@@ -115,7 +115,7 @@ def choose(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the winner and all that are statistically tied with it, both in the order of ``preference``.
 
-    One time beats another if it is smaller and the two are not tied. Asking that nobody beats the winner, not
+    One time beats another if it is smaller and the two are not tied. Asking that none beats the winner, not
     just that it is tied with the smallest median, keeps one uncertain fast entry from excusing slow ones. The
     winner is the first of these whose median is within ``excuse`` of the smallest among them. It depends on
     the measurements and ``preference`` only, never on the order of ``times``.

@@ -1,4 +1,4 @@
-"""Answers of the Operator API's manifest: asked once per package and kind of product, kept in the store."""
+"""Answers of the Operator API's manifest: asked once per package and kind of GEMM, kept in the store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the API has for one kind of product on one target.
+    """What the API has for one kind of GEMM on one target.
 
     Attributes:
         designs: What each operator that it offers is made of, in its order.
@@ -99,7 +99,7 @@ Ask = Callable[[Kind, Arch], Mapping[str, Any]]
 
 
 def find_listing(problem: Problem, arch: Arch, store: Store, *, ask: Ask | None = None) -> Listing:
-    """Return what the API has for products like ``problem``; asking it takes seconds, and is done once.
+    """Return what the API has for GEMMs like ``problem``; asking it takes seconds, and is done once.
 
     Args:
         problem: What is to be computed.

@@ -1,4 +1,4 @@
-"""Ask the Operator API's manifest what it has for one kind of product (GPU libraries: torch, the DSL).
+"""Ask the Operator API's manifest what it has for one kind of GEMM (GPU libraries: torch, the DSL).
 
 Runs in a process of its own, which sees no GPU; what it prints last is one JSON document.
 """

@@ -54,7 +54,7 @@ class Answer:
         problem: What was asked.
         how: ``exact``, ``range``, ``bucket``, ``nearest``, ``default``, or ``given`` for a config that the
             caller chose.
-        config: The config to run; None where torch is to compute the product.
+        config: The config to run; None where torch is to compute the problem.
         entry: The table's entry behind it, if any; for a range, what it says of this problem.
         skipped: Why closer entries could not answer.
         within: The range that answers, if one does.

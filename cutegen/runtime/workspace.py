@@ -19,7 +19,7 @@ class Workspaces(threading.local):
     """Float32 buffers that are reused as soon as a stream gets to its next kernel.
 
     Launches on one stream run one after another, so they can share a buffer; two threads may interleave the
-    launches of two-kernel products on one stream, so they cannot. A buffer that is outgrown goes back to the
+    launches of two-kernel configs on one stream, so they cannot. A buffer that is outgrown goes back to the
     allocator that it came from, which hands it out again in stream order. During the capture of a CUDA graph
     every kernel gets its own from the graph's pool: a replay must not share with what else is running.
 

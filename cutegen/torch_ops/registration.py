@@ -1,6 +1,6 @@
 """The operators as torch knows them: schemas, implementations and shapes for ``torch.compile`` and export.
 
-``cutegen::gemm`` returns a new tensor. ``cutegen::gemm.out`` is the same product into a given one, with the
+``cutegen::gemm`` returns a new tensor. ``cutegen::gemm.out`` is the same GEMM into a given one, with the
 tag by which Inductor finds it: from torch 2.14 on, Inductor replaces ``gemm`` by it and plans the memory of
 the result. ``cutegen::gemm_into`` is what a traced call with ``out=`` becomes. It returns nothing, so every
 supported torch can functionalize it, and Inductor lets it write into the caller's memory; for an operator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["pack", "register", "unpack"]
 
-#: Optional tensors of a product, in the order in which they are passed.
+#: Optional tensors of a GEMM, in the order in which they are passed.
 _EXTRAS = ("c", "bias", "scale_a", "scale_b")
 
 # When Inductor replaces gemm by gemm.out it passes the tensors first and everything else, None included,

@@ -182,11 +182,11 @@ class AutoTuner:
             m: Rows of A and D.
             n: Columns of B and D.
             k: Columns of A, rows of B.
-            batch: Independent products.
+            batch: Independent GEMMs.
             dtype: Of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or (Blackwell) ``tf32``.
             out_dtype: Of D; by default as ``dtype``, bf16 for fp8, int32 for int8, fp32 for tf32.
             layout: The axis along which A is contiguous, then that of B: ``kk``, ``kn``, ``mn`` or ``mk``.
-            epilogue: What is fused behind the product.
+            epilogue: What is fused behind the GEMM.
             candidates: How many kernels to compile, or the very configs to try. When given, an answer that
                 this object remembers does not count.
             objective: What finalists are chosen by: ``time``, ``energy`` or ``edp``; by default the object's.

@@ -23,7 +23,7 @@ class Choice:
     Attributes:
         config: The config to use.
         baseline_wins: Whether the baseline costs less than it, outside the margin.
-        equals: Every config that no other beats, in order of preference.
+        equals: Every config that is statistically tied for fastest, in order of preference.
     """
 
     config: Config

@@ -164,7 +164,7 @@ class Request:
 def _is_heavy(problem: Problem) -> bool:
     """Whether the power limit, not the clock limit, decides how fast ``problem`` runs.
 
-    Source: measured on an H200, 2026-11-20: products of 4096^3 and more settle near 1450 MHz under load but
+    Source: measured on an H200, 2026-11-20: GEMMs of 4096^3 and more settle near 1450 MHz under load but
     run at 1980 MHz in bursts, and other tiles win in each case; 64 GFLOP take about 0.1 ms there.
     """
     return problem.flops >= 64e9 and problem.flops >= 200 * problem.min_bytes

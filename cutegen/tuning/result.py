@@ -51,13 +51,13 @@ class Row:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The winner of one problem, its rivals, and what it took.
+    """The winner of one problem, the other finalists, and what it took.
 
     Attributes:
         problem: What was tuned.
         arch: The target's name.
         device: The GPU's name; empty when nothing was measured.
-        rows: The winner first, then its rivals by the objective; the default is among them if it works.
+        rows: The winner first, then the others by the objective; the default is among them if it works.
         objective: What the winner was chosen by: one of :data:`cutegen.measure.policy.OBJECTIVES`.
         context: What ran before each launch that was timed: one of
             :data:`cutegen.measure.context.CONTEXTS`.

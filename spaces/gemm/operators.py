@@ -1,8 +1,8 @@
 """Which kernels of NVIDIA's CUTLASS Operator API can be launched as GEMM candidates, and what for.
 
 What the API offers is asked of the API itself (``cutegen/operator_api``); this table says what cutegen has an
-adapter for. The kernels take A, B, D and a number of clusters, and compute plain products. Knobs are called
-as in cutegen's own spaces; what the API fixes (walk over the tiles, k per tile, stages) is no knob.
+adapter for. The kernels take A, B, D and a number of clusters, and compute plain GEMMs. Knobs are called
+as in cutegen's own spaces; what the API fixes (rasterization, k per tile, stages) is no knob.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def product_is_plain(problem: Problem) -> bool:
 
 
 def operands_are_tensors(problem: Problem) -> bool:
-    """The Operator API is asked with torch tensors, and torch has no tf32; fp32 would be another product."""
+    """The Operator API is asked with torch tensors, and torch has no tf32; fp32 would be another GEMM."""
     return problem.ab_dtype in TORCH_DTYPES
 
 

@@ -2,7 +2,7 @@
 
 ``mma_tiler_mn`` is the tile of one MMA as the kernel sees it: with ``use_2cta_instrs`` two thread blocks
 share it, half of its rows each; with ``swap_ab`` its first number runs along n of the problem and its
-second along m. Kernels of this space were compiled and inspected, never run by us.
+second along m. Kernels of this space were compiled and inspected, but are untested on hardware.
 
 ``promote`` asks for nothing more here: sums of fp8 products stay in tensor memory, where users of a B200 saw
 25 bits of fraction (DeepGEMM issue 176), against the 13 for which Hopper's are promoted.

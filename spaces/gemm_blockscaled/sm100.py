@@ -2,7 +2,7 @@
 
 ``mma_tiler_mn`` is the tile of one MMA as the kernel sees it: with ``use_2cta_instrs`` two thread blocks
 share it, half of its rows each; with ``swap_ab`` its first number runs along n of the problem and its
-second along m. Kernels of this space were compiled and inspected, never run by us.
+second along m. Kernels of this space were compiled and inspected, but are untested on hardware.
 
 Scale factors lie in device memory as cuBLAS takes them: tiles of 128 rows and 4 blocks along k, 512 bytes
 each, those of the same rows side by side; inside a tile row r has its 4 bytes at r % 32 * 16 + r // 32 * 4.
@@ -120,7 +120,7 @@ def neighbouring_columns(config: Config, problem: Problem) -> int:
 
 
 def nothing_but_alpha_is_fused(problem: Problem) -> bool:
-    """Behind the product there is alpha and no more: beta, bias, activation and per-tensor scales are not
+    """Behind the GEMM there is alpha and no more: beta, bias, activation and per-tensor scales are not
     written for block-scaled operands (a per-tensor scale of nvfp4 goes into alpha)."""
     return problem.epilogue in (Epilogue(), Epilogue(alpha=True))
 

@@ -1,6 +1,6 @@
-"""A copy as a contestant: what memory gives, beside products that do little else than read it.
+"""A copy as a contestant: what memory gives, beside GEMMs that do little else than read it.
 
-A product of few rows streams its weights once. How well it does that is its bytes per second over those of a
+A GEMM of few rows streams its weights once. How well it does that is its bytes per second over those of a
 copy that moves as many bytes, half of them read and half written, in the same rounds. Two copies run, and the
 faster one counts: the driver's, and a kernel of torch that inverts what it reads.
 """
@@ -37,7 +37,7 @@ _MOST_DESTINATIONS = 512
 
 
 class Copy:
-    """A copy that moves as many bytes as a problem must; it computes no product."""
+    """A copy that moves as many bytes as a problem must; it computes no GEMM."""
 
     name = COPY
 
@@ -50,7 +50,7 @@ class Copy:
         return isinstance(problem, GemmProblem) and problem.m <= FEW_ROWS
 
     def enter(self, arena: Arena, problem: Problem) -> Entrant:
-        """Name both copies; there is no product to check.
+        """Name both copies; there is no GEMM to check.
 
         Raises:
             UnsupportedError: The problem is not one that only streams.

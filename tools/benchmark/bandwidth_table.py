@@ -1,4 +1,4 @@
-"""Renders what copies say of products that do little but read: bytes per second of both, side by side."""
+"""Renders what copies say of GEMMs that do little but read: bytes per second of both, side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOAL = 0.9
 
 
 def summary(rows: Sequence[ShapeResult]) -> list[str]:
-    """Return a line that sums up how near products of few rows come to a copy; none without copies."""
+    """Return a line that sums up how near GEMMs of few rows come to a copy; none without copies."""
     shares = {row.name: share for row in rows if (share := row.ratio(COPY)) is not None}
     failed = [row.name for row in rows if COPY in row.entries and row.name not in shares]
     lines = []
@@ -33,7 +33,7 @@ def summary(rows: Sequence[ShapeResult]) -> list[str]:
 
 
 def table(rows: Sequence[ShapeResult]) -> list[str]:
-    """Return the lines of the table, a row for each product beside which a copy ran."""
+    """Return the lines of the table, a row for each GEMM beside which a copy ran."""
     cells = [found for row in rows if (found := _cells(row))]
     if not cells:
         return []

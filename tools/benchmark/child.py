@@ -50,7 +50,7 @@ class ContestEngine(TorchEngine):
     """cutegen's engine, which also times copies: they leave the output alone."""
 
     def must_write(self, candidate: Candidate) -> bool:
-        """Return whether ``candidate`` is to compute a product."""
+        """Return whether ``candidate`` is to compute a GEMM."""
         return candidate.shared_object.name != COPY_CALL
 
 

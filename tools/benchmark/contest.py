@@ -81,7 +81,7 @@ class Entrant:
 
 
 class Contestant(Protocol):
-    """An implementation of matrix products."""
+    """An implementation of GEMMs."""
 
     @property
     def name(self) -> str:

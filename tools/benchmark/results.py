@@ -38,7 +38,7 @@ CONTEST, ENERGY, TABLES = "gemm contest", "gemm energy", "gemm tables"
 FAMILY = "family"
 #: The contestant that the results are about.
 OWN = "cutegen"
-#: The one that computes no product, and shows what memory gives.
+#: The one that computes no GEMM, and shows what memory gives.
 COPY = "copy"
 
 

@@ -304,13 +304,13 @@ class _Play:
         """Read the sums and store them."""
         p = self.p
         pieces = (RING,) * p.pieces if p.store_buffers else ()
-        stores = Stores.make(self.board, "the storing warps", block, p.store_buffers, pieces, p.warps)
+        stores = Stores.make(self.board, "the epilogue warps", block, p.store_buffers, pieces, p.warps)
         for warp in range(p.warps):
             self.storing_warp(block, warp, pair, stores)
 
     def storing_warp(self, block: int, warp: int, pair: int, stores: Stores) -> None:
         """The steps of one of them; warp 0 also allocates and frees."""
-        p, script = self.p, Script(self.board, f"storing warp {warp}", block)
+        p, script = self.p, Script(self.board, f"epilogue warp {warp}", block)
         storing = StoringWarp(script, stores, warp)
         mine, leader = tuple(self.sums[block]), self.leader(block)
         if warp == 0:

@@ -1,4 +1,4 @@
-"""The vendor's product for a problem: the call that a torch user would write, and its name for the record."""
+"""The vendor's GEMM for a problem: the call that a torch user would write, and its name for the record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_baselines(problem: Problem, inputs: Inputs, outputs: Tensors) -> dict[s
 def vendor_call(workload: Workload, d: torch.Tensor) -> tuple[str, Call]:
     """Return what torch offers for the problem, and how it is called in the record.
 
-    The product is one library call wherever there is one that this torch and device know, with its own output
+    The GEMM is one library call wherever there is one that this torch and device know, with its own output
     dtype if possible; what is left of the epilogue follows as elementwise calls.
 
     Args:
@@ -111,7 +111,7 @@ def _same_dtype(problem: Problem) -> _Product:
 
 
 def _in_tf32(product: _Product) -> _Product:
-    """Return the product with torch allowed, for as long as the call lasts, to round its operands."""
+    """Return the GEMM with torch allowed, for as long as the call lasts, to round its operands."""
     import torch
 
     def multiply(load: Workload, out: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ def _in_tf32(product: _Product) -> _Product:
 
 
 def _mixed_dtype(*, batched: bool) -> _Product | None:
-    """Return the product with fp32 output, None for torch before 2.8."""
+    """Return the GEMM with fp32 output, None for torch before 2.8."""
     import torch
 
     plain = getattr(torch.ops.aten.bmm if batched else torch.ops.aten.mm, "dtype_out", None)
@@ -137,7 +137,7 @@ def _mixed_dtype(*, batched: bool) -> _Product | None:
 
 
 def _scaled(problem: Problem) -> _Product:
-    """Return the fp8 product; it always takes scales, so a problem without them gets ones."""
+    """Return the fp8 GEMM; it always takes scales, so a problem without them gets ones."""
     import torch
 
     plain: Any = torch.ops.aten._scaled_mm.out
@@ -154,7 +154,7 @@ def _scaled(problem: Problem) -> _Product:
 
 
 def _block_scaled(problem: Problem) -> _Product:
-    """Return cuBLAS's block-scaled product: one call for each batch, since torch has none for batches.
+    """Return cuBLAS's block-scaled GEMM: one call for each batch, since torch has none for batches.
 
     torch refuses two operands of e5m2, and any n that is no multiple of 16.
     """
@@ -171,7 +171,7 @@ def _block_scaled(problem: Problem) -> _Product:
 
 
 def _two_level(problem: Problem) -> _Product | None:
-    """Return the product that takes alpha as nvfp4's second level of scale factors; None if it does not."""
+    """Return the GEMM that takes alpha as nvfp4's second level of scale factors; None if it does not."""
     import torch
 
     functional: Any = torch.nn.functional
@@ -212,7 +212,7 @@ def _each_batch(load: Workload, out: torch.Tensor) -> Iterator[tuple[torch.Tenso
 
 
 def _decoded(*, batched: bool) -> _Product:
-    """Return the product of what block-scaled operands stand for, in bf16, which holds it exactly."""
+    """Return the GEMM of what block-scaled operands stand for, in bf16, which holds it exactly."""
     import torch
 
     plain = torch.bmm if batched else torch.mm
@@ -234,7 +234,7 @@ def _integer(out_dtype: str) -> _Product:
 
 
 def _converted(*, batched: bool, cast: bool) -> _Product:
-    """Return the product in the inputs' dtype (bf16 for inputs that torch cannot multiply), converted."""
+    """Return the GEMM in the inputs' dtype (bf16 for inputs that torch cannot multiply), converted."""
     import torch
 
     plain = torch.bmm if batched else torch.mm
@@ -247,7 +247,7 @@ def _converted(*, batched: bool, cast: bool) -> _Product:
 
 
 def _rest_of_epilogue(problem: Problem, covered: frozenset[str]) -> list[tuple[str, Call]]:
-    """Return the steps that the product has not done, in order."""
+    """Return the steps that the GEMM has not done, in order."""
     epilogue = problem.epilogue
     steps: list[tuple[str, Call]] = []
     if epilogue.scale and "scale" not in covered:

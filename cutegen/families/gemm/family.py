@@ -202,7 +202,7 @@ class GemmFamily(Family):
         return make_reference(problem, inputs)
 
     def baselines(self, problem: Problem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return torch's own product, with what is left of the epilogue as element-wise calls."""
+        """Return torch's own GEMM, with what is left of the epilogue as element-wise calls."""
         from cutegen.families.gemm.baselines import make_baselines
 
         return make_baselines(problem, inputs, outputs)

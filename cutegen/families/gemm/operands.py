@@ -32,7 +32,7 @@ _LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of one product, as the caller gave them."""
+    """The arguments of one GEMM, as the caller gave them."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -63,7 +63,7 @@ class Operands:
         problem: What is to be computed; None if there is nothing to multiply (a size is 0).
         shape: Shape of the result.
         out_dtype: Short name of the result's dtype.
-        epilogue: What is fused behind the product.
+        epilogue: What is fused behind the GEMM.
         views: For each tensor that the kernel takes, in its order: the view that replaces it, or None.
     """
 
@@ -122,7 +122,7 @@ def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
     """Return the short name of the result's dtype, the usual one of ``a_dtype`` if none is wished for.
 
     Raises:
-        OperandError: There is no such product.
+        OperandError: There is no such GEMM.
     """
     short = SHORT_NAMES.get(str(a_dtype), "")
     if short not in OUT_DTYPES:

@@ -1,4 +1,4 @@
-"""What is to be computed: sizes, dtypes, layouts and epilogue of one product, on one line.
+"""What is to be computed: sizes, dtypes, layouts and epilogue of one GEMM, on one line.
 
 A problem knows nothing about configs. Its line form parses back: ``Problem.parse(str(p)) == p``.
 """
@@ -182,13 +182,13 @@ class Signature:
 
 @dataclass(frozen=True)
 class Problem:
-    """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent products.
+    """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent GEMMs.
 
     Attributes:
         m: Rows of A and D.
         n: Columns of B and D.
         k: Columns of A, rows of B.
-        batch: Independent products; 1 means plain matrices.
+        batch: Independent GEMMs; 1 means plain matrices.
         ab_dtype: Element type of A and B: ``bf16``, ``fp16``, ``e4m3``, ``e5m2``, ``int8`` or
             ``tf32``, which are fp32 values of whose fractions the MMA reads the first 10 bits. Sums are in
             fp32, in int32 for ``int8``. Those of :data:`BLOCK_SCALED` have scale factors along k, and a
@@ -198,7 +198,7 @@ class Problem:
             ``mn`` or ``mk``. The names of version 0.1 (:data:`OLD_LAYOUTS`) become these.
         unaligned_out: Rows of D do not start at multiples of 16 bytes. Set by itself when n demands it;
             pass True for an output tensor with an odd pitch or address.
-        epilogue: What is fused behind the product.
+        epilogue: What is fused behind the GEMM.
         promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
             128 or 256 terms (a k tile), to be added up in fp32.
         any_order: Whether partial sums may meet in any order, so that the last bits of a result may differ
@@ -298,7 +298,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the product."""
+        """Floating-point operations of the GEMM."""
         return 2 * self.m * self.n * self.k * self.batch
 
     @property

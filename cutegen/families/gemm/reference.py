@@ -30,7 +30,7 @@ _SLOPE = {"": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 #: Error of evaluating it, relative to its argument. Source: tanh.approx.f32 is good to 2**-11 (PTX ISA).
 _EVALUATION = {"": 0.0, "relu": 0.0, "gelu": 2.0**-10, "gelu_tanh": 2.0**-10, "silu": 2.0**-10}
 
-#: Outputs with more elements, or products with more operations, are compared on chosen rows and columns.
+#: Outputs with more elements, or GEMMs with more operations, are compared on chosen rows and columns.
 _FULL_ELEMENTS = 2**26
 _FULL_FLOPS = 2.5e12
 _CHUNK = 2**24  # elements handled at a time, so that temporaries stay near 128 MB

@@ -131,7 +131,7 @@ class Estimator:
         return self._launch(self._kernel(config, derived), config.get("split_k", 1), traffic)
 
     def traffic(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
-        """Return the bytes that cross device memory when tiles are walked in this order."""
+        """Return the bytes that cross device memory when tiles are rasterized in this order."""
         return self._tiling.traffic(config, swizzle, along_m)
 
     def fastest_split(
@@ -139,7 +139,7 @@ class Estimator:
     ) -> tuple[float, int]:
         """Return the best of several values of ``split_k`` for one kernel: microseconds and the value.
 
-        ``traffic`` is what :meth:`traffic` says of the walk over the tiles; its own is not looked at.
+        ``traffic`` is what :meth:`traffic` says of the rasterization; its own is not looked at.
         """
         kernel = self._kernel(config, derived)
         return min((self._launch(kernel, split, traffic).time_us, split) for split in splits)

@@ -22,7 +22,7 @@ class Machine:
         settled_mhz: SM clock under a load at ``settled_flops``. Source: 1440-1500 MHz seen by NVML on large
             products; fitted within.
         power_flops: Work per microsecond, in flop equivalents, above which the clock begins to fall.
-            Source: fitted; products of 350 TFLOP/s run near boost, those of 480 settle.
+            Source: fitted; GEMMs of 350 TFLOP/s run near boost, those of 480 settle.
         settled_flops: Work per microsecond, as it would be at boost, that settles at ``settled_mhz``.
         settled_exponent: How much the clock still answers to work beyond. Source: assumed; power goes
             with the cube of the clock when voltage follows it.
@@ -62,7 +62,7 @@ class Machine:
         pdl_us: What programmatic dependent launch hides of both. Source: assumed.
         cluster_wait: Share by which each further thread block of a cluster slows a k step. Source: assumed.
         fill_us: From the start of a kernel to its first multiply. Source: fitted, as above.
-        reduce_us: What a split-k reduction adds before it moves a byte. Source: three products timed with and
+        reduce_us: What a split-k reduction adds before it moves a byte. Source: three GEMMs timed with and
             without it on an H200 took 0.9 to 2.1 us longer, with 1 to 4 MB of partial sums.
         reduce_bytes_us: Bytes per microsecond of that reduction, from L2. Source: assumed.
     """

@@ -1,7 +1,7 @@
 """What to try next: the model's ranking, of each way to cut up the work one first, and steps from what won.
 
 Compiling costs more than measuring, so ``limit`` counts kernels. What a kernel takes as arguments
-(``split_k``, the walk over tiles) the model chooses for each; further values cost no compilation.
+(``split_k``, rasterization) the model chooses for each; further values cost no compilation.
 """
 
 from __future__ import annotations
@@ -141,11 +141,11 @@ def refine(
 ) -> list[Config]:
     """Return untried neighbours of the fastest measured configs, then what the measurements make promising.
 
-    A neighbour differs in one knob by one step (tile width, cluster, pingpong, split, walk, ...), plus
+    A neighbour differs in one knob by one step (tile width, cluster, pingpong, split, raster, ...), plus
     whatever else the rules then ask for. It is judged by its parent's measured time scaled by the ratio of
     their predictions, so errors that the model makes on both cancel. Steps that need no new kernel start from
-    more of the fastest: they are cheap, and of the walk over tiles the model knows little. Source: on an H200
-    the kernel in sixth place for 1024x1024x1024 came first with its tiles walked along the other axis. What
+    more of the fastest: they are cheap, and of rasterization the model knows little. Source: on an H200
+    the kernel in sixth place for 1024x1024x1024 came first when rasterized along the other axis. What
     follows comes from the whole space, ranked by the model with its errors on the measured configs learned
     (:mod:`cutegen.families.gemm.perf_model.residuals`).
 

@@ -126,15 +126,15 @@ class Ranker:
         )
 
     def orders(self, config: Config) -> list[tuple[float, Value, Value]]:
-        """Return the walks over the tiles, least traffic first, then simplest: (bytes, swizzle, along m)."""
+        """Return the rasterization orders, least traffic first, then simplest: (bytes, swizzle, along m)."""
         key = (config["tile_shape_mn"], config["cluster_shape_mn"], config.get("swap_ab", False))
         known = self._orders.get(key)
         if known is None:
-            walks = product(
+            orders = product(
                 self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
             )
-            traffic = [(self._estimator.traffic(config, as_integer(s), as_flag(a)), s, a) for s, a in walks]
-            known = self._orders[key] = sorted(traffic, key=lambda walk: walk[0])
+            traffic = [(self._estimator.traffic(config, as_integer(s), as_flag(a)), s, a) for s, a in orders]
+            known = self._orders[key] = sorted(traffic, key=lambda order: order[0])
         return known
 
     def predict(self, config: Config) -> float:
@@ -146,10 +146,10 @@ class Ranker:
         """Return up to ``count`` other run-time arguments for a kernel, unlike its own, promising first."""
         config = best.config
         changes: list[dict[str, Value]] = [{"split_k": s} for s in self._other_splits(config)]
-        walks = self.orders(config)
-        least, most = walks[0][0], walks[-1][0]
+        orders = self.orders(config)
+        least, most = orders[0][0], orders[-1][0]
         taken = {(config.get("swizzle_size"), config.get("raster_along_m"))}
-        for traffic, swizzle, along_m in walks:
+        for traffic, swizzle, along_m in orders:
             unlike = all(swizzle != s or along_m != a for s, a in taken)
             if unlike and least < most and traffic <= 2 * least:
                 taken.add((swizzle, along_m))

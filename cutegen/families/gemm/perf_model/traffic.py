@@ -1,4 +1,4 @@
-"""How tiles cover a product: clusters, how many run at once, and what their order costs device memory."""
+"""How tiles cover a GEMM: clusters, how many run at once, and what their order costs device memory."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class Tiling:
         return known
 
     def traffic(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
-        """Return the bytes that cross device memory when tiles are walked in this order."""
+        """Return the bytes that cross device memory when tiles are rasterized in this order."""
         tile, cluster = config["tile_shape_mn"], config["cluster_shape_mn"]
         key = (tile, cluster, config.get("swap_ab", False), swizzle, along_m)
         known = self._traffic.get(key)
         if known is None:
-            known = self._traffic[key] = self._walk(config, swizzle, along_m)
+            known = self._traffic[key] = self._of_order(config, swizzle, along_m)
         return known
 
-    def _walk(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
+    def _of_order(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
         """Each round of resident clusters covers a patch of the output and loads its two sides."""
         shape = self.geometry(config)
         (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
