@@ -268,8 +268,7 @@ def _eager(
             return _recorded(a, b, out, options)
         plan = plans.get(key)
         if plan is None:
-            cast = autocast(a, b, options)
-            if cast is not None:
+            if cast := autocast(a, b, options):
                 return _eager(*cast[:2], out, cast[2], plans)
             plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
