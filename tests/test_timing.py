@@ -14,7 +14,8 @@ from cutegen.measure.candidate import Candidate
 from cutegen.measure.context import CONTEXTS, PREDECESSOR
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
-from cutegen.measure.timing import BrokenDeviceError, RoundsResult, time_in_rounds
+from cutegen.measure.timing import BrokenDeviceError, time_in_rounds
+from cutegen.measure.timing_run import TimingRun
 from cutegen.space import Launch
 
 PROBLEM = Problem(256, 256, 256)
@@ -37,7 +38,7 @@ class Recorder(FakeEngine):
         return super().measure(prepared, replays)
 
 
-def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> RoundsResult:
+def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> TimingRun:
     return time_in_rounds(engine, candidates, policy, "torch.mm", engine.announced.append)
 
 
@@ -114,9 +115,9 @@ def test_everyone_is_announced_before_it_runs() -> None:
 def test_failing_candidate_leaves_the_race_with_its_reason() -> None:
     """On a healthy device a failed launch costs one candidate; it has no timing."""
     result = run(Recorder(), [candidate("a"), candidate("bad", "time-refuses")], Policy.screen())
-    assert set(result.timings) == {"torch", "a"} and "mismatched" in result.failures["bad"]
+    assert set(result) == {"a"} and "mismatched" in result.failures["bad"].error
     early = run(Recorder(), [candidate("bad", "refuses"), candidate("a")], Policy.final())
-    assert set(early.timings) == {"torch", "a"} and set(early.failures) == {"bad"}
+    assert set(early) == {"a"} and set(early.failures) == {"bad"}
 
 
 def test_broken_device_ends_the_run() -> None:
@@ -149,7 +150,7 @@ def test_what_runs_before_a_launch_is_timed_in_the_same_rounds_and_taken_off(con
     policy = Policy(clock="burst", settle_s=0, rounds=4, min_rounds=4, context=context)
     result = run(engine, [candidate("a", "ok:8"), candidate("counts on it", "ok:8~9.5")], policy)
     apart = context != "back_to_back"
-    assert result.timings["torch"].median_us == pytest.approx(10)
+    assert result.reference.median_us == pytest.approx(10)
     assert result.timings["a"].median_us == pytest.approx(8)
     assert result.timings["a"].ratio == pytest.approx(10 / 8)
     assert result.timings["counts on it"].median_us == pytest.approx(9.5 if apart else 8)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from cutegen.errors import LaunchError, MeasureError
-from cutegen.measure.candidate import REFERENCE, Candidate
+from cutegen.measure.candidate import REFERENCE, Candidate, CheckResult
 from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.sizing import plan_replays
 from cutegen.measure.statistics import Race, Settling, choose, common_drift
+from cutegen.measure.timing_run import TimingRun
 
-__all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
+__all__ = ["BrokenDeviceError", "time_in_rounds"]
 
 #: Burn-in measures about this long between two readings of the clock, in microseconds.
 _BURN_US = 10_000.0
@@ -30,35 +29,6 @@ class BrokenDeviceError(MeasureError):
     """A launch failed in a way that this process cannot recover from; the culprit was announced before."""
 
 
-@dataclass
-class RoundsResult:
-    """What came of timing one set of candidates.
-
-    Attributes:
-        timings: By name; the reference is among them as ``torch``.
-        failures: Why a candidate could not be timed, by name.
-        rounds: Rounds run.
-        settle_s: Seconds of burn-in.
-        settled: Whether the clock was seen to hold; None if nobody looked.
-    """
-
-    timings: dict[str, Timing] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    rounds: int = 0
-    settle_s: float = 0.0
-    settled: bool | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
-        return {
-            "timings": {name: timing.to_json() for name, timing in self.timings.items()},
-            "failures": self.failures,
-            "rounds": self.rounds,
-            "settle_s": self.settle_s,
-            "settled": self.settled,
-        }
-
-
 class _Rounds:
     """The state of one call: what is prepared, who still runs, what the clock said."""
 
@@ -66,7 +36,10 @@ class _Rounds:
         self.engine = engine
         self.policy = policy
         self.announce = announce
-        self.result = RoundsResult()
+        self.timings: dict[str, Timing] = {}
+        self.failures: dict[str, CheckResult] = {}
+        self.settle_s = 0.0
+        self.settled: bool | None = None
         self.candidates: dict[str, Candidate | None] = {REFERENCE: None}
         self.prepared: dict[str, Prepared] = {}
         self.clocks: dict[str, list[float]] = {}
@@ -102,7 +75,7 @@ class _Rounds:
         """
         if not self.engine.healthy():
             raise BrokenDeviceError(str(error)) from error
-        self.result.failures[name] = str(error)
+        self.failures[name] = CheckResult("launch_failed", str(error))
         self.prepared.pop(name, None)
 
     def warm(self) -> None:
@@ -110,7 +83,7 @@ class _Rounds:
         start = self.engine.now()
         while (spent := self.engine.now() - start) < min(_WARM_S, self.policy.settle_s):
             self._measure(REFERENCE, plan_replays(_BURN_US, self.prepared[REFERENCE].replay_us))
-        self.result.settle_s = spent
+        self.settle_s = spent
 
     def settle(self) -> None:
         """Load the device with everyone in turn until its clock holds."""
@@ -123,7 +96,7 @@ class _Rounds:
             self._measure(name, plan_replays(_BURN_US, self.prepared[name].replay_us))
             reading = self.engine.read_clocks()
             settling.observe(self.engine.now(), reading.sm_mhz, reading.power_limited)
-        self.result.settle_s, self.result.settled = settling.elapsed_s, settling.settled
+        self.settle_s, self.settled = settling.elapsed_s, settling.settled
 
     def _measure(self, name: str, replays: int) -> float | None:
         self.announce(name)
@@ -185,14 +158,13 @@ class _Rounds:
     def summarise(self, race: Race, power_w: float | None, reference: str) -> None:
         """Turn samples into timings."""
         base = race.reference_samples
-        self.result.rounds = race.rounds
         entries: Mapping[str, tuple[float, ...]] = {
             REFERENCE: base,
-            **{name: race.samples(name) for name in race.names if name not in self.result.failures},
+            **{name: race.samples(name) for name in race.names if name not in self.failures},
         }
         drift = common_drift(entries)
         for name, samples in entries.items():
-            self.result.timings[name] = Timing.of(
+            self.timings[name] = Timing.of(
                 samples,
                 base[: len(samples)],
                 clocks_mhz=self.clocks[name],
@@ -221,10 +193,10 @@ class _Rounds:
             elif name == names[0]:
                 break  # a counter that does not move for the first moves for nobody
         for name, passes in found.items():
-            if len(passes) * len(names) == len(turns) and name in self.result.timings:
+            if len(passes) * len(names) == len(turns) and name in self.timings:
                 both = join(passes)
-                timing = self.result.timings[name]
-                self.result.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
+                timing = self.timings[name]
+                self.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
 
     def _energy_names(self, race: Race, keep: Collection[str]) -> list[str]:
         """Return whose energy is measured: the reference first, then entries in their own order.
@@ -233,7 +205,7 @@ class _Rounds:
         """
         alive = [name for name in race.names if name in self.prepared]
         if self.policy.objective == "time" and alive:
-            times = {name: self.result.timings[name].paired for name in alive}
+            times = {name: self.timings[name].paired for name in alive}
             winner, _ = choose(times, alive)
             wanted = {winner, *keep}
             alive = [name for name in alive if name in wanted]
@@ -249,7 +221,7 @@ class _Rounds:
             if name == REFERENCE:
                 raise
             self.fail(name, error)
-            del self.result.timings[name]
+            del self.timings[name]
             return None
 
 
@@ -260,7 +232,7 @@ def time_in_rounds(
     reference: str,
     announce: Callable[[str], None],
     keep: Collection[str] = (),
-) -> RoundsResult:
+) -> TimingRun:
     """Time every candidate and the reference under ``policy``.
 
     Args:
@@ -294,4 +266,11 @@ def time_in_rounds(
     rounds.summarise(race, power, reference)
     if policy.energy_s > 0:
         rounds.measure_energy(race, keep)
-    return rounds.result
+    return TimingRun(
+        timings=rounds.timings,
+        reference=rounds.timings.pop(REFERENCE),
+        failures=rounds.failures,
+        rounds=race.rounds,
+        settle_s=rounds.settle_s,
+        settled=rounds.settled,
+    )
