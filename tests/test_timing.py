@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_engine import PREDECESSOR_US, FakeEngine
+from fake_engine import FAST_MHZ, PREDECESSOR_US, FakeEngine
 
 from cutegen.errors import LaunchError, MeasureError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.context import CONTEXTS, PREDECESSOR
+from cutegen.measure.device import ClockReading
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
 from cutegen.measure.timing import BrokenDeviceError, time_in_rounds
@@ -195,3 +197,58 @@ def test_without_what_runs_before_nobody_is_timed() -> None:
         run(Shrinks(), [candidate("a")], policy)
     with pytest.raises(MeasureError, match="cannot be named 'predecessor'"):
         candidate(PREDECESSOR)
+
+
+BOTH = Policy(rounds=7, min_rounds=7, burst_rounds=3, context="behind")
+
+
+def test_those_that_may_win_are_timed_in_bursts_too() -> None:
+    """Within 1 % of the fastest, and the reference: after idling, at the clock that no limit holds down."""
+    engine = Recorder()
+    entries = [candidate("a", "ok:20!15"), candidate("b", "ok:20.1!14"), candidate("c", "ok:21!10")]
+    result = run(engine, entries, BOTH)
+    timings = result.timings
+    assert timings["a"].median_us == pytest.approx(20) and timings["a"].sm_clock_mhz == 1500
+    assert (timings["a"].burst_us, timings["a"].burst_clock_mhz) == (pytest.approx(15), FAST_MHZ)
+    assert timings["b"].burst_us == pytest.approx(14)
+    assert timings["b"].burst_ratio == pytest.approx(10 / 14)
+    assert result.reference.burst_us == pytest.approx(10) and timings["c"].bursts is None
+    assert [event for event in engine.events if event.startswith("idle")] == [
+        *("idle 0.15 s", "idle 0.05 s", "idle 0.05 s", "idle 0.05 s")
+    ]
+    bursts = Counter(name for name, _ in engine.ran[-15:])
+    assert bursts == {"torch": 6, "a": 3, "b": 3, PREDECESSOR: 3}, "the reference also wakes the device"
+
+
+def test_without_a_limit_of_power_bursts_tell_nothing_new() -> None:
+    """The clock is as high under load; nobody waits for it to come back."""
+
+    class Cool(Recorder):
+        def read_clocks(self) -> ClockReading:
+            return ClockReading(FAST_MHZ, 0.0, 100.0, ())
+
+    engine = Cool()
+    assert run(engine, [candidate("a")], BOTH).timings["a"].bursts is None
+    assert "idle 0.05 s" not in engine.events
+
+
+def test_energy_is_that_of_the_winner_in_bursts() -> None:
+    """The winner is the one that the tuner will choose."""
+    engine = Recorder()
+    entries = [candidate("a", "ok:20!15"), candidate("b", "ok:20.1!14")]
+    timings = run(engine, entries, replace(BOTH, energy_s=0.1)).timings
+    assert timings["b"].energy is not None and timings["a"].energy is None
+
+
+def test_who_fails_in_bursts_has_failed() -> None:
+    """It has no timing then."""
+
+    class Fragile(Recorder):
+        def measure(self, prepared: Prepared, replays: int) -> float:
+            if self.announced[-1] == "b" and "idle 0.15 s" in self.events:
+                raise LaunchError("too hasty")
+            return super().measure(prepared, replays)
+
+    result = run(Fragile(), [candidate("a"), candidate("b")], BOTH)
+    assert set(result.timings) == {"a"} and result.failures["b"].error == "too hasty"
+    assert result.timings["a"].burst_us == pytest.approx(20)
