@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cutegen import errors
@@ -18,6 +17,7 @@ from cutegen.measure.device import Device
 from cutegen.measure.engine import DEFAULT_ENGINE
 from cutegen.measure.policy import Policy
 from cutegen.measure.timing_run import TimingRun
+from cutegen.system.closing import Closing
 
 __all__ = ["Bench", "Opened"]
 
@@ -53,7 +53,7 @@ class _LostError(Exception):
         super().__init__(reason)
 
 
-class Bench:
+class Bench(Closing):
     """Checks and times candidates in one child process, which is replaced when a candidate breaks it.
 
     A candidate that crashes, hangs or faults costs itself only: the process is killed and started anew, the
@@ -87,14 +87,6 @@ class Bench:
         self._is_open = False
         self._at = ""
         self.restarts = 0
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
