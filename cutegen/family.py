@@ -40,7 +40,6 @@ __all__ = [
     "Reference",
     "Signature",
     "Size",
-    "StandIn",
     "Strategy",
     "Tensors",
     "bind",
@@ -52,9 +51,6 @@ Predictor = Callable[["Config"], "float | None"]
 #: One call of what a kernel is compared with: inputs and outputs by name. It writes the outputs, or returns
 #: its own, which is not charged with a copy.
 Baseline = Callable[["Inputs", Tensors], "Tensors | None"]
-#: Computes what a kernel would, with PyTorch, from inputs and outputs by name. It writes the outputs, some of
-#: which may be inputs.
-StandIn = Callable[["Inputs", Tensors], None]
 
 
 class Signature(Hashable, Protocol):
@@ -426,17 +422,18 @@ class Family(ABC):
         The fastest that is right is the baseline of the problem. There may be none.
         """
 
-    def stand_in(self, problem: Any) -> StandIn | None:
-        """Return what computes ``problem`` while its kernel is being compiled; None if nothing does.
-
-        It is as exact as the check asks of a kernel, and need not be fast.
-        """
-        return None
-
     # -- choosing
 
     def strategy(self, arch: Arch) -> Strategy | None:
         """Return the performance model for ``arch``; None leaves the search to even samples of the space."""
+        return None
+
+    def baseline_us(self, problem: Any, arch: Arch, sm_count: int) -> float | None:
+        """Return the microseconds that PyTorch is expected to take, None where they are not known.
+
+        Asked of problems for which :meth:`is_library_call` holds, beside the time that the strategy predicts
+        for a kernel: a call may then be left to PyTorch.
+        """
         return None
 
     def accuracy(self, arch: Arch) -> str:

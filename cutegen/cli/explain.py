@@ -21,8 +21,8 @@ from cutegen.digest import Json
 from cutegen.families.registry import families, find_space
 from cutegen.measure.device import present_device
 from cutegen.records.entry import Fingerprint
-from cutegen.records.table import Table
-from cutegen.runtime.dispatch import Answer, default_table_path, look_up
+from cutegen.records.table import FALLBACKS, Table
+from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, default_table_path, look_up
 
 __all__ = ["main"]
 
@@ -61,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="dispatch table (default: that of the cache folder for the GPU here; none with --arch)",
     )
+    parser.add_argument(
+        "--fallback",
+        choices=FALLBACKS,
+        default="",
+        help="where PyTorch's own call answers: torch (where a measurement or the model says that it is "
+        f"faster), measured, or none (default: as the table says, else {DEFAULT_FALLBACK})",
+    )
     parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="where the cache's tables are")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser
@@ -71,7 +78,8 @@ def _run(args: argparse.Namespace) -> int:
     arch, sm_count, table, ignored = _target(args)
     documents: list[Json] = []
     for item in named_problems(args):
-        answer = look_up(table, item.problem, find_space(item.problem.family, arch), sm_count)
+        space = find_space(item.problem.family, arch)
+        answer = look_up(table, item.problem, space, sm_count, args.fallback)
         documents.append(_document(answer, ignored))
         if not args.json:
             lines = _lines(answer, f"{arch}, {sm_count} SMs", table, ignored)
@@ -107,7 +115,8 @@ def _target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
 
 
 def _lines(answer: Answer, target: str, table: Table | None, ignored: str) -> list[str]:
-    config = "torch computes it" if answer.config is None else str(answer.config)
+    because = f": {answer.because}" if answer.because else ""
+    config = f"torch computes it{because}" if answer.config is None else str(answer.config)
     lines = [f"{answer.problem} on {target}", f"  {answer.how}: {_reason(answer, table, ignored)}"]
     return [*lines, *(f"  passed over: {reason}" for reason in answer.skipped), f"  config: {config}"]
 
@@ -153,6 +162,7 @@ def _document(answer: Answer, ignored: str) -> dict[str, Json]:
         "entry": None if entry is None or answer.within is not None else str(entry.problem),
         "range": None if answer.within is None else str(answer.within.range),
         "config": None if answer.config is None else answer.config.to_json(),
+        "because": answer.because,
         "skipped": list(answer.skipped),
         "table_ignored": ignored,
     }

@@ -35,6 +35,7 @@ from cutegen.measure import BUSY_MODES
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import OBJECTIVES
+from cutegen.records.table import FALLBACKS
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.space import Space, Value
 from cutegen.tuning import AutoTuner, Effort, Failed, Request, TuneResult
@@ -154,6 +155,12 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allow-torch", action="store_true", help="allow torch.mm to win an entry of the table"
     )
+    group.add_argument(
+        "--fallback",
+        choices=FALLBACKS,
+        help="what the table says of calls that PyTorch's own call answers: torch (those that a measurement "
+        "or the model says it is faster for), measured, or none (default: what it says already)",
+    )
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -195,6 +202,11 @@ def _run(args: argparse.Namespace) -> int:
     if autotune_disabled():
         raise UsageError("CUTEGEN_DISABLE_AUTOTUNE is set, so nothing is tuned; unset it to tune")
     load_given_families(args)
+    if args.arch and args.fallback:
+        raise UsageError(
+            f"--fallback {args.fallback} is a field of the table, and with --arch none is written; leave out "
+            "one of them"
+        )
     if args.arch and args.table:
         raise UsageError(
             f"--table {args.table} would stay unwritten: with --arch nothing is measured, so there is no "
@@ -254,6 +266,7 @@ def _tuner(
         context=args.context,
         sources=args.sources,
         busy=args.busy,
+        fallback=args.fallback,
         observe=display.show,
         toolchain=imported.toolchain if imported else None,
     )

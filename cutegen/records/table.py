@@ -45,8 +45,9 @@ _SCHEMA = 2
 #: A table without ranges and fallback is written as version 0.1 wrote it, and read by it.
 _SCHEMA_OF_ENTRIES = 1
 
-#: What answers where the PyTorch call is faster: that call, or our kernel all the same.
-FALLBACKS = ("torch", "none")
+#: Where PyTorch's own call answers instead of a kernel: where a measurement or the model says that it is
+#: faster, where a measurement does, or nowhere.
+FALLBACKS = ("torch", "measured", "none")
 
 #: Whether a config may be used for the problem that is looked up; it may raise ConfigError for "no".
 Legal = Callable[[Config], bool]
@@ -91,7 +92,7 @@ class Table:
         fingerprint: What the entries were measured on.
         entries: At most one per problem; a later one replaces an earlier one.
         ranges: Answers for many sizes at once; where two of one kind overlap, the later one answers.
-        fallback: Whether torch answers where it is faster: one of :data:`FALLBACKS`, empty if the table
+        fallback: Where PyTorch answers: one of :data:`FALLBACKS`, empty if the table
             leaves that to whoever asks it.
 
     Raises:

@@ -7,34 +7,42 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cutegen.errors import CutegenError, LaunchError
+from cutegen.errors import CutegenError
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Problem
 from cutegen.measure.device import Device, present_device
 from cutegen.records.entry import ANY, Entry, Fingerprint
 from cutegen.records.range_entry import RangeEntry
-from cutegen.records.table import Lookup, Table
-from cutegen.runtime.background import Compilation
-from cutegen.runtime.kernel_cache import Kernel, Kernels, not_in_capture
+from cutegen.records.table import Lookup, Table, require_fallback
+from cutegen.runtime.kernel_cache import Kernels, not_in_capture
 from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Launch, Space
 from cutegen.text import printable
 
 __all__ = [
+    "DEFAULT_FALLBACK",
     "Answer",
     "Choice",
     "Dispatcher",
-    "Served",
     "autotune_disabled",
     "default_table_path",
     "look_up",
 ]
 
 _log = logging.getLogger("cutegen")
+
+#: Where PyTorch answers if neither the dispatcher nor the table says it: where it was measured to be faster.
+DEFAULT_FALLBACK = "measured"
+#: Measured leads of PyTorch up to this fraction count as none. Source: judgement; medians of repeated finals
+#: differ by up to 0.6 %.
+_MEASURED_LEAD = 0.01
+#: So many times as long must PyTorch be expected to take before a kernel that nobody measured runs. Source:
+#: 75 products measured on an H200 (docs/results/unseen_m.json): see docs/tuning.md.
+_EXPECTED_LEAD = 1.1
 
 
 def autotune_disabled() -> bool:
@@ -60,6 +68,7 @@ class Answer:
         entry: The table's entry behind it, if any; for a range, what it says of this problem.
         skipped: Why closer entries could not answer.
         within: The range that answers, if one does.
+        because: Why torch computes it although there is a config, in words; empty otherwise.
     """
 
     problem: Problem
@@ -68,6 +77,7 @@ class Answer:
     entry: Entry | None = None
     skipped: tuple[str, ...] = ()
     within: RangeEntry | None = None
+    because: str = ""
 
     @property
     def known_key(self) -> str:
@@ -81,6 +91,8 @@ class Answer:
         reasons = [f"measured for {self.entry.problem}"] if self.entry and self.how != "exact" else []
         if self.within is not None:
             reasons = [f"tuned as {self.within.range}"]
+        if self.because:
+            reasons.append(self.because)
         if self.entry is not None and self.entry.objective != "time":
             reasons.append(f"tuned for {self.entry.objective}")
         if self.entry is not None and self.entry.contended_by:
@@ -104,21 +116,6 @@ class Choice:
     launch: Launch
 
 
-@dataclass(frozen=True)
-class Served:
-    """How a call is computed now.
-
-    Attributes:
-        answer: Which config it is to be, and why.
-        choice: The kernel to launch; None where PyTorch computes the problem.
-        awaited: The compilation of the kernel that takes over as soon as it is ready; None if nothing does.
-    """
-
-    answer: Answer
-    choice: Choice | None = None
-    awaited: Compilation | None = None
-
-
 class Dispatcher:
     """Answers problems from a dispatch table, else with the default config; never measures.
 
@@ -127,6 +124,12 @@ class Dispatcher:
         kernels: Where compiled kernels come from, and whether missing ones are compiled.
         device: Facts of a GPU by its index.
         device_type: Where tensors must be; tests on machines without a GPU pass ``cpu``.
+        fallback: Where PyTorch's own call answers instead of a kernel, as
+            :data:`~cutegen.records.table.FALLBACKS` says; empty leaves it to the table, and that to
+            :data:`DEFAULT_FALLBACK`. Only for problems that one call of PyTorch computes.
+
+    Raises:
+        UsageError: There is no such fallback.
     """
 
     def __init__(
@@ -136,9 +139,11 @@ class Dispatcher:
         kernels: Kernels | None = None,
         device: Callable[[int], Device] = present_device,
         device_type: str = "cuda",
+        fallback: str = "",
     ) -> None:
         self.kernels = kernels or Kernels()
         self.device_type = device_type
+        self.fallback = require_fallback(fallback)
         self._given = table
         self._device = device
         self._devices: dict[int, Device] = {}
@@ -146,24 +151,25 @@ class Dispatcher:
         self._read: dict[Path, Table | None] = {}
         self._launched: set[tuple[str, int]] = set()
 
-    def with_table(self, path: str | Path) -> Dispatcher:
+    def with_table(self, path: str | Path, *, fallback: str | None = None) -> Dispatcher:
         """Return a dispatcher that asks the table at ``path`` and is otherwise like this one.
+
+        Args:
+            path: The table.
+            fallback: Where PyTorch's own call answers; None keeps this one's setting.
 
         Raises:
             StoreError: The file cannot be read.
             TableError: It is not a dispatch table.
+            UsageError: There is no such fallback.
         """
-        table = Table.load(path)
-        return Dispatcher(table, kernels=self.kernels, device=self._device, device_type=self.device_type)
-
-    def with_build(self, build: str) -> Dispatcher:
-        """Return a dispatcher whose kernels have another build policy and that is otherwise like this one.
-
-        Raises:
-            ValueError: There is no such policy.
-        """
-        kernels = self.kernels.with_build(build)
-        return Dispatcher(self._given, kernels=kernels, device=self._device, device_type=self.device_type)
+        return Dispatcher(
+            Table.load(path),
+            kernels=self.kernels,
+            device=self._device,
+            device_type=self.device_type,
+            fallback=self.fallback if fallback is None else fallback,
+        )
 
     def device(self, index: int = 0) -> Device:
         """Return the facts of GPU ``index``, asked for once.
@@ -188,14 +194,12 @@ class Dispatcher:
         device = self.device(index)
         space = find_space(problem.family, device.arch)
         table = None if autotune_disabled() else self._table(index)
-        return look_up(table, problem, space, device.sm_count)
+        return look_up(table, problem, space, device.sm_count, self.fallback)
 
     def kernel(
         self, problem: Problem, index: int = 0, *, config: Config | None = None, capturing: bool = False
     ) -> Choice | None:
         """Return the loaded kernel for ``problem`` on GPU ``index``, or None if torch is to compute it.
-
-        If the kernel is missing and may be compiled, this waits for the compiler.
 
         Args:
             problem: What is to be computed.
@@ -208,78 +212,25 @@ class Dispatcher:
             ConfigError: ``config`` breaks rules of its space.
             LaunchError: The kernel is not there and may not be compiled or loaded now.
         """
-        answer = self._answer(problem, index, config)
+        device = self.device(index)
+        if config is None:
+            answer = self.explain(problem, index)
+        else:
+            space_of(config, problem.family, device.arch).require(problem, config)
+            answer = Answer(problem, "given", config)
         if answer.config is None:
             return None
-        arch, known = self.device(index).arch, answer.known_key
-        kernel = self.kernels.get(problem, answer.config, arch, known_key=known, capturing=capturing)
-        return self._choice(answer, answer.config, kernel, index, capturing)
-
-    def serve(
-        self, problem: Problem, index: int = 0, *, config: Config | None = None, capturing: bool = False
-    ) -> Served:
-        """Return how to compute ``problem`` on GPU ``index`` now: as :meth:`kernel`, but never waiting.
-
-        Under ``build="background"`` a kernel that is missing is compiled while something else computes the
-        problem: the library call that does, else the kernel of the same signature that is loaded, valid
-        and predicted to be the fastest, else the family's stand-in. Under other policies nothing is awaited.
-
-        Raises:
-            BuildError: The kernel does not compile, and nothing else computes the problem.
-            ConfigError: ``config`` breaks rules of its space.
-            LaunchError: The kernel is not there, and nothing else computes the problem or a CUDA graph is
-                being captured.
-        """
-        answer = self._answer(problem, index, config)
-        if answer.config is None:
-            return Served(answer)
-        arch, known = self.device(index).arch, answer.known_key
-        found = self.kernels.ask(problem, answer.config, arch, known_key=known, capturing=capturing)
-        if isinstance(found, Kernel):
-            return Served(answer, self._choice(answer, answer.config, found, index, capturing))
-        if found.error is None and capturing:
-            raise not_in_capture(problem)
-        return self._instead(answer, found, index, capturing)
-
-    def _instead(self, answer: Answer, found: Compilation, index: int, capturing: bool) -> Served:
-        """Return what computes a problem whose kernel is being compiled or cannot be."""
-        problem = answer.problem
-        awaited = found if found.error is None else None
-        family = find_family(problem.family)
-        near = None if family.is_library_call(problem) else self._nearest(problem, index)
-        if near is not None:
-            kernel = self.kernels.get(problem, near, self.device(index).arch, capturing=capturing)
-            return Served(answer, self._choice(answer, near, kernel, index, capturing), awaited)
-        if family.stand_in(problem) is not None:
-            return Served(answer, None, awaited)
-        raise found.error or LaunchError(
-            f"the kernel for {problem} is being compiled, and nothing else computes it; call again in a few "
-            "seconds, compile it before (python -m cutegen.warm), or let calls wait with build='allow'"
+        known_key = answer.known_key
+        kernel = self.kernels.get(
+            problem, answer.config, device.arch, known_key=known_key, capturing=capturing
         )
-
-    def _nearest(self, problem: Problem, index: int) -> Config | None:
-        """Return the loaded config that is valid for ``problem`` and predicted to be the fastest, if any."""
-        device = self.device(index)
-        known = self.kernels.configs(device.arch, problem.signature)
-        valid = [config for config in known if is_legal(config, problem, device.arch)]
-        estimate = _estimate(find_space(problem.family, device.arch), problem, device.sm_count)
-        return min(valid, key=estimate or (lambda config: 0.0), default=None)
-
-    def _answer(self, problem: Problem, index: int, config: Config | None) -> Answer:
-        if config is None:
-            return self.explain(problem, index)
-        space_of(config, problem.family, self.device(index).arch).require(problem, config)
-        return Answer(problem, "given", config)
-
-    def _choice(self, answer: Answer, config: Config, kernel: Kernel, index: int, capturing: bool) -> Choice:
         # The first launch on a GPU loads the code there, which a capture would not allow either.
         seen = (kernel.artifact.key, index)
         if capturing and seen not in self._launched:
-            raise not_in_capture(answer.problem)
+            raise not_in_capture(problem)
         self._launched.add(seen)
-        device = self.device(index)
-        space = space_of(config, answer.problem.family, device.arch)
-        return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))
+        space = space_of(answer.config, problem.family, device.arch)
+        return Choice(answer, kernel.function, space.launch(answer.config, problem, device.sm_count))
 
     def _table(self, index: int) -> Table | None:
         if index not in self._tables:
@@ -309,12 +260,53 @@ class Dispatcher:
         return bool(reasons)
 
 
-def look_up(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
+def look_up(
+    table: Table | None, problem: Problem, space: Space, sm_count: int, fallback: str = "none"
+) -> Answer:
     """Return what ``table`` answers to ``problem`` on so many SMs, or else the default config.
+
+    Args:
+        table: The table, if there is one that holds.
+        problem: What is to be computed.
+        space: Where configs come from.
+        sm_count: SMs of the GPU.
+        fallback: Where PyTorch's own call answers, as :class:`Dispatcher`.
 
     Raises:
         ProblemError: No config computes it.
     """
+    answer = _kernel_for(table, problem, space, sm_count)
+    wanted = fallback or (table.fallback if table is not None else "") or DEFAULT_FALLBACK
+    if wanted == "none" or answer.config is None or not find_family(problem.family).is_library_call(problem):
+        return answer
+    because = _measured_slower(answer)
+    if because is None:
+        because = _expected_slower(answer, space, sm_count) if wanted == "torch" else ""
+    return replace(answer, config=None, because=because) if because else answer
+
+
+def _measured_slower(answer: Answer) -> str | None:
+    """Return in words that a measurement of this very answer prefers PyTorch, empty if not, None without."""
+    entry = answer.entry
+    ratio = entry.ratio_to_baseline if entry is not None and not entry.contended_by else None
+    if entry is None or ratio is None or answer.how not in ("exact", "range"):
+        return None
+    what = entry.baseline or "torch.mm"
+    return f"{what} was measured {1 / ratio:.2f} times as good" if ratio < 1 - _MEASURED_LEAD else ""
+
+
+def _expected_slower(answer: Answer, space: Space, sm_count: int) -> str:
+    """Return in words that the kernel is not sure to be faster than PyTorch; empty if it is, or unknown."""
+    problem, predict = answer.problem, predictor(space, answer.problem, sm_count)
+    torch_us = find_family(problem.family).baseline_us(problem, space.arch, sm_count)
+    own_us = predict(answer.config) if predict is not None and answer.config is not None else None
+    if torch_us is None or own_us is None or torch_us >= own_us * _EXPECTED_LEAD:
+        return ""
+    return f"expected {torch_us:.1f} us of torch, {own_us:.1f} us of the kernel"
+
+
+def _kernel_for(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
+    """Return the answer without a look at what PyTorch would take."""
     skipped: tuple[str, ...] = ()
     if table is not None:
         estimate = _estimate(space, problem, sm_count)

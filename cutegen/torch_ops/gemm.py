@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "configure",
     "default_dispatcher",
     "gemm",
     "linear",
@@ -39,7 +38,6 @@ __all__ = [
     "prepare",
     "scaled_gemm",
     "use",
-    "wait_for_kernels",
     "workspaces",
 ]
 
@@ -73,9 +71,8 @@ def gemm(
     """Return ``activation(alpha * a @ b + beta * c + bias)``, accumulated in fp32.
 
     The kernel is the one that the dispatch table names for this problem, else the default config's. The first
-    call with new shapes, strides or dtypes looks it up. If it is not compiled yet, that happens in the
-    background, and PyTorch or another kernel computes the result until it is ready; :func:`configure` has
-    other ways. There are no gradients.
+    call with new shapes, strides or dtypes looks it up, and may compile it, which takes seconds. There are no
+    gradients.
 
     Args:
         a: (m, k) or (batch, m, k) on a GPU, contiguous along m or k.
@@ -283,15 +280,9 @@ def _plan(request: Request, config: AnyConfig, key: Any, plans: dict[Any, Plan])
     assert _workspaces is not None
     dispatcher = default_dispatcher()
     chosen = None if config is None else as_config(config)
-    on_gpu = request.a.is_cuda
+    capturing = request.a.is_cuda and torch.cuda.is_current_stream_capturing()
     workspace = _new_workspace if isinstance(plans, OperatorPlans) else _workspaces.get
-    plan = make_plan(
-        request,
-        chosen,
-        dispatcher,
-        workspace,
-        capturing=lambda: on_gpu and torch.cuda.is_current_stream_capturing(),
-    )
+    plan = make_plan(request, chosen, dispatcher, workspace, capturing=capturing)
     if not any(tensor.requires_grad for tensor in request.tensors.values()):
         if len(plans) >= MAX_PLANS:
             plans.clear()
@@ -351,42 +342,23 @@ def use(dispatcher: Dispatcher) -> Dispatcher:
     return dispatcher
 
 
-def configure(*, build: str) -> Dispatcher:
-    """Change the settings of the operators, and return their new dispatcher.
-
-    Args:
-        build: What a call does whose kernel is not compiled. ``background``, the default: PyTorch or another
-            kernel computes while a thread compiles it, and from then on it is used. ``allow``: the call
-            waits for the compiler, for seconds. ``never``: the call is refused.
-
-    Raises:
-        ValueError: There is no such value.
-    """
-    return use(default_dispatcher().with_build(build))
-
-
-def wait_for_kernels(timeout_s: float | None = None) -> bool:
-    """Wait until no kernel is compiled in the background, or for so many seconds.
-
-    The next call of each kind then uses its kernel. To be done before results must not change in their last
-    bits, before times are taken, and before CUDA graphs are captured.
-
-    Returns:
-        Whether nothing is being compiled. What cannot be compiled was logged, and counts as done.
-    """
-    return default_dispatcher().kernels.wait(timeout_s)
-
-
-def load_table(path: str | Path) -> Dispatcher:
+def load_table(path: str | Path, *, fallback: str | None = None) -> Dispatcher:
     """Make the operators use the dispatch table at ``path``, and return their new dispatcher.
 
     A table made for another GPU or toolchain is ignored, with a warning that names the field.
 
+    Args:
+        path: The table.
+        fallback: Where PyTorch's own call answers instead of a kernel: ``torch`` (where a measurement or the
+            model says that it is faster), ``measured`` (where a measurement does) or ``none``. None keeps the
+            setting of the present dispatcher.
+
     Raises:
         StoreError: The file cannot be read.
         TableError: It is not a dispatch table.
+        UsageError: There is no such fallback.
     """
-    return use(default_dispatcher().with_table(path))
+    return use(default_dispatcher().with_table(path, fallback=fallback))
 
 
 def prepare() -> None:

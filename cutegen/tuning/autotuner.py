@@ -85,6 +85,8 @@ class AutoTuner:
             ``back_to_back`` (the launch before).
         sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
         busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
+        fallback: What the table shall say of where PyTorch's own call answers instead of a kernel:
+            ``torch``, ``measured`` or ``none``; None leaves what it says.
         observe: Told about progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.
@@ -113,6 +115,7 @@ class AutoTuner:
         context: str = DEFAULT_CONTEXT,
         sources: Sequence[str] = ("cutegen",),
         busy: str = "wait",
+        fallback: str | None = None,
         observe: Observer = ignore_progress,
         toolchain: Toolchain | None = None,
         device: Device | None = None,
@@ -130,6 +133,7 @@ class AutoTuner:
             workers=workers,
             toolchain=toolchain,
             busy=busy,
+            fallback=fallback,
             backends=backends,
         )
         self._sources = require_sources(sources)
@@ -261,6 +265,7 @@ class AutoTuner:
         if autotune_disabled():
             yield from (self._default(request.problem) for request in requests)
             return
+        self.setting.save_fallback()
         workshop = self._workshop or self.setting.workshop()
         try:
             with TrialStore(self.setting.db) as trials:

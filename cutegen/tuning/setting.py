@@ -16,7 +16,7 @@ from cutegen.measure.device import Device
 from cutegen.measure.watch import NvmlWatch
 from cutegen.operator_api import Offers, find_offers
 from cutegen.records.entry import Entry, Fingerprint
-from cutegen.records.table import Table
+from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.dispatch import default_table_path
 from cutegen.tuning.backends import Backends, Bench, Workshop
 
@@ -34,6 +34,7 @@ class Setting:
         db: The trial database.
         table: The dispatch table that winners are written to.
         own_table: Whether ``table`` is the cache's own, which gives way to one for new software.
+        fallback: What the table shall say of where PyTorch answers; None leaves it.
         toolchain: What compiled, or compiles, the candidates.
         workers: Most compilations at a time; None leaves it to the builder.
         busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
@@ -46,6 +47,7 @@ class Setting:
     db: Path
     table: Path | None
     own_table: bool
+    fallback: str | None
     toolchain: Toolchain
     workers: int | None
     busy: str
@@ -63,6 +65,7 @@ class Setting:
         workers: int | None = None,
         toolchain: Toolchain | None = None,
         busy: str = "wait",
+        fallback: str | None = None,
         backends: Backends | None = None,
     ) -> Setting:
         """Return the setting with the usual places for what is not given.
@@ -76,10 +79,11 @@ class Setting:
             workers: Most compilations at a time.
             toolchain: Whose artifacts to use; the installed one by default.
             busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
+            fallback: What the table shall say of where PyTorch answers; None leaves it.
             backends: What to use instead of the usual.
 
         Raises:
-            UsageError: ``busy`` is none of those.
+            UsageError: ``busy`` or ``fallback`` is none of those that there are.
         """
         require_busy(busy)
         store = Store(cache_dir) if cache_dir else Store.default()
@@ -91,6 +95,7 @@ class Setting:
             db=db or store.root / "trials.db",
             table=(table or usual) if device else None,
             own_table=table is None,
+            fallback=None if fallback is None else require_fallback(fallback),
             toolchain=toolchain or Toolchain.current(),
             workers=workers,
             busy=busy,
@@ -163,6 +168,12 @@ class Setting:
         """
         if self.device is not None and self.table is not None:
             Table.update(self.table, Fingerprint.of(self.device), [entry])
+
+    def save_fallback(self) -> None:
+        """Write into the table where PyTorch answers, if that was said; raises as :meth:`save`."""
+        if self.fallback is not None and self.device is not None and self.table is not None:
+            self.load_table()  # sets one for other software aside
+            Table.update(self.table, Fingerprint.of(self.device), fallback=self.fallback)
 
     def entry(self, problem: Problem) -> Entry | None:
         """Return what the table says about exactly ``problem``; raises as :meth:`load_table`."""

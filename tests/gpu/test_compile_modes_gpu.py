@@ -75,9 +75,7 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
     before = ops.default_dispatcher()
     problem, _ = KINDS["split_k"]
     table = Table(Fingerprint.of(GPU), [Entry(problem, config_of("split_k"))])
-    yield cutegen.use(
-        Dispatcher(table, kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow"))
-    )
+    yield cutegen.use(Dispatcher(table, kernels=Kernels(Store(tmp_path_factory.mktemp("cache")))))
     cutegen.use(before)
 
 

@@ -94,9 +94,8 @@ def _gemm_call(order: str) -> Call:
 
     wanted = json.loads(order)
     problem = Problem.parse(wanted["problem"])
-    cutegen.configure(build="allow")
     if wanted["table"]:
-        cutegen.load_table(wanted["table"])
+        cutegen.load_table(wanted["table"], fallback="none")
 
     def call(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *rest: Any) -> None:
         given = _keywords(problem, rest)

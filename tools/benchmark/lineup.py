@@ -74,6 +74,7 @@ def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool
         None if table is None else Table.load(table),
         kernels=Kernels(store, build="allow" if measured else "never"),
         device=lambda index: device,
+        fallback="none",
     )
     tuning_s = read_tuning_seconds(args.tuned) if args.tuned else {}
     found: list[Contestant] = [Ours(dispatcher, table=table, device=args.device, tuning_s=tuning_s)]

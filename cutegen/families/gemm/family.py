@@ -14,6 +14,7 @@ from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
+from cutegen.families.gemm.perf_model.torch_mm import torch_mm_us
 from cutegen.families.gemm.problem import (
     ACTIVATIONS,
     BIASES,
@@ -28,18 +29,7 @@ from cutegen.families.gemm.problem import (
 )
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.families.resources import resource_root
-from cutegen.family import (
-    Argument,
-    Baseline,
-    Family,
-    Inputs,
-    Option,
-    Reference,
-    Size,
-    StandIn,
-    Strategy,
-    Tensors,
-)
+from cutegen.family import Argument, Baseline, Family, Inputs, Option, Reference, Size, Strategy, Tensors
 from cutegen.space import Config
 from cutegen.text import shown
 
@@ -218,17 +208,15 @@ class GemmFamily(Family):
 
         return make_baselines(problem, inputs, outputs)
 
-    def stand_in(self, problem: Problem) -> StandIn | None:
-        """Return torch's product, with the epilogue in fp32; None for operands that no torch dtype holds."""
-        from cutegen.families.gemm.stand_in import make_stand_in
-
-        return make_stand_in(problem, plain=self.is_library_call(problem))
-
     # -- choosing
 
     def strategy(self, arch: Arch) -> Strategy | None:
         """Return the analytic model where its constants are known for ``arch``."""
         return GemmStrategy.of(arch)
+
+    def baseline_us(self, problem: Problem, arch: Arch, sm_count: int) -> float | None:
+        """Return what ``torch.mm`` takes by a fit to measured times; None for what was not measured."""
+        return torch_mm_us(problem, arch.name, sm_count)
 
     def accuracy(self, arch: Arch) -> str:
         """Return how the model's order compares with measurements, where there are some."""
