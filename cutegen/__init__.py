@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from cutegen.runtime.dispatch import Answer, Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
-    from cutegen.torch_ops.gemm import gemm, linear, load_table, scaled_gemm, use
+    from cutegen.torch_ops.gemm import (
+        configure,
+        gemm,
+        linear,
+        load_table,
+        scaled_gemm,
+        use,
+        wait_for_kernels,
+    )
     from cutegen.torch_ops.norms import rms_norm
     from cutegen.tuning import AutoTuner
 
@@ -36,6 +44,7 @@ __all__ = [
     "Store",
     "Table",
     "__version__",
+    "configure",
     "find_arch",
     "gemm",
     "linear",
@@ -43,6 +52,7 @@ __all__ = [
     "rms_norm",
     "scaled_gemm",
     "use",
+    "wait_for_kernels",
 ]
 
 _HOMES = {
@@ -57,6 +67,7 @@ _HOMES = {
     "Problem": "families.gemm.problem",
     "Store": "build.store",
     "Table": "records.table",
+    "configure": "torch_ops.gemm",
     "find_arch": "arch",
     "gemm": "torch_ops.gemm",
     "rms_norm": "torch_ops.norms",
@@ -64,6 +75,7 @@ _HOMES = {
     "load_table": "torch_ops.gemm",
     "scaled_gemm": "torch_ops.gemm",
     "use": "torch_ops.gemm",
+    "wait_for_kernels": "torch_ops.gemm",
 }
 
 

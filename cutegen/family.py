@@ -40,6 +40,7 @@ __all__ = [
     "Reference",
     "Signature",
     "Size",
+    "StandIn",
     "Strategy",
     "Tensors",
     "bind",
@@ -51,6 +52,9 @@ Predictor = Callable[["Config"], "float | None"]
 #: One call of what a kernel is compared with: inputs and outputs by name. It writes the outputs, or returns
 #: its own, which is not charged with a copy.
 Baseline = Callable[["Inputs", Tensors], "Tensors | None"]
+#: Computes what a kernel would, with PyTorch, from inputs and outputs by name. It writes the outputs, some of
+#: which may be inputs.
+StandIn = Callable[["Inputs", Tensors], None]
 
 
 class Signature(Hashable, Protocol):
@@ -421,6 +425,13 @@ class Family(ABC):
 
         The fastest that is right is the baseline of the problem. There may be none.
         """
+
+    def stand_in(self, problem: Any) -> StandIn | None:
+        """Return what computes ``problem`` while its kernel is being compiled; None if nothing does.
+
+        It is as exact as the check asks of a kernel, and need not be fast.
+        """
+        return None
 
     # -- choosing
 

@@ -7,7 +7,7 @@ import cutegen
 a = torch.randn(4096, 2048, device="cuda", dtype=torch.bfloat16)
 b = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)
 
-d = cutegen.gemm(a, b)  # the first call with new shapes may compile, which takes seconds; later ones do not
+d = cutegen.gemm(a, b)  # while the kernel of new shapes is compiled, torch.mm computes
 cutegen.gemm(a, b, out=d)  # nothing is allocated
 cutegen.gemm(a, a.t())  # operands are taken as they are: contiguous along either axis, no copies
 

@@ -3,7 +3,8 @@
 ``ok``, ``ok:12.5`` (microseconds), ``wrong``, ``racy``, ``refuses``, ``stray``, ``breaks`` (the device),
 ``hangs``, ``crashes``, ``prints``, ``bug``, ``forks``; ``time-`` in front makes it misbehave only when timed,
 ``energy-`` only while its energy is measured; ``@300`` at the end makes it draw 300 W instead of 500;
-``ok:10~12`` takes 10 us back to back and 12 behind another kernel, which takes 3.
+``ok:10~12`` takes 10 us back to back and 12 behind another kernel, which takes 3; ``ok:10!7`` 10 us once
+the clock has settled, 7 before.
 Time is virtual: measuring advances a clock, so that tests are exact and fast. So does asking for the energy
 counter, which moves in steps.
 """
@@ -34,6 +35,8 @@ PREDECESSOR_US = 3.0
 WATTS = 500.0
 #: Seconds that one reading of the energy counter takes, and between two steps of it.
 READING_S, STEP_S = 0.0005, 0.02
+#: The clock until the engine has been loaded for 0.15 s.
+FAST_MHZ = 1980.0
 
 
 class FakeEngine:
@@ -54,6 +57,7 @@ class FakeEngine:
         self._drift = drift
         self._noise = noise
         self._rng = random.Random(0)
+        self._idled_s = 0.0
         self._problem: Problem | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -123,15 +127,23 @@ class FakeEngine:
         behaviour, _, rest = candidate.symbol.partition(":")
         number, _, watts = rest.partition("@")
         self._behave("" if behaviour.startswith(("time-", "energy-")) else behaviour)
-        own = number.split("~")[-1 if before else 0]
-        return Prepared(f"{behaviour}@{watts or WATTS}", LAUNCHES, float(own or 20.0) + before)
+        number, _, burst = number.partition("!")
+        own = float(number.split("~")[-1 if before else 0] or 20.0)
+        faster = f"!{float(burst) - own}" if burst else ""
+        return Prepared(f"{behaviour}@{watts or WATTS}{faster}", LAUNCHES, own + before)
 
     def measure(self, prepared: Prepared, replays: int) -> float:
         behaviour, watts = _behaviour(prepared)
         self._behave("" if behaviour.startswith("energy-") else behaviour.removeprefix("time-"))
         slow = 1 + self._drift * self.clock_s + self._rng.gauss(0, self._noise)
-        self.pass_time(prepared.replay_us * replays * slow / 1e6, watts)
-        return prepared.first_us * slow
+        own_us = (prepared.first_us + (_gain(prepared) if self.sm_clock() == FAST_MHZ else 0.0)) * slow
+        self.pass_time(own_us * prepared.launches * replays / 1e6, watts)
+        return own_us
+
+    def idle(self, seconds: float) -> None:
+        self.events.append(f"idle {seconds:g} s")
+        self.pass_time(seconds, 0)
+        self._idled_s = self.clock_s
 
     def pass_time(self, seconds: float, watts: float) -> None:
         """Advance the clock while so much power is drawn; the counter shows what it was at its last step."""
@@ -155,7 +167,7 @@ class FakeEngine:
         return self._shown_mj if self.counts else None
 
     def sm_clock(self) -> float | None:
-        return 1980.0 if self.clock_s < 0.15 else 1500.0
+        return FAST_MHZ if self.clock_s - self._idled_s < 0.15 else 1500.0
 
     def read_clocks(self) -> ClockReading:
         return ClockReading(self.sm_clock(), self._drawn_mj, 650.0, ("power_cap",))
@@ -183,8 +195,13 @@ class FakeFeed:
 
 
 def _behaviour(prepared: Prepared) -> tuple[str, float]:
-    behaviour, _, watts = str(prepared.graph).partition("@")
+    behaviour, _, watts = str(prepared.graph).partition("!")[0].partition("@")
     return behaviour, float(watts)
+
+
+def _gain(prepared: Prepared) -> float:
+    """Microseconds that are added at the fast clock."""
+    return float(str(prepared.graph).partition("!")[2] or 0.0)
 
 
 def make(index: int) -> FakeEngine:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from cutegen.build import Artifact, Resources, Toolchain, artifact_key, symbol_of
+from cutegen.build import Artifact, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build.render import Source
 from cutegen.build.store import Store
+from cutegen.errors import BuildError, CutegenError
 from cutegen.measure.device import Device
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
@@ -23,6 +25,9 @@ class FakeGpu:
         compiled: The sources compiled so far.
         loaded: The symbols loaded so far.
         calls: The positional arguments of each launch, most recent last.
+        builders: What compiled in the background, most recent last.
+        gate: Background compilations end only while it is set.
+        failure: Says for a source why a background compilation of it fails; None if it does not.
     """
 
     def __init__(self, root: Path) -> None:
@@ -30,6 +35,10 @@ class FakeGpu:
         self.compiled: list[Source] = []
         self.loaded: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
+        self.builders: list[FakeBuilder] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Callable[[Source], CutegenError | None] = lambda source: None
         self._signatures: dict[str, Source] = {}
 
     def compile(self, source: Source, store: Store) -> Artifact:
@@ -51,13 +60,47 @@ class FakeGpu:
 
         return function
 
-    def kernels(self, **options: Any) -> Kernels:
-        return Kernels(self.store, load=self.load, compile=self.compile, **options)
+    def kernels(self, build: str = "allow", **options: Any) -> Kernels:
+        made = {"load": self.load, "compile": self.compile, "builder": lambda store: FakeBuilder(self, store)}
+        return Kernels(self.store, build=build, **{**made, **options})
 
     def dispatcher(self, table: Any = None, **options: Any) -> Dispatcher:
         return Dispatcher(
             table, kernels=self.kernels(**options), device=lambda index: H200, device_type="cpu"
         )
+
+
+class FakeBuilder:
+    """What :class:`cutegen.build.Builder` is to a background compiler."""
+
+    def __init__(self, gpu: FakeGpu, store: Store) -> None:
+        self._gpu, self._store = gpu, store
+        self._waiting: list[Source] = []
+        self.closed = False
+        gpu.builders.append(self)
+
+    def __enter__(self) -> FakeBuilder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.closed = True
+
+    def submit(self, sources: Iterable[Source]) -> None:
+        self._waiting += sources
+
+    def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
+        if not self._waiting or not self._gpu.gate.wait(timeout_s):
+            return []
+        done, self._waiting = self._waiting, []
+        return [(source, self._result(source)) for source in done]
+
+    def _result(self, source: Source) -> Result:
+        error = self._gpu.failure(source)
+        if isinstance(error, BuildError):
+            return Failure("0" * 32, error.outcome, str(error), "")
+        if error is not None:
+            raise error
+        return self._gpu.compile(source, self._store)
 
 
 def compute(source: Source, arguments: tuple[Any, ...]) -> None:

@@ -53,8 +53,8 @@ WATTS = 500.0
 SMALL = Effort(classes=6, refine=3, finalists=20)
 
 #: ``ok``, a time such as ``12.5``, a time and watts such as ``12.5@400`` (500 unless given;
-#: ``12.5@`` if they cannot be read), ``10~12.5`` for 10 back to back and 12.5 otherwise, a build outcome, an
-#: outcome of the check, or ``breaks`` when it is timed.
+#: ``12.5@`` if they cannot be read), ``10~12.5`` for 10 back to back and 12.5 otherwise, ``10!9`` for 9 in
+#: bursts, a build outcome, an outcome of the check, or ``breaks`` when it is timed.
 Behaviour = Callable[[Config], str]
 
 
@@ -149,7 +149,7 @@ class FakeBench:
         isolated = policy.energy_s > 0
         symbols = {c.name: c.symbol for c in candidates if c.name not in broken}
         own = {name: _in_context(symbol, policy.context) for name, symbol in symbols.items()}
-        timings = {name: _timing(symbol, isolated) for name, symbol in own.items()}
+        timings = {name: _timed(symbol, policy) for name, symbol in own.items()}
         return TimingRun(timings, _timing(f"{REFERENCE_US}", isolated), broken)
 
     @property
@@ -165,6 +165,13 @@ def _in_context(symbol: str, context: str) -> str:
     """What is left of a behaviour where only one of its times counts."""
     first, _, second = symbol.partition("~")
     return second if second and context != BACK_TO_BACK else first
+
+
+def _timed(symbol: str, policy: Policy) -> Timing:
+    """The timing of a behaviour under a policy, with bursts if it is asked for them and has some."""
+    symbol, _, burst = symbol.partition("!")
+    found = _timing(symbol, policy.energy_s > 0)
+    return found.with_bursts(timing(float(burst))) if burst and policy.burst_rounds else found
 
 
 def _timing(symbol: str, isolated: bool) -> Timing:

@@ -15,7 +15,8 @@ from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import Interval
-from cutegen.measure.timing import BrokenDeviceError, RoundsResult, time_in_rounds
+from cutegen.measure.timing import BrokenDeviceError, time_in_rounds
+from cutegen.measure.timing_run import TimingRun
 from cutegen.space import Launch
 
 PROBLEM = Problem(256, 256, 256)
@@ -28,15 +29,15 @@ def candidate(name: str, symbol: str = "ok") -> Candidate:
 
 
 class Recorder(FakeEngine):
-    """Remembers who dwelt, in order."""
+    """Remembers who alone, in order."""
 
     def __init__(self, **settings: float) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]
         self.announced: list[str] = []
-        self.dwelt: list[str] = []
+        self.alone: list[str] = []
 
     def feed(self, prepared: Prepared) -> FakeFeed:
-        self.dwelt.append(self.announced[-1])
+        self.alone.append(self.announced[-1])
         return super().feed(prepared)
 
 
@@ -47,7 +48,7 @@ class Warming(Recorder):
         super().pass_time(seconds, watts * (1 + 0.01 * self.clock_s))
 
 
-def run(engine: Recorder, *candidates: Candidate, policy: Policy = EVERYONE, keep: str = "") -> RoundsResult:
+def run(engine: Recorder, *candidates: Candidate, policy: Policy = EVERYONE, keep: str = "") -> TimingRun:
     return time_in_rounds(engine, candidates, policy, "torch.mm", engine.announced.append, keep.split())
 
 
@@ -80,7 +81,7 @@ def test_energy_of_a_kept_entry_is_measured_though_it_lost_before_the_extra_roun
     entries = [candidate("default", "ok:30"), candidate("best", "ok:8"), candidate("other", "ok:9")]
     result = run(engine, *entries, policy=final, keep="default")
     assert result.timings["default"].samples == 3
-    assert engine.dwelt == ["torch", "default", "best"]
+    assert engine.alone == ["torch", "default", "best"]
     assert result.timings["default"].energy is not None and result.timings["other"].energy is None
 
 
@@ -101,8 +102,8 @@ def test_a_counter_that_does_not_move_gives_no_number(settings: dict[str, float]
     assert engine.clock_s < 0.27
     recorder = Recorder(**settings)
     result = run(recorder, candidate("a"), candidate("b"))
-    assert recorder.dwelt == ["torch"], "nobody else is tried in vain"
-    assert all(t.energy is None and t.power_w is None for t in result.timings.values())
+    assert recorder.alone == ["torch"], "nobody else is tried in vain"
+    assert all(t.energy is None and t.power_w is None for t in (*result.values(), result.reference))
 
 
 def test_a_counter_that_runs_backwards_gives_no_number() -> None:
@@ -129,7 +130,7 @@ def test_everyone_has_energy_of_its_own() -> None:
     """Millijoules are watts while it ran alone times microseconds, for each entry and the reference."""
     result = run(Recorder(), candidate("hot", "ok:20@700"), candidate("cool", "ok:25@400"))
     for name, watts, us in (("hot", 700, 20.0), ("cool", 400, 25.0), ("torch", 500, 10.0)):
-        timing = result.timings[name]
+        timing = result.reference if name == "torch" else result[name]
         assert timing.energy is not None
         assert timing.energy.low <= watts * us * 1e-3 <= timing.energy.high
         assert timing.power_w == pytest.approx(watts, rel=0.01)
@@ -140,7 +141,7 @@ def test_the_second_pass_is_in_the_opposite_order() -> None:
     """The reference opens and closes."""
     engine = Recorder()
     run(engine, candidate("a"), candidate("b"), candidate("c"))
-    assert engine.dwelt == ["torch", "a", "b", "c", "c", "b", "a", "torch"]
+    assert engine.alone == ["torch", "a", "b", "c", "c", "b", "a", "torch"]
 
 
 def test_one_measurement_of_two_is_no_energy() -> None:
@@ -148,11 +149,11 @@ def test_one_measurement_of_two_is_no_energy() -> None:
 
     class Stopping(Recorder):
         def feed(self, prepared: Prepared) -> FakeFeed:
-            self.counts = len(self.dwelt) < 3
+            self.counts = len(self.alone) < 3
             return super().feed(prepared)
 
     result = run(Stopping(), candidate("a"), candidate("b"))
-    assert all(timing.energy is None for timing in result.timings.values())
+    assert all(timing.energy is None for timing in (*result.values(), result.reference))
 
 
 def test_a_steady_drift_of_power_favours_nobody() -> None:
@@ -172,18 +173,18 @@ def test_for_time_only_the_winners_energy_is_measured() -> None:
     default = candidate("default", "ok:15")
     engine = Recorder()
     result = run(engine, *entries, default, policy=FINAL, keep="default")
-    assert engine.dwelt == ["torch", "fast", "default"]
+    assert engine.alone == ["torch", "fast", "default"]
     assert result.timings["slow"].energy is None and result.timings["slow"].median_us == 12
     engine = Recorder()
     run(engine, *entries, default, policy=EVERYONE)
-    assert set(engine.dwelt) == {"torch", "fast", "tied", "slow", "default"}
+    assert set(engine.alone) == {"torch", "fast", "tied", "slow", "default"}
 
 
 def test_of_many_equals_the_first_is_measured() -> None:
     """A long tie does not take long; whoever wins it comes first, and has its energy after one pass."""
     engine = Recorder()
     result = run(engine, *(candidate(f"e{i}", "ok:10@500") for i in range(9)), policy=FINAL, keep="e8")
-    assert engine.dwelt == ["torch", "e0", "e8"]
+    assert engine.alone == ["torch", "e0", "e8"]
     assert result.timings["e0"].energy_mj == pytest.approx(5.0, rel=0.05)
     assert result.timings["e1"].energy_mj is None
 
@@ -192,16 +193,16 @@ def test_without_seconds_no_energy_is_measured() -> None:
     """Screening reads no energy."""
     engine = Recorder()
     result = run(engine, candidate("a"), policy=Policy.screen())
-    assert engine.dwelt == [] and result.timings["a"].energy is None
+    assert engine.alone == [] and result.timings["a"].energy is None
 
 
 def test_failing_in_a_measurement_costs_that_candidate_only() -> None:
     """It has no timing then, and a reason; the others have their energy."""
     engine = Recorder()
     result = run(engine, candidate("bad", "energy-refuses"), candidate("a"))
-    assert set(result.timings) == {"torch", "a"} and "mismatched" in result.failures["bad"]
-    assert result.timings["a"].energy is not None and result.timings["torch"].energy is not None
-    assert engine.dwelt.count("bad") == 1
+    assert set(result) == {"a"} and "mismatched" in result.failures["bad"].error
+    assert result.timings["a"].energy is not None and result.reference.energy is not None
+    assert engine.alone.count("bad") == 1
     with pytest.raises(BrokenDeviceError, match="illegal memory access"):
         run(engine := Recorder(), candidate("a"), candidate("bad", "energy-breaks"))
     assert engine.announced[-1] == "bad"

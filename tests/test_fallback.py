@@ -195,6 +195,11 @@ def test_load_table_takes_the_setting(gpu: FakeGpu, tmp_path: Path) -> None:
     assert cutegen.load_table(path, fallback="measured").fallback == "measured"
     cutegen.gemm(*operands())
     assert len(gpu.calls) == 1
+    assert cutegen.configure(fallback="none").fallback == "none"
+    cutegen.gemm(*operands())
+    assert len(gpu.calls) == 2
+    configured = cutegen.configure(build="never")
+    assert (configured.fallback, configured.kernels.build) == ("none", "never")
 
 
 # --- commands ---

@@ -159,6 +159,18 @@ def test_timing_without_reference_or_readings_says_none() -> None:
         Timing.of([0.0])
 
 
+def test_bursts_do_not_change_what_a_timing_means() -> None:
+    """They add to it: a timing without them answers for a policy with, and the other way round."""
+    final = Policy.final()
+    plain = replace(final, burst_rounds=0)
+    assert final.burst_rounds and (final, final.digest) == (plain, plain.digest)
+    assert Policy.from_json(final.to_json()).burst_rounds == final.burst_rounds
+    assert "burst_rounds" not in plain.to_json()
+    assert not Policy.final(objective="energy").burst_rounds and not Policy.screen().burst_rounds
+    with pytest.raises(UsageError, match="burst_rounds is -1; it must not be negative"):
+        Policy(burst_rounds=-1)
+
+
 def test_a_policy_without_a_context_is_of_launches_back_to_back() -> None:
     """Version 0.1 wrote none. What decides is measured as in a model now."""
     assert Policy.from_json({"rounds": 9}).context == BACK_TO_BACK

@@ -16,6 +16,7 @@ from cutegen.measure.statistics import (
     Race,
     Settling,
     choose,
+    choose_in_both,
     common_drift,
     geometric_mean,
     median,
@@ -23,6 +24,7 @@ from cutegen.measure.statistics import (
     ratio_interval,
     steady_interval,
     tied,
+    within,
 )
 
 times = st.floats(0.1, 1e6)
@@ -250,3 +252,34 @@ def test_common_drift_is_what_all_entries_share() -> None:
     samples["stopped"] = [7.0, 7.7]
     assert common_drift(samples) == pytest.approx(factors)
     assert common_drift({}) == []
+
+
+def exactly(**times: float) -> dict[str, Interval]:
+    return {name: Interval(time * 0.999, time, time * 1.001) for name, time in times.items()}
+
+
+@pytest.mark.parametrize(
+    ("settled", "bursts", "winner"),
+    [
+        ({"a": 100, "b": 100.9}, {"a": 90, "b": 88}, "b"),
+        ({"a": 100, "b": 101.1}, {"a": 90, "b": 88}, "a"),
+        ({"a": 100, "b": 100.9}, {"a": 90, "b": 89.9}, "a"),
+        ({"a": 100.3, "b": 100}, {"a": 90, "b": 89.9}, "a"),
+        ({"a": 100.3, "b": 100}, {"a": 90, "b": 88}, "b"),
+        ({"a": 100, "b": 100.9}, {}, "a"),
+        ({"a": 100, "b": 100.9}, {"a": 90}, "a"),
+    ],
+)
+def test_what_is_nearly_as_fast_when_settled_may_win_by_its_bursts(
+    settled: dict[str, float], bursts: dict[str, float], winner: str
+) -> None:
+    """Within 1 % settled; a tie in bursts leaves the settled winner, as does a rival without bursts."""
+    found, equals = choose_in_both(exactly(**settled), exactly(**bursts), ["a", "b"])
+    assert found == winner
+    assert equals == choose(exactly(**settled), ["a", "b"])[1]
+
+
+def test_rivals_are_ranked_by_their_time() -> None:
+    """The fastest first, up to the band."""
+    assert within(exactly(a=102, b=100, c=101, d=101.1), 0.01) == ("b", "c")
+    assert within({}, 0.01) == ()

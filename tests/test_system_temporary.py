@@ -55,7 +55,7 @@ def test_a_folder_is_for_its_user_alone_and_goes_when_it_is_left(top: Path) -> N
         assert folder.path.parent == top and stat.S_IMODE(folder.path.stat().st_mode) == 0o700
         (folder.path / "file").write_text("x")
     assert list(top.iterdir()) == []
-    folder.remove()
+    folder.close()
 
 
 def test_what_a_killed_process_left_is_swept(top: Path) -> None:
@@ -123,7 +123,7 @@ def test_where_files_cannot_be_locked_a_folder_is_never_swept(
         folder = TemporaryFolder()
     sweep()
     assert folder.path.exists()
-    folder.remove()
+    folder.close()
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_told(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_engine import PREDECESSOR_US, FakeEngine
+from fake_engine import FAST_MHZ, PREDECESSOR_US, FakeEngine
 
 from cutegen.errors import LaunchError, MeasureError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.context import CONTEXTS, PREDECESSOR
+from cutegen.measure.device import ClockReading
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
-from cutegen.measure.timing import BrokenDeviceError, RoundsResult, time_in_rounds
+from cutegen.measure.timing import BrokenDeviceError, time_in_rounds
+from cutegen.measure.timing_run import TimingRun
 from cutegen.space import Launch
 
 PROBLEM = Problem(256, 256, 256)
@@ -37,7 +40,7 @@ class Recorder(FakeEngine):
         return super().measure(prepared, replays)
 
 
-def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> RoundsResult:
+def run(engine: Recorder, candidates: list[Candidate], policy: Policy) -> TimingRun:
     return time_in_rounds(engine, candidates, policy, "torch.mm", engine.announced.append)
 
 
@@ -114,9 +117,9 @@ def test_everyone_is_announced_before_it_runs() -> None:
 def test_failing_candidate_leaves_the_race_with_its_reason() -> None:
     """On a healthy device a failed launch costs one candidate; it has no timing."""
     result = run(Recorder(), [candidate("a"), candidate("bad", "time-refuses")], Policy.screen())
-    assert set(result.timings) == {"torch", "a"} and "mismatched" in result.failures["bad"]
+    assert set(result) == {"a"} and "mismatched" in result.failures["bad"].error
     early = run(Recorder(), [candidate("bad", "refuses"), candidate("a")], Policy.final())
-    assert set(early.timings) == {"torch", "a"} and set(early.failures) == {"bad"}
+    assert set(early) == {"a"} and set(early.failures) == {"bad"}
 
 
 def test_broken_device_ends_the_run() -> None:
@@ -149,7 +152,7 @@ def test_what_runs_before_a_launch_is_timed_in_the_same_rounds_and_taken_off(con
     policy = Policy(clock="burst", settle_s=0, rounds=4, min_rounds=4, context=context)
     result = run(engine, [candidate("a", "ok:8"), candidate("counts on it", "ok:8~9.5")], policy)
     apart = context != "back_to_back"
-    assert result.timings["torch"].median_us == pytest.approx(10)
+    assert result.reference.median_us == pytest.approx(10)
     assert result.timings["a"].median_us == pytest.approx(8)
     assert result.timings["a"].ratio == pytest.approx(10 / 8)
     assert result.timings["counts on it"].median_us == pytest.approx(9.5 if apart else 8)
@@ -194,3 +197,58 @@ def test_without_what_runs_before_nobody_is_timed() -> None:
         run(Shrinks(), [candidate("a")], policy)
     with pytest.raises(MeasureError, match="cannot be named 'predecessor'"):
         candidate(PREDECESSOR)
+
+
+BOTH = Policy(rounds=7, min_rounds=7, burst_rounds=3, context="behind")
+
+
+def test_those_that_may_win_are_timed_in_bursts_too() -> None:
+    """Within 1 % of the fastest, and the reference: after idling, at the clock that no limit holds down."""
+    engine = Recorder()
+    entries = [candidate("a", "ok:20!15"), candidate("b", "ok:20.1!14"), candidate("c", "ok:21!10")]
+    result = run(engine, entries, BOTH)
+    timings = result.timings
+    assert timings["a"].median_us == pytest.approx(20) and timings["a"].sm_clock_mhz == 1500
+    assert (timings["a"].burst_us, timings["a"].burst_clock_mhz) == (pytest.approx(15), FAST_MHZ)
+    assert timings["b"].burst_us == pytest.approx(14)
+    assert timings["b"].burst_ratio == pytest.approx(10 / 14)
+    assert result.reference.burst_us == pytest.approx(10) and timings["c"].bursts is None
+    assert [event for event in engine.events if event.startswith("idle")] == [
+        *("idle 0.15 s", "idle 0.05 s", "idle 0.05 s", "idle 0.05 s")
+    ]
+    bursts = Counter(name for name, _ in engine.ran[-15:])
+    assert bursts == {"torch": 6, "a": 3, "b": 3, PREDECESSOR: 3}, "the reference also wakes the device"
+
+
+def test_without_a_limit_of_power_bursts_tell_nothing_new() -> None:
+    """The clock is as high under load; nobody waits for it to come back."""
+
+    class Cool(Recorder):
+        def read_clocks(self) -> ClockReading:
+            return ClockReading(FAST_MHZ, 0.0, 100.0, ())
+
+    engine = Cool()
+    assert run(engine, [candidate("a")], BOTH).timings["a"].bursts is None
+    assert "idle 0.05 s" not in engine.events
+
+
+def test_energy_is_that_of_the_winner_in_bursts() -> None:
+    """The winner is the one that the tuner will choose."""
+    engine = Recorder()
+    entries = [candidate("a", "ok:20!15"), candidate("b", "ok:20.1!14")]
+    timings = run(engine, entries, replace(BOTH, energy_s=0.1)).timings
+    assert timings["b"].energy is not None and timings["a"].energy is None
+
+
+def test_who_fails_in_bursts_has_failed() -> None:
+    """It has no timing then."""
+
+    class Fragile(Recorder):
+        def measure(self, prepared: Prepared, replays: int) -> float:
+            if self.announced[-1] == "b" and "idle 0.15 s" in self.events:
+                raise LaunchError("too hasty")
+            return super().measure(prepared, replays)
+
+    result = run(Fragile(), [candidate("a"), candidate("b")], BOTH)
+    assert set(result.timings) == {"a"} and result.failures["b"].error == "too hasty"
+    assert result.timings["a"].burst_us == pytest.approx(20)

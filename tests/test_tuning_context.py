@@ -118,3 +118,29 @@ def test_the_command_shows_the_context(
     assert "choose from" in capsys.readouterr().err
     assert tune("--shape", shape, "--context", "alone", "--json", "--arch", "sm_90a") == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["context"] is None
+
+
+def test_a_winner_loses_neither_under_load_nor_in_bursts(tmp_path: Path) -> None:
+    """Of two that are within 1 % under load the one that is faster in bursts wins; both regimes are kept."""
+    first, second = map(view, rivals(2))
+    times = {first: "90!85", second: "90.6!80"}
+    rig = Rig(tmp_path, lambda config: times.get(config, "200"))
+    result = rig.tuner.tune(*SHAPE)
+    assert view(result.config) == second
+    [trial] = [t for t in trials_of(tmp_path) if t.id == result.winner.trial]
+    assert trial.timing is not None and trial.timing.burst_us == 80
+    assert (trial.timing.median_us, trial.timing.burst_ratio) == (pytest.approx(90.6), pytest.approx(1.25))
+    again = Rig(tmp_path, lambda config: times.get(config, "200")).tuner.tune(*SHAPE)
+    assert again.reused and again.config == result.config
+
+
+def test_bursts_are_shown(
+    gpu: FakeBench,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a column of their own, where somebody was timed so."""
+    gpu.behaviour = lambda config: "90!80"
+    assert tune("--shape", "x".join(map(str, SHAPE)), "--wide") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "in bursts" in next(line for line in lines if "TFLOP/s" in line)
+    assert "1.250" in next(line for line in lines if line.startswith("  best "))

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     device = present_device()
     problem = GEMM.problem(GEMM.parse_shape(args.shape), {})
-    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
+    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     namespace, wait = names(problem, Dispatcher(kernels=kernels))
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
     first = first_calls(problem, device, kernels, args.processes)

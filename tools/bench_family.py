@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     shapes = read_shapes(args.shapes, args.family)[: args.first]
     common = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
     policy = replace(common, context=args.context)
-    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None)
+    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     rows: list[dict[str, Json]] = []
     with (
         AutoTuner(device=device, cache_dir=args.cache_dir, context=args.context) as tuner,

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from cutegen.build.artifact import LOG, Failure, Result, about, find_result
@@ -20,12 +19,11 @@ from cutegen.build.store import Store
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
+from cutegen.system.closing import Closing
 from cutegen.system.interpreter import python_command, python_environment
 from cutegen.system.temporary import TemporaryFolder, sweep
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from cutegen.build.render import Source
 
 __all__ = ["Builder"]
@@ -36,7 +34,7 @@ RESTARTS = 2
 GOODBYE_S = 5.0
 
 
-class Builder:
+class Builder(Closing):
     """Compiles sources in child processes and keeps every outcome, failures too, in the store.
 
     A context manager; leaving it, or the death of this process, ends all compilation at once.
@@ -69,14 +67,6 @@ class Builder:
         self._greeted = False
         self._restarts = 0
         sweep()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pending(self) -> int:
@@ -157,7 +147,7 @@ class Builder:
                 _kill(daemon)
                 _close_quietly(daemon.stdout)
         if self._scratch is not None:
-            self._scratch.remove()
+            self._scratch.close()
             self._scratch = None
 
     # -- the daemon

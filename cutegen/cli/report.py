@@ -36,6 +36,8 @@ LEGEND = """columns:
   vs BASELINE     Time of the baseline (torch.mm, ...) over the kernel's: above 1 the kernel is faster. With
                   --objective energy or edp, the ratio of those.
   95 %            Confidence interval of that ratio, from paired rounds.
+  in bursts       That ratio in short bursts after idle, where clocks are higher than a limit of power allows
+                  under load; of entries that may win. Of those within 1 %, the fastest in bursts wins.
   vs default      Time of the default config over the winner's.
   mJ, W           Energy per launch and power, of entries that ran alone long enough for the GPU's counter.
   regs            Registers per thread at launch. It is a cap, not a use: a warp-specialized kernel starts all
@@ -46,8 +48,8 @@ LEGEND = """columns:
   config          Tile and cluster shapes, then the knobs that are not at their simplest value: pingpong is
                   short for pingpong=true. The line below the table has all knobs; --wide has their names.
 
-Columns that do not fit the terminal are left out (W, mJ, 95 %, regs, smem KB, in this order); --wide shows
-all, --json has everything. docs/knobs.md describes each knob.
+Columns that do not fit the terminal are left out (W, mJ, in bursts, 95 %, regs, smem KB, in this order);
+--wide shows all, --json has everything. docs/knobs.md describes each knob.
 """
 
 
@@ -128,6 +130,7 @@ def _measured_table(result: TuneResult, width: int | None) -> list[str]:
             *_energy_columns(timings, result),
             Column(_versus(result, result.baseline), [ratio for ratio, _ in ratios]),
             Column("95 %", [interval for _, interval in ratios], drop=5),
+            *_burst_column(timings),
             *_resource_columns(taken),
             _provider_column(providers),
             Column("config", names, left=True),
@@ -185,6 +188,12 @@ def _energy_columns(timings: Sequence[Timing], result: TuneResult) -> list[Colum
         Column("mJ", energy, drop=6 if result.objective == "time" else 0),
         Column("W", power, drop=7 if result.objective == "time" else 2),
     ]
+
+
+def _burst_column(timings: Sequence[Timing]) -> list[Column]:
+    """Return the ratio to the baseline in bursts; nothing if nobody was timed so."""
+    ratios = ["" if timing.burst_ratio is None else f"{timing.burst_ratio:.3f}" for timing in timings]
+    return [Column("in bursts", ratios, drop=6)] if any(ratios) else []
 
 
 def _resource_columns(taken: Sequence[Resources | None]) -> list[Column]:

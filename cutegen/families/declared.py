@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, TORCH_DTYPES, short_dtype, torch_dtype
 from cutegen.errors import FamilyError, ProblemError, UsageError
-from cutegen.family import Argument, Baseline, Chunk, Family, Inputs, Kind, Option, Size, Tensors
+from cutegen.family import Argument, Baseline, Chunk, Family, Inputs, Kind, Option, Size, StandIn, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -479,6 +479,22 @@ class DeclaredFamily(Family):
                     f"the reference of {self.name} gives {argument.name} of shape {got}; it must be {shape}"
                 )
         return found
+
+    def stand_in(self, problem: DeclaredProblem) -> StandIn:
+        """Return the reference in fp64, for some rows at a time, rounded once."""
+
+        def compute(inputs: Inputs, outputs: Tensors) -> None:
+            counts = [self.rows_of(problem, name) for name in outputs]
+            rows, step = max(count for count, _ in counts), min(step for _, step in counts)
+            for low in range(0, rows, step):
+                high = min(low + step, rows)
+                found = self.wanted(problem, inputs, low, high)
+                # An output may be an input, so all are rounded before any is written.
+                rounded = {name: found[name].to(out.dtype, copy=True) for name, out in outputs.items()}
+                for name, out in outputs.items():
+                    (out[low:high] if self._has_rows(name) else out).copy_(rounded[name])
+
+        return compute
 
     def allowed(self, problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
         """Return the error that each element of an output is allowed."""

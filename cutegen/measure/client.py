@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cutegen import errors
 from cutegen.errors import CutegenError, MeasureError
 from cutegen.families.registry import loaded_folders
 from cutegen.family import Problem
-from cutegen.measure.candidate import REFERENCE, Candidate, CheckResult
+from cutegen.measure.candidate import Candidate, CheckResult
 from cutegen.measure.child_process import WorkerDiedError, WorkerHungError, WorkerProcess
 from cutegen.measure.device import Device
 from cutegen.measure.engine import DEFAULT_ENGINE
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing_run import TimingRun
+from cutegen.system.closing import Closing
 
-__all__ = ["Bench", "Opened", "TimingRun"]
+__all__ = ["Bench", "Opened"]
 
 
 @dataclass(frozen=True)
@@ -42,41 +43,6 @@ class Opened:
     launches: int
 
 
-@dataclass(frozen=True)
-class TimingRun(Mapping[str, Timing]):
-    """The timings of one call, by candidate name, with what belongs to all of them.
-
-    Attributes:
-        timings: Of the candidates that ran.
-        reference: Of the vendor's call, from the same rounds.
-        failures: Candidates that could not be timed, with the reason.
-        rounds: Rounds run.
-        settle_s: Seconds of burn-in.
-        settled: Whether the clock was seen to hold; None without burn-in.
-    """
-
-    timings: Mapping[str, Timing]
-    reference: Timing
-    failures: Mapping[str, CheckResult] = field(default_factory=dict)
-    rounds: int = 0
-    settle_s: float = 0.0
-    settled: bool | None = None
-
-    def contended(self, who: str) -> TimingRun:
-        """Return this run with every timing marked as made while ``who`` used the GPU."""
-        timings = {name: replace(timing, contended_by=who) for name, timing in self.timings.items()}
-        return replace(self, timings=timings, reference=replace(self.reference, contended_by=who))
-
-    def __getitem__(self, name: str) -> Timing:
-        return self.timings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.timings)
-
-    def __len__(self) -> int:
-        return len(self.timings)
-
-
 class _LostError(Exception):
     """The measuring process is gone; ``culprit`` is the entry that it last announced."""
 
@@ -87,7 +53,7 @@ class _LostError(Exception):
         super().__init__(reason)
 
 
-class Bench:
+class Bench(Closing):
     """Checks and times candidates in one child process, which is replaced when a candidate breaks it.
 
     A candidate that crashes, hangs or faults costs itself only: the process is killed and started anew, the
@@ -121,14 +87,6 @@ class Bench:
         self._is_open = False
         self._at = ""
         self.restarts = 0
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
@@ -281,7 +239,7 @@ class Bench:
                 "keep": list(keep),
             }
             try:
-                return _timing_run(self._run(request, left), failures)
+                return TimingRun.from_json(self._run(request, left), failures)
             except _LostError as lost:
                 if lost.culprit not in {candidate.name for candidate in left}:
                     raise MeasureError(f"timing the reference failed: {lost.reason}") from lost
@@ -350,16 +308,3 @@ def _as_exception(error: Mapping[str, Any]) -> CutegenError:
         exception: CutegenError = kind(error["message"])
         return exception
     return MeasureError(error["message"])
-
-
-def _timing_run(result: Mapping[str, Any], failures: Mapping[str, CheckResult]) -> TimingRun:
-    timings = {name: Timing.from_json(data) for name, data in result["timings"].items()}
-    failed = {name: CheckResult("launch_failed", reason) for name, reason in result["failures"].items()}
-    return TimingRun(
-        timings={name: timing for name, timing in timings.items() if name != REFERENCE},
-        reference=timings[REFERENCE],
-        failures={**failures, **failed},
-        rounds=result["rounds"],
-        settle_s=result["settle_s"],
-        settled=result["settled"],
-    )

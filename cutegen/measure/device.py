@@ -5,15 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cutegen.arch import Arch, from_compute_capability
 from cutegen.digest import Json, digest
 from cutegen.errors import DeviceError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from cutegen.system.closing import Closing
 
 __all__ = ["ClockMeter", "ClockReading", "Device", "NvmlHandle", "present_device"]
 
@@ -183,7 +180,7 @@ def _ask_nvml(bare_uuid: str) -> tuple[str, str]:
         return meter.uuid or f"GPU-{bare_uuid}", meter.driver_version
 
 
-class NvmlHandle:
+class NvmlHandle(Closing):
     """One GPU as NVML knows it; a context manager. Without NVML, or such a GPU, there is no handle.
 
     Attributes:
@@ -218,14 +215,6 @@ class NvmlHandle:
                 continue
             self.uuid = name
             return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of NVML; calling it again does nothing."""

@@ -96,6 +96,10 @@ class Engine(Protocol):
         """Return the device's energy counter in millijoules; one query, None where it cannot be read."""
         ...
 
+    def idle(self, seconds: float) -> None:
+        """Leave the device without work."""
+        ...
+
     def sm_clock(self) -> float | None:
         """Return the present SM clock in MHz; cheaper than everything."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from cutegen.digest import Json, digest
@@ -23,7 +23,7 @@ ENERGY_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
 #: Fields under the names that they had in version 0.1: the digest of a stored policy keys timings.
 _STORED_AS = {"extra_rounds": "playoff", "energy_s": "dwell_s"}
 #: Fields that version 0.1 lacked, with what they were then; left out of the data where they are still that.
-_ADDED: Mapping[str, Json] = {"context": BACK_TO_BACK}
+_ADDED: Mapping[str, Json] = {"context": BACK_TO_BACK, "burst_rounds": 0}
 _CHOICES = {
     "objective": OBJECTIVES,
     "context": CONTEXTS,
@@ -73,6 +73,9 @@ class Policy:
         context: What runs before each launch: ``alone``, ``behind`` or ``back_to_back``, as in
             :data:`cutegen.measure.context.CONTEXTS`. The time of what runs before is measured in the same
             rounds and taken off. Energy is that of launches back to back in any case.
+        burst_rounds: Where a limit of power holds the settled clock down: rounds of short bursts that follow
+            for the reference and whoever may win, each after a moment of idling. Objective ``time`` only.
+            They add to a timing and change nothing in it, so they are no part of what keys it.
 
     Raises:
         UsageError: A value is not one of those above.
@@ -93,6 +96,7 @@ class Policy:
     objective: str = "time"
     energy_s: float = 0.0
     context: str = BACK_TO_BACK
+    burst_rounds: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         for name, valid in _CHOICES.items():
@@ -102,7 +106,15 @@ class Policy:
             raise UsageError(
                 f"policy wants {self.min_rounds} to {self.rounds} rounds; valid: 1 or more, in order"
             )
-        for name in ("round_us", "settle_s", "precision", "prune", "extra_rounds", "energy_s"):
+        for name in (
+            "round_us",
+            "settle_s",
+            "precision",
+            "prune",
+            "extra_rounds",
+            "energy_s",
+            "burst_rounds",
+        ):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"policy {name} is {getattr(self, name)!r}; it must not be negative")
         if self.energy_s and self.clock != "settled":
@@ -136,8 +148,8 @@ class Policy:
     def final(cls, seed: int = 0, objective: str = "time", *, context: str = DEFAULT_CONTEXT) -> Policy:
         """Return the policy that decides among the few: settled clocks, 7 to 15 longer rounds, energy.
 
-        Where time decides, 30 more rounds may follow for those that may still win. Source: medians of 15
-        rounds on an H200 at its power limit are known to 0.8 %; of 45, to 0.5 %.
+        Where time decides, 30 more rounds may follow for those that may still win, then 7 of bursts. Source:
+        medians of 15 rounds on an H200 at its power limit are known to 0.8 %; of 45, to 0.5 %.
 
         Raises:
             UsageError: There is no such objective or context.
@@ -149,12 +161,13 @@ class Policy:
             energy_s=ENERGY_S.get(objective, 0.0),
             extra_rounds=extra_rounds,
             context=context,
+            burst_rounds=7 if objective == "time" else 0,
         )
 
     @property
     def digest(self) -> str:
         """A short stable name, the same in every process."""
-        return digest(self.to_json(), length=12)
+        return digest(replace(self, burst_rounds=0).to_json(), length=12)
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data; a policy that version 0.1 had is described, and keyed, as it was then."""
@@ -202,6 +215,11 @@ class Timing:
         contended_by: Other processes that were seen to use the GPU meanwhile, in words; empty if none was.
         predecessor_us: Median time of what ran before each launch, which is not in the times above; None
             where launches followed one another.
+        burst_us: Median in bursts, without the drift that everyone shared; None if there were none.
+        burst_low_us: Lower end of that median's 95 % interval.
+        burst_high_us: Upper end.
+        burst_ratio: Median of the paired ratios reference / own in bursts.
+        burst_clock_mhz: Median SM clock in bursts.
     """
 
     median_us: float
@@ -224,6 +242,11 @@ class Timing:
     steady_high_us: float | None = None
     contended_by: str = ""
     predecessor_us: float | None = None
+    burst_us: float | None = None
+    burst_low_us: float | None = None
+    burst_high_us: float | None = None
+    burst_ratio: float | None = None
+    burst_clock_mhz: float | None = None
 
     @classmethod
     def of(
@@ -274,6 +297,25 @@ class Timing:
             energy_low_mj=energy_mj.low,
             energy_high_mj=energy_mj.high,
         )
+
+    def with_bursts(self, bursts: Timing) -> Timing:
+        """Return this timing with what rounds of bursts said of the same entry."""
+        time = bursts.paired
+        return replace(
+            self,
+            burst_us=time.mid,
+            burst_low_us=time.low,
+            burst_high_us=time.high,
+            burst_ratio=bursts.ratio,
+            burst_clock_mhz=bursts.sm_clock_mhz,
+        )
+
+    @property
+    def bursts(self) -> Interval | None:
+        """Microseconds in bursts, for comparing entries of one run; None if there were none."""
+        if self.burst_us is None or self.burst_low_us is None or self.burst_high_us is None:
+            return None
+        return Interval(self.burst_low_us, self.burst_us, self.burst_high_us)
 
     @property
     def energy(self) -> Interval | None:

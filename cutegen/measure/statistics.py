@@ -11,11 +11,13 @@ from statistics import median
 from cutegen.errors import MeasureError
 
 __all__ = [
+    "BURST_BAND",
     "TIE_BAND",
     "Interval",
     "Race",
     "Settling",
     "choose",
+    "choose_in_both",
     "common_drift",
     "geometric_mean",
     "median",
@@ -23,11 +25,15 @@ __all__ = [
     "ratio_interval",
     "steady_interval",
     "tied",
+    "within",
 ]
 
 #: Two medians this close count as equal whatever their intervals say. Source: repeated tuning of one shape
 #: on one GPU flips between configs that differ by less (up to 0.6 % were seen to change places).
 TIE_BAND = 0.005
+#: What is so little above the smallest settled time may win by its time in bursts. Source: the requirement
+#: that a winner lose in neither regime; clocks in bursts are a third higher, and other tiles win there.
+BURST_BAND = 0.01
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,35 @@ def choose(
     equals = tuple(name for name in ranked if not beaten(times[name]))
     enough = min(times[name].mid for name in equals) * (1 + excuse)
     return next(name for name in equals if times[name].mid <= enough), equals
+
+
+def within(times: Mapping[str, Interval], band: float) -> tuple[str, ...]:
+    """Return the names whose median is at most the fraction ``band`` above the smallest, fastest first."""
+    ranked = sorted(times, key=lambda name: (times[name].mid, name))
+    return tuple(name for name in ranked if times[name].mid <= times[ranked[0]].mid * (1 + band))
+
+
+def choose_in_both(
+    settled: Mapping[str, Interval], bursts: Mapping[str, Interval], preference: Sequence[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the winner under settled clocks and in bursts, and all that are tied with it when settled.
+
+    Of the entries within :data:`BURST_BAND` of the smallest settled time, the one that takes least in bursts
+    wins; among those that are tied there, the settled winner, as :func:`choose` finds it, comes first.
+
+    Args:
+        settled: What each takes under settled clocks.
+        bursts: What those that were timed in bursts take there; empty if nobody was.
+        preference: All names, the one that wins ties first.
+
+    Raises:
+        MeasureError: ``settled`` is empty or ``preference`` lacks a name of it.
+    """
+    name, equals = choose(settled, preference)
+    rivals = {rival: bursts[rival] for rival in within(settled, BURST_BAND) if rival in bursts}
+    if name in rivals:
+        name, _ = choose(rivals, [name, *(other for other in preference if other != name)])
+    return name, equals
 
 
 def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
@@ -297,6 +332,7 @@ class Settling:
     Attributes:
         settled: Whether the clock was seen to hold.
         elapsed_s: Time of the last reading, in seconds since the first.
+        power_limited: Whether a limit of power was reported.
     """
 
     def __init__(
@@ -308,16 +344,16 @@ class Settling:
         self._short_limit_s = min(short_limit_s, limit_s)
         self._window_s = window_s
         self._tolerance = tolerance
+        self.power_limited = False
         self._readings: deque[tuple[float, float]] = deque()
         self._start: float | None = None
-        self._power_limited = False
 
     def observe(self, at_s: float, clock_mhz: float | None, power_limited: bool) -> None:
         """Take in one reading; ``clock_mhz`` is None where the clock cannot be read."""
         if self._start is None:
             self._start = at_s
         self.elapsed_s = at_s - self._start
-        self._power_limited |= power_limited
+        self.power_limited |= power_limited
         if clock_mhz is not None:
             self._readings.append((at_s, clock_mhz))
         while self._readings and self._readings[0][0] < at_s - 2 * self._window_s:
@@ -338,5 +374,5 @@ class Settling:
     @property
     def done(self) -> bool:
         """Whether to go on measuring: the clock holds, or the time is up."""
-        limit = self._limit_s if self._power_limited else self._short_limit_s
+        limit = self._limit_s if self.power_limited else self._short_limit_s
         return self.settled or self.elapsed_s >= limit

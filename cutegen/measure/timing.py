@@ -3,74 +3,57 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from cutegen.errors import LaunchError, MeasureError
-from cutegen.measure.candidate import REFERENCE, Candidate
+from cutegen.measure.candidate import REFERENCE, Candidate, CheckResult
 from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.series import COMMON, Series
 from cutegen.measure.sizing import plan_replays
-from cutegen.measure.statistics import Race, Settling, choose, common_drift
+from cutegen.measure.statistics import (
+    BURST_BAND,
+    Interval,
+    Race,
+    Settling,
+    choose_in_both,
+    within,
+)
+from cutegen.measure.timing_run import TimingRun
 
-__all__ = ["BrokenDeviceError", "RoundsResult", "time_in_rounds"]
+__all__ = ["BrokenDeviceError", "time_in_rounds"]
 
 #: Burn-in measures about this long between two readings of the clock, in microseconds.
 _BURN_US = 10_000.0
 #: A burst starts after so many seconds of load. Source: an idle H200 clocks at 345 MHz instead of 1980.
 _WARM_S = 0.05
-#: Entries that belong to nobody: if one of them fails, nobody can be timed.
-_COMMON = (REFERENCE, PREDECESSOR)
+#: Seconds of idling before each burst, and before the first, which follows long load. Source: judgement. An
+#: H200 at its power limit takes 0.15 s of load to slow down; here it is loaded less than half of the time.
+_IDLE_S, _FIRST_IDLE_S = 0.05, 0.2
+#: GPU time that one entry takes in one burst, in microseconds, and most entries that are timed in bursts.
+_BURST_US, _MOST_IN_BURSTS = 1500.0, 6
 
 
 class BrokenDeviceError(MeasureError):
     """A launch failed in a way that this process cannot recover from; the culprit was announced before."""
 
 
-@dataclass
-class RoundsResult:
-    """What came of timing one set of candidates.
-
-    Attributes:
-        timings: By name; the reference is among them as ``torch``.
-        failures: Why a candidate could not be timed, by name.
-        rounds: Rounds run.
-        settle_s: Seconds of burn-in.
-        settled: Whether the clock was seen to hold; None if nobody looked.
-    """
-
-    timings: dict[str, Timing] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    rounds: int = 0
-    settle_s: float = 0.0
-    settled: bool | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
-        return {
-            "timings": {name: timing.to_json() for name, timing in self.timings.items()},
-            "failures": self.failures,
-            "rounds": self.rounds,
-            "settle_s": self.settle_s,
-            "settled": self.settled,
-        }
-
-
 class _Rounds:
-    """The state of one call: what is prepared, who still runs, what the clock said."""
+    """The state of one call: what is prepared, who failed, what came of it."""
 
     def __init__(self, engine: Engine, policy: Policy, announce: Callable[[str], None]) -> None:
         self.engine = engine
         self.policy = policy
         self.announce = announce
-        self.result = RoundsResult()
+        self.timings: dict[str, Timing] = {}
+        self.failures: dict[str, CheckResult] = {}
+        self.settle_s = 0.0
+        self.settled: bool | None = None
         self.candidates: dict[str, Candidate | None] = {REFERENCE: None}
         self.prepared: dict[str, Prepared] = {}
-        self.clocks: dict[str, list[float]] = {}
-        self.before_us: list[float] = []
+        self.power_limited = False
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Make every entry ready; one that fails becomes a failure."""
@@ -87,12 +70,11 @@ class _Rounds:
                 if candidate is None:
                     raise
                 self.fail(name, error)
-        self.clocks = {name: [] for name in self.prepared}
 
     @property
     def names(self) -> list[str]:
         """The candidates that are ready, in order."""
-        return [name for name in self.prepared if name not in _COMMON]
+        return [name for name in self.prepared if name not in COMMON]
 
     def fail(self, name: str, error: LaunchError) -> None:
         """Note a failed launch.
@@ -102,7 +84,7 @@ class _Rounds:
         """
         if not self.engine.healthy():
             raise BrokenDeviceError(str(error)) from error
-        self.result.failures[name] = str(error)
+        self.failures[name] = CheckResult("launch_failed", str(error))
         self.prepared.pop(name, None)
 
     def warm(self) -> None:
@@ -110,7 +92,7 @@ class _Rounds:
         start = self.engine.now()
         while (spent := self.engine.now() - start) < min(_WARM_S, self.policy.settle_s):
             self._measure(REFERENCE, plan_replays(_BURN_US, self.prepared[REFERENCE].replay_us))
-        self.result.settle_s = spent
+        self.settle_s = spent
 
     def settle(self) -> None:
         """Load the device with everyone in turn until its clock holds."""
@@ -123,56 +105,40 @@ class _Rounds:
             self._measure(name, plan_replays(_BURN_US, self.prepared[name].replay_us))
             reading = self.engine.read_clocks()
             settling.observe(self.engine.now(), reading.sm_mhz, reading.power_limited)
-        self.result.settle_s, self.result.settled = settling.elapsed_s, settling.settled
+        self.settle_s, self.settled = settling.elapsed_s, settling.settled
+        self.power_limited = settling.power_limited
 
     def _measure(self, name: str, replays: int) -> float | None:
         self.announce(name)
         try:
             return self.engine.measure(self.prepared[name], replays)
         except LaunchError as error:
-            if name in _COMMON:
+            if name in COMMON:
                 raise
             self.fail(name, error)
             return None
 
-    def run(self, race: Race) -> float | None:
+    def run(self, series: Series, before_round: Callable[[], None] = lambda: None) -> float | None:
         """Run rounds until the race is decided; return the mean power in watts, None where it is unknown."""
-        rng = random.Random(self.policy.seed)
+        race, rng = series.race, random.Random(self.policy.seed)
         start, energy = self.engine.now(), self.engine.read_clocks().energy_mj
         while not race.finished:
-            order = [name for name in _COMMON if name in self.prepared] + list(race.alive)
+            before_round()
+            order = [name for name in COMMON if name in self.prepared] + list(race.alive)
             rng.shuffle(order)
-            samples = {name: us for name in order if (us := self._sample(name)) is not None}
+            samples = {name: us for name in order if (us := self._sample(name, series)) is not None}
             for name in set(order) - set(samples):
                 race.withdraw(name)
-            samples = self._without_predecessor(samples)
-            race.observe(samples.pop(REFERENCE), samples)
+            series.observe(samples)
         return self._mean_power(start, energy)
 
-    def _without_predecessor(self, samples: dict[str, float]) -> dict[str, float]:
-        """Return the samples of a round less what ran before each launch.
-
-        Raises:
-            MeasureError: Nothing is left of one.
-        """
-        if PREDECESSOR not in samples:
-            return samples
-        before = samples.pop(PREDECESSOR)
-        self.before_us.append(before)
-        if lost := [name for name, us in samples.items() if us <= before]:
-            raise MeasureError(
-                f"{lost[0]} and the kernel before it took {samples[lost[0]]:.2f} us, no longer than the "
-                f"{before:.2f} us of that kernel alone; measure launches {BACK_TO_BACK} instead"
-            )
-        return {name: us - before for name, us in samples.items()}
-
-    def _sample(self, name: str) -> float | None:
+    def _sample(self, name: str, series: Series) -> float | None:
         if name not in self.prepared:
             return None
-        took = self._measure(name, plan_replays(self.policy.round_us, self.prepared[name].replay_us))
+        took = self._measure(name, plan_replays(series.round_us, self.prepared[name].replay_us))
         clock = self.engine.sm_clock()
         if took is not None and clock is not None:
-            self.clocks[name].append(clock)
+            series.clocks[name].append(clock)
         return took
 
     def _mean_power(self, start: float, energy_before: float | None) -> float | None:
@@ -182,34 +148,42 @@ class _Rounds:
             return after.power_w  # the counter is too coarse for so short a time
         return (after.energy_mj - energy_before) / 1000 / seconds
 
-    def summarise(self, race: Race, power_w: float | None, reference: str) -> None:
-        """Turn samples into timings."""
-        base = race.reference_samples
-        self.result.rounds = race.rounds
-        entries: Mapping[str, tuple[float, ...]] = {
-            REFERENCE: base,
-            **{name: race.samples(name) for name in race.names if name not in self.result.failures},
-        }
-        drift = common_drift(entries)
-        for name, samples in entries.items():
-            self.result.timings[name] = Timing.of(
-                samples,
-                base[: len(samples)],
-                clocks_mhz=self.clocks[name],
-                rounds_power_w=power_w,
-                reference=reference,
-                drift=drift[: len(samples)],
-                predecessor_us=self.before_us[: len(samples)],
-            )
+    def run_bursts(self) -> None:
+        """Add to the timings of those who may win, and of the reference, what they take in short bursts.
 
-    def measure_energy(self, race: Race, keep: Collection[str]) -> None:
+        Where no limit of power held the clock down, bursts would tell nothing new, and there are none.
+        """
+        names = within(self._settled(), BURST_BAND)[:_MOST_IN_BURSTS]
+        if not self.power_limited or not names:
+            return
+        count = self.policy.burst_rounds
+        series = Series(Race(names, min_rounds=count, max_rounds=count, precision=0.0, prune=0.0), _BURST_US)
+        self.engine.idle(_FIRST_IDLE_S - _IDLE_S)
+        self.run(series, self._wake)
+        timings = self.timings
+        for name, bursts in series.timings("", without=self.failures).items():
+            timings[name] = timings[name].with_bursts(bursts)
+        for name in self.failures:
+            timings.pop(name, None)
+
+    def _wake(self) -> None:
+        """Let the device cool down, then load it so shortly that it leaves its idle clock and no more."""
+        self.engine.idle(_IDLE_S)
+        self._measure(REFERENCE, plan_replays(_BURN_US, self.prepared[REFERENCE].replay_us))
+
+    def _settled(self) -> dict[str, Interval]:
+        """Return the settled times of the candidates that still run, in their order."""
+        timings = self.timings
+        return {name: timings[name].paired for name in self.names if name in timings}
+
+    def measure_energy(self, keep: Collection[str]) -> None:
         """Add the isolated energy of those whom the policy asks for to their timings.
 
         A second pass in the opposite order puts everyone's mean at the same time, so that a steady drift of
         the GPU's power favours nobody; where only time decides, one pass tells enough. An entry that fails
         here has failed.
         """
-        names = self._energy_names(race, keep)
+        names = self._energy_names(keep)
         turns = names if self.policy.objective == "time" else [*names, *reversed(names)]
         found: dict[str, list[IsolatedEnergy]] = {name: [] for name in names}
         for name in turns:
@@ -221,20 +195,20 @@ class _Rounds:
             elif name == names[0]:
                 break  # a counter that does not move for the first moves for nobody
         for name, passes in found.items():
-            if len(passes) * len(names) == len(turns) and name in self.result.timings:
+            if len(passes) * len(names) == len(turns) and name in self.timings:
                 both = join(passes)
-                timing = self.result.timings[name]
-                self.result.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
+                timing = self.timings[name]
+                self.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
 
-    def _energy_names(self, race: Race, keep: Collection[str]) -> list[str]:
+    def _energy_names(self, keep: Collection[str]) -> list[str]:
         """Return whose energy is measured: the reference first, then entries in their own order.
 
         Where only time decides, the winner, and whom the caller keeps.
         """
-        alive = [name for name in race.names if name in self.prepared]
-        if self.policy.objective == "time" and alive:
-            times = {name: self.result.timings[name].paired for name in alive}
-            winner, _ = choose(times, alive)
+        alive, settled = self.names, self._settled()
+        if self.policy.objective == "time" and settled:
+            bursts = {name: t.bursts for name, t in self.timings.items() if t.bursts is not None}
+            winner, _ = choose_in_both(settled, bursts, alive)
             wanted = {winner, *keep}
             alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
@@ -249,7 +223,7 @@ class _Rounds:
             if name == REFERENCE:
                 raise
             self.fail(name, error)
-            del self.result.timings[name]
+            del self.timings[name]
             return None
 
 
@@ -260,7 +234,7 @@ def time_in_rounds(
     reference: str,
     announce: Callable[[str], None],
     keep: Collection[str] = (),
-) -> RoundsResult:
+) -> TimingRun:
     """Time every candidate and the reference under ``policy``.
 
     Args:
@@ -290,8 +264,18 @@ def time_in_rounds(
         prune=policy.prune,
         extra_rounds=policy.extra_rounds,
     )
-    power = rounds.run(race)
-    rounds.summarise(race, power, reference)
+    series = Series(race, policy.round_us)
+    power_w = rounds.run(series)
+    rounds.timings = series.timings(reference, power_w=power_w, without=rounds.failures)
+    if policy.burst_rounds > 0:
+        rounds.run_bursts()
     if policy.energy_s > 0:
-        rounds.measure_energy(race, keep)
-    return rounds.result
+        rounds.measure_energy(keep)
+    return TimingRun(
+        timings=rounds.timings,
+        reference=rounds.timings.pop(REFERENCE),
+        failures=rounds.failures,
+        rounds=race.rounds,
+        settle_s=rounds.settle_s,
+        settled=rounds.settled,
+    )

@@ -492,6 +492,10 @@ class TorchEngine:
         """Return NVML's energy counter in millijoules."""
         return self._meter.energy_mj()
 
+    def idle(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
     def sm_clock(self) -> float | None:
         """Return the SM clock in MHz."""
         return self._meter.sm_mhz()

@@ -15,19 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from cutegen.errors import CutegenError, StoreError
 from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.records.sqlite_file import WAIT_S, connect, may_hold, set_journal_mode
 from cutegen.records.trial import ORIGINS, OUTCOMES, Key, Trial
+from cutegen.system.closing import Closing
 from cutegen.system.private import make_private
 from cutegen.text import printable, shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial", "TrialStore"]
 
@@ -73,7 +69,7 @@ PRAGMA user_version = {_SCHEMA};
 _QUOTED = 300
 
 
-class TrialStore:
+class TrialStore(Closing):
     """The trials in one SQLite file, created if missing; a context manager that closes it.
 
     A file that is refused is left as it is, to the byte. Folders that are missing are made for this user
@@ -155,14 +151,6 @@ class TrialStore:
         except sqlite3.Error:
             db.execute("ROLLBACK")
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the file; calling it again does nothing."""

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cutegen.errors import CutegenError
+from cutegen.errors import CutegenError, LaunchError
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Problem
 from cutegen.measure.device import Device, present_device
 from cutegen.records.entry import ANY, Entry, Fingerprint
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Lookup, Table, require_fallback
-from cutegen.runtime.kernel_cache import Kernels, not_in_capture
+from cutegen.runtime.background import Compilation
+from cutegen.runtime.kernel_cache import Kernel, Kernels, not_in_capture
 from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Launch, Space
 from cutegen.text import printable
@@ -28,6 +29,7 @@ __all__ = [
     "Answer",
     "Choice",
     "Dispatcher",
+    "Served",
     "autotune_disabled",
     "default_table_path",
     "look_up",
@@ -116,6 +118,21 @@ class Choice:
     launch: Launch
 
 
+@dataclass(frozen=True)
+class Served:
+    """How a call is computed now.
+
+    Attributes:
+        answer: Which config it is to be, and why.
+        choice: The kernel to launch; None where PyTorch computes the problem.
+        awaited: The compilation of the kernel that takes over as soon as it is ready; None if nothing does.
+    """
+
+    answer: Answer
+    choice: Choice | None = None
+    awaited: Compilation | None = None
+
+
 class Dispatcher:
     """Answers problems from a dispatch table, else with the default config; never measures.
 
@@ -171,6 +188,32 @@ class Dispatcher:
             fallback=self.fallback if fallback is None else fallback,
         )
 
+    def with_build(self, build: str) -> Dispatcher:
+        """Return a dispatcher whose kernels have another build policy and that is otherwise like this one.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        kernels = self.kernels.with_build(build)
+        return self._like(kernels, self.fallback)
+
+    def with_fallback(self, fallback: str) -> Dispatcher:
+        """Return a dispatcher that leaves other calls to PyTorch and is otherwise like this one.
+
+        Raises:
+            UsageError: There is no such fallback.
+        """
+        return self._like(self.kernels, fallback)
+
+    def _like(self, kernels: Kernels, fallback: str) -> Dispatcher:
+        return Dispatcher(
+            self._given,
+            kernels=kernels,
+            device=self._device,
+            device_type=self.device_type,
+            fallback=fallback,
+        )
+
     def device(self, index: int = 0) -> Device:
         """Return the facts of GPU ``index``, asked for once.
 
@@ -201,6 +244,8 @@ class Dispatcher:
     ) -> Choice | None:
         """Return the loaded kernel for ``problem`` on GPU ``index``, or None if torch is to compute it.
 
+        If the kernel is missing and may be compiled, this waits for the compiler.
+
         Args:
             problem: What is to be computed.
             index: The GPU.
@@ -212,25 +257,78 @@ class Dispatcher:
             ConfigError: ``config`` breaks rules of its space.
             LaunchError: The kernel is not there and may not be compiled or loaded now.
         """
-        device = self.device(index)
-        if config is None:
-            answer = self.explain(problem, index)
-        else:
-            space_of(config, problem.family, device.arch).require(problem, config)
-            answer = Answer(problem, "given", config)
+        answer = self._answer(problem, index, config)
         if answer.config is None:
             return None
-        known_key = answer.known_key
-        kernel = self.kernels.get(
-            problem, answer.config, device.arch, known_key=known_key, capturing=capturing
+        arch, known = self.device(index).arch, answer.known_key
+        kernel = self.kernels.get(problem, answer.config, arch, known_key=known, capturing=capturing)
+        return self._choice(answer, answer.config, kernel, index, capturing)
+
+    def serve(
+        self, problem: Problem, index: int = 0, *, config: Config | None = None, capturing: bool = False
+    ) -> Served:
+        """Return how to compute ``problem`` on GPU ``index`` now: as :meth:`kernel`, but never waiting.
+
+        Under ``build="background"`` a kernel that is missing is compiled while something else computes the
+        problem: the library call that does, else the kernel of the same signature that is loaded, valid
+        and predicted to be the fastest, else the family's stand-in. Under other policies nothing is awaited.
+
+        Raises:
+            BuildError: The kernel does not compile, and nothing else computes the problem.
+            ConfigError: ``config`` breaks rules of its space.
+            LaunchError: The kernel is not there, and nothing else computes the problem or a CUDA graph is
+                being captured.
+        """
+        answer = self._answer(problem, index, config)
+        if answer.config is None:
+            return Served(answer)
+        arch, known = self.device(index).arch, answer.known_key
+        found = self.kernels.ask(problem, answer.config, arch, known_key=known, capturing=capturing)
+        if isinstance(found, Kernel):
+            return Served(answer, self._choice(answer, answer.config, found, index, capturing))
+        if found.error is None and capturing:
+            raise not_in_capture(problem)
+        return self._instead(answer, found, index, capturing)
+
+    def _instead(self, answer: Answer, found: Compilation, index: int, capturing: bool) -> Served:
+        """Return what computes a problem whose kernel is being compiled or cannot be."""
+        problem = answer.problem
+        awaited = found if found.error is None else None
+        family = find_family(problem.family)
+        near = None if family.is_library_call(problem) else self._nearest(problem, index)
+        if near is not None:
+            kernel = self.kernels.get(problem, near, self.device(index).arch, capturing=capturing)
+            return Served(answer, self._choice(answer, near, kernel, index, capturing), awaited)
+        if family.stand_in(problem) is not None:
+            return Served(answer, None, awaited)
+        raise found.error or LaunchError(
+            f"the kernel for {problem} is being compiled, and nothing else computes it; call again in a few "
+            "seconds, compile it before (python -m cutegen.warm), or let calls wait with build='allow'"
         )
+
+    def _nearest(self, problem: Problem, index: int) -> Config | None:
+        """Return the loaded config that is valid for ``problem`` and predicted to be the fastest, if any."""
+        device = self.device(index)
+        known = self.kernels.configs(device.arch, problem.signature)
+        valid = [config for config in known if is_legal(config, problem, device.arch)]
+        estimate = _estimate(find_space(problem.family, device.arch), problem, device.sm_count)
+        return min(valid, key=estimate or (lambda config: 0.0), default=None)
+
+    def _answer(self, problem: Problem, index: int, config: Config | None) -> Answer:
+        if config is None:
+            return self.explain(problem, index)
+        space_of(config, problem.family, self.device(index).arch).require(problem, config)
+        return Answer(problem, "given", config)
+
+    def _choice(self, answer: Answer, config: Config, kernel: Kernel, index: int, capturing: bool) -> Choice:
         # The first launch on a GPU loads the code there, which a capture would not allow either.
         seen = (kernel.artifact.key, index)
         if capturing and seen not in self._launched:
-            raise not_in_capture(problem)
+            raise not_in_capture(answer.problem)
         self._launched.add(seen)
-        space = space_of(answer.config, problem.family, device.arch)
-        return Choice(answer, kernel.function, space.launch(answer.config, problem, device.sm_count))
+        device = self.device(index)
+        space = space_of(config, answer.problem.family, device.arch)
+        return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))
 
     def _table(self, index: int) -> Table | None:
         if index not in self._tables:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,16 +23,27 @@ from cutegen.build import (
     host_runs,
     is_artifact_key,
 )
+from cutegen.build.parallelism import default_workers
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.build.store import Store
-from cutegen.errors import LaunchError
+from cutegen.errors import BuildError, CutegenError, LaunchError
 from cutegen.families.registry import space_of
 from cutegen.family import Problem, Signature
+from cutegen.runtime.background import BackgroundCompiler, Builds, Compilation
 from cutegen.space import Config
+from cutegen.text import printable
 
-__all__ = ["BUILD_POLICIES", "Kernel", "Kernels", "build_one", "not_in_capture"]
+__all__ = [
+    "BUILD_POLICIES",
+    "Kernel",
+    "Kernels",
+    "build_one",
+    "not_in_capture",
+    "open_builder",
+    "require_policy",
+]
 
-BUILD_POLICIES = ("allow", "never")
+BUILD_POLICIES = ("allow", "never", "background")
 _log = logging.getLogger("cutegen")
 
 
@@ -48,6 +61,18 @@ def not_in_capture(problem: Problem) -> LaunchError:
         f"the kernel for {problem} has not run yet, and a CUDA graph is being captured, when nothing can be "
         "compiled or loaded; make the same call once before the capture"
     )
+
+
+def require_policy(build: str) -> str:
+    """Return ``build`` if it is one of :data:`BUILD_POLICIES`; raises ``ValueError``."""
+    if build not in BUILD_POLICIES:
+        raise ValueError(f"build={build!r} is no policy; valid: {', '.join(BUILD_POLICIES)}")
+    return build
+
+
+def open_builder(store: Store) -> Builds:
+    """Return what compiles beside a program that runs: it leaves half of the cores to the program."""
+    return Builder(store, workers=max(1, default_workers() // 2))
 
 
 def build_one(source: Source, store: Store) -> Artifact:
@@ -76,9 +101,12 @@ class Kernels:
 
     Args:
         store: Where artifacts are; the user's cache folder by default.
-        build: ``allow`` compiles what is not there (seconds, logged at INFO), ``never`` refuses.
+        build: What becomes of a kernel that is not there when :meth:`ask` is asked for it: ``background``
+            compiles it in a thread while the caller does something else, ``allow`` makes the caller wait
+            (seconds, logged at INFO), ``never`` refuses.
         load: Turns a library and a symbol into a function.
         compile: Turns a source into an artifact of the store.
+        builder: Opens what compiles in the background.
 
     Raises:
         ValueError: There is no such build policy.
@@ -88,20 +116,33 @@ class Kernels:
         self,
         store: Store | None = None,
         *,
-        build: str = "allow",
+        build: str = "background",
         load: Callable[[Path, str], Callable[..., Any]] = _load,
         compile: Callable[[Source, Store], Artifact] = build_one,
+        builder: Callable[[Store], Builds] = open_builder,
     ) -> None:
-        if build not in BUILD_POLICIES:
-            raise ValueError(f"build={build!r} is no policy; valid: {', '.join(BUILD_POLICIES)}")
+        self.build = require_policy(build)
         self.store = store or Store.default()
-        self.build = build
         self._load = load
         self._compile = compile
         self._loaded: dict[str, Kernel] = {}
         self._ready: dict[tuple[str, Signature, Config], Kernel] = {}
         self._refused: set[str] = set()
         self._lock = threading.RLock()
+        #: Kernels that are being compiled in the background, and those that could not be.
+        self._compilations: dict[tuple[str, Signature, Config], Compilation] = {}
+        self._said: set[str] = set()
+        self._background = BackgroundCompiler(lambda: builder(self.store))
+
+    def with_build(self, build: str) -> Kernels:
+        """Return the same kernels, loaded ones included, under another build policy.
+
+        Raises:
+            ValueError: There is no such build policy.
+        """
+        other = copy.copy(self)  # what is loaded and what is being compiled stays common to both
+        other.build = require_policy(build)
+        return other
 
     @cached_property
     def toolchain(self) -> Toolchain:
@@ -111,7 +152,7 @@ class Kernels:
     def get(
         self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "", capturing: bool = False
     ) -> Kernel:
-        """Return the kernel of ``config``, compiled and loaded.
+        """Return the kernel of ``config``, compiled and loaded; waits for the compiler if that is allowed.
 
         Args:
             problem: What is to be computed.
@@ -128,6 +169,36 @@ class Kernels:
             ResourceError: It must be rendered, and the package that it comes from is not installed.
             StoreError: The store cannot be read or written.
         """
+        found = self._get(problem, config, arch, known_key, capturing, wait=True)
+        assert isinstance(found, Kernel)
+        return found
+
+    def ask(
+        self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "", capturing: bool = False
+    ) -> Kernel | Compilation:
+        """Return the kernel of ``config``, or under ``build="background"`` what is awaited in its place.
+
+        A compilation that failed is returned too, and its reason was logged once. Nothing starts while a CUDA
+        graph is captured. Other policies answer as :meth:`get`, whose arguments and errors these are.
+        """
+        return self._get(problem, config, arch, known_key, capturing, wait=self.build != "background")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is compiled in the background, or so many seconds; return whether it is so."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            compilations = list(self._compilations.values())
+        left = (None if deadline is None else max(0.0, deadline - time.monotonic()) for _ in compilations)
+        return all(compilation.wait(seconds) for compilation, seconds in zip(compilations, left, strict=True))
+
+    def configs(self, arch: Arch, signature: Signature) -> tuple[Config, ...]:
+        """Return configs whose kernels are loaded, for problems of a signature; some lack run-time knobs."""
+        with self._lock:
+            return tuple(config for name, of, config in self._ready if (name, of) == (arch.name, signature))
+
+    def _get(
+        self, problem: Problem, config: Config, arch: Arch, known_key: str, capturing: bool, *, wait: bool
+    ) -> Kernel | Compilation:
         with self._lock:
             asked = (arch.name, problem.signature, config)
             ready = self._ready.get(asked)
@@ -135,8 +206,20 @@ class Kernels:
                 return ready
             # Rendering costs a millisecond; what it would say is decided by these three.
             view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
-            found = self._ready.get(view) or self._find(problem, config, arch, known_key)
-            kernel = found if isinstance(found, Kernel) else self._open(found, problem, capturing)
+            kernel = self._ready.get(view)
+            if kernel is None and not wait and view in self._compilations:
+                return self._compilations[view]
+            if kernel is None:
+                try:
+                    found = self._find(problem, config, arch, known_key)
+                except BuildError as error:
+                    if wait:
+                        raise
+                    self._tell(problem, config, error)
+                    return self._compilations.setdefault(view, Compilation(error))
+                if isinstance(found, Source) and not wait:
+                    return self._begin(found, problem, view, capturing)
+                kernel = found if isinstance(found, Kernel) else self._open(found, problem, capturing)
             self._ready[asked] = self._ready[view] = kernel
             return kernel
 
@@ -144,9 +227,42 @@ class Kernels:
         if capturing:
             raise not_in_capture(problem)
         artifact = self._make(found, problem) if isinstance(found, Source) else found
+        return self._loaded_from(artifact)
+
+    def _loaded_from(self, artifact: Artifact) -> Kernel:
         kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
         self._loaded[artifact.key] = kernel
         return kernel
+
+    def _begin(
+        self, source: Source, problem: Problem, view: tuple[str, Signature, Config], capturing: bool
+    ) -> Compilation:
+        """Compile ``source`` in the background."""
+        if capturing:
+            raise not_in_capture(problem)
+
+        def ready(artifact: Artifact) -> None:
+            kernel = self._loaded_from(artifact)
+            with self._lock:
+                self._ready[view] = kernel
+                self._compilations.pop(view, None)
+
+        _log.info("compiling a kernel for %s (%s) in the background", problem, source.config)
+        # It may be ready before this returns, and must be in the dictionary by then: so the lock is held.
+        compilation = self._background.start(
+            source, ready, lambda error: self._tell(problem, source.config, error)
+        )
+        self._compilations[view] = compilation
+        return compilation
+
+    def _tell(self, problem: Problem, config: Config, error: CutegenError) -> None:
+        """Say once why there is no kernel: a full disk keeps many from being."""
+        reason = printable(str(error))
+        with self._lock:
+            known = reason in self._said
+            self._said.add(reason)
+        if not known:
+            _log.warning("no kernel for %s (%s), so others compute it: %s", problem, config, reason)
 
     def artifact(self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "") -> Artifact:
         """Return the artifact of ``config``, compiled if need be and allowed, without loading it.

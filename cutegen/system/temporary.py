@@ -9,14 +9,10 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from cutegen.errors import StoreError
+from cutegen.system.closing import Closing
 from cutegen.system.mounts import is_network
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["TemporaryFolder", "sweep"]
 
@@ -24,7 +20,7 @@ _PREFIX = "cutegen-scratch-"
 _LOCK = "in-use.lock"
 
 
-class TemporaryFolder:
+class TemporaryFolder(Closing):
     """A new folder of mode 0700, for this process and for children that inherit its lock.
 
     A context manager that removes it.
@@ -48,22 +44,14 @@ class TemporaryFolder:
         try:
             self.lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            self.remove()
+            self.close()
             raise StoreError(f"cannot write to {self.path.parent}: {error.strerror}") from error
         with suppress(OSError):  # where files cannot be locked nobody sweeps
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Under this name it counts: nobody ever sees it without its lock.
             draft.rename(self.path / _LOCK)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def remove(self) -> None:
+    def close(self) -> None:
         """Remove the folder with all that is in it; calling it again does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self.lock >= 0:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from cutegen.dtypes import torch_dtype
 from cutegen.errors import CutegenError, LaunchError, OperandError
 from cutegen.families.calls import describe_call, output_shapes, refuse_overlap
-from cutegen.families.declared import Declared, DeclaredFamily
-from cutegen.runtime.call_plan import make_launcher
-from cutegen.runtime.dispatch import Dispatcher
+from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem
+from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
+from cutegen.runtime.dispatch import Dispatcher, Served
 from cutegen.runtime.workspace import GetWorkspace, new_workspace
 from cutegen.space import Config
 
@@ -35,12 +35,13 @@ class _Make:
 MAKE = _Make()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Plan:
     """How to answer every call with the same shapes, strides, dtypes, device and outputs.
 
     Attributes:
-        launch: Takes the tensors and scalars that there are, in the order of the kernel's arguments.
+        launch: Takes the tensors and scalars that there are, in the order of the kernel's arguments. Replaced
+            once, where a kernel is being compiled.
         made: Position, shape and dtype of each output to allocate.
         present: Positions of the tensors that there are.
         first: Position of a tensor that tells the device.
@@ -51,6 +52,9 @@ class _Plan:
     present: tuple[int, ...]
     first: int
 
+    def keep(self, launch: Callable[..., Any]) -> None:
+        self.launch = launch
+
 
 @dataclass(frozen=True)
 class _Plans:
@@ -58,6 +62,11 @@ class _Plans:
 
     workspace: Callable[[], GetWorkspace]
     known: dict[Any, _Plan]
+
+
+def _unbound(*arguments: Any) -> None:
+    """Stands in a plan until it knows how to launch."""
+    raise AssertionError("the plan is not complete")
 
 
 class DeclaredOperator:
@@ -164,12 +173,7 @@ class DeclaredOperator:
         problem = describe_call(self.family, given, wanted, device_type=dispatcher.device_type)
         first = next(at for at, v in enumerate(values) if v is not None and v is not MAKE)
         index = max(0, values[first].get_device())
-        capturing = values[first].is_cuda and torch.cuda.is_current_stream_capturing()
-        choice = dispatcher.kernel(problem, index, config=config, capturing=capturing)
-        if choice is None:
-            raise LaunchError(f"the table leaves {problem} to torch, which cutegen cannot call for it")
-        arguments = self.family.arguments(problem)
-        launch = make_launcher(choice.function, arguments, choice.launch, plans.workspace(), index)
+        on_gpu = values[first].is_cuda
         shapes = output_shapes(problem)
         made = tuple(
             (at, shapes[self._names[at]][0], torch_dtype(shapes[self._names[at]][1]))
@@ -177,12 +181,26 @@ class DeclaredOperator:
             if values[at] is MAKE
         )
         present = tuple(at for at, v in enumerate(values) if v is not None)
-        plan = _Plan(launch, made, present, first)
+        plan = _Plan(_unbound, made, present, first)
+        plan.launch = serve_call(
+            lambda capturing: dispatcher.serve(problem, index, config=config, capturing=capturing),
+            lambda served: self._bind(served, problem, plans.workspace(), index),
+            plan.keep,
+            lambda: on_gpu and torch.cuda.is_current_stream_capturing(),
+        )
         with self._lock:
             if len(plans.known) >= MAX_PLANS:
                 plans.known.clear()
             plans.known[key] = plan
         return plan
+
+    def _bind(
+        self, served: Served, problem: DeclaredProblem, workspace: GetWorkspace, index: int
+    ) -> Callable[..., Any]:
+        arguments, choice = self.family.arguments(problem), served.choice
+        if choice is not None:
+            return make_launcher(choice.function, arguments, choice.launch, workspace, index)
+        return call_by_name(self.family.stand_in(problem), arguments)
 
     def _explained(self, error: Exception, values: Sequence[Any], dispatcher: Dispatcher) -> Exception:
         import torch

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "configure",
     "default_dispatcher",
     "gemm",
     "linear",
@@ -38,6 +39,7 @@ __all__ = [
     "prepare",
     "scaled_gemm",
     "use",
+    "wait_for_kernels",
     "workspaces",
 ]
 
@@ -71,8 +73,9 @@ def gemm(
     """Return ``activation(alpha * a @ b + beta * c + bias)``, accumulated in fp32.
 
     The kernel is the one that the dispatch table names for this problem, else the default config's. The first
-    call with new shapes, strides or dtypes looks it up, and may compile it, which takes seconds. There are no
-    gradients.
+    call with new shapes, strides or dtypes looks it up. If it is not compiled yet, that happens in the
+    background, and PyTorch or another kernel computes the result until it is ready; :func:`configure` has
+    other ways. There are no gradients.
 
     Args:
         a: (m, k) or (batch, m, k) on a GPU, contiguous along m or k.
@@ -280,9 +283,15 @@ def _plan(request: Request, config: AnyConfig, key: Any, plans: dict[Any, Plan])
     assert _workspaces is not None
     dispatcher = default_dispatcher()
     chosen = None if config is None else as_config(config)
-    capturing = request.a.is_cuda and torch.cuda.is_current_stream_capturing()
+    on_gpu = request.a.is_cuda
     workspace = _new_workspace if isinstance(plans, OperatorPlans) else _workspaces.get
-    plan = make_plan(request, chosen, dispatcher, workspace, capturing=capturing)
+    plan = make_plan(
+        request,
+        chosen,
+        dispatcher,
+        workspace,
+        capturing=lambda: on_gpu and torch.cuda.is_current_stream_capturing(),
+    )
     if not any(tensor.requires_grad for tensor in request.tensors.values()):
         if len(plans) >= MAX_PLANS:
             plans.clear()
@@ -340,6 +349,36 @@ def use(dispatcher: Dispatcher) -> Dispatcher:
     with _lock:
         _dispatcher, _plans, _operator_plans = dispatcher, {}, OperatorPlans()
     return dispatcher
+
+
+def configure(*, build: str | None = None, fallback: str | None = None) -> Dispatcher:
+    """Change the settings of the operators, and return their new dispatcher; None leaves one as it is.
+
+    Args:
+        build: What a call does whose kernel is not compiled. ``background``, the default: PyTorch or another
+            kernel computes while a thread compiles it, and from then on it is used. ``allow``: the call
+            waits for the compiler, for seconds. ``never``: the call is refused.
+        fallback: Where PyTorch's own call answers instead of a kernel, as for :func:`load_table`.
+
+    Raises:
+        ValueError: There is no such value.
+    """
+    dispatcher = default_dispatcher()
+    if build is not None:
+        dispatcher = dispatcher.with_build(build)
+    return use(dispatcher if fallback is None else dispatcher.with_fallback(fallback))
+
+
+def wait_for_kernels(timeout_s: float | None = None) -> bool:
+    """Wait until no kernel is compiled in the background, or for so many seconds.
+
+    The next call of each kind then uses its kernel. To be done before results must not change in their last
+    bits, before times are taken, and before CUDA graphs are captured.
+
+    Returns:
+        Whether nothing is being compiled. What cannot be compiled was logged, and counts as done.
+    """
+    return default_dispatcher().kernels.wait(timeout_s)
 
 
 def load_table(path: str | Path, *, fallback: str | None = None) -> Dispatcher:

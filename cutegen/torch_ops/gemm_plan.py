@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.errors import LaunchError
 from cutegen.families.gemm.family import GEMM
-from cutegen.families.gemm.operands import Operands, Request, describe
+from cutegen.families.gemm.operands import Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.gemm.stand_in import activation
 from cutegen.families.strides import View, span_bytes
-from cutegen.runtime.call_plan import make_launcher
+from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Config, Value, format_value
 
 if TYPE_CHECKING:
     import torch
 
-    from cutegen.runtime.dispatch import Choice, Dispatcher
+    from cutegen.runtime.dispatch import Choice, Dispatcher, Served
 
 __all__ = [
     "AnyConfig",
@@ -42,12 +43,12 @@ More: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None, bool, bool]"
 Launcher = Callable[[Any, Any, Any, tuple[Any, ...], float, float], None]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Plan:
     """How to answer every call with the same shapes, strides, dtypes, device and options.
 
     Attributes:
-        launch: Starts the work on the current stream.
+        launch: Starts the work on the current stream. Replaced once, where a kernel is being compiled.
         shape: Shape of the result.
         dtype: Its torch dtype.
         device: Its torch device.
@@ -64,6 +65,10 @@ class Plan:
     b_bytes: int
     out_bytes: int
 
+    def keep(self, launch: Launcher) -> None:
+        """Let ``launch`` start the work from now on."""
+        self.launch = launch
+
 
 class OperatorPlans(dict[Any, Plan]):
     """Plans by kind of call, for calls through the registered operators; eager calls have a plain dict.
@@ -79,7 +84,7 @@ def make_plan(
     dispatcher: Dispatcher,
     workspace: GetWorkspace,
     *,
-    capturing: bool,
+    capturing: Callable[[], bool],
 ) -> Plan:
     """Check a request, choose and load its kernel, and return the plan.
 
@@ -92,8 +97,8 @@ def make_plan(
 
     Raises:
         OperandError: An operand cannot be one.
-        LaunchError: The kernel cannot be had now; see :meth:`Dispatcher.kernel`.
-        CutegenError: As :meth:`Dispatcher.kernel` says.
+        LaunchError: The kernel cannot be had now; see :meth:`Dispatcher.serve`.
+        CutegenError: As :meth:`Dispatcher.serve` says.
     """
     import torch
 
@@ -101,28 +106,38 @@ def make_plan(
     dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
     a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
     out_bytes = 0 if request.out is None else span_bytes(request.out)
-    launch = _launcher(request, operands, config, dispatcher, workspace, capturing)
-    return Plan(launch, operands.shape, dtype, request.a.device, a_bytes, b_bytes, out_bytes)
+    plan = Plan(_nothing, operands.shape, dtype, request.a.device, a_bytes, b_bytes, out_bytes)
+    if operands.problem is not None:
+        index = max(0, request.a.get_device())
+        launcher = _Launchers(operands.problem, operands.views, dispatcher, config, workspace, index)
+        plan.launch = serve_call(launcher.serve, launcher.bind, plan.keep, capturing)
+    elif 0 not in operands.shape:
+        plan.launch = _without_product(operands.epilogue, operands.views[3:])
+    return plan
 
 
-def _launcher(
-    request: Request,
-    operands: Operands,
-    config: Config | None,
-    dispatcher: Dispatcher,
-    workspace: GetWorkspace,
-    capturing: bool,
-) -> Launcher:
-    if 0 in operands.shape:
-        return _nothing
-    if operands.problem is None:
-        return _without_product(operands.epilogue, operands.views[3:])
-    index = max(0, request.a.get_device())
-    choice = dispatcher.kernel(operands.problem, index, config=config, capturing=capturing)
-    if choice is None:
-        return _vendor(batched=request.a.dim() == 3)
-    launcher = _bind(choice, operands.problem, workspace, index)
-    return _bind_views(launcher, operands.views) if any(operands.views) else launcher
+@dataclass(frozen=True)
+class _Launchers:
+    """Makes the launchers of one plan."""
+
+    problem: Problem
+    views: tuple[View | None, ...]
+    dispatcher: Dispatcher
+    config: Config | None
+    workspace: GetWorkspace
+    index: int
+
+    def serve(self, capturing: bool) -> Served:
+        return self.dispatcher.serve(self.problem, self.index, config=self.config, capturing=capturing)
+
+    def bind(self, served: Served) -> Launcher:
+        if served.choice is not None:
+            launcher = _bind(served.choice, self.problem, self.workspace, self.index)
+        elif GEMM.is_library_call(self.problem):
+            return _vendor(batched=self.problem.batch > 1)
+        else:
+            launcher = _bind_stand_in(self.problem)
+        return _bind_views(launcher, self.views) if any(self.views) else launcher
 
 
 def _bind(choice: Choice, problem: Problem, workspace: GetWorkspace, device: int) -> Launcher:
@@ -138,6 +153,19 @@ def _bind(choice: Choice, problem: Problem, workspace: GetWorkspace, device: int
         parameters=("a", "b", "out", "extras", "alpha", "beta"),
         places={name: f"extras[{at}]" for at, name in enumerate(extras)},
     )
+
+
+def _bind_stand_in(problem: Problem) -> Launcher:
+    """Return a launcher of what computes ``problem`` without a kernel."""
+    stand_in = GEMM.stand_in(problem)
+    assert stand_in is not None  # else the dispatcher would have refused
+    launch, epilogue = call_by_name(stand_in, GEMM.arguments(problem)), problem.epilogue
+
+    def launcher(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
+        factors = [*([alpha] if epilogue.alpha else []), *([beta] if epilogue.beta else [])]
+        launch(a, b, out, *extras, *factors)
+
+    return launcher
 
 
 def _bind_views(launch: Launcher, views: Sequence[View | None]) -> Launcher:
@@ -177,12 +205,7 @@ def _without_product(epilogue: Epilogue, views: Sequence[View | None]) -> Launch
     """A plan for k = 0: the product is zero, and what is fused behind it still happens, in fp32."""
     import torch
 
-    functions: dict[str, Callable[[Any], Any]] = {
-        "relu": torch.relu,
-        "gelu": torch.nn.functional.gelu,
-        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-        "silu": torch.nn.functional.silu,
-    }
+    activate = activation(epilogue.activation)
 
     def fill(a: Any, b: Any, out: Any, extras: Any, alpha: float, beta: float) -> None:
         value = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
@@ -192,7 +215,7 @@ def _without_product(epilogue: Epilogue, views: Sequence[View | None]) -> Launch
         if epilogue.bias:
             vector = rest.pop(0).float()
             value += vector[:, None] if epilogue.bias == "m" else vector
-        out.copy_(functions[epilogue.activation](value) if epilogue.activation else value)
+        out.copy_(activate(value))
 
     return fill
 

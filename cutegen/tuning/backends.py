@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from cutegen.build import Result
 from cutegen.build.render import Source
@@ -15,9 +14,7 @@ from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
 from cutegen.measure.contention import Guard, Watch
 from cutegen.measure.policy import Policy
 from cutegen.operator_api import Offers
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from cutegen.system.closing import Closing
 
 __all__ = ["Backends", "Bench", "Compiler", "Workshop"]
 
@@ -74,7 +71,7 @@ class Backends:
     offers: Callable[[Problem], Offers] | None = None
 
 
-class Workshop:
+class Workshop(Closing):
     """Holds compiler and bench over several problems; a context manager that ends both.
 
     Args:
@@ -98,14 +95,6 @@ class Workshop:
         self._timed: Problem | None = None
         self._results: dict[str, Result] = {}
         self._asked: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def measures(self) -> bool:

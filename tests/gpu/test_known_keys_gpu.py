@@ -50,7 +50,7 @@ def dispatcher(store: Store, problem: Problem, config: Config, key: str) -> Disp
     assert GPU is not None
     path = store.root.parent / "table.json"
     Table(Fingerprint.of(GPU, Toolchain.current()), [Entry(problem, config, artifact_key=key)]).save(path)
-    return cutegen.use(Dispatcher(kernels=Kernels(store)).with_table(path))
+    return cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")).with_table(path))
 
 
 def operands(problem: Problem, dtype: Any) -> tuple[Any, Any]:

@@ -17,6 +17,8 @@ from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.candidate import CheckResult
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
@@ -153,6 +155,20 @@ def test_a_broken_kernel_is_rejected(name: str, compiled: dict[Source, object], 
     assert re.search(BROKEN[name][2], result.error), result.error
 
 
+@pytest.fixture
+def own_kernels(store: Store) -> Iterator[None]:
+    """Calls wait for their kernels, which a result then comes from."""
+    import cutegen
+    from cutegen.torch_ops import gemm as ops
+
+    cutegen.gemm  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
+    yield
+    cutegen.use(before)
+
+
+@pytest.mark.usefixtures("own_kernels")
 def test_the_operator_agrees_with_torch() -> None:
     """Shapes, in place, options, and the errors of operands."""
     import torch
@@ -179,6 +195,7 @@ def test_the_operator_agrees_with_torch() -> None:
         cutegen.rms_norm(x, w, residual=h, out=h)
 
 
+@pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_the_operator_compiles(mode: str) -> None:
     """torch.compile traces it without a break, and a step reuses its memory."""

@@ -38,7 +38,7 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
-    yield cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")))))
+    yield cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow")))
     cutegen.use(before)
 
 
@@ -214,7 +214,7 @@ def test_graphs_replay_beside_eager_calls() -> None:
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_new_kernel_during_capture_is_refused(tmp_path: Path) -> None:
     """Nothing is compiled or loaded in a capture; the error says what to do, and doing it works."""
-    cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path))))
+    cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path), build="allow")))
     a, b = rand(64, 128), rand(128, 64)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(LaunchError, match="once before the capture"), torch.cuda.graph(graph):

@@ -29,7 +29,18 @@ from cutegen.families.gemm.problem import (
 )
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.families.resources import resource_root
-from cutegen.family import Argument, Baseline, Family, Inputs, Option, Reference, Size, Strategy, Tensors
+from cutegen.family import (
+    Argument,
+    Baseline,
+    Family,
+    Inputs,
+    Option,
+    Reference,
+    Size,
+    StandIn,
+    Strategy,
+    Tensors,
+)
 from cutegen.space import Config
 from cutegen.text import shown
 
@@ -207,6 +218,12 @@ class GemmFamily(Family):
         from cutegen.families.gemm.baselines import make_baselines
 
         return make_baselines(problem, inputs, outputs)
+
+    def stand_in(self, problem: Problem) -> StandIn | None:
+        """Return torch's product, with the epilogue in fp32; None for operands that no torch dtype holds."""
+        from cutegen.families.gemm.stand_in import make_stand_in
+
+        return make_stand_in(problem, plain=self.is_library_call(problem))
 
     # -- choosing
 

@@ -1,0 +1,85 @@
+"""What computes a product while its kernel is being compiled: PyTorch, as exact as the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cutegen.families.gemm.problem import BLOCK_SCALED, Problem
+from cutegen.family import Inputs, StandIn, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["activation", "make_stand_in"]
+
+Activation = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
+    """Return what computes ``problem``; None if torch has no dtype for its operands.
+
+    The product is in fp32 (in fp64 for int8, whose sums fp32 does not hold), and so is what is fused behind
+    it; the result is rounded once.
+
+    Args:
+        problem: What to compute.
+        plain: One call of torch computes it, so that call it is.
+    """
+    import torch
+
+    if problem.ab_dtype in BLOCK_SCALED or problem.ab_dtype == "tf32":
+        return None
+    batched = problem.batch > 1
+    product: Callable[..., Any] = torch.bmm if batched else torch.mm
+    epilogue = problem.epilogue
+
+    def library_call(inputs: Inputs, outputs: Tensors) -> None:
+        product(inputs.tensors["a"], inputs.tensors["b"], out=outputs["out"])
+
+    def compute(inputs: Inputs, outputs: Tensors) -> None:
+        given, scalars, out = inputs.tensors, inputs.scalars, outputs["out"]
+        value = _exact(given["a"], given["b"], batched=batched)
+        if epilogue.scale:
+            value *= given["scale_a"] * given["scale_b"]
+        if epilogue.alpha:
+            value *= scalars["alpha"]
+        if epilogue.beta:
+            value += scalars["beta"] * given["c"].float()
+        if epilogue.bias:
+            bias = given["bias"].float()
+            value += bias[:, None] if epilogue.bias == "m" else bias
+        out.copy_(activation(epilogue.activation)(value))
+
+    return library_call if plain else compute
+
+
+def activation(name: str) -> Activation:
+    """Return the function called ``name``; the empty name changes nothing."""
+    import torch
+
+    functions: dict[str, Activation] = {
+        "": lambda x: x,
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+    }
+    return functions[name]
+
+
+def _exact(a: Any, b: Any, *, batched: bool) -> torch.Tensor:
+    """Return the product with sums in fp32, in fp64 for integers."""
+    import torch
+
+    multiply: Any = torch.bmm if batched else torch.mm
+    if a.dtype == torch.int8:
+        found: torch.Tensor = multiply(a.double(), b.double())
+        return found
+    if a.dtype.itemsize == 1:
+        a, b = a.bfloat16(), b.bfloat16()  # which holds every value of 8 bits
+    # torch before 2.8 lacks it, and has it for CUDA only.
+    mixed = getattr(torch.ops.aten.bmm if batched else torch.ops.aten.mm, "dtype", None)
+    wide: torch.Tensor
+    wide = mixed(a, b, torch.float32) if a.is_cuda and mixed is not None else multiply(a.float(), b.float())
+    return wide
