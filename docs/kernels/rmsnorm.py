@@ -49,13 +49,14 @@ def launch(
 
 
 def row_of(tensor, row, first_vector):
-    """Row ``row`` of a matrix from vector ``first_vector`` on; 64 bits, since a matrix may hold 2^31 elements."""
+    """Row ``row`` from vector ``first_vector`` on; 64 bits, since a matrix may hold 2^31 elements."""
     return vectors_of(tensor.iterator + (row * tensor.stride[0] + first_vector * ELEMENTS), ELEMENTS, PART)
 
 
 def added(x, residual):
     """x + residual in fp32."""
-    return [[a + b for a, b in zip(vx, vr)] for vx, vr in zip(fp32(x), fp32(residual))]
+    pairs = zip(fp32(x), fp32(residual), strict=True)
+    return [[a + b for a, b in zip(vx, vr, strict=True)] for vx, vr in pairs]
 
 
 def vectors_of(start, elements, count):
@@ -118,9 +119,9 @@ def sum_of_squares(vectors):
     """Sum of the squares of one thread's fp32 values: a chain for each place in a vector, added as a tree."""
     sums = [value * value for value in vectors[0]]
     for vector in vectors[1:]:
-        sums = [value * value + so_far for value, so_far in zip(vector, sums)]
+        sums = [value * value + so_far for value, so_far in zip(vector, sums, strict=True)]
     while len(sums) > 1:
-        sums = [a + b for a, b in zip(sums[::2], sums[1::2])]
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
     return sums[0]
 
 
@@ -136,7 +137,7 @@ def sum_over_row(
     group: cutlass.Int32,
     thread: cutlass.Int32,
 ):
-    """Sum over the group, once per kernel, from one value per thread; ``sums`` has room for one per warp."""
+    """Sum over the group, once per kernel, from a value per thread; ``sums`` has room for one per warp."""
     warp, lane = thread // 32, thread % 32
     value = sum_over_warp(value)
     if lane == 0:
@@ -162,7 +163,6 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     group, lane = 0, thread
     first = 0
-    rows = cutlass.Int64(x.shape[0])
     row = cutlass.Int64(block)
     end = PART
     smem = memory.SmemAllocator()
@@ -179,7 +179,8 @@ def kernel(
     total = sum_of_squares(h)
     total = sum_over_row(total, sums[None, group], group, lane)
     rms = cute.math.rsqrt(total * (1.0 / N) + eps, fastmath=True)
-    y_out = [[v * rms * w for v, w in zip(vs, ws)] for vs, ws in zip(h, fp32(weights))]
+    pairs = zip(h, fp32(weights), strict=True)
+    y_out = [[v * rms * w for v, w in zip(vs, ws, strict=True)] for vs, ws in pairs]
     store_vectors(y_out, row_of(y, row, first), lane, end)
 
 
