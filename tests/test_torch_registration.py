@@ -22,7 +22,6 @@ from torch._inductor import config as inductor_config  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
-from cutegen.errors import OperandError  # noqa: E402
 from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.families.registry import find_space  # noqa: E402
 from cutegen.runtime.workspace import Workspaces  # noqa: E402
@@ -329,14 +328,3 @@ def test_fake_tensors_launch_nothing(gpu: FakeGpu) -> None:
             mixed = [torch.empty(t.shape, dtype=BF16) if at == i else t for i, t in enumerate(real)]
             assert type(cutegen.gemm(*mixed)) is not torch.Tensor
     assert len(gpu.calls) == launched
-
-
-def test_gradients_are_refused_while_tracing(gpu: FakeGpu) -> None:
-    """A compiled function must not silently lose the gradient that an eager one would refuse."""
-
-    @torch.compile(backend="eager")
-    def run(a: Any, b: Any) -> Any:
-        return cutegen.gemm(a, b)
-
-    with pytest.raises(OperandError, match="a requires grad"):
-        run(rand(16, 32).requires_grad_(), rand(32, 24))

@@ -15,16 +15,24 @@ from cutegen.errors import CutegenError, OperandError
 from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
+from cutegen.torch_ops.gemm_gradient import (
+    activate,
+    autocast,
+    fused_activation,
+    make_function,
+    refuse_gradients,
+)
 from cutegen.torch_ops.gemm_plan import (
     AnyConfig,
     OperatorPlans,
+    Options,
     Plan,
     as_config,
     explain_failure,
     fused_options,
     make_plan,
 )
-from cutegen.torch_ops.registration import Options, pack, register, unpack
+from cutegen.torch_ops.registration import pack, register, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +83,11 @@ def gemm(
     The kernel is the one that the dispatch table names for this problem, else the default config's. The first
     call with new shapes, strides or dtypes looks it up. If it is not compiled yet, that happens in the
     background, and PyTorch or another kernel computes the result until it is ready; :func:`configure` has
-    other ways. There are no gradients.
+    other ways.
+
+    Gradients of a, b, c and bias are those of torch; those of a and b are GEMMs of cutegen. While autograd
+    records, activations other than relu are calls of torch behind the kernel. Under autocast, operands in
+    fp32 are cast, and others taken as they are.
 
     Args:
         a: (m, k) or (batch, m, k) on a GPU, contiguous along m or k.
@@ -89,7 +101,8 @@ def gemm(
         out_dtype: dtype of the result; by default that of ``a``, bf16 for fp8, int32 for int8.
         any_order: Allow kernels that add partial sums in order of arrival: the last bits may differ from run
             to run.
-        config: Overrides the choice: a complete config, or its text ``knob=value ...``.
+        config: Overrides the choice: a complete config, or its text ``knob=value ...``. Not in the backward
+            pass.
 
     Raises:
         OperandError: A tensor cannot be an operand; the message names it and what would be valid.
@@ -155,8 +168,10 @@ def linear(
     bias: torch.Tensor | None = None,
     activation: str = "",
     out: torch.Tensor | None = None,
+    *,
+    fuse_wgrad: bool = False,
 ) -> torch.Tensor:
-    """Return ``activation(x @ w.T + bias)``, as ``torch.nn.functional.linear`` would.
+    """Return ``activation(x @ w.T + bias)``, as ``torch.nn.functional.linear`` would; gradients included.
 
     Args:
         x: (..., k); leading dimensions are flattened, without a copy where strides allow.
@@ -164,6 +179,9 @@ def linear(
         bias: (n,), dtype of the result.
         activation: As for :func:`gemm`.
         out: (..., n), where the result goes; its leading dimensions must flatten without a copy.
+        fuse_wgrad: Add the gradient of ``w`` to ``w.main_grad``, a contiguous (n, k) buffer in fp32, in the
+            kernel that computes it. ``w.grad`` stays as it is, and ``w.grad_added_to_main_grad`` becomes
+            True. Without a ``main_grad``, as ever. Eager calls only.
 
     Raises:
         OperandError: As :func:`gemm`, with ``a`` standing for ``x`` and ``b`` for ``w.T``.
@@ -174,10 +192,14 @@ def linear(
             raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if w.dim() != 2:
         raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
-    if x.dim() == 2:
-        return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
+    if out is None and _require_grad(x, w, bias) and not must_trace(x, w) and _is_grad_enabled():
+        options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
+        x, w, options = autocast(x, w, options) or (x, w, options)
+        return _apply(x, w, options, transposed=True, fuse_wgrad=fuse_wgrad)
+    if x.dim() == 2:
+        return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     shape = (*x.shape[:-1], w.shape[0])
     rows = 1
     for size in x.shape[:-1]:
@@ -246,8 +268,12 @@ def _eager(
             key = (key, fused, config)
             for tensor in extras:
                 grad = grad or tensor.requires_grad
-        plan = None if grad else plans.get(key)
+        if grad and _is_grad_enabled():
+            return _recorded(a, b, out, options)
+        plan = plans.get(key)
         if plan is None:
+            if cast := autocast(a, b, options):
+                return _eager(*cast[:2], out, cast[2], plans)
             plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
             out = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
@@ -292,11 +318,31 @@ def _plan(request: Request, config: AnyConfig, key: Any, plans: dict[Any, Plan])
         workspace,
         capturing=lambda: on_gpu and torch.cuda.is_current_stream_capturing(),
     )
-    if not any(tensor.requires_grad for tensor in request.tensors.values()):
-        if len(plans) >= MAX_PLANS:
-            plans.clear()
-        plans[key] = plan
+    if len(plans) >= MAX_PLANS:
+        plans.clear()
+    plans[key] = plan
     return plan
+
+
+def _recorded(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, options: Options) -> torch.Tensor:
+    """Run an eager call that autograd records."""
+    refuse_gradients(a, b, out, options)
+    a, b, options = autocast(a, b, options) or (a, b, options)
+    return _apply(a, b, options, transposed=False, fuse_wgrad=False)
+
+
+def _apply(a: Any, b: Any, options: Options, *, transposed: bool, fuse_wgrad: bool) -> torch.Tensor:
+    c, alpha, beta, bias, activation, out_dtype, config, more = options
+    keywords = {
+        "alpha": alpha,
+        "beta": beta,
+        "activation": fused_activation(activation),
+        "out_dtype": out_dtype,
+        "config": config,
+        "any_order": more is not None and more[3],
+    }
+    found: torch.Tensor = make_function(gemm).apply(a, b, c, bias, transposed, fuse_wgrad, keywords)
+    return activate(found, activation)
 
 
 def _through_torch(
@@ -310,16 +356,21 @@ def _through_torch(
 
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return _eager(a, b, out, options, _plans)
-    if torch.is_grad_enabled():
-        for name, tensor in (("a", a), ("b", b), ("out", out), ("c", options[0]), ("bias", options[3])):
-            if tensor is not None and tensor.requires_grad:
-                raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
+    a, b, options = autocast(a, b, options) or (a, b, options)
+    activation = ""
+    if torch.is_grad_enabled() and _require_grad(a, b, out, options[0], options[3]):
+        refuse_gradients(a, b, out, options)
+        activation = options[4]
+        options = (*options[:4], fused_activation(activation), *options[5:])
     arguments = pack(options)
     if out is None:
-        result: torch.Tensor = torch.ops.cutegen.gemm.default(a, b, *arguments)
-        return result
+        return activate(torch.ops.cutegen.gemm.default(a, b, *arguments), activation)
     torch.ops.cutegen.gemm_into(out, a, b, *arguments)
     return out
+
+
+def _require_grad(*tensors: torch.Tensor | None) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _run_operator(a: Any, b: Any, out: Any, *arguments: Any) -> torch.Tensor:
@@ -402,7 +453,7 @@ def load_table(path: str | Path, *, fallback: str | None = None) -> Dispatcher:
 
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
-    global _Tensor, _Parameter, _workspaces, _empty, _is_compiling, _bfloat16
+    global _Tensor, _Parameter, _workspaces, _empty, _is_compiling, _is_grad_enabled, _bfloat16
     with _lock:
         if _Tensor is not None:
             return
@@ -412,6 +463,7 @@ def prepare() -> None:
         _workspaces = torch_workspaces()
         _Parameter, _empty, _bfloat16 = torch.nn.Parameter, torch.empty, torch.bfloat16
         _is_compiling = torch.compiler.is_dynamo_compiling
+        _is_grad_enabled = torch.is_grad_enabled
         _Tensor = torch.Tensor
 
 
@@ -435,5 +487,6 @@ def _not_prepared() -> bool:
 
 # Stand-ins until torch is there: importing this module must not import torch.
 _is_compiling: Callable[[], bool] = _not_prepared
+_is_grad_enabled: Callable[[], bool] = None  # type: ignore[assignment]
 _empty: Callable[..., Any] = None  # type: ignore[assignment]
 _bfloat16: Any = None

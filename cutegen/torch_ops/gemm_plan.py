@@ -27,6 +27,7 @@ __all__ = [
     "Launcher",
     "More",
     "OperatorPlans",
+    "Options",
     "Plan",
     "as_config",
     "as_text",
@@ -38,6 +39,9 @@ __all__ = [
 AnyConfig: TypeAlias = "Config | Mapping[str, Value] | str | None"
 #: scale_a, scale_b, fast_accum, any_order: what few calls have.
 More: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None, bool, bool]"
+#: c, alpha, beta, bias, activation, out_dtype, config and what few products have.
+Options: TypeAlias = "tuple[_Tensor, float, float, _Tensor, str, torch.dtype | None, AnyConfig, More | None]"
+_Tensor: TypeAlias = "torch.Tensor | None"
 
 #: ``launch(a, b, out, extras, alpha, beta)``; extras are the c, bias and scales that there are.
 Launcher = Callable[[Any, Any, Any, tuple[Any, ...], float, float], None]
@@ -102,7 +106,7 @@ def make_plan(
     """
     import torch
 
-    operands = describe(request, device_type=dispatcher.device_type, grad_enabled=torch.is_grad_enabled())
+    operands = describe(request, device_type=dispatcher.device_type)
     dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
     a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
     out_bytes = 0 if request.out is None else span_bytes(request.out)
@@ -277,7 +281,7 @@ def explain_failure(error: Exception, request: Request, device_type: str) -> Exc
     """
     import torch
 
-    operands = describe(request, device_type=device_type, grad_enabled=torch.is_grad_enabled())
+    operands = describe(request, device_type=device_type)
     if isinstance(error, torch.OutOfMemoryError):
         return error
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

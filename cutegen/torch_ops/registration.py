@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.families.gemm.operands import out_dtype_name
-from cutegen.torch_ops.gemm_plan import AnyConfig, More, as_text
+from cutegen.torch_ops.gemm_gradient import backward_of_operator, setup_operator
+from cutegen.torch_ops.gemm_plan import Options, as_text
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +40,6 @@ _ARGUMENTS = (
 GEMM = f"gemm({_ARGUMENTS}) -> Tensor"
 GEMM_OUT = f"gemm.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)"
 GEMM_INTO = f"gemm_into(Tensor(a!) out, {_ARGUMENTS}) -> ()"
-
-#: c, alpha, beta, bias, activation, out_dtype, config and what few GEMMs have.
-Options: TypeAlias = "tuple[_Tensor, float, float, _Tensor, str, torch.dtype | None, AnyConfig, More | None]"
-_Tensor: TypeAlias = "torch.Tensor | None"
 
 #: Registrations end when their library object does.
 _libraries: list[registry.Library] = []
@@ -106,6 +103,8 @@ def register(run: Callable[..., torch.Tensor]) -> None:
         library.define(schema, tags=tags)
         library.impl(name, implementation, "CompositeExplicitAutograd")
         api.register_fake(f"cutegen::{name}", shapes, lib=library)
+    # Before anything can trace the operator: torch keeps what it finds then, and would lose gradients.
+    api.register_autograd("cutegen::gemm", backward_of_operator, setup_context=setup_operator, lib=library)
     _libraries.append(library)
 
 

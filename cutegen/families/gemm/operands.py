@@ -74,20 +74,18 @@ class Operands:
     views: tuple[View | None, ...]
 
 
-def describe(request: Request, *, device_type: str = "cuda", grad_enabled: bool = False) -> Operands:
+def describe(request: Request, *, device_type: str = "cuda") -> Operands:
     """Check every operand of ``request`` and return the problem that they pose.
 
     Args:
         request: The arguments of the call.
         device_type: Where tensors must be; tests pass ``cpu``.
-        grad_enabled: Whether autograd is recording.
 
     Raises:
         OperandError: A tensor or a number cannot be an operand: names it, the rule, and what would be valid.
     """
     _check_kinds(request, device_type)
     _check_numbers(request)
-    _check_grad(request, grad_enabled)
     ab_dtype, out_dtype = _check_dtypes(request)
     batch, m, n, k = _check_shapes(request)
     along, bias = _check_bias(request, m, n)
@@ -172,15 +170,6 @@ def _check_numbers(request: Request) -> None:
     if request.activation not in ACTIVATIONS:
         known = ", ".join(repr(name) for name in ACTIVATIONS[1:])
         raise OperandError(f"unknown activation {request.activation!r}; valid: {known} or ''")
-
-
-def _check_grad(request: Request, grad_enabled: bool) -> None:
-    for name, tensor in request.tensors.items():
-        if grad_enabled and tensor.requires_grad:
-            raise OperandError(
-                f"{name} requires grad, but cutegen computes no gradients; pass {name}.detach() "
-                "or call under torch.no_grad()"
-            )
 
 
 def _check_dtypes(request: Request) -> tuple[str, str]:

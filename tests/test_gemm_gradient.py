@@ -1,0 +1,260 @@
+"""Gradients of ``gemm`` and ``linear`` are torch's, on the CPU with fakes of compiled kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fake_kernels import FakeGpu  # noqa: E402
+
+import cutegen  # noqa: E402
+from cutegen.errors import OperandError  # noqa: E402
+from cutegen.runtime.workspace import Workspaces  # noqa: E402
+from cutegen.torch_ops import gemm as ops  # noqa: E402
+
+BF16 = torch.bfloat16
+ACTIVATIONS = {
+    "": lambda z: z,
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
+}
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    fake = FakeGpu(tmp_path)
+    cutegen.gemm  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(fake.dispatcher())
+    buffers = Workspaces(lambda _, n, zeroed: torch.zeros(n), lambda _: 0, lambda _: False)
+    monkeypatch.setattr(ops, "_workspaces", buffers)
+    yield fake
+    cutegen.use(before)
+    torch._dynamo.reset()
+
+
+def leaf(*shape: int, dtype: Any = BF16, transposed: bool = False) -> Any:
+    generator = torch.Generator().manual_seed(sum(shape) + transposed)
+    shape = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
+    values = (torch.rand(shape, generator=generator) * 2 - 1).to(dtype)
+    return (values.mT if transposed else values).requires_grad_()
+
+
+def doubles(*tensors: Any) -> list[Any]:
+    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+
+
+def same_gradients(found: Any, want: Any, inputs: Any, wanted_inputs: Any, seed: int = 0) -> None:
+    """The gradients of a random combination of the results' elements."""
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    own = torch.autograd.grad(found, [t for t in inputs if t is not None], weights.to(found.dtype))
+    weights = weights.to(found.dtype).double()
+    ref = torch.autograd.grad(want, [t for t in wanted_inputs if t is not None], weights)
+    for one, right in zip(own, ref, strict=True):
+        scale = right.abs().max().item()
+        torch.testing.assert_close(one.double(), right, rtol=2e-2, atol=2e-2 * scale)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("layout", ["kk", "kn", "mn", "mk"])
+def test_every_epilogue_has_the_gradients_of_torch(gpu: FakeGpu, layout: str, activation: str) -> None:
+    """Of A, B, C and the bias, in every layout, with factors."""
+    a = leaf(16, 32, transposed=layout[0] == "m")
+    b = leaf(32, 24, transposed=layout[1] == "k")
+    c, row, column = leaf(16, 24), leaf(24), leaf(16, 1)
+    for bias, alpha, beta in ((None, 1.0, 1.0), (row, 0.5, 1.0), (column, 1.0, -2.0)):
+        addend = None if bias is None else c
+        options: dict[str, Any] = {"beta": beta} if addend is not None else {}
+        found = cutegen.gemm(a, b, c=addend, bias=bias, alpha=alpha, activation=activation, **options)
+        x, y, z, v = doubles(a, b, addend, bias)
+        before = alpha * (x @ y)
+        if z is not None:
+            before = before + beta * z
+        if v is not None:
+            before = before + v
+        same_gradients(found, ACTIVATIONS[activation](before), (a, b, addend, bias), (x, y, z, v))
+
+
+def test_batches_and_wide_results_have_gradients(gpu: FakeGpu) -> None:
+    a, b = leaf(3, 16, 32), leaf(3, 32, 24)
+    x, y = doubles(a, b)
+    same_gradients(cutegen.gemm(a, b), x @ y, (a, b), (x, y))
+    same_gradients(cutegen.gemm(a, b, out_dtype=torch.float32), x @ y, (a, b), (x, y))
+
+
+def test_a_linear_layer_runs_three_kernels_and_keeps_strides(gpu: FakeGpu) -> None:
+    """Forward, input gradient and weight gradient; the latter is contiguous, as the weight is."""
+    w, bias = leaf(24, 32), leaf(24)
+    for shape in ((32,), (16, 32), (2, 8, 32), (2, 3, 4, 32)):
+        x = leaf(*shape)
+        launched = len(gpu.calls)
+        found = cutegen.linear(x, w, bias)
+        u, v, t = doubles(x, w, bias)
+        same_gradients(found, torch.nn.functional.linear(u, v, t), (x, w, bias), (u, v, t))
+        assert len(gpu.calls) == launched + 3
+    cutegen.linear(leaf(16, 32), w).sum().backward()  # an expanded gradient: strides of 0
+    assert w.grad.is_contiguous()
+    torch.testing.assert_close(w.grad, leaf(16, 32).detach().sum(0).expand(24, 32), rtol=2e-2, atol=2e-2)
+
+
+def test_what_no_kernel_takes_is_left_to_torch(gpu: FakeGpu) -> None:
+    """The product itself has a kernel, its gradients have rows of 50 bytes."""
+    x, w = leaf(16, 32), leaf(25, 32)
+    u, v = doubles(x, w)
+    found = cutegen.linear(x, w)
+    launched = len(gpu.calls)
+    same_gradients(found, u @ v.T, (x, w), (u, v))
+    assert len(gpu.calls) == launched
+
+
+def test_only_gradients_that_are_asked_for_are_computed(gpu: FakeGpu) -> None:
+    x, w = leaf(16, 32), leaf(24, 32)
+    launched = len(gpu.calls)
+    cutegen.linear(x.detach(), w).sum().backward()
+    cutegen.linear(x, w.detach()).sum().backward()
+    assert len(gpu.calls) == launched + 4
+
+
+def test_parameters_without_autograd_keep_their_plan(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inference with parameters that require grad looks nothing up after the first call."""
+    x, w = leaf(16, 32), leaf(24, 32)
+    for guard in (torch.no_grad, torch.inference_mode):
+        with guard():
+            cutegen.linear(x, w)
+            monkeypatch.setattr(ops, "_plan", lambda *_: pytest.fail("looked up again"))
+            assert not cutegen.linear(x, w).requires_grad
+        monkeypatch.undo()
+
+
+def test_main_grad_accumulates_in_fp32(gpu: FakeGpu) -> None:
+    """Micro-batches add up in the buffer; the ordinary gradient stays away."""
+    w = torch.nn.Parameter(leaf(24, 32).detach())
+    w.main_grad = torch.zeros(24, 32)
+    want = torch.zeros(24, 32)
+    for step in range(4):
+        x = leaf(8 + 8 * step, 32)
+        grad = torch.randn(8 + 8 * step, 24).to(BF16)
+        cutegen.linear(x, w, fuse_wgrad=True).backward(grad)
+        want += grad.float().T @ x.detach().float()
+        assert x.grad is not None
+    torch.testing.assert_close(w.main_grad, want, rtol=1e-3, atol=1e-3)
+    assert w.grad is None and w.grad_added_to_main_grad is True
+    del w.main_grad
+    cutegen.linear(leaf(8, 32), w, fuse_wgrad=True).sum().backward()
+    assert w.grad is not None
+
+
+def test_calls_without_gradients_refuse_while_autograd_records(gpu: FakeGpu) -> None:
+    """Writing into a given tensor, and 8-bit operands: by name, however warm the plan is."""
+    a, b, out = leaf(16, 32), leaf(32, 24), torch.empty(16, 24, dtype=BF16)
+    for _ in range(2):
+        with torch.no_grad():
+            cutegen.gemm(a, b, out=out)
+        with pytest.raises(OperandError, match="a requires grad, but a call with out= has no gradients"):
+            cutegen.gemm(a, b, out=out)
+    eight = [t.detach().to(torch.float8_e4m3fn) for t in (a, b.mT)]
+    scale, bias = torch.tensor(1.0), leaf(24)
+    with pytest.raises(OperandError, match="bias requires grad, but 8-bit products have no gradients"):
+        cutegen.scaled_gemm(eight[0], eight[1].mT, scale, scale, bias=bias)
+
+    @torch.compile(backend="eager")
+    def compiled(a: Any, b: Any, out: Any) -> Any:
+        return cutegen.gemm(a, b, out=out)
+
+    with pytest.raises(OperandError, match="a requires grad, but a call with out="):
+        compiled(a, b, out)
+
+
+def test_autocast_casts_fp32_operands(gpu: FakeGpu) -> None:
+    """Gradients arrive in the dtype of the parameters."""
+    x, w, bias = leaf(16, 32, dtype=torch.float32), leaf(24, 32, dtype=torch.float32), leaf(24)
+    with torch.autocast("cpu", dtype=BF16):
+        found = cutegen.linear(x, w, bias)
+        with torch.no_grad():
+            assert cutegen.gemm(x, w.mT).dtype == BF16
+    assert found.dtype == BF16
+    u, v, t = doubles(x, w, bias)
+    same_gradients(found, u @ v.T + t, (x, w, bias), (u, v, t))
+    assert torch.autograd.grad(cutegen.linear(x.to(BF16), w.to(BF16)).sum(), w)[0].dtype == torch.float32
+
+
+def test_second_derivatives_and_checkpoints(gpu: FakeGpu) -> None:
+    """Of a penalty on the gradient, and with activations that are computed again."""
+    x, w = leaf(16, 32), leaf(24, 32)
+    u, v = doubles(x, w)
+
+    def penalty(product: Any, left: Any) -> Any:
+        [first] = torch.autograd.grad((product * product).sum(), left, create_graph=True)
+        return (first * first).sum()
+
+    own = torch.autograd.grad(penalty(cutegen.linear(x, w, activation="silu"), x), w)[0].double()
+    ref = torch.autograd.grad(penalty(torch.nn.functional.silu(u @ v.T), u), v)[0]
+    assert (own - ref).norm() < 3e-2 * ref.norm()
+    again = torch.utils.checkpoint.checkpoint(cutegen.linear, x, w, use_reentrant=False)
+    same_gradients(again, u @ v.T, (x, w), (u, v))
+
+
+@pytest.mark.parametrize("activation", ["", "relu", "gelu"])
+def test_compiled_gradients_are_those_of_eager(gpu: FakeGpu, activation: str) -> None:
+    """One graph, forward and backward, whatever the rows."""
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def run(x: Any, w: Any, bias: Any) -> Any:
+        return cutegen.linear(x, w, bias, activation)
+
+    w, bias = leaf(24, 32), leaf(24)
+    for rows in (16, 7):
+        x = leaf(rows, 32)
+        u, v, t = doubles(x, w, bias)
+        same_gradients(run(x, w, bias), ACTIVATIONS[activation](u @ v.T + t), (x, w, bias), (u, v, t))
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_the_operator_has_gradients_and_passes_the_checks_of_torch(gpu: FakeGpu, activation: str) -> None:
+    a, b, c, bias = leaf(16, 32), leaf(32, 24), leaf(16, 24), leaf(24)
+    options = (c, 2.0, 0.5, bias, activation, None, None, None)
+    arguments = (a, b, *ops.pack(options))
+    found = torch.ops.cutegen.gemm.default(*arguments)
+    x, y, z, v = doubles(a, b, c, bias)
+    want = ACTIVATIONS[activation](2 * (x @ y) + 0.5 * z + v)
+    same_gradients(found, want, (a, b, c, bias), (x, y, z, v))
+    torch.library.opcheck(torch.ops.cutegen.gemm.default, arguments, raise_exception=True)
+
+
+FRESH = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+from pathlib import Path
+from fake_kernels import FakeGpu
+import cutegen
+
+@torch.compile(backend="aot_eager", fullgraph=True)
+def run(x, w):
+    return cutegen.linear(x, w)
+
+cutegen.use(FakeGpu(Path(sys.argv[1])).dispatcher())
+x = torch.ones(16, 32, dtype=torch.bfloat16)
+w = torch.ones(24, 32, dtype=torch.bfloat16, requires_grad=True)
+run(x, w).sum().backward()
+print(w.grad.sum().item())
+"""
+
+
+def test_a_process_that_compiles_first_has_gradients(tmp_path: Path) -> None:
+    """The formula is registered before anything can trace the operator; else they would be None."""
+    here = Path(__file__).parent
+    code = FRESH.format(paths=[str(here), str(here.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == str(16.0 * 24 * 32), done.stderr
