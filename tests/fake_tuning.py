@@ -43,7 +43,7 @@ def remembered_rank(
 
 @pytest.fixture(autouse=True)
 def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let campaigns in this module's tests share what the search found."""
+    """Let runs in this module's tests share what the search found."""
     monkeypatch.setattr("cutegen.tuning.problem_run.rank", remembered_rank)
 
 

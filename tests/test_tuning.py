@@ -294,8 +294,8 @@ def test_the_budget_ends_the_search_but_not_the_finals(tmp_path: Path) -> None:
     ticks = iter(range(10_000))
     setting = rig.tuner.setting
     request = Request(PROBLEM, ARCH, 132, effort=SMALL)
-    with TrialStore(setting.db) as trials, setting.workshop() as workshop:
-        tuning = Tuning(setting, workshop, trials, observe=ignore_progress, clock=lambda: float(next(ticks)))
+    with TrialStore(setting.db) as trials, setting.children() as children:
+        tuning = Tuning(setting, children, trials, observe=ignore_progress, clock=lambda: float(next(ticks)))
         [result] = tuning.run([request], budget_s=60.0)
     assert isinstance(result, TuneResult) and result.untried > 0
     assert DEFAULT.digest in rig.bench.finals

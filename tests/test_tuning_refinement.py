@@ -1,4 +1,4 @@
-"""How a campaign searches: refinement in rounds, and how groups of candidates compare."""
+"""How a run searches: refinement in rounds, and how groups of candidates compare."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_nothing_is_ranked_for_problems_that_are_finished(
     """A sweep that was run before answers from its records, at once."""
     begun: list[Problem] = []
     monkeypatch.setattr(
-        "cutegen.tuning.lookahead.Ahead.begin", lambda self, request: begun.append(request.problem)
+        "cutegen.tuning.lookahead.Lookahead.begin", lambda self, request: begun.append(request.problem)
     )
     assert count_winners(Rig(tmp_path)) == len(COMING)
     assert begun == COMING[2:]

@@ -23,7 +23,7 @@ from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Value
-from cutegen.tuning.backends import Backends, Workshop
+from cutegen.tuning.backends import Backends, Children
 from cutegen.tuning.progress import Observer, ignore_progress
 from cutegen.tuning.request import Effort, Request
 from cutegen.tuning.result import Row, TuneResult
@@ -145,22 +145,22 @@ class AutoTuner:
         self._objective = require_objective(objective)
         self._context = require_context(context)
         self._observe = observe
-        self._workshop: Workshop | None = None
+        self._children: Children | None = None
         self._cache: dict[tuple[Problem, str], TuneResult] = {}
         self._history: list[HistoryEntry] = []
         self._hits = 0
         self._lookups = 0
 
     def __enter__(self) -> Self:
-        self._workshop = self.setting.workshop()
+        self._children = self.setting.children()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        workshop, self._workshop = self._workshop, None
-        if workshop is not None:
-            workshop.close()
+        children, self._children = self._children, None
+        if children is not None:
+            children.close()
 
     # -- tuning
 
@@ -266,17 +266,17 @@ class AutoTuner:
             yield from (self._default(request.problem) for request in requests)
             return
         self.setting.save_fallback()
-        workshop = self._workshop or self.setting.workshop()
+        children = self._children or self.setting.children()
         try:
             with TrialStore(self.setting.db) as trials:
-                tuning = Tuning(self.setting, workshop, trials, observe=self._observe, again=self._again)
+                tuning = Tuning(self.setting, children, trials, observe=self._observe, again=self._again)
                 for result in tuning.run(requests, budget_s):
                     if isinstance(result, TuneResult):
                         self._remember(result)
                     yield result
         finally:
-            if workshop is not self._workshop:
-                workshop.close()
+            if children is not self._children:
+                children.close()
 
     def request(
         self,

@@ -16,7 +16,7 @@ from cutegen.measure.policy import Policy
 from cutegen.operator_api import Offers
 from cutegen.system.closing import Closing
 
-__all__ = ["Backends", "Bench", "Compiler", "Workshop"]
+__all__ = ["Backends", "Bench", "Children", "Compiler"]
 
 
 class Compiler(Protocol):
@@ -71,7 +71,7 @@ class Backends:
     offers: Callable[[Problem], Offers] | None = None
 
 
-class Workshop(Closing):
+class Children(Closing):
     """Holds compiler and bench over several problems; a context manager that ends both.
 
     Args:

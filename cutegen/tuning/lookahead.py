@@ -8,10 +8,10 @@ from cutegen.families.registry import find_space
 from cutegen.search.strategies import precompute
 from cutegen.tuning.request import Request
 
-__all__ = ["Ahead"]
+__all__ = ["Lookahead"]
 
 
-class Ahead:
+class Lookahead:
     """Thinks about one request at a time before it is needed.
 
     Only predictions are worked out, which takes a second or two and touches nothing but a memory of them:

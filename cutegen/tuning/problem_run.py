@@ -18,24 +18,24 @@ from cutegen.search.defaults import default_config
 from cutegen.search.strategies import rank, refine, spread
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
-from cutegen.tuning.backends import Workshop
+from cutegen.tuning.backends import Children
 from cutegen.tuning.finalists import comparable_us, pick_finalists, preference
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.progress import Observer, Progress
 from cutegen.tuning.request import Request
 
-__all__ = ["Campaign"]
+__all__ = ["ProblemRun"]
 
 #: Seconds between looks at the compiler while nothing else is to do.
 _PATIENCE_S = 0.2
 
 
-class Campaign:
+class ProblemRun:
     """Tries candidates of one problem and writes down every outcome as soon as it is known.
 
     Args:
         request: What to do.
-        workshop: Compiler and measuring child.
+        children: Compiler and measuring child.
         ledger: What is known, and where to write.
         toolchain: What compiles; with the text it names every artifact.
         incumbent: The config that the table names now; it competes if it is valid.
@@ -47,7 +47,7 @@ class Campaign:
     def __init__(
         self,
         request: Request,
-        workshop: Workshop,
+        children: Children,
         ledger: Ledger,
         toolchain: Toolchain,
         *,
@@ -66,7 +66,7 @@ class Campaign:
         self.incumbent = incumbent if legal else None
         self._offers = offers
         self._budget_s: float | None = None
-        self._workshop = workshop
+        self._children = children
         self._toolchain = toolchain
         self._observe = observe
         self._clock = clock
@@ -126,10 +126,10 @@ class Campaign:
         self.ledger.recall(new, request.screen_policy)
         self.attempts.update((attempt.config, attempt) for attempt in new)
         missing = [attempt for attempt in new if not attempt.done]
-        if missing and self._workshop.measures:
+        if missing and self._children.measures:
             # The child imports torch while the compiler starts.
-            self._workshop.start_bench()
-        self._workshop.submit(attempt.source for attempt in missing)
+            self._children.start_bench()
+        self._children.submit(attempt.source for attempt in missing)
         return new
 
     # -- the run
@@ -145,7 +145,7 @@ class Campaign:
         """
         self._start, self._budget_s = self._clock(), budget_s
         self._try(list(self.attempts.values()))
-        if not self._workshop.measures:
+        if not self._children.measures:
             return self._compiled()
         if self.request.searches:
             self._refine()
@@ -189,7 +189,7 @@ class Campaign:
         left = self._left_s()
         if left is None or not self._working() or not self.attempts[self.default].done:
             return False
-        return left <= (self.request.final_s if self._workshop.measures else 0.0)
+        return left <= (self.request.final_s if self._children.measures else 0.0)
 
     # -- build, check, screen
 
@@ -202,7 +202,7 @@ class Campaign:
             self.ran = True
         while (waiting or built or checked) and not self._late():
             idle = not built and len(checked) < chunk and waiting
-            self._workshop.poll(_PATIENCE_S if idle else 0.0)
+            self._children.poll(_PATIENCE_S if idle else 0.0)
             waiting = self._sort_out(waiting, built)
             if built:
                 self._check(built.popleft(), checked)
@@ -215,7 +215,7 @@ class Campaign:
         """Move what the compiler is done with to ``built``, or write its failure down; return the rest."""
         still = []
         for attempt in waiting:
-            result = self._workshop.result(attempt.source)
+            result = self._children.result(attempt.source)
             if result is None:
                 still.append(attempt)
             elif isinstance(result, Artifact):
@@ -226,7 +226,7 @@ class Campaign:
         return still
 
     def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
-        if not self._workshop.measures:
+        if not self._children.measures:
             known = self.ledger.compiled(attempt)
             attempt.screened(None, known or self.ledger.write(attempt, "ok"))
             return
@@ -238,7 +238,7 @@ class Campaign:
             return
         self._stage = "check" if self._stage == "compile" else self._stage
         self._open()
-        result = self._workshop.bench.check(self._candidate(attempt))
+        result = self._children.bench.check(self._candidate(attempt))
         if result.ok:
             checked.append(attempt)
         else:
@@ -260,7 +260,7 @@ class Campaign:
         self.ran = True
         keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
         candidates = [self._candidate(attempt) for attempt in batch]
-        run, timed = self._workshop.time(candidates, policy, keep, self._left_s()), []
+        run, timed = self._children.time(candidates, policy, keep, self._left_s()), []
         self.torch = run.reference
         for attempt in batch:
             failure, timing = run.failures.get(attempt.name), run.timings.get(attempt.name)
@@ -272,7 +272,7 @@ class Campaign:
 
     def _open(self) -> None:
         if not self._opened:
-            self._workshop.bench.open(self.request.problem)
+            self._children.bench.open(self.request.problem)
             self._opened = True
 
     def _candidate(self, attempt: Attempt) -> Candidate:
@@ -363,11 +363,11 @@ class Campaign:
 
     def _fetch(self, attempts: Sequence[Attempt]) -> None:
         """Get the artifacts of candidates whose timings were remembered."""
-        self._workshop.submit(attempt.source for attempt in attempts)
+        self._children.submit(attempt.source for attempt in attempts)
         built: deque[Attempt] = deque()
         waiting = self._sort_out(attempts, built)
         while waiting:
-            self._workshop.poll(_PATIENCE_S)
+            self._children.poll(_PATIENCE_S)
             waiting = self._sort_out(waiting, built)
 
     def _time_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:

@@ -18,7 +18,7 @@ from cutegen.operator_api import Offers, find_offers
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.dispatch import default_table_path
-from cutegen.tuning.backends import Backends, Bench, Workshop
+from cutegen.tuning.backends import Backends, Bench, Children
 
 __all__ = ["Setting"]
 
@@ -107,14 +107,14 @@ class Setting:
         """SMs to plan for."""
         return self.device.sm_count if self.device else self.arch.nominal_sm_count
 
-    def workshop(self) -> Workshop:
-        """Return a workshop; nothing is started yet."""
+    def children(self) -> Children:
+        """Return the children of a run; nothing is started yet."""
         given, device = self.backends, self.device
         compiler = given.compiler or (lambda: Builder(self.store, self.toolchain, self.workers))
         if device is None:
-            return Workshop(compiler)
+            return Children(compiler)
         watch = given.watch or (lambda: NvmlWatch(device.uuid))
-        return Workshop(compiler, given.bench or _bench, lambda: Guard(watch(), self.busy))
+        return Children(compiler, given.bench or _bench, lambda: Guard(watch(), self.busy))
 
     def offers(self, problem: Problem) -> Offers:
         """Return which kernels of NVIDIA's Operator API are candidates for ``problem``, and which are not."""

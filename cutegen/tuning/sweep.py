@@ -1,4 +1,4 @@
-"""Problem after problem through one workshop: skip what is finished, run the rest, write winners down."""
+"""Problem after problem with the same children: skip what is finished, run the rest, write winners down."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import predictor
 from cutegen.space import Config
 from cutegen.tuning.attempt import Attempt
-from cutegen.tuning.backends import Workshop
+from cutegen.tuning.backends import Children
 from cutegen.tuning.history import Ledger
-from cutegen.tuning.lookahead import Ahead
-from cutegen.tuning.problem_run import Campaign
+from cutegen.tuning.lookahead import Lookahead
+from cutegen.tuning.problem_run import ProblemRun
 from cutegen.tuning.progress import Observer
 from cutegen.tuning.request import Request
 from cutegen.tuning.result import Row, TuneResult
@@ -55,11 +55,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request that is under way: finished long ago, or a campaign whose artifacts are being compiled."""
+    """A request that is under way: finished long ago, or a run whose artifacts are being compiled."""
 
     request: Request
     finished: TuneResult | None
-    campaign: Campaign | None
+    problem_run: ProblemRun | None
     offers: Offers
 
 
@@ -68,7 +68,7 @@ class Tuning:
 
     Args:
         setting: Where and with what.
-        workshop: Compiler and measuring child, shared by all problems.
+        children: Compiler and measuring child, shared by all problems.
         trials: The open database.
         observe: Told about progress.
         again: Whether to measure anew what earlier runs did.
@@ -78,7 +78,7 @@ class Tuning:
     def __init__(
         self,
         setting: Setting,
-        workshop: Workshop,
+        children: Children,
         trials: TrialStore,
         *,
         observe: Observer,
@@ -86,7 +86,7 @@ class Tuning:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._setting = setting
-        self._workshop = workshop
+        self._children = children
         self._trials = trials
         self._observe = observe
         self._again = again
@@ -110,7 +110,7 @@ class Tuning:
             TableError: The table is malformed or holds elsewhere.
         """
         started, queue = self._clock(), list(requests)
-        with closing(Ahead()) as ahead:
+        with closing(Lookahead()) as ahead:
             prepared = self._prepare_or_fail(queue[0], ahead) if queue else None
             for left in range(len(queue), 0, -1):
                 assert prepared is not None
@@ -123,14 +123,14 @@ class Tuning:
                 first = left == len(queue)
                 yield self._conclude(current, share, started if first else begun)
 
-    def _prepare_or_fail(self, request: Request, ahead: Ahead) -> _Prepared | Failed:
+    def _prepare_or_fail(self, request: Request, ahead: Lookahead) -> _Prepared | Failed:
         """Prepare, or say why this target cannot compute the problem: others it may."""
         try:
             return self._prepare(request, ahead)
         except ProblemError as error:
             return Failed(request.problem, error)
 
-    def _prepare(self, request: Request, ahead: Ahead) -> _Prepared:
+    def _prepare(self, request: Request, ahead: Lookahead) -> _Prepared:
         setting = self._setting
         entry = setting.entry(request.problem)
         run = request.run_name(setting.device, setting.toolchain.digest)
@@ -150,9 +150,9 @@ class Tuning:
         finished = self._finished(request, entry, ledger)
         if finished is not None:
             return _Prepared(request, finished, None, offers)
-        campaign = Campaign(
+        problem_run = ProblemRun(
             request,
-            self._workshop,
+            self._children,
             ledger,
             setting.toolchain,
             incumbent=_incumbent(entry, request),
@@ -161,8 +161,8 @@ class Tuning:
             clock=self._clock,
         )
         ahead.wait()
-        campaign.prepare()
-        return _Prepared(request, None, campaign, offers)
+        problem_run.prepare()
+        return _Prepared(request, None, problem_run, offers)
 
     def _finished(self, request: Request, entry: Entry | None, ledger: Ledger) -> TuneResult | None:
         """Return the recorded result if this very run was finished before and its kernel is still there."""
@@ -197,45 +197,45 @@ class Tuning:
         refused = tuple(map(str, prepared.offers.refused))
         if prepared.finished is not None:
             return replace(prepared.finished, seconds=self._clock() - begun, refused=refused)
-        campaign = prepared.campaign
-        assert campaign is not None
+        problem_run = prepared.problem_run
+        assert problem_run is not None
         try:
-            result = self._result(campaign, campaign.run(budget_s))
+            result = self._result(problem_run, problem_run.run(budget_s))
         except _OF_ONE_PROBLEM as error:
             return Failed(prepared.request.problem, error, self._clock() - begun)
         return replace(
             result,
-            outcomes=campaign.outcomes(),
-            untried=campaign.untried,
-            kernels=campaign.kernels,
+            outcomes=problem_run.outcomes(),
+            untried=problem_run.untried,
+            kernels=problem_run.kernels,
             seconds=self._clock() - begun,
-            reused=not campaign.ran,
-            run=campaign.ledger.run,
+            reused=not problem_run.ran,
+            run=problem_run.ledger.run,
             refused=refused,
         )
 
-    def _result(self, campaign: Campaign, finalists: Sequence[Attempt]) -> TuneResult:
-        request, setting = campaign.request, self._setting
+    def _result(self, problem_run: ProblemRun, finalists: Sequence[Attempt]) -> TuneResult:
+        request, setting = problem_run.request, self._setting
         space = find_space(request.problem.family, request.arch)
         if setting.device is None:
             predict = predictor(space, request.problem, request.sm_count)
-            return predicted_result(request, finalists, campaign.default, predict)
+            return predicted_result(request, finalists, problem_run.default, predict)
         result = decide(
             request,
             space,
             setting.device,
             finalists,
-            campaign.torch,
-            default=campaign.default,
-            incumbent=campaign.incumbent,
+            problem_run.torch,
+            default=problem_run.default,
+            incumbent=problem_run.incumbent,
         )
-        setting.save(entry_of(result, campaign.baseline_trial))
+        setting.save(entry_of(result, problem_run.baseline_trial))
         return result
 
 
 def _is_under_way(prepared: _Prepared | Failed) -> bool:
     """Whether there is work to do: after a finished problem others are likely finished too."""
-    return isinstance(prepared, _Prepared) and prepared.campaign is not None
+    return isinstance(prepared, _Prepared) and prepared.problem_run is not None
 
 
 def _incumbent(entry: Entry | None, request: Request) -> Config | None:
