@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_results_table as tables
 
 torch = pytest.importorskip("torch", reason="copies are torch's")
 
@@ -80,10 +79,3 @@ def test_a_b_that_is_too_small_to_copy_from_is_a_failed_launch() -> None:
     with pytest.raises(LaunchError, match="B holds 128 bytes; the copy is to read 144"):
         CopyCall("copy_ 144")(b, b, b)
     CopyCall("copy_ 128")(b, b, b)
-
-
-# --- tables ---
-
-
-def few(name: str, own: float | None, copy: float | None) -> Any:
-    return tables.row(name, {"cutegen": tables.entry(own), "copy": tables.entry(copy)}, (16, 8192, 8192))

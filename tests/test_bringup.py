@@ -21,6 +21,7 @@ from cutegen.errors import DeviceError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure import Bench
+from cutegen.measure.device import Device
 from tools import bringup
 from tools.bringup_parts.points import Point
 from tools.bringup_parts.tiers import TIERS, Scope, Tier, plan
@@ -51,6 +52,14 @@ def remembered_plan(space_arch: str, scope: Scope) -> tuple[Tier, ...]:
     return plan(find_space("gemm", find_arch(space_arch)), scope)
 
 
+def use_gpu(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    """Give the tool a fake GPU."""
+    monkeypatch.setattr(bringup, "present_device", lambda: device)
+    monkeypatch.setattr(
+        bringup, "bench_of", lambda s: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=s)
+    )
+
+
 class Rig:
     """The tool on a fake GPU: what kernels do, and what was written."""
 
@@ -78,12 +87,7 @@ class Rig:
 
         monkeypatch.setattr(bringup, "Builder", FakeBuilder)
         monkeypatch.setattr(bringup, "plan", lambda space, scope, _: remembered_plan(space.arch.name, scope))
-        monkeypatch.setattr(bringup, "present_device", lambda: fake_engine.DEVICE)
-        monkeypatch.setattr(
-            bringup,
-            "bench_of",
-            lambda limit: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=limit),
-        )
+        use_gpu(monkeypatch, fake_engine.DEVICE)
 
     def __call__(self, *words: str) -> int:
         small = ["--pairs", "10", "--races", "12", "--timeout", "5", "--out", str(self.out)]
@@ -278,12 +282,7 @@ def test_kernels_of_a_bundle_are_tried_without_a_compiler(
     monkeypatch.setattr(Builder, "_require_compiler", lambda self: pytest.fail("it compiled"))
     elsewhere = replace(Toolchain.current(), packages=())
     monkeypatch.setattr(Toolchain, "current", lambda: elsewhere)
-    monkeypatch.setattr(bringup, "present_device", lambda: B200)
-    monkeypatch.setattr(
-        bringup,
-        "bench_of",
-        lambda limit: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=limit),
-    )
+    use_gpu(monkeypatch, B200)
     there = ["--import", str(bundle), "--cache-dir", str(tmp_path / "there"), "--out", str(out)]
     assert bringup.main([*there, "--pairs", "4", "--races", "4"]) == 0
     results = json.loads(out.read_text())
@@ -301,12 +300,7 @@ def test_what_the_tiers_need_is_compiled_here_and_tried_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--export and --import: the same trials, with tiers cut down to a few points."""
-    monkeypatch.setattr(bringup, "present_device", lambda: B200)
-    monkeypatch.setattr(
-        bringup,
-        "bench_of",
-        lambda limit: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=limit),
-    )
+    use_gpu(monkeypatch, B200)
     whole = plan(BLACKWELL, Scope(pairs=1))
     few = tuple(replace(tier, points=tier.points[:2]) for tier in whole)
     monkeypatch.setattr(bringup, "plan", lambda *arguments: few)

@@ -18,10 +18,12 @@ from tools.bringup_parts.inquiry import Inquiry, inquire
 from tools.bringup_parts.lab import Record
 from tools.bringup_parts.pin_down import Finding, explains, holds, pin_down
 from tools.bringup_parts.points import Point, difference, features, nearest, with_values
-from tools.bringup_parts.tiers import KNOBS, TIERS, Scope, Tier, plan
+from tools.bringup_parts.tiers import KNOBS, SCALED_KNOBS, TIERS, Scope, Tier, plan
 
 HOPPER, BLACKWELL = (find_space("gemm", find_arch(name)) for name in ("sm_90a", "sm_100a"))
+SCALED = find_space("gemm_blockscaled", find_arch("sm_100a"))
 SQUARE = Problem(4096, 4096, 1024)
+SCALED_SQUARE = Problem.parse("gemm_blockscaled 4096x4096x1024 mxfp8_e4m3 kk")
 
 
 # --- points ---
@@ -58,9 +60,10 @@ def test_the_nearest_config_changes_as_little_as_rules_allow() -> None:
 # --- tiers ---
 
 
-@pytest.mark.parametrize("space", [HOPPER, BLACKWELL], ids=lambda space: space.arch.name)
+@pytest.mark.parametrize("space", [HOPPER, BLACKWELL, SCALED], ids=lambda s: f"{s.family} {s.arch.name}")
 def test_every_point_of_the_plan_is_legal_and_every_value_of_a_knob_is_tried(space: Space) -> None:
-    tiers = plan(space, Scope(pairs=20, shapes=(SQUARE,)))
+    lines, square = (SCALED_KNOBS, SCALED_SQUARE) if space is SCALED else (KNOBS, SQUARE)
+    tiers = plan(space, Scope(pairs=20, shapes=(square,)))
     assert tuple(tier.name for tier in tiers) == TIERS
     for tier in tiers:
         assert tier.points and len(set(tier.points)) == len(tier.points)
@@ -70,14 +73,15 @@ def test_every_point_of_the_plan_is_legal_and_every_value_of_a_knob_is_tried(spa
     tried = {(knob, value) for point in tiers[2].points for knob, value in point.config.items()}
     there = {(knob, value) for knob, domain in space.domains.items() for value in domain}
     for knob, value in there - tried:
-        for line in KNOBS:
+        for line in lines:
             problem = Problem.parse(line.format(byte="int8"))
             assert next(space.configs(problem, {knob: [value]}), None) is None, f"{knob}={value} was left out"
     single = tiers[0].points[0]
     tile = single.config.get("tile_shape_mn") or single.config["mma_tiler_mn"]
-    assert (single.problem.m, single.problem.n, single.problem.k) == (*tile, 64)  # type: ignore[misc]
+    k = 128 if space is SCALED else 64
+    assert (single.problem.m, single.problem.n, single.problem.k) == (*tile, k)  # type: ignore[misc]
     assert not tiers[0].tail and tiers[3].repeats == 50 and tiers[1].repeats is None
-    assert any(p.problem == SQUARE for p in tiers[4].points)
+    assert any(p.problem == square for p in tiers[4].points)
 
 
 def test_tails_cover_what_a_problem_can_say() -> None:
