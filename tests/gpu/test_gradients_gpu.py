@@ -15,7 +15,7 @@ from cutegen.build.store import Store  # noqa: E402
 from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
 from cutegen.runtime.kernel_cache import Kernels  # noqa: E402
 
-pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl, pytest.mark.filterwarnings("ignore")]
 BF16 = torch.bfloat16
 
 
