@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cutegen.runtime.dispatch import Answer, Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
+    from cutegen.torch_ops.fallbacks import counters, reset_counters
     from cutegen.torch_ops.gemm import (
         configure,
         gemm,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         use,
         wait_for_kernels,
     )
+    from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
     from cutegen.tuning import AutoTuner
 
@@ -45,10 +47,14 @@ __all__ = [
     "Table",
     "__version__",
     "configure",
+    "counters",
     "find_arch",
     "gemm",
     "linear",
     "load_table",
+    "optimize",
+    "reset_counters",
+    "restore",
     "rms_norm",
     "scaled_gemm",
     "use",
@@ -68,11 +74,15 @@ _HOMES = {
     "Store": "build.store",
     "Table": "records.table",
     "configure": "torch_ops.gemm",
+    "counters": "torch_ops.fallbacks",
     "find_arch": "arch",
     "gemm": "torch_ops.gemm",
-    "rms_norm": "torch_ops.norms",
     "linear": "torch_ops.gemm",
     "load_table": "torch_ops.gemm",
+    "optimize": "torch_ops.modules",
+    "reset_counters": "torch_ops.fallbacks",
+    "restore": "torch_ops.modules",
+    "rms_norm": "torch_ops.norms",
     "scaled_gemm": "torch_ops.gemm",
     "use": "torch_ops.gemm",
     "wait_for_kernels": "torch_ops.gemm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,3 +115,23 @@ def test_a_compiled_training_step_runs_in_cuda_graphs() -> None:
     assert (got.double() - want).norm() < 2e-2 * want.norm()
     del got, want, u, v
     assert torch.cuda.memory_allocated() <= before + 2**20
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_optimized_model_trains_as_its_twin(compiled: bool) -> None:
+    """Layers of a size that kernels take, one of fp32 for torch, and a misaligned input."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 250), torch.nn.Linear(250, 64)
+    ).to("cuda", BF16)
+    twin = copy.deepcopy(model)
+    assert len(cutegen.optimize(model).layers) == 3
+    run: Any = torch.compile(model, fullgraph=True) if compiled else model
+    memory = leaf(1, 128 * 512 + 1).detach().flatten()
+    for x in (memory[:-1].view(128, 512), memory[1:].view(128, 512)):
+        for one, net in ((model, run), (twin, twin)):
+            one.zero_grad()
+            net(x).float().square().mean().backward()
+        for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+            difference = (own.grad.double() - other.grad.double()).norm()
+            assert difference < 2e-2 * other.grad.double().norm()

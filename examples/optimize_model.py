@@ -1,0 +1,19 @@
+"""Let the linear layers of a model call cutegen, in place, and see what torch still computes."""
+
+import torch
+
+import cutegen
+
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, device="cuda", dtype=torch.bfloat16)
+model = torch.nn.Sequential(layer, torch.nn.Linear(256, 1000, device="cuda", dtype=torch.bfloat16))
+x = torch.randn(8, 128, 256, device="cuda", dtype=torch.bfloat16)
+
+found = cutegen.optimize(model)
+print("swapped:", *found.layers)
+for name, reason in found.skipped.items():
+    print(f"left alone: {name}: {reason}")
+
+model(x).float().square().mean().backward()
+print(cutegen.counters())
+cutegen.restore(model)
