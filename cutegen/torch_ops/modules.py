@@ -59,14 +59,14 @@ def optimize(
 
     layers, skipped = [], {}
     for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or isinstance(module, linear_class()):
+        if not isinstance(module, torch.nn.Linear) or isinstance(module, _linear_class()):
             continue
         if type(module) is not torch.nn.Linear:
             skipped[name] = f"its class is {type(module).__name__}, which may compute something else"
         elif filter_fn is not None and not filter_fn(module, name):
             skipped[name] = "filter_fn said no"
         else:
-            module.__class__ = linear_class()
+            module.__class__ = _linear_class()
             vars(module)["fuse_wgrad"] = fuse_wgrad
             layers.append(name)
     return Swapped(tuple(layers), skipped)
@@ -78,7 +78,7 @@ def restore(model: torch.nn.Module) -> int:
 
     found = 0
     for module in model.modules():
-        if type(module) is linear_class():
+        if type(module) is _linear_class():
             del module.fuse_wgrad
             module.__class__ = torch.nn.Linear
             found += 1
@@ -86,7 +86,7 @@ def restore(model: torch.nn.Module) -> int:
 
 
 @cache
-def linear_class() -> Any:
+def _linear_class() -> Any:
     """Return the class of swapped layers: made once, as its base class is torch's."""
     import torch
 
@@ -166,11 +166,11 @@ def _unfit(x: Any, w: Any, bias: Any) -> str:
 
 def __getattr__(name: str) -> Any:
     if name == "Linear":
-        return linear_class()
+        return _linear_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def prepare() -> None:
     """Import torch and register the operators with it; again does nothing."""
     prepare_gemm()
-    linear_class()
+    _linear_class()
