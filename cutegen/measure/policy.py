@@ -55,12 +55,12 @@ class Policy:
         clock: ``settled`` (the GPU is loaded until its clock holds) or ``burst`` (it only leaves idle).
         distribution: ``uniform``: operands are uniform in [-1, 1), those of 4 bits among all codes; data
             changes power and so clocks.
-        rounds: Most rounds; each runs everyone and the reference once, in random order.
+        rounds: Most rounds; each runs every entry and the reference once, in random order.
         min_rounds: Fewest rounds before ``precision`` may stop it.
         round_us: GPU time that one entry takes in one round, in microseconds (at least one graph).
         settle_s: Longest burn-in, in seconds; a burst takes 0.05 of them at most.
         precision: Stop when every interval's half width is under this fraction of its median; 0 never stops.
-        prune: Drop whoever is slower than the best by more than this fraction, already after one round;
+        prune: Drop entries that are slower than the best by more than this fraction, already after one round;
             0 drops nobody.
         extra_rounds: After these rounds, most further ones for the entries that are statistically tied for
             fastest, while they are several and ``precision`` does not stop it.
@@ -208,14 +208,14 @@ class Timing:
             leave open.
         energy_high_mj: The most.
         reference: What the reference is, such as ``torch.mm``.
-        steady_us: Median after the drift that everyone shared was divided out of each round; for comparing
+        steady_us: Median after the drift that all entries share was divided out of each round; for comparing
             entries of one run. None if nothing ran beside it.
         steady_low_us: Lower end of that median's 95 % interval.
         steady_high_us: Upper end.
         contended_by: Other processes that were seen to use the GPU meanwhile, in words; empty if none was.
         predecessor_us: Median time of what ran before each launch, which is not in the times above; None
             where launches followed one another.
-        burst_us: Median in bursts, without the drift that everyone shared; None if there were none.
+        burst_us: Median in bursts, without the drift that all entries share; None if there were none.
         burst_low_us: Lower end of that median's 95 % interval.
         burst_high_us: Upper end.
         burst_ratio: Median of the paired ratios reference / own in bursts.

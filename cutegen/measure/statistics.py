@@ -182,7 +182,7 @@ def choose_in_both(
 
 
 def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return by how much each round was slow or fast for everyone, as a factor around 1.
+    """Return by how much each round was slow or fast for every entry, as a factor around 1.
 
     It is the median, over those that ran in the round, of their sample over their own centre. A GPU at its
     power limit slows and recovers from round to round; many entries tell that apart from their own noise
@@ -227,7 +227,7 @@ def steady_interval(samples: Sequence[float], drift: Sequence[float]) -> Interva
 class Race:
     """Decides round by round who runs on and when enough is known; it never looks at a clock itself.
 
-    Each round gives one sample of the reference and of everyone still running. When everyone is known well
+    Each round gives one sample of the reference and of each entry still running. When all are known well
     enough, or the rounds for all are over, extra rounds may follow for the entries that are
     statistically tied for fastest: they decide, and there are few of them.
 
@@ -302,7 +302,7 @@ class Race:
         return tuple(self._reference)
 
     def ratio(self, name: str) -> Interval:
-        """Return the paired ratio to the reference; whoever stopped early pairs with the rounds it ran in."""
+        """Return the paired ratio to the reference; one that stopped early pairs with its own rounds."""
         own = self._own[name]
         return ratio_interval(self._reference[: len(own)], own)
 
@@ -314,7 +314,7 @@ class Race:
         return self.rounds >= self._last or len(self.alive) < 2 or self._precise()
 
     def _all_have_run(self) -> bool:
-        """Whether the rounds for everyone are over."""
+        """Whether the rounds for all entries are over."""
         enough = self.rounds >= self._min_rounds and self._precise()
         return enough or self.rounds >= self._max_rounds
 

@@ -95,7 +95,7 @@ class _Rounds:
         self.settle_s = spent
 
     def settle(self) -> None:
-        """Load the device with everyone in turn until its clock holds."""
+        """Load the device with every entry in turn until its clock holds."""
         names, settling, turn = list(self.prepared), Settling(self.policy.settle_s), 0
         while not settling.done:
             name = names[turn % len(names)]
@@ -179,7 +179,7 @@ class _Rounds:
     def measure_energy(self, keep: Collection[str]) -> None:
         """Add the isolated energy of those whom the policy asks for to their timings.
 
-        A second pass in the opposite order puts everyone's mean at the same time, so that a steady drift of
+        A second pass in the opposite order puts the means of all at the same time, so that a steady drift of
         the GPU's power favours nobody; where only time decides, one pass tells enough. An entry that fails
         here has failed.
         """

@@ -1,4 +1,4 @@
-"""What answers before anybody measured."""
+"""What answers before anything was measured."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Request:
 
     @property
     def final_s(self) -> float:
-        """Seconds of a budget that are kept for the finalists, and for everyone's energy if it counts."""
+        """Seconds of a budget that are kept for the finalists, and for their energy if it counts."""
         if self.objective == "time":
             return self.effort.final_s
         entries = self.effort.energy_finalists + 3  # the default, the incumbent and torch.mm

@@ -43,16 +43,16 @@ from .shared import (
 )
 
 WARPS = EPILOGUE_WARPS + 2
-"""Four that store, one that multiplies, one that loads: they take part in every work unit."""
-ANSWERS = 1
-"""Answers of cluster launch control under way: each further one would claim work that an idle
+"""Four epilogue warps, an MMA warp, a load warp: they take part in every work unit."""
+CLC_RESPONSES = 1
+"""Responses of cluster launch control under way: each further one would claim work that an idle
 multiprocessor could begin at once."""
 ACC_STAGES = 2
-"""Tiles of sums in tensor memory: one is stored while the next is computed."""
+"""Accumulator tiles in tensor memory: one is stored while the next is computed."""
 LONE_HALF = 64
-"""Rows of the smallest MMA, whose sums are read from tensor memory as pairs of columns."""
+"""Rows of the smallest MMA, whose accumulators are read from tensor memory as pairs of columns."""
 REDUCED = 8
-"""Sums that one thread of the second kernel of split_k finishes."""
+"""Accumulators that one thread of the second kernel of split_k finishes."""
 ADDERS = 4
 """Groups of 128 threads of its blocks, each adding up a quarter of the parts."""
 PIECE = 4096
@@ -139,7 +139,7 @@ def int8_tiles_have_widths_of_the_mma(mma_tiler_mn: tuple[int, int], problem: Pr
 
 def pairs_split_columns_evenly(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> bool:
     """With use_2cta_instrs each block holds half of the tile's columns of B, which must be a multiple of
-    16: N must be a multiple of 32 (the compiler dies on other multiples of 16)."""
+    16: N must be a multiple of 32 (the compiler crashes on other multiples of 16)."""
     return not use_2cta_instrs or mma_tiler_mn[1] % 32 == 0
 
 
@@ -162,8 +162,8 @@ def shares_of_b_are_whole_rows(mma_tiler_mn: tuple[int, int], cluster_shape_mn: 
 
 
 def split_k_leaves_work(split_k: int, problem: Problem) -> bool:
-    """Every part of a split k range needs at least 4 k tiles of 128 bytes, or its sums cost more than its
-    products."""
+    """Every part of a split k range needs at least 4 k tiles of 128 bytes, or adding its partial sums
+    costs more than its MMAs."""
     return split_k == 1 or split_k * 4 * ROW_BYTES <= problem.k * DTYPE_BYTES[problem.ab_dtype]
 
 
@@ -231,7 +231,7 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     return {
         **derive_resources(config, arch, stage_bytes(tiler, pair), per_buffer, WARPS + clc),
         "acc_stages": ACC_STAGES,
-        "answers": ANSWERS if clc else 0,
+        "answers": CLC_RESPONSES if clc else 0,
         "answer_arrivals": answer_arrivals(config.pair("cluster_shape_mn")) if clc else 0,
         "split": config["split_k"] != 1,
         "tile_k": ROW_BYTES // DTYPE_BYTES[problem.ab_dtype],

@@ -166,7 +166,8 @@ def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, probl
 
 
 def split_k_leaves_work(tile_k: int, split_k: int, problem: Problem) -> bool:
-    """Every part of a split k range needs at least 4 k tiles, or its sums cost more than its products."""
+    """Every part of a split k range needs at least 4 k tiles, or adding its partial sums costs more than its
+    MMAs."""
     return split_k == 1 or split_k * 4 * tile_k <= problem.k
 
 
@@ -182,7 +183,7 @@ def arrival_order_is_asked_for(reduction: str, problem: Problem) -> bool:
 
 
 def arrival_order_is_for_split_k(reduction: str, split_k: int) -> bool:
-    """reduction=arrival says how the parts of split_k meet, so split_k must be above 1."""
+    """reduction=arrival says how partial sums of split_k are added, so split_k must be above 1."""
     return reduction == "fixed" or split_k > 1
 
 

@@ -1,4 +1,4 @@
-"""How long ``torch.mm`` takes, roughly: what an untuned GEMM is compared with before anybody measured.
+"""How long ``torch.mm`` takes, roughly: what an untuned GEMM is compared with before it is measured.
 
 The library chooses among tiles of its own. It is taken to be as fast as the best of the usual ones, by whole
 waves, or as memory allows. ``tools/fit_torch_mm.py`` fits the constants to measured times.
