@@ -14,7 +14,7 @@ TABLE, FOLDER = Path("winners.json"), Path("deploy")
 # Where there is a compiler: tune, then pin what the table says.
 cutegen.AutoTuner(table=TABLE).tune(256, 1024, 512, dtype="bf16")
 for item in pin_table(TABLE, FOLDER):
-    print(item.answer)
+    print(item)
 
 # Where it is deployed: the folder on the path is all there is; no cutegen, no DSL, no tuning.
 sys.path.insert(0, str(FOLDER))

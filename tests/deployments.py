@@ -16,8 +16,10 @@ from cutegen.build import Artifact, Toolchain
 from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.ranges import is_range, parse_range
 from cutegen.families.registry import parse_problem
 from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
 
 LINES = (
@@ -52,10 +54,18 @@ class Workshop(FakeGpu):
 
 
 def write_table(path: Path, lines: tuple[str, ...] = LINES, **changes: Any) -> Path:
+    """Write a table of the default configs of ``lines``; a range has two pieces, with those of its ends."""
     gpu = FakeGpu(path.parent / "unused")
     dispatcher = gpu.dispatcher()
-    entries = []
+    entries, ranges = [], []
     for line in lines:
+        if is_range(line):
+            of = parse_range(line)
+            middle = (of.first + of.last) // 2
+            configs = [dispatcher.explain(end).config for end in (of.low, of.high)]
+            pieces = ((of.first, middle, configs[0]), (middle + 1, of.last, configs[1]))
+            ranges.append(RangeEntry(of, tuple(Piece(*piece) for piece in pieces)))
+            continue
         problem = parse_problem(line)
         config = dispatcher.explain(problem).config
         assert config is not None
@@ -63,7 +73,7 @@ def write_table(path: Path, lines: tuple[str, ...] = LINES, **changes: Any) -> P
             config = config.replace(split_k=4, use_tma_store=False)
         entries.append(Entry(problem, config, time_us=1.0))
     fingerprint = replace(Fingerprint.of(H200, Toolchain.current()), **changes)
-    Table(fingerprint, entries).save(path)
+    Table(fingerprint, entries, ranges).save(path)
     return path
 
 

@@ -342,7 +342,7 @@ def test_a_folder_of_gemms_has_and_runs_no_second_part(tmp_path: Path, deployed:
         deployment, torch = load(folder)
         a, b, options = operands(Problem.parse(GEMMS[0]), torch)
         deployment.gemm(a, b, **options)
-        assert deployment._parts == {}
+        assert deployment._parts == {} and deployment._ranges is None
 
 
 def test_the_second_part_comes_with_its_bytecode(deployed: Path) -> None:

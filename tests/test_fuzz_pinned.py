@@ -28,6 +28,7 @@ from cutegen.families import registry
 from cutegen.families.gemm.problem import Problem
 
 pytest.importorskip("torch")
+RANGES = ("gemm 1..300x64x128 bf16 kk", "rmsnorm 1..300x4096 fp16")
 FUZZ = settings(
     derandomize=True,
     deadline=None,
@@ -46,16 +47,17 @@ class Field:
         text: Its manifest, as it was written.
     """
 
-    def __init__(self, root: Path, lines: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, lines: tuple[str, ...], ranges: tuple[str, ...] = ()) -> None:
         self.root, self.folder = root / "field", root / "field" / "deploy"
         self.folder.parent.mkdir()
         (self.root / "mine.txt").write_text("mine")
-        self.table = write_table(root / "t.json", lines)
+        self.table = write_table(root / "t.json", (*lines, *ranges))
         self.workshop = Workshop(root / "cache")
         pin_table(self.table, self.folder, kernels=self.workshop.kernels())
         self.module = load_module(self.folder)
         self.text = (self.folder / "manifest.json").read_bytes()
-        self.lines = lines
+        # Of every range one size is called, which is not pinned by itself.
+        self.lines = (*lines, *(line.replace("1..300", "77") for line in ranges))
 
     def use(self, text: bytes) -> list[str]:
         """Call every pinned problem under the manifest ``text``; what became of each."""
@@ -89,7 +91,7 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
         patch.setenv("KERNEL_LOG", str(root / "calls.txt"))
         patch.setattr(registry, "_registered", dict(registry._all()))
         registry.load_families(write_family(root))
-        yield Field(root, (*LINES, *FAMILY_LINES))
+        yield Field(root, (*LINES, *FAMILY_LINES), RANGES)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "kernels of a kind": (lambda m: {**m, "kernels": {"a": 1}}, "malformed: TypeError: kernels is no list"),
     "numbers for kernels": (lambda m: {**m, "kernels": [7]}, "malformed: TypeError"),
     "nested keys": (lambda m: with_records(m, key=[[]]), "malformed: TypeError"),
+    "no ranges": (lambda m: {k: v for k, v in m.items() if k != "ranges"}, "malformed: KeyError: 'ranges'"),
+    "ranges of a kind": (lambda m: {**m, "ranges": {"a": 1}}, "malformed: TypeError: ranges is no list"),
     "no table": (lambda m: {**m, "files": {}}, "malformed: its files do not list 'table.json'"),
     "flags": (lambda m: {**m, "cpu_flags": [1]}, "malformed: TypeError: cpu_flags"),
     "facts of a GPU": (lambda m: {**m, "gpu": {**m["gpu"], "color": "red"}}, "malformed: .* gpu must have"),
@@ -158,6 +162,16 @@ def with_argument(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
         for name, family in manifest["families"].items()
     }
     return {**manifest, "families": families}
+
+
+def with_ranges(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the manifest with something changed in every range."""
+
+    def changed(part: dict[str, Any]) -> dict[str, Any]:
+        return {**part, "ranges": [{**record, **changes} for record in part["ranges"]]}
+
+    families = {name: changed(family) for name, family in manifest["families"].items()}
+    return {**changed(manifest), "families": families}
 
 
 def with_calls(manifest: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -211,14 +225,51 @@ BROKEN_FAMILIES: dict[str, tuple[Any, str]] = {
         )
     },
     "families of a kind": (lambda m: {**m, "families": [1]}, "malformed: TypeError: families is no dict"),
-    "a family of a kind": (lambda m: {**m, "families": {"rmsnorm": 7}}, "malformed: TypeError"),
-    "a call of a kind": (lambda m: with_families(m, kernels=[7]), "malformed: TypeError"),
+    "a family of a kind": (
+        lambda m: {**m, "families": {"rmsnorm": 7}},
+        "malformed: family rmsnorm: TypeError",
+    ),
+    "a call of a kind": (lambda m: with_families(m, kernels=[7]), "malformed: family rmsnorm: TypeError"),
     "sizes of a call": (lambda m: with_calls(m, sizes=[[7]]), "malformed: family rmsnorm: TypeError"),
     "no second part": (
         lambda m: {**m, "files": {k: v for k, v in m["files"].items() if k != "family_calls.py"}},
         "malformed: its files do not list 'family_calls.py'",
     ),
 }
+
+
+BROKEN_RANGES: dict[str, dict[str, Any]] = {
+    **{f"steps {value!r:.20}": {"steps": value} for value in (7, None, [7], [[]], [["a", 0, 0, False, []]])},
+    **{
+        f"one step {step!r:.30}": {"steps": [step]}
+        for step in (
+            [300, 9, 0, False, []],
+            [300, "0", 0, False, []],
+            [300, 0, -1, False, []],
+            [300, 0, "0", False, []],
+            [300, 0, 0, 7, []],
+            [300, 0, 0, False, ["7"]],
+            [300, 0, 0, False, [2**70]],
+            [300, 0, 0, False, 7],
+            [300, 0, 0, False],
+        )
+    },
+    **{f"kernels {value!r:.20}": {"kernels": value} for value in (7, None, [7], [], [{}])},
+    "a kernel outside": {"kernels": [{"symbol": "x", "library": "../x.so", "source": "kernels/x.py"}] * 2},
+    **{f"first {value!r}": {"first": value} for value in (None, "1", [])},
+    **{f"multiple_of {value!r}": {"multiple_of": value} for value in (0, None, "1")},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_RANGES)
+def test_a_malformed_range_is_refused_by_name(field: Field, name: str) -> None:
+    """By the call that would use it; all others are answered."""
+    said = field.use(json.dumps(with_ranges(json.loads(field.text), **BROKEN_RANGES[name])).encode())
+    assert said[:-2] == ["answered"] * (len(field.lines) - 2)
+    for text in said[-2:]:
+        assert re.match(
+            r"(manifest\.json in .* is malformed: the (range|record of) |.* is missing in )", text
+        ), text
 
 
 @pytest.mark.parametrize("name", BROKEN_FAMILIES)

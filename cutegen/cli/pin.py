@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,23 @@ from cutegen.build.store import Store
 from cutegen.cli.args import EXIT_CODES, Parser, file_path
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.text import say
-from cutegen.deploy import Pinned, pin_table
+from cutegen.deploy import Pinned, PinnedRange, pin_table
+from cutegen.deploy.manifest import OUTSIDE
+from cutegen.deploy.selection import ranges_over
+from cutegen.errors import UsageError
+from cutegen.families.ranges import Range, is_range, parse_range
 from cutegen.families.registry import load_families, parse_problem
+from cutegen.family import Problem
+from cutegen.records.table import Table
 from cutegen.runtime.kernel_cache import Kernels
+from cutegen.text import shown
 
 __all__ = ["main"]
 
 _EXAMPLES = """examples:
   python -m cutegen.pin --table TABLE.json --out deploy/
   python -m cutegen.pin --table TABLE.json --out deploy/ --problem 'gemm 17x7168x2048 bf16 kk'
+  python -m cutegen.pin --table TABLE.json --out deploy/ --range m=1..8192 --outside torch
 
 then, with deploy/ on sys.path and only torch and tvm-ffi installed:
   import pinned; c = pinned.gemm(a, b); y = pinned.call("rmsnorm", x=x, weight=w, eps=1e-6)
@@ -54,7 +63,21 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="LINE",
-        help="a further problem, answered as a library call would be; repeatable",
+        help="a further problem, answered as a library call would be, or a range of them such as "
+        "'gemm 1..8192x7168x2048 bf16 kk'; repeatable",
+    )
+    parser.add_argument(
+        "--range",
+        action="append",
+        default=[],
+        metavar="SIZE=FIRST..LAST",
+        help="serve all of these sizes of every kind of problem in the table, such as m=1..8192; repeatable",
+    )
+    parser.add_argument(
+        "--outside",
+        choices=OUTSIDE,
+        default="none",
+        help="what answers a call that is not pinned: none refuses it (default), torch a plain product",
     )
     parser.add_argument("--families", type=file_path, metavar="DIR", help="folder of further kernel families")
     parser.add_argument("--cache-dir", type=file_path, metavar="FOLDER", help="where compiled kernels are")
@@ -67,21 +90,37 @@ def _run(args: argparse.Namespace) -> int:
     kernels = Kernels(store, build="never" if args.no_build else "allow")
     if args.families is not None:
         load_families(args.families)
-    problems = [parse_problem(line) for line in args.problem]
+    problems: list[Problem | Range] = [
+        parse_range(line) if is_range(line) else parse_problem(line) for line in args.problem
+    ]
+    for text in args.range:
+        problems += _ranges(text, Table.load(args.table))
     pinned = pin_table(
         args.table,
         args.out,
         kernels=kernels,
         problems=problems,
+        outside=args.outside,
         leave_out=lambda problem, why: say(f"left out: {problem}; {why}"),
     )
     for item in pinned:
-        say(str(item.answer))
+        say(str(item))
     say(_summary(pinned, args.out))
     return EXIT_OK
 
 
-def _summary(pinned: Sequence[Pinned], out: Path) -> str:
-    libraries = {item.artifact.symbol for item in pinned if item.artifact is not None}
+def _ranges(text: str, table: Table) -> tuple[Range, ...]:
+    """Return the ranges that ``m=1..8192`` stands for."""
+    found = re.fullmatch(r"(\w+)=([0-9]{1,18})\.\.([0-9]{1,18})", text)
+    if found is None:
+        raise UsageError(
+            f"range {shown(text)} is not of the form SIZE=FIRST..LAST; write for example m=1..8192"
+        )
+    return ranges_over(table, found[1], int(found[2]), int(found[3]))
+
+
+def _summary(pinned: Sequence[Pinned | PinnedRange], out: Path) -> str:
+    every = [each for item in pinned for each in (item.pinned if isinstance(item, PinnedRange) else [item])]
+    libraries = {item.artifact.symbol for item in every if item.artifact is not None}
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return f"{len(pinned)} problems, {len(libraries)} kernels, {size / 1e6:.1f} MB in {out}"

@@ -1,5 +1,5 @@
 """A dispatch table as a folder that ships: winners, their sources, and a loader that needs no cutegen."""
 
-from cutegen.deploy.writer import Pinned, pin_table
+from cutegen.deploy.writer import Pinned, PinnedRange, pin_table
 
-__all__ = ["Pinned", "pin_table"]
+__all__ = ["Pinned", "PinnedRange", "pin_table"]

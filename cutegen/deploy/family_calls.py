@@ -10,6 +10,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from cutegen.deploy.launch import Call, DLTensor, PinnedError
@@ -37,6 +38,8 @@ _TENSORS = ("in", "out", "inout")
 _GIVEN = (*_TENSORS, "scalar")
 _KINDS = (*_GIVEN, "scratch", "launch")
 _ALIGNED_BYTES = 16
+#: So many kinds of call are kept; a thread that makes more starts over.
+_MOST_PLANS = 16384
 _CUDA = 2  # kDLCUDA of DLPack
 
 
@@ -101,7 +104,9 @@ class FamilyCalls:
             self._records: dict[tuple[int, ...], list[dict[str, Any]]] = {}
             for record in said["kernels"]:
                 self._records.setdefault(tuple(record["sizes"]), []).append(record)
-            self._problems = [str(record["problem"]) for record in said["kernels"]]
+            self._ranges = [(dict(zip(self._sizes, r["sizes"], strict=True)), r) for r in said["ranges"]]
+            pinned = (*said["kernels"], *said["ranges"])
+            self._problems = [str(record["problem"]) for record in pinned]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise deployment._malformed(f"family {name}: {type(error).__name__}: {error}") from error
         self._tensors = tuple(a for a in self._arguments if a.kind in _TENSORS)
@@ -182,6 +187,8 @@ class FamilyCalls:
         # A call with a known key is not checked again: all that _prepare looks at is in the key, or not 0.
         plan: _Plan | None = None if 0 in addresses else plans.get(key)
         if plan is None:
+            if len(plans) >= _MOST_PLANS:
+                plans.clear()
             plan = plans[key] = self._prepare(tensors, words)
         return plan
 
@@ -311,18 +318,25 @@ class FamilyCalls:
         wanted |= {a.name for a in self._arguments if a.kind == "scalar" and words.get(a.name, True)}
         options = {name: words[name] for name in self._options}
         unaligned = not all(map(_is_aligned, given.values()))
-        fitting = []
-        for record in self._records.get(tuple(sizes.values()), ()):
+
+        def fits(record: dict[str, Any]) -> bool:
             self._require_record(record)
             pinned = record["dtypes"]
-            if (
+            return (
                 {a.name for a in self._arguments if a.name in pinned and a.kind in _GIVEN} == wanted
                 and all(pinned[name] == dtype for name, dtype in dtypes.items())
-                and record["options"] == options
-                and record["unaligned"] == (unaligned or self._is_odd(pinned, sizes))
-            ):
-                fitting.append(record)
+                and bool(record["options"] == options)
+                and bool(record["unaligned"] == (unaligned or self._is_odd(pinned, sizes)))
+            )
+
+        fitting = [*filter(fits, self._records.get(tuple(sizes.values()), ()))]
+        if not fitting:
+            held = [(size, record) for size, record in self._held(sizes) if fits(record)]
+            inside = (self._deployment._lookup().of_size(record, sizes[size]) for size, record in held)
+            fitting = [*islice(filter(None, inside), 1)]
         if len(fitting) == 1:
+            if not is_record(fitting[0]) or not fitting[0]["symbol"]:
+                raise self._malformed(fitting[0])
             return fitting[0]
         asked = {**sizes, **dtypes, **dict.fromkeys(sorted(wanted - dtypes.keys()), True), **options}
         text = " ".join(f"{name}={value}" for name, value in asked.items()) + " unaligned" * unaligned
@@ -331,13 +345,18 @@ class FamilyCalls:
         some = "; ".join(self._problems[:8]) + ("; ..." if len(self._problems) > 8 else "")
         raise PinnedError(f"no kernel of {self._name} is pinned for {text}; pinned: {some}")
 
+    def _held(self, sizes: dict[str, int]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the ranges of problems that agree with ``sizes`` in all sizes but one, and which that is."""
+        for known, record in self._ranges:
+            free = [size for size in known if known[size] is None]
+            if len(free) == 1 and {**known, free[0]: sizes[free[0]]} == sizes:
+                yield free[0], record
+
     def _require_record(self, record: dict[str, Any]) -> None:
         """Refuse a record that says of its arguments what no kernel of the family has."""
         dtypes, kinds = record.get("dtypes"), {a.name: a.kind for a in self._arguments}
         right = (
-            is_record(record)
-            and record["symbol"]
-            and isinstance(dtypes, dict)
+            isinstance(dtypes, dict)
             and isinstance(record.get("options"), dict)
             and isinstance(record.get("unaligned"), bool)
             and all(
@@ -347,8 +366,13 @@ class FamilyCalls:
             and kinds.keys() >= dtypes.keys() >= {a.name for a in self._arguments if not a.optional}
         )
         if not right:
-            problem = str(record.get("problem"))
-            raise self._deployment._malformed(f"the record of {problem} is not one that was pinned")
+            raise self._malformed(record)
+
+    def _malformed(self, record: dict[str, Any]) -> PinnedError:
+        found: PinnedError = self._deployment._malformed(
+            f"the record of {record.get('problem')} is not one that was pinned"
+        )
+        return found
 
     def _is_odd(self, dtypes: dict[str, str], sizes: dict[str, int]) -> bool:
         """Whether rows of some argument, one behind the other, do not start at multiples of 16 bytes."""

@@ -10,6 +10,8 @@ __all__ = [
     "FIELDS",
     "KERNELS",
     "MANIFEST",
+    "OUTSIDE",
+    "RANGE_LOOKUP",
     "TABLE",
     "is_pinned_name",
     "is_record",
@@ -19,13 +21,16 @@ __all__ = [
 
 #: The files of the folder, besides the loader; those of kernels are below the last.
 MANIFEST, TABLE, KERNELS = "manifest.json", "table.json", "kernels"
-#: The part of the loader that a folder has whose kernels are not all GEMMs.
-FAMILY_CALLS = "family_calls.py"
+#: Parts of the loader that a folder has only if its kernels are not all GEMMs, or some serve ranges.
+FAMILY_CALLS, RANGE_LOOKUP = "family_calls.py", "range_lookup.py"
 #: What a kernel is pinned for, in the order of a manifest's ``key``.
 FIELDS = (
     *("m", "n", "k", "batch", "ab_dtype", "out_dtype", "layout", "unaligned_out"),
     *("alpha", "beta", "bias", "activation", "scale", "promote", "any_order"),
 )
+
+#: What answers calls that are not pinned: nobody, or torch where the call is a plain product.
+OUTSIDE = ("none", "torch")
 
 _GPU_FIELDS = ("gpu_name", "compute_capability", "sm_count")
 
@@ -37,7 +42,7 @@ def is_symbol(text: object) -> bool:
 
 def is_pinned_name(name: str) -> bool:
     """Return whether a manifest may list a file of this name: nothing outside the folder has one."""
-    if name in (TABLE, FAMILY_CALLS):
+    if name in (TABLE, FAMILY_CALLS, RANGE_LOOKUP):
         return True
     folder, _, file = name.partition("/")
     stem, _, ending = file.rpartition(".")
@@ -45,19 +50,24 @@ def is_pinned_name(name: str) -> bool:
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:
-    """Return what a manifest says; one that knows no families has none.
+    """Return what a manifest says.
 
     Raises:
         KeyError: Something is missing; further errors of a malformed text are ValueError, TypeError and
             RecursionError.
     """
     manifest = json.loads(text)
-    wanted = {"files": dict, "gpu": dict, "cpu_flags": list, "kernels": list}
+    wanted = {
+        "files": dict,
+        "gpu": dict,
+        "cpu_flags": list,
+        "kernels": list,
+        "ranges": list,
+        "families": dict,
+    }
     for name, kind in wanted.items():
         if not isinstance(manifest[name], kind):
             raise TypeError(f"{name} is no {kind.__name__}")
-    if not isinstance(manifest.setdefault("families", {}), dict):
-        raise TypeError("families is no dict")
     if not {*map(type, manifest["cpu_flags"])} <= {str}:
         raise TypeError("cpu_flags holds something that is no name")
     if set(manifest["gpu"]) != set(_GPU_FIELDS):

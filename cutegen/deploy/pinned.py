@@ -22,6 +22,7 @@ from cutegen.deploy.manifest import (
     FAMILY_CALLS,
     FIELDS,
     MANIFEST,
+    RANGE_LOOKUP,
     TABLE,
     is_pinned_name,
     is_record,
@@ -36,6 +37,8 @@ __all__ = ["FIELDS", "Deployment", "PinnedError", "call", "gemm", "linear", "rms
 
 #: Written in when the folder was made; it vouches for the manifest, which vouches for every other file.
 MANIFEST_SHA256 = ""
+#: So many kinds of call are kept; a thread that makes more starts over.
+_MOST_CALLS = 16384
 
 
 class Deployment:
@@ -54,10 +57,6 @@ class Deployment:
         try:
             self._manifest = parse_manifest(text)
             self._records = {tuple(record["key"]): record for record in self._manifest["kernels"]}
-            #: The problems that are pinned here, one line each.
-            self.problems: list[str] = [str(record["problem"]) for record in self._manifest["kernels"]]
-            for family in self._manifest["families"].values():
-                self.problems += [str(record["problem"]) for record in family["kernels"]]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise self._malformed(f"{type(error).__name__}: {error}") from error
         self._read(TABLE, self._digest(TABLE))
@@ -67,11 +66,21 @@ class Deployment:
             lambda device: torch.cuda.current_stream(device).cuda_stream
         )
         self._functions: dict[str, Any] = {}
+        self._ranges: Any = None
         self._families: dict[str, Any] = {}
         self._parts: dict[str, Any] = {}
         self._trusted: set[int] = set()
         self._threads = threading.local()
         self._lock = threading.Lock()
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems and ranges of problems that are pinned here, one line each."""
+        try:
+            held = (self._manifest, *self._manifest["families"].values())
+            return [str(record["problem"]) for part in held for record in (*part["kernels"], *part["ranges"])]
+        except (KeyError, TypeError) as error:
+            raise self._malformed(f"{type(error).__name__}: {error}") from error
 
     def verify(self) -> None:
         """Check every listed file of the folder against its recorded SHA-256; other files are not looked at.
@@ -147,6 +156,8 @@ class Deployment:
             calls = self._threads.calls = {}
         call = None if 0 in addresses else calls.get(key)
         if call is None:
+            if len(calls) >= _MOST_CALLS:
+                calls.clear()
             call = calls[key] = self._prepare(a, b, out, c, bias, scales, options)
         launch, out_bytes, sizes = call
         if given:
@@ -278,6 +289,11 @@ class Deployment:
     ) -> Callable[..., None]:
         key = call_key(a, b, out, c, bias, bool(scales), options)
         record = self._records.get(key)
+        if record is None and self._manifest["ranges"]:
+            record = self._lookup().of_key(key)
+        if record is None and self._manifest.get("outside") == "torch":
+            # A plain product: none of the options, and nothing is converted.
+            record = {"symbol": ""} if not any(key[8:]) and key[4] == key[5] else None
         if record is None:
             asked = " ".join(f"{name}={value}" for name, value in zip(FIELDS, key, strict=True) if value)
             some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
@@ -293,6 +309,12 @@ class Deployment:
         kinds = ["tensor"] * len(blocks) + ["scratch", "launch"]
         named = dict(zip(FIELDS, key, strict=True))
         return Call(self, record, blocks, a.device, kinds + ["real"] * (named["alpha"] + named["beta"]))
+
+    def _lookup(self) -> Any:
+        """Return what finds the kernels of ranges, GEMMs' and others'."""
+        if self._ranges is None:
+            self._ranges = self._run(RANGE_LOOKUP)["RangeLookup"](self, self._manifest["ranges"])
+        return self._ranges
 
     def _check_place(self, tensors: list[Any]) -> None:
         """Refuse tensors that are not all on one GPU of the pinned kind, or have no memory."""

@@ -1,8 +1,8 @@
 """The loader that ships: one file made of several modules, sealed with the SHA-256 of its manifest.
 
-What it needs for kernels that are no GEMMs is a second file, which it runs in its own names. Loader and
-manifest vouch for each other: the loader holds the digest of the manifest, and the manifest that
-of the loader before the first was written in.
+What it needs for ranges, and for kernels that are no GEMMs, are files of their own, which it runs in its
+own names. Loader and manifest vouch for each other: the loader holds the digest of the manifest, and the
+manifest that of the loader before the first was written in.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import re
 import tempfile
 from pathlib import Path
 
-from cutegen.deploy.manifest import FAMILY_CALLS, MANIFEST
+from cutegen.deploy.manifest import MANIFEST
 
-__all__ = ["LOADER", "bytecode", "changed_of_pair", "family_calls_text", "loader_text", "sealed"]
+__all__ = ["LOADER", "bytecode", "changed_of_pair", "loader_text", "part_text", "sealed"]
 
 LOADER = "pinned.py"
 _PART = re.compile(r"^from cutegen\.deploy\.(\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
@@ -37,9 +37,9 @@ def loader_text() -> bytes:
     return text
 
 
-def family_calls_text() -> bytes:
-    """Return the loader's second file, without the imports of what the loader defines."""
-    text = (Path(__file__).parent / FAMILY_CALLS).read_text(encoding="utf-8")
+def part_text(name: str) -> bytes:
+    """Return a further file of the loader, without the imports of what the loader defines."""
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
     return _PART.sub("", text).encode()
 
 

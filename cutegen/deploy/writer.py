@@ -4,48 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from cutegen import __version__
-from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
 from cutegen.deploy.described import call_of, describe, same_call, why_no_call
 from cutegen.deploy.folder import SCHEMA, ready_place, replace_folder
-from cutegen.deploy.manifest import FAMILY_CALLS, FIELDS, KERNELS, MANIFEST, TABLE, is_symbol
-from cutegen.deploy.shipped_loader import LOADER, bytecode, family_calls_text, loader_text, sealed
+from cutegen.deploy.manifest import FAMILY_CALLS, FIELDS, KERNELS, MANIFEST, OUTSIDE, RANGE_LOOKUP, TABLE
+from cutegen.deploy.selection import Pinned, PinnedRange, Selection, require_countable
+from cutegen.deploy.shipped_loader import LOADER, bytecode, loader_text, part_text, sealed
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
-from cutegen.errors import ArchError, CutegenError, PinError
-from cutegen.families.declared import DeclaredProblem
+from cutegen.errors import CutegenError, PinError, UsageError
+from cutegen.families.declared import DeclaredFamily, DeclaredProblem
 from cutegen.families.gemm.problem import Problem as Gemm
-from cutegen.families.registry import find_space, space_of
+from cutegen.families.ranges import Range
 from cutegen.family import Problem
-from cutegen.records.entry import ANY, Fingerprint
+from cutegen.records.entry import Fingerprint
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Launch
+from cutegen.text import shown
 
-__all__ = ["Pinned", "pin_table"]
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """One problem of a deployment.
-
-    Attributes:
-        answer: What the table answered, and how.
-        artifact: The kernel that ships; None where torch computes the problem.
-        launch: Its scalars and workspace; None likewise.
-    """
-
-    answer: Answer
-    artifact: Artifact | None
-    launch: Launch | None
+__all__ = ["Pinned", "PinnedRange", "pin_table"]
 
 
 def pin_table(
@@ -53,9 +37,10 @@ def pin_table(
     out: Path,
     *,
     kernels: Kernels | None = None,
-    problems: Iterable[Problem] = (),
-    leave_out: Callable[[Problem, str], None] = lambda problem, why: None,
-) -> tuple[Pinned, ...]:
+    problems: Iterable[Problem | Range] = (),
+    outside: str = "none",
+    leave_out: Callable[[Problem | Range, str], None] = lambda problem, why: None,
+) -> tuple[Pinned | PinnedRange, ...]:
     """Write the winners of ``table`` into the folder ``out``, ready to ship, and return them.
 
     The folder appears complete or not at all. An earlier deployment in its place is replaced, if it holds
@@ -66,30 +51,43 @@ def pin_table(
         table: A dispatch table.
         out: The folder.
         kernels: Where compiled kernels come from, and whether missing ones are compiled.
-        problems: Further problems, answered from the table as a library call would be.
-        leave_out: Told of each entry that is left out, and why.
+        problems: Further problems, answered from the table as a library call would be; so is every size of a
+            range among them. Ranges of the table are pinned anyway.
+        outside: What answers a call that is not pinned: ``none`` refuses it, ``torch`` computes a plain
+            product.
+        leave_out: Told of each entry or range that is left out, and why.
 
     Raises:
         PinError: The table is empty or does not say for what, a kernel is not to be had, no call can pose one
             of ``problems`` or any entry, or ``out`` holds something else or cannot be written.
+        UsageError: There is no such ``outside``.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
     """
-    kernels = kernels or Kernels()
+    if outside not in OUTSIDE:
+        raise UsageError(f"outside is {shown(outside)}; valid: {', '.join(OUTSIDE)}")
     source = Table.load(table)
-    arch, sm_count = _target(source.fingerprint)
-    asked = dict.fromkeys(problems)
-    left_out = _left_out([*asked, *source.entries])
-    wanted = [problem for problem in dict.fromkeys([*source.entries, *asked]) if problem not in left_out]
+    selection = Selection(source, kernels or Kernels())
+    asked: dict[Problem | Range, None] = dict.fromkeys(problems)
+    held = [entry.range for entry in source.ranges if not _is_within(entry.range, asked)]
+    known: list[Problem | Range] = [*source.entries, *held]
+    left_out = _left_out([*asked, *known])
+    wanted = [problem for problem in dict.fromkeys([*known, *asked]) if problem not in left_out]
     for problem in [*asked] if wanted else [*asked, *left_out]:
         if problem in left_out:
             raise PinError(f"{problem} cannot be pinned: {left_out[problem]}")
+    for item in wanted:
+        if isinstance(item, Range):
+            require_countable(item)
     if not wanted:
         raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
     try:
         place = ready_place(out)
-        pinned = tuple(_pin(problem, source, arch, sm_count, kernels) for problem in wanted)
-        replace_folder(place, out, _files(table, source.fingerprint, pinned))
+        pinned = tuple(
+            selection.range(problem) if isinstance(problem, Range) else selection.problem(problem)
+            for problem in wanted
+        )
+        replace_folder(place, out, _files(table, source.fingerprint, pinned, outside))
     except CutegenError:
         raise
     except OSError as error:
@@ -99,74 +97,44 @@ def pin_table(
     return pinned
 
 
-def _left_out(problems: Iterable[Problem]) -> dict[Problem, str]:
-    """Return the problems that no call of a deployment can pose, and why."""
-    found: dict[Problem, str] = {}
-    calls: dict[Hashable, Problem] = {}
-    for problem in dict.fromkeys(problems):
+def _is_within(of: Range, others: Iterable[Problem | Range]) -> bool:
+    return any(
+        isinstance(other, Range) and other != of and of.low in other and of.high in other for other in others
+    )
+
+
+def _left_out(problems: Iterable[Problem | Range]) -> dict[Problem | Range, str]:
+    """Return the problems that no call of a deployment can pose, and why; of a range its first one tells."""
+    found: dict[Problem | Range, str] = {}
+    calls: dict[Hashable, Problem | Range] = {}
+    for item in dict.fromkeys(problems):
+        problem = item.low if isinstance(item, Range) else item
         if isinstance(problem, DeclaredProblem):
-            first = calls.setdefault(same_call(problem), problem)
+            more = (item.size, item.last) if isinstance(item, Range) else ()
+            first = calls.setdefault((same_call(problem), more), item)
             why = why_no_call(problem)
-            why = why or (f"no call can tell it from {first}" if first is not problem else "")
+            why = why or (f"no call can tell it from {first}" if first is not item else "")
         elif isinstance(problem, Gemm):
             known = problem.ab_dtype in TORCH_DTYPES
             why = "" if known else f"torch has no dtype {problem.ab_dtype}, so no call poses it"
         else:
             why = f"deployments hold GEMMs and declared families, and {problem.family} is neither"
         if why:
-            found[problem] = why
+            found[item] = why
     return found
-
-
-def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
-    """Return what the table's kernels run on."""
-    name = f"sm_{fingerprint.compute_capability.replace('.', '')}"
-    try:
-        arch = find_arch(name)
-    except ArchError as error:
-        raise PinError(
-            f"the table is for compute capability {fingerprint.compute_capability}: {error}"
-        ) from error
-    if isinstance(fingerprint.sm_count, int):
-        return arch, fingerprint.sm_count
-    return arch, arch.nominal_sm_count
-
-
-def _pin(problem: Problem, table: Table, arch: Arch, sm_count: int, kernels: Kernels) -> Pinned:
-    space = find_space(problem.family, arch)
-    answer = look_up(table, problem, space, sm_count)
-    entry = table.entries.get(problem)
-    if entry is not None and entry.config is not None and answer.entry is not entry:
-        # A call would take the next best answer; who pins winners wants to know.
-        raise PinError(f"the winner of {problem} is not valid in this version: {entry.config}; tune again")
-    if answer.config is None:
-        return Pinned(answer, None, None)
-    try:
-        artifact = kernels.artifact(problem, answer.config, arch, known_key=answer.known_key)
-    except CutegenError as error:
-        raise PinError(f"no kernel to pin for {problem}: {error}") from error
-    if not is_symbol(artifact.symbol):
-        raise PinError(
-            f"no kernel to pin for {problem}: the cache calls its function {artifact.symbol!r}, which is no "
-            f"C identifier; remove {artifact.folder} and build it again"
-        )
-    here, measured = artifact.toolchain.compiler_version, table.fingerprint.cutlass_dsl
-    if measured not in (ANY, here):
-        raise PinError(
-            f"the kernel that was measured for {problem} is not in the cache; it was compiled by "
-            f"nvidia-cutlass-dsl {measured}, and {here} would make another; tune again"
-        )
-    launch = space_of(answer.config, problem.family, arch).launch(answer.config, problem, sm_count)
-    return Pinned(answer, artifact, launch)
 
 
 # --- the folder ---
 
 
-def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) -> dict[str, bytes]:
+def _files(
+    table: Path, fingerprint: Fingerprint, pinned: Sequence[Pinned | PinnedRange], outside: str
+) -> dict[str, bytes]:
     """Return the contents of the folder by name: the manifest first, the loader and its bytecode last."""
     listed = {TABLE: table.read_bytes()}
-    for artifact in (item.artifact for item in pinned if item.artifact is not None):
+    every = [each for item in pinned for each in (item.pinned if isinstance(item, PinnedRange) else [item])]
+    artifacts = [item.artifact for item in every if item.artifact is not None]
+    for artifact in artifacts:
         for name, path in (
             (_library(artifact), artifact.shared_object),
             (_source(artifact), artifact.source),
@@ -177,18 +145,20 @@ def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) ->
                     f"two kernels of the cache are both called {artifact.symbol}; build them again"
                 )
     families = _families(pinned)
-    parts = {}
-    if families:
-        listed[FAMILY_CALLS] = family_calls_text()
-        parts = bytecode(listed[FAMILY_CALLS], FAMILY_CALLS)
-    hosts = {item.artifact.toolchain.host for item in pinned if item.artifact is not None}
+    needed = {FAMILY_CALLS: bool(families), RANGE_LOOKUP: any(isinstance(p, PinnedRange) for p in pinned)}
+    parts: dict[str, bytes] = {}
+    for name in (name for name, wanted in needed.items() if wanted):
+        listed[name] = part_text(name)
+        parts |= bytecode(listed[name], name)
+    hosts = {artifact.toolchain.host for artifact in artifacts}
     loader = loader_text()
     manifest: dict[str, Json] = {
         "schema": SCHEMA,
         "cutegen": __version__,
         "gpu": _gpu(fingerprint),
         "cpu_flags": sorted(frozenset().union(*(host_flags(host) for host in hosts))),
-        "kernels": [_record(item) for item in pinned if isinstance(item.answer.problem, Gemm)],
+        **_lists([item for item in pinned if isinstance(_first(item), Gemm)]),
+        "outside": outside,
         "families": families,
         "loader": _sha256(loader),
         "files": {name: _sha256(data) for name, data in sorted(listed.items())},
@@ -198,15 +168,26 @@ def _files(table: Path, fingerprint: Fingerprint, pinned: tuple[Pinned, ...]) ->
     return {MANIFEST: text, **listed, **parts, LOADER: own, **bytecode(own)}
 
 
-def _families(pinned: tuple[Pinned, ...]) -> dict[str, Json]:
+def _families(pinned: Sequence[Pinned | PinnedRange]) -> dict[str, Json]:
     """Return what the manifest says of declared families, by name."""
-    found: dict[str, dict[str, Json]] = {}
+    found: dict[DeclaredFamily, list[Pinned | PinnedRange]] = {}
     for item in pinned:
-        problem = item.answer.problem
+        problem = _first(item)
         if isinstance(problem, DeclaredProblem):
-            family = found.setdefault(problem.family, {**describe(problem.declared), "kernels": []})
-            cast("list[Json]", family["kernels"]).append(_record(item))
-    return dict(found)
+            found.setdefault(problem.declared, []).append(item)
+    return {family.name: {**describe(family), **_lists(items)} for family, items in found.items()}
+
+
+def _lists(pinned: Sequence[Pinned | PinnedRange]) -> dict[str, Json]:
+    """Return what the manifest says of the problems and ranges of one family."""
+    return {
+        "kernels": [_record(item) for item in pinned if isinstance(item, Pinned)],
+        "ranges": [_range(item) for item in pinned if isinstance(item, PinnedRange)],
+    }
+
+
+def _first(item: Pinned | PinnedRange) -> Problem:
+    return item.range.low if isinstance(item, PinnedRange) else item.answer.problem
 
 
 def _sha256(data: bytes) -> str:
@@ -223,18 +204,51 @@ def _gpu(fingerprint: Fingerprint) -> dict[str, Json]:
 
 
 def _record(item: Pinned) -> dict[str, Json]:
-    answer, artifact, launch = item.answer, item.artifact, item.launch
+    answer, launch = item.answer, item.launch
     return {
         "problem": str(answer.problem),
         "how": answer.how,
-        "config": None if answer.config is None else str(answer.config),
         **_call(answer.problem),
-        "symbol": artifact.symbol if artifact else "",
-        "library": _library(artifact) if artifact else "",
-        "source": _source(artifact) if artifact else "",
+        **_kernel(item),
         "scalars": list(launch.scalars) if launch else [],
         "workspace_bytes": launch.workspace_bytes if launch else 0,
         "zeroed": launch.zeroed if launch else False,
+    }
+
+
+def _range(item: PinnedRange) -> dict[str, Json]:
+    """Return what the loader finds the kernel and the integers of each size of a range by."""
+    kernels = {kernel["symbol"]: kernel for kernel in map(_kernel, item.pinned)}
+    call = _call(item.range.low)
+    sizes = [*FIELDS] if "key" in call else [*item.range.low.sizes]
+    values = cast("list[Json]", call["key" if "key" in call else "sizes"])
+    values[sizes.index(item.range.size)] = None
+    steps: list[Json] = []
+    for step in item.steps:
+        if step.pinned is None:
+            steps.append([step.last, None, 0, False, []])
+            continue
+        launch = step.pinned.launch or Launch((), 0)
+        at = [*kernels].index(_kernel(step.pinned)["symbol"])
+        steps.append([step.last, at, launch.workspace_bytes, launch.zeroed, list(launch.scalars)])
+    return {
+        "problem": str(item.range),
+        **call,
+        "size": item.range.size,
+        "first": item.range.first,
+        "multiple_of": item.multiple_of,
+        "kernels": cast("list[Json]", [*kernels.values()]),
+        "steps": steps,
+    }
+
+
+def _kernel(item: Pinned) -> dict[str, Json]:
+    artifact = item.artifact
+    return {
+        "config": None if item.answer.config is None else str(item.answer.config),
+        "symbol": artifact.symbol if artifact else "",
+        "library": _library(artifact) if artifact else "",
+        "source": _source(artifact) if artifact else "",
     }
 
 

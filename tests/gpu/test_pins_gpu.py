@@ -1,4 +1,4 @@
-"""Families that are no GEMM on a real GPU: tuned, pinned, and run from their folder without cutegen."""
+"""Families and ranges of sizes on a real GPU: tuned, pinned, and run from their folder without cutegen."""
 
 from __future__ import annotations
 
@@ -72,11 +72,28 @@ torch.cuda.synchronize()
 want = 2 * x.double() + z.double()
 assert ((y.double() - want).abs() <= want.abs() * 2.0**-8 + 2.0**-20).all()
 
+def product(m):
+    a, b = rows(m, 1024, torch.bfloat16), rows(512, 1024, torch.bfloat16).t()
+    near_product(pinned.gemm(a, b), a, b, m)
+    return a, b
+
+def near_product(c, a, b, m):
+    want, most = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((c.double() - want).abs() <= want.abs() * 2.0**-8 + most * 2.0**-20).all(), m
+
+for m in (1, 2, 3, 7, 16, 17, 64, 65, 100, 255, 256, 511, 512):
+    product(m)
+product(513)  # torch's
+for m in (1, 64, 200):
+    x, w = rows(m, 4096, torch.bfloat16), rows(1, 4096, torch.bfloat16)[0]
+    near(pinned.rms_norm(x, w), norm(x.double(), w, 1e-6), 8, f"norm of a range {{m}}")
+
+x, z = rows(1024, 4096, torch.bfloat16), rows(1024, 4096, torch.bfloat16)
 for call, said in (
-    (lambda: pinned.rms_norm(rows(3, 4096, torch.bfloat16)), "no kernel of rmsnorm is pinned for m=3"),
+    (lambda: pinned.rms_norm(rows(201, 4096, torch.bfloat16)), "no kernel of rmsnorm is pinned for m=201"),
     (lambda: pinned.call("scaled_add", x=x, z=z, y=x[:, :], alpha="2"), "alpha is '2'"),
     (lambda: pinned.call("scaled_add", x=x.cpu(), z=z, alpha=1), "must be on one GPU"),
-    (lambda: pinned.gemm(x, z.t()), "no kernel is pinned for m=1024"),
+    (lambda: pinned.gemm(x, z.t(), activation="relu"), "no kernel is pinned for m=1024"),
 ):
     try:
         call()
@@ -110,7 +127,12 @@ def test_families_are_tuned_pinned_and_run_alone(families: Path, tmp_path: Path)
         assert main(["tune", "rmsnorm", *words, *usual]) == 0
     words = ["--families", str(families), "--shape", "1024x4096", *usual]
     assert main(["tune", "scaled_add", *words]) == 0
-    assert main(["pin", "--families", str(families), "--table", str(table), "--out", str(out)]) == 0
+    for m in (16, 512):
+        assert main(["tune", "gemm", "--shape", f"{m}x512x1024", *usual]) == 0
+    ranges = ["gemm 1..512x512x1024 bf16 kk", "rmsnorm 1..200x4096 bf16"]
+    more = [word for line in ranges for word in ("--problem", line)] + ["--outside", "torch"]
+    words = ["--families", str(families), "--table", str(table), "--out", str(out), *more]
+    assert main(["pin", *words]) == 0
     code = CALLS.format(folder=str(out))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "all right", done.stdout + done.stderr

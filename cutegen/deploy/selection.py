@@ -1,0 +1,290 @@
+"""What goes into a deployment: for each problem, and each size of a range, the kernel and its integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import pairwise
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build import Artifact
+from cutegen.deploy.manifest import is_symbol
+from cutegen.errors import ArchError, CutegenError, PinError, ProblemError
+from cutegen.families.ranges import Range
+from cutegen.families.registry import find_family, find_space, is_legal, space_of
+from cutegen.family import Problem
+from cutegen.records.entry import ANY, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Answer, look_up
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.space import Config, Launch
+
+__all__ = ["Pinned", "PinnedRange", "Selection", "Step", "ranges_over", "require_countable"]
+
+#: Sizes that a range may hold: a few tens of microseconds each, and a second for each thousand at worst.
+MOST_SIZES = 2**18
+#: Where neither an entry nor a range of the table answers, a lookup takes milliseconds. Of so many sizes
+#: between two that get the same config all get it, if it is valid for them.
+_STRIDE = 128
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """One problem of a deployment.
+
+    Attributes:
+        answer: What the table answered, and how.
+        artifact: The kernel that ships; None where torch computes the problem.
+        launch: Its scalars and workspace; None likewise.
+    """
+
+    answer: Answer
+    artifact: Artifact | None
+    launch: Launch | None
+
+    def __str__(self) -> str:
+        return str(self.answer)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Neighbouring sizes of a range that one kernel answers, launched with the same integers.
+
+    Attributes:
+        last: The largest; the step before, or the range, tells the smallest.
+        pinned: The kernel and its integers; None where no config is valid.
+    """
+
+    last: int
+    pinned: Pinned | None
+
+
+@dataclass(frozen=True)
+class PinnedRange:
+    """A range of sizes of a deployment.
+
+    Attributes:
+        range: Which problems.
+        multiple_of: Sizes of the range that are no multiple of it are no problems.
+        steps: In order, to the range's last size.
+    """
+
+    range: Range
+    multiple_of: int
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def pinned(self) -> tuple[Pinned, ...]:
+        """Every kernel of the range, with the integers of one size."""
+        return tuple({_symbol(item): item for step in self.steps if (item := step.pinned)}.values())
+
+    def __str__(self) -> str:
+        return f"{self.range}: {len(self.pinned)} kernels in {len(self.steps)} steps"
+
+
+def _symbol(item: Pinned) -> str:
+    return item.artifact.symbol if item.artifact else ""
+
+
+class Selection:
+    """Answers problems from a table as a library call would, with the kernels that are to ship.
+
+    Args:
+        table: The table.
+        kernels: Where compiled kernels come from, and whether missing ones are compiled.
+
+    Raises:
+        PinError: The table does not say for what it is.
+    """
+
+    def __init__(self, table: Table, kernels: Kernels) -> None:
+        self._table, self._kernels = table, kernels
+        self._arch, self._sm_count = _target(table.fingerprint)
+
+    def problem(self, problem: Problem) -> Pinned:
+        """Return what ships for a problem.
+
+        Raises:
+            PinError: No kernel is to be had, or the table's winner is not valid.
+        """
+        answer = self._answer(problem)
+        entry = self._table.entries.get(problem)
+        if entry is not None and entry.config is not None and answer.entry is not entry:
+            # A call would take the next best answer; who pins winners wants to know.
+            raise PinError(
+                f"the winner of {problem} is not valid in this version: {entry.config}; tune again"
+            )
+        return self._pinned(answer)
+
+    def range(self, of: Range) -> PinnedRange:
+        """Return what ships for every size of a range.
+
+        Raises:
+            PinError: A kernel is not to be had.
+        """
+        sizes = [size for size in range(of.first, of.last + 1) if of.at(size) is not None]
+        multiple_of = reduce(math.gcd, sizes)
+        answers = self._answers(of, sizes)
+        steps: list[Step] = []
+        kernels: dict[Config | None, Pinned] = {}
+        for size in range(-(-of.first // multiple_of) * multiple_of, of.last + 1, multiple_of):
+            pinned = self._at(of, size, answers.get(size), kernels)
+            if steps and _alike(steps[-1].pinned, pinned):
+                steps[-1] = Step(size, steps[-1].pinned)
+            else:
+                steps.append(Step(size, pinned))
+        return PinnedRange(of, multiple_of, tuple(steps))
+
+    def _at(
+        self, of: Range, size: int, answer: Answer | None, kernels: dict[Config | None, Pinned]
+    ) -> Pinned | None:
+        """Return what ships for one size; kernels of a config that were found before are in ``kernels``."""
+        problem = of.at(size)
+        if answer is None or problem is None:
+            return None
+        if answer.config not in kernels:
+            kernels[answer.config] = self._pinned(answer)
+        known = kernels[answer.config]
+        if answer.config is None:
+            return known
+        return Pinned(known.answer, known.artifact, self._launch(problem, answer.config))
+
+    def _answers(self, of: Range, sizes: list[int]) -> dict[int, Answer]:
+        """Return what answers each of ``sizes``."""
+        found: dict[int, Answer] = {}
+
+        def ask(at: int) -> Answer:
+            problem = of.at(sizes[at])
+            assert problem is not None
+            if at not in asked:
+                asked[at] = self._answer(problem)
+            return asked[at]
+
+        asked: dict[int, Answer] = {}
+        pending = list(pairwise(self._breaks(of, sizes)))
+        for at in {at for pair in pending for at in pair}:
+            ask(at)
+        while pending:
+            low, high = pending.pop()
+            below, above = ask(low), ask(high)
+            if high - low > _STRIDE or (below.config != above.config and high - low > 1):
+                middle = (low + high) // 2
+                pending += [(low, middle), (middle, high)]
+                continue
+            for at in range(low + 1, high):
+                found[sizes[at]] = below if self._serves(of, sizes[at], below) else ask(at)
+        return found | {sizes[at]: answer for at, answer in asked.items()}
+
+    def _breaks(self, of: Range, sizes: list[int]) -> list[int]:
+        """Return the places in ``sizes`` at which another rule of lookup or another piece may begin."""
+        starts = {of.first, *(2**power + 1 for power in range(of.last.bit_length()))}
+        for entry in self._table.entries:
+            if entry in of:
+                starts |= {entry.sizes[of.size], entry.sizes[of.size] + 1}
+        for within in self._table.ranges:
+            if of.low in within.range or within.range.low in of:
+                starts |= {piece.first for piece in within.pieces} | {within.range.last + 1}
+        places = {size: at for at, size in enumerate(sizes)}
+        ends: set[int] = {0, len(sizes) - 1}
+        for start in starts:
+            first = next((size for size in range(start, start + _STRIDE) if size in places), None)
+            if first is not None:
+                ends |= {places[first], max(0, places[first] - 1)}
+        return sorted(ends)
+
+    def _serves(self, of: Range, size: int, answer: Answer) -> bool:
+        problem = of.at(size)
+        return problem is not None and (answer.config is None or is_legal(answer.config, problem, self._arch))
+
+    def _answer(self, problem: Problem) -> Answer:
+        return look_up(self._table, problem, find_space(problem.family, self._arch), self._sm_count)
+
+    def _launch(self, problem: Problem, config: Config) -> Launch:
+        return space_of(config, problem.family, self._arch).launch(config, problem, self._sm_count)
+
+    def _pinned(self, answer: Answer) -> Pinned:
+        problem, config = answer.problem, answer.config
+        if config is None:
+            return Pinned(answer, None, None)
+        try:
+            artifact = self._kernels.artifact(problem, config, self._arch, known_key=answer.known_key)
+        except CutegenError as error:
+            raise PinError(f"no kernel to pin for {problem}: {error}") from error
+        if not is_symbol(artifact.symbol):
+            raise PinError(
+                f"no kernel to pin for {problem}: the cache calls its function {artifact.symbol!r}, which is "
+                f"no C identifier; remove {artifact.folder} and build it again"
+            )
+        here, measured = artifact.toolchain.compiler_version, self._table.fingerprint.cutlass_dsl
+        if measured not in (ANY, here):
+            raise PinError(
+                f"the kernel that was measured for {problem} is not in the cache; it was compiled by "
+                f"nvidia-cutlass-dsl {measured}, and {here} would make another; tune again"
+            )
+        return Pinned(answer, artifact, self._launch(problem, config))
+
+
+def require_countable(of: Range) -> None:
+    """Refuse a range of more sizes than can be pinned, with a :class:`PinError`."""
+    count = of.last - of.first + 1
+    if count > MOST_SIZES:
+        raise PinError(f"{of} holds {count} sizes; a pinned range has at most {MOST_SIZES}")
+
+
+def _alike(one: Pinned | None, other: Pinned | None) -> bool:
+    """Whether two sizes are answered by one kernel, launched with the same integers."""
+    if one is None or other is None:
+        return one is other
+    return (_symbol(one), one.launch) == (_symbol(other), other.launch)
+
+
+def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
+    """Return what the table's kernels run on."""
+    name = f"sm_{fingerprint.compute_capability.replace('.', '')}"
+    try:
+        arch = find_arch(name)
+    except ArchError as error:
+        raise PinError(
+            f"the table is for compute capability {fingerprint.compute_capability}: {error}"
+        ) from error
+    if isinstance(fingerprint.sm_count, int):
+        return arch, fingerprint.sm_count
+    return arch, arch.nominal_sm_count
+
+
+def ranges_over(table: Table, size: str, first: int, last: int) -> tuple[Range, ...]:
+    """Return, for every kind of problem in a table, those whose ``size`` is ``first`` to ``last``.
+
+    Families that have no such size, or compile it in, are passed over.
+
+    Raises:
+        PinError: No kind of problem has that size, or none of these sizes is one of its problems.
+        ProblemError: The ends are no ends of a range.
+    """
+    found: dict[Range, None] = {}
+    for problem in (*table.entries, *(entry.range.low for entry in table.ranges)):
+        declared = {known.name: known for known in find_family(problem.family).sizes}
+        if size not in declared or not declared[size].free:
+            continue
+        low = _nearest(problem, size, range(first, min(first + _STRIDE, last + 1)))
+        high = _nearest(problem, size, range(last, max(last - _STRIDE, first - 1), -1))
+        if low is None or high is None:
+            raise PinError(f"{problem} has no problem of its kind with {size} from {first} to {last}")
+        found[Range(low, high)] = None
+    if not found:
+        raise PinError(f"no problem of the table has a size {size!r} that is an argument of its kernels")
+    return tuple(found)
+
+
+def _nearest(problem: Problem, size: str, values: Iterable[int]) -> Problem | None:
+    """Return the problem of the first of some sizes that the kernels of ``problem`` can have."""
+    for value in values:
+        try:
+            found = problem.with_sizes(**{size: value})
+        except ProblemError:
+            continue
+        if found.signature == problem.signature:
+            return found
+    return None
