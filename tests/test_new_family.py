@@ -23,6 +23,7 @@ from cutegen.measure import Bench
 from cutegen.records.table import Table
 from cutegen.space import Config
 from cutegen.tuning import AutoTuner
+from cutegen.tuning.backends import Backends
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "new_family.md"
@@ -94,12 +95,12 @@ def tuned(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     current = Toolchain.current()
 
     def make(*args: Any, **options: Any) -> AutoTuner:
-        return AutoTuner(
-            *args,
-            **{**options, "toolchain": current, "effort": SMALL},
-            make_compiler=lambda: FakeCompiler(Store(tmp_path / "cache"), behaviour),
-            make_bench=lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent]),
+        backends = Backends(
+            lambda: FakeCompiler(Store(tmp_path / "cache"), behaviour),
+            lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent]),
         )
+        words = {**options, "toolchain": current, "effort": SMALL, "backends": backends}
+        return AutoTuner(*args, **words)
 
     monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", make)
     monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)
