@@ -31,6 +31,7 @@ sys.path.insert(0, {folder!r})
 import pinned
 
 torch.manual_seed(0)
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 def rows(m, n, dtype):
     return torch.randn(m, n, device="cuda").to(dtype)
@@ -56,7 +57,7 @@ h = x.double() + r.double()
 y, total, rstd = pinned.rms_norm(x, w, 1e-5, residual=r, residual_out=r, return_rstd=True)
 assert total is r and torch.equal(r, h.bfloat16())
 near(y, norm(h, w, 1e-5), 8, "norm of a sum")
-near(rstd, (h.square().mean(-1) + 1e-5).rsqrt(), 20, "rstd")
+near(rstd, (h.square().mean(-1) + 1e-5).rsqrt(), 18, "rstd")
 
 x, z = rows(1024, 4096, torch.bfloat16), rows(1024, 4096, torch.bfloat16)
 for alpha in (1.5, -0.5):
