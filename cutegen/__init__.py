@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
+    from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ __all__ = [
     "scaled_gemm",
     "use",
     "wait_for_kernels",
+    "warmup",
 ]
 
 _HOMES = {
@@ -86,6 +88,7 @@ _HOMES = {
     "scaled_gemm": "torch_ops.gemm",
     "use": "torch_ops.gemm",
     "wait_for_kernels": "torch_ops.gemm",
+    "warmup": "torch_ops.warmup",
 }
 
 

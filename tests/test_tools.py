@@ -16,6 +16,7 @@ from cutegen.errors import DeviceError
         ("bench_cold", "--shape 64x64x64 --out {out}"),
         ("bench_dispatch", "--out {out}"),
         ("bench_energy", "--out {out}"),
+        ("bench_first_call", "--out {out}"),
         ("bench_gemm", "--shapes tools/shapes/gemm_dev.toml --out {out}"),
         ("break_template", "--out {out}"),
         ("bringup", "--out {out}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import NoReturn
 
 from cutegen.arch import ARCHES
 from cutegen.errors import ResourceError, UsageError
+from cutegen.families.options import read_options
 from cutegen.families.registry import families, find_family, load_families
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.family import Family, Problem
@@ -188,35 +188,11 @@ def _values(option: str) -> str:
 
 
 def _options(args: argparse.Namespace, family: Family) -> dict[str, str | bool]:
-    """Return the options that the arguments give, by name.
-
-    Raises:
-        UsageError: The family has no such option, or it is given twice.
-    """
+    """Return the options that the arguments give, by name; raises as :func:`read_options`."""
     given = {"dtype": args.dtype, "out": args.out_dtype, "layout": args.layout}
-    found: dict[str, str | bool] = {name: value for name, value in given.items() if value is not None}
-    for word in (args.options or "").split():
-        name, equals, value = word.partition("=")
-        option = family.option(name)
-        if option is None or option.is_flag == bool(equals) or option.name in found:
-            repeated = option is not None and option.name in found
-            raise UsageError(f"--options: {_why_not(word, name, family, repeated)}")
-        found[option.name] = True if option.is_flag else value
-    for name in found:
-        if family.option(name) is None:
-            known = ", ".join(option.name for option in family.options)
-            raise UsageError(f"{family.name} has no {name}; its options: {known}")
-    return found
-
-
-def _why_not(word: str, name: str, family: Family, repeated: bool) -> str:
-    if repeated:
-        return f"{name} is given twice"
-    meant = next((f"{o.name}={word}" for o in family.options if word in o.values), "")
-    names = [name for o in family.options for name in (o.name, *o.aliases)]
-    meant = meant or next(iter(difflib.get_close_matches(name, names, n=1)), "")
-    words = ", ".join(o.name if o.is_flag else f"{o.name}=..." for o in family.options)
-    return f"unknown word {word!r}; " + (f"did you mean {meant}?" if meant else f"valid: {words}")
+    return read_options(
+        family, args.options or "", {name: value for name, value in given.items() if value is not None}
+    )
 
 
 def parse_set(words: Sequence[str], space: Space, problem: Problem) -> Mapping[str, tuple[Value, ...]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from cutegen.arch import Arch, find_arch
-from cutegen.build.store import Store
 from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
@@ -16,13 +14,12 @@ from cutegen.cli.args import (
     named_problems,
 )
 from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.cli.target import find_target
 from cutegen.cli.text import fold, line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.families.registry import families, find_space
-from cutegen.measure.device import present_device
-from cutegen.records.entry import Fingerprint
 from cutegen.records.table import FALLBACKS, Table
-from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, default_table_path, look_up
+from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
 
 __all__ = ["main"]
 
@@ -75,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> int:
     load_given_families(args)
-    arch, sm_count, table, ignored = _target(args)
+    arch, sm_count, table, ignored = find_target(args)
     documents: list[Json] = []
     for item in named_problems(args):
         space = find_space(item.problem.family, arch)
@@ -87,31 +84,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         say_json(documents)
     return EXIT_OK
-
-
-def _target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
-    """Return architecture, SMs, the table that counts, and why one that was found does not."""
-    device = None if args.arch else present_device()
-    arch = device.arch if device else find_arch(args.arch)
-    sm_count = device.sm_count if device else arch.nominal_sm_count
-    if args.table is not None:
-        table: Table | None = Table.load(args.table)
-    elif device is not None:
-        store = Store(args.cache_dir) if args.cache_dir else Store.default()
-        table = Table.find(default_table_path(store.root, device))
-    else:
-        table = None
-    if table is None:
-        return arch, sm_count, None, ""
-    made_for = table.fingerprint
-    if device is not None:
-        reasons = table.mismatch(Fingerprint.of(device))
-    else:
-        capability = made_for.compute_capability
-        same = capability == "*" or f"sm_{capability.replace('.', '')}" == arch.name
-        reasons = () if same else (f"it is for compute capability {capability}",)
-        sm_count = made_for.sm_count if isinstance(made_for.sm_count, int) and same else sm_count
-    return arch, sm_count, None if reasons else table, "; ".join(reasons)
 
 
 def _lines(answer: Answer, target: str, table: Table | None, ignored: str) -> list[str]:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "tune": ("cutegen.tune", "find the fastest kernel for each shape"),
     "space": ("cutegen.space.__main__", "say which configs are valid, and why others are not"),
     "explain": ("cutegen.explain", "say which config a call would run, and why"),
+    "warm": ("cutegen.warm", "compile kernels before the first calls that need them"),
     "pin": ("cutegen.pin", "write winners as a folder that needs neither compiler nor cutegen"),
 }
 

@@ -192,7 +192,7 @@ class Dispatcher:
         """Return a dispatcher whose kernels have another build policy and that is otherwise like this one.
 
         Raises:
-            ValueError: There is no such policy.
+            UsageError: There is no such policy.
         """
         kernels = self.kernels.with_build(build)
         return self._like(kernels, self.fallback)
@@ -236,7 +236,7 @@ class Dispatcher:
         """
         device = self.device(index)
         space = find_space(problem.family, device.arch)
-        table = None if autotune_disabled() else self._table(index)
+        table = None if autotune_disabled() else self.table(index)
         return look_up(table, problem, space, device.sm_count, self.fallback)
 
     def kernel(
@@ -330,7 +330,8 @@ class Dispatcher:
         space = space_of(config, answer.problem.family, device.arch)
         return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))
 
-    def _table(self, index: int) -> Table | None:
+    def table(self, index: int = 0) -> Table | None:
+        """Return the table that answers on GPU ``index``; None if none does."""
         if index not in self._tables:
             device = self.device(index)
             table = self._given if self._given is not None else self._cached_table(device)

@@ -26,7 +26,7 @@ from cutegen.build import (
 from cutegen.build.parallelism import default_workers
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, CutegenError, LaunchError
+from cutegen.errors import BuildError, CutegenError, LaunchError, UsageError
 from cutegen.families.registry import space_of
 from cutegen.family import Problem, Signature
 from cutegen.runtime.background import BackgroundCompiler, Builds, Compilation
@@ -64,9 +64,9 @@ def not_in_capture(problem: Problem) -> LaunchError:
 
 
 def require_policy(build: str) -> str:
-    """Return ``build`` if it is one of :data:`BUILD_POLICIES`; raises ``ValueError``."""
+    """Return ``build`` if it is one of :data:`BUILD_POLICIES`; raises :class:`UsageError`."""
     if build not in BUILD_POLICIES:
-        raise ValueError(f"build={build!r} is no policy; valid: {', '.join(BUILD_POLICIES)}")
+        raise UsageError(f"build={build!r} is no policy; valid: {', '.join(BUILD_POLICIES)}")
     return build
 
 
@@ -109,7 +109,7 @@ class Kernels:
         builder: Opens what compiles in the background.
 
     Raises:
-        ValueError: There is no such build policy.
+        UsageError: There is no such build policy.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Kernels:
         """Return the same kernels, loaded ones included, under another build policy.
 
         Raises:
-            ValueError: There is no such build policy.
+            UsageError: There is no such build policy.
         """
         other = copy.copy(self)  # what is loaded and what is being compiled stays common to both
         other.build = require_policy(build)

@@ -420,7 +420,7 @@ def configure(*, build: str | None = None, fallback: str | None = None) -> Dispa
         fallback: Where PyTorch's own call answers instead of a kernel, as for :func:`load_table`.
 
     Raises:
-        ValueError: There is no such value.
+        UsageError: There is no such value.
     """
     dispatcher = default_dispatcher()
     if build is not None:

@@ -1,0 +1,39 @@
+"""For which GPU a command answers, and from which dispatch table."""
+
+from __future__ import annotations
+
+import argparse
+
+from cutegen.arch import Arch, find_arch
+from cutegen.build.store import Store
+from cutegen.measure.device import present_device
+from cutegen.records.entry import Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import default_table_path
+
+__all__ = ["find_target"]
+
+
+def find_target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
+    """Return architecture, SMs, the table that counts, and why one that was found does not."""
+    device = None if args.arch else present_device()
+    arch = device.arch if device else find_arch(args.arch)
+    sm_count = device.sm_count if device else arch.nominal_sm_count
+    if args.table is not None:
+        table: Table | None = Table.load(args.table)
+    elif device is not None:
+        store = Store(args.cache_dir) if args.cache_dir else Store.default()
+        table = Table.find(default_table_path(store.root, device))
+    else:
+        table = None
+    if table is None:
+        return arch, sm_count, None, ""
+    made_for = table.fingerprint
+    if device is not None:
+        reasons = table.mismatch(Fingerprint.of(device))
+    else:
+        capability = made_for.compute_capability
+        same = capability == "*" or f"sm_{capability.replace('.', '')}" == arch.name
+        reasons = () if same else (f"it is for compute capability {capability}",)
+        sm_count = made_for.sm_count if isinstance(made_for.sm_count, int) and same else sm_count
+    return arch, sm_count, None if reasons else table, "; ".join(reasons)

@@ -1,0 +1,221 @@
+"""``python -m cutegen.warm``: compile kernels before the first calls that need them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from cutegen.arch import ARCHES, Arch
+from cutegen.build.store import Store
+from cutegen.cli.args import Parser, file_path, load_given_families, positive_float, positive_int
+from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
+from cutegen.cli.progress import Display, make_display
+from cutegen.cli.target import find_target
+from cutegen.cli.text import say, say_json
+from cutegen.digest import Json
+from cutegen.errors import DeviceError, TableError, UsageError
+from cutegen.families.registry import families, find_family
+from cutegen.families.shapes import read_shapes
+from cutegen.family import Problem
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.runtime.warming import Warming, compile_wanted, kinds, wanted_kernels
+from cutegen.tuning.progress import Progress
+
+__all__ = ["main"]
+
+_EXAMPLES = """examples:
+  python -m cutegen.warm gemm                                     # bf16, both operands contiguous along k
+  python -m cutegen.warm gemm --dtype bf16,fp16 --layout kk,kn --options '' --options 'bias=n act=silu'
+  python -m cutegen.warm gemm --dtype e4m3 --options 'scale promote'           # cutegen.scaled_gemm
+  python -m cutegen.warm gemm --arch sm_90a --cache-dir image/cache            # on a machine without a GPU
+  python -m cutegen.warm gemm --table TABLE.json --shapes shapes.toml
+  python -m cutegen.warm rmsnorm --shape 1x4096 --shape 1x7168                 # columns are compiled in
+
+For each kind (dtype, layout, options) this compiles every kernel that a problem nobody tuned may need,
+whatever its sizes: calls then compile nothing. What the cache has is left alone, so the same command
+continues an interrupted run.
+
+exit codes:
+  0    everything is compiled
+  1    some kernel does not compile, or the budget was over
+  2    bad usage: an argument, a shape, a shapes file
+  3    the environment: no GPU, no compiler, an unusable cache or table
+  130  interrupted; everything compiled is kept
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m cutegen.warm",
+        description="Compile kernels into the cache before the first calls that need them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    _add_wanted(parser)
+    parser.add_argument(
+        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+    )
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument(
+        "--budget", type=positive_float, metavar="SECONDS", help="compile no longer (default: no limit)"
+    )
+    parser.add_argument(
+        "--launch", action="store_true", help="then load and launch each kernel once on the present GPU"
+    )
+    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="where compiled kernels go")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    return parser
+
+
+def _add_wanted(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("kernels")
+    group.add_argument("--dtype", type=_words, default=(), metavar="D1,D2", help="default: the first")
+    group.add_argument(
+        "--layout", type=_words, default=(), metavar="L1,L2", help="layouts of a GEMM (default: kk)"
+    )
+    group.add_argument(
+        "--options",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="one kind of epilogue, such as 'bias=n act=silu', or '' for none; repeatable",
+    )
+    group.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="SIZES",
+        help="sizes of which some are compiled in, or whose table entries are wanted; repeatable",
+    )
+    group.add_argument(
+        "--shapes", type=file_path, metavar="FILE.toml", help="[[shape]] tables: id, sizes and options"
+    )
+    group.add_argument(
+        "--table", type=file_path, metavar="FILE", help="dispatch table, all of whose kernels are wanted"
+    )
+    group.add_argument("--families", type=file_path, metavar="DIR", help="folder of further kernel families")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _run(args: argparse.Namespace) -> int:
+    load_given_families(args)
+    if args.launch and args.arch:
+        raise UsageError("--launch is for the present GPU; leave out --arch")
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    arch, sm_count, table = _target(args)
+    of_kinds, problems = _asked(args)
+    wanted = wanted_kernels(of_kinds, problems, table, arch, sm_count, whole_table=args.table is not None)
+    with make_display(args.quiet) as display:
+        display.begin(f"{args.family} {arch}", 1, 1)
+        warmed = compile_wanted(
+            wanted,
+            store,
+            arch,
+            workers=args.workers,
+            budget_s=args.budget,
+            observe=lambda state: _show(display, state),
+        )
+        display.hide()
+    launched = _launch(warmed, store, table) if args.launch else 0
+    _report(warmed, launched, store, arch, as_json=args.json)
+    return EXIT_NO_WINNER if warmed.failed or warmed.missing else EXIT_OK
+
+
+def _target(args: argparse.Namespace) -> tuple[Arch, int, Table | None]:
+    """Return architecture, SMs, and the table that calls there will ask.
+
+    Raises:
+        DeviceError: There is no GPU, and no architecture is given.
+        TableError: The table that is given would be ignored there.
+    """
+    try:
+        arch, sm_count, table, ignored = find_target(args)
+    except DeviceError as error:
+        raise DeviceError(f"{error}; to compile for another machine give --arch, such as sm_90a") from error
+    if ignored and args.table is not None:
+        raise TableError(f"table {args.table} would not be used on {arch}: {ignored}")
+    return arch, sm_count, table
+
+
+def _asked(args: argparse.Namespace) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+    """Return problems of the kinds that are wanted, and problems that are."""
+    family = find_family(args.family)
+    given = args.dtype or args.layout or args.options
+    if args.shape:
+        problems = kinds(family, args.dtype, args.layout, args.options, args.shape)
+        of_kinds: tuple[Problem, ...] = ()
+    else:
+        problems = ()
+        only_files = not given and (args.shapes is not None or args.table is not None)
+        of_kinds = () if only_files else kinds(family, args.dtype, args.layout, args.options)
+    if args.shapes is not None:
+        problems += tuple(item.problem for item in read_shapes(args.shapes, args.family))
+    return of_kinds, problems
+
+
+def _show(display: Display, state: Warming) -> None:
+    if not state.wanted:
+        return
+    outcomes = {"there": len(state.present), "compiled": len(state.compiled), "failed": len(state.failed)}
+    done = sum(outcomes.values())
+    stage = "done" if done == len(state.wanted) else "compile"
+    shown = {name: count for name, count in outcomes.items() if count}
+    problem = state.wanted[0].problem
+    display.show(
+        Progress(problem, stage, done, len(state.wanted), shown, None, state.left_s, state.elapsed_s)
+    )
+
+
+def _launch(warmed: Warming, store: Store, table: Table | None) -> int:
+    """Load and launch what is compiled; return how many."""
+    from cutegen.torch_ops.warmup import launch_once
+
+    dispatcher = Dispatcher(table, kernels=Kernels(store, build="never"))
+    for each in warmed.ready:
+        launch_once(dispatcher, each)
+    return len(warmed.ready)
+
+
+def _report(warmed: Warming, launched: int, store: Store, arch: Arch, *, as_json: bool) -> None:
+    root = Path(store.root)
+    if as_json:
+        failed: list[Json] = [
+            {"problem": str(each.problem), "config": each.config.to_json(), "reason": reason}
+            for each, reason in warmed.failed
+        ]
+        say_json(
+            {
+                "arch": arch.name,
+                "cache": str(root),
+                "kernels": len(warmed.wanted),
+                "compiled": len(warmed.compiled),
+                "present": len(warmed.present),
+                "failed": failed,
+                "missing": warmed.missing,
+                "launched": launched,
+                "seconds": round(warmed.elapsed_s, 3),
+            }
+        )
+        return
+    for each, reason in warmed.failed:
+        say(f"failed: {each.problem} ({each.config}): {reason}")
+    counts = f"{len(warmed.compiled)} compiled in {warmed.elapsed_s:.1f} s, {len(warmed.present)} were there"
+    counts += f", {len(warmed.failed)} failed" if warmed.failed else ""
+    counts += f", {launched} launched" if launched else ""
+    say(f"{len(warmed.wanted)} kernels for {arch}: {counts}; in {root}")
+    if warmed.missing:
+        say(f"{warmed.missing} are missing, for the budget was over; the same command continues")

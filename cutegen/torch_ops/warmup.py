@@ -1,0 +1,135 @@
+"""``cutegen.warmup``: kernels compiled, loaded and launched before the first call that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cutegen.arch import Arch, find_arch
+from cutegen.dtypes import torch_dtype
+from cutegen.families.registry import find_family, is_legal, parse_problem
+from cutegen.family import Problem
+from cutegen.records.table import Table
+from cutegen.runtime.call_plan import make_launcher
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.warming import Wanted, Warming, compile_wanted, kinds, wanted_kernels
+from cutegen.runtime.workspace import new_workspace
+from cutegen.torch_ops import gemm as state
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["launch_once", "prepare", "warmup"]
+
+
+def warmup(
+    family: str = "gemm",
+    *,
+    dtypes: Sequence[str] = (),
+    layouts: Sequence[str] = (),
+    options: Sequence[str] = (),
+    problems: Iterable[str | Problem] = (),
+    table: str | Path | None = None,
+    arch: str | Arch | None = None,
+    launch: bool = True,
+    workers: int | None = None,
+    budget_s: float | None = None,
+    observe: Callable[[Warming], None] = lambda warming: None,
+) -> Warming:
+    """Compile what untuned calls of some kinds may need, and load it into this process.
+
+    Afterwards calls of these kinds compile nothing, whatever their sizes. What is there already is not
+    compiled again, so an interrupted warm-up goes on where it was.
+
+    Args:
+        family: Whose kernels; more families by further calls.
+        dtypes: Of the operands; by default the family's first.
+        layouts: By default the family's first.
+        options: Words of options, such as ``"bias=n act=silu"``; one text for each kind of epilogue. By
+            default the plain one.
+        problems: Problems, or their lines, whose kinds and own kernels are wanted. If there are some, and
+            neither dtypes, layouts nor options, they are all that is wanted.
+        table: A dispatch table, all of whose kernels are wanted. The table that calls ask is always used to
+            find the kernels of ``problems``.
+        arch: Another target, whose kernels are only compiled; by default that of the current GPU.
+        launch: Whether kernels are loaded and launched once on the current GPU, on small operands.
+        workers: Most compilations at a time; by default one per core, fewer where memory is short.
+        budget_s: Seconds after which nothing more is compiled.
+        observe: Called whenever something has changed.
+
+    Returns:
+        What was there, what was compiled, and what could not be, with reasons.
+
+    Raises:
+        UsageError: An option does not exist, or the family needs problems to know its kinds.
+        CutegenError: There is no compiler and something is missing, the cache or table cannot be used, or
+            there is no GPU and no ``arch``.
+    """
+    import torch
+
+    dispatcher = state.default_dispatcher()
+    index = torch.cuda.current_device() if arch is None and torch.cuda.is_available() else 0
+    if arch is None:
+        device = dispatcher.device(index)
+        target, sm_count = device.arch, device.sm_count
+    else:
+        target = find_arch(arch) if isinstance(arch, str) else arch
+        sm_count = target.nominal_sm_count
+    asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
+    given = [parse_problem(each) if isinstance(each, str) else each for each in problems]
+    only_given = bool(given) and not (dtypes or layouts or options)
+    of_kinds = () if only_given else kinds(find_family(family), dtypes, layouts, options)
+    wanted = wanted_kernels(of_kinds, given, asked, target, sm_count, whole_table=table is not None)
+    warmed = compile_wanted(
+        wanted, dispatcher.kernels.store, target, workers=workers, budget_s=budget_s, observe=observe
+    )
+    if not launch or arch is not None:
+        return warmed
+    for count, each in enumerate(warmed.ready, 1):
+        launch_once(dispatcher, each, index)
+        warmed = replace(warmed, launched=count)
+        observe(warmed)
+    return warmed
+
+
+def launch_once(dispatcher: Dispatcher, wanted: Wanted, index: int = 0) -> None:
+    """Load a compiled kernel and launch it on small operands of GPU ``index``, which loads its code there.
+
+    Raises:
+        LaunchError: It cannot be loaded or launched.
+    """
+    import torch
+
+    arch = dispatcher.device(index).arch
+    problem = _smallest(wanted, arch)
+    dispatcher.kernels.get(wanted.problem, wanted.config, arch, known_key=wanted.known_key)
+    choice = dispatcher.kernel(problem, index, config=wanted.config)
+    assert choice is not None  # it was asked for a config
+    device = torch.device(dispatcher.device_type, index) if dispatcher.device_type == "cuda" else "cpu"
+    family = find_family(problem.family)
+    inputs = family.inputs(problem, torch.Generator(device).manual_seed(0))
+    arguments = family.arguments(problem)
+    values = {**inputs.tensors, **inputs.scalars}
+    for argument in arguments:
+        if argument.kind == "out":
+            values[argument.name] = torch.empty(
+                argument.shape, dtype=torch_dtype(argument.dtype), device=device
+            )
+    given = [a.name for a in arguments if a.kind not in ("scratch", "launch")]
+    launch = make_launcher(choice.function, arguments, choice.launch, new_workspace, index)
+    launch(*(values[name] for name in given))
+
+
+def _smallest(wanted: Wanted, arch: Arch) -> Problem:
+    """Return a small problem that the kernel computes; the one it is wanted for if no smaller is known."""
+    problem, config = wanted.problem, wanted.config
+    tails = find_family(problem.family).tails(problem)
+    same = (tail for tail in tails if tail.signature == problem.signature and is_legal(config, tail, arch))
+    return min([problem, *same], key=lambda each: each.min_bytes)
+
+
+def prepare() -> None:
+    """Import torch and register the operators with it; again does nothing."""
+    state.prepare()

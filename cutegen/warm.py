@@ -1,0 +1,10 @@
+"""``python -m cutegen.warm``: compile kernels before they are called."""
+
+from __future__ import annotations
+
+import sys
+
+from cutegen.cli.warm import main
+
+if __name__ == "__main__":
+    sys.exit(main())
