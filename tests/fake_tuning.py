@@ -50,7 +50,7 @@ def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
 TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")
 REFERENCE_US = 100.0
 WATTS = 500.0
-SMALL = Effort(classes=6, refine=3, finalists=20)
+SMALL = Effort(classes=6, refine=3, finalists=20, alike=3, final_band=0.08, final_s=6.0, chunk=16, twins=0)
 
 #: ``ok``, a time such as ``12.5``, a time and watts such as ``12.5@400`` (500 unless given;
 #: ``12.5@`` if they cannot be read), ``10~12.5`` for 10 back to back and 12.5 otherwise, ``10!9`` for 9 in

@@ -38,12 +38,13 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBench:
     bench = FakeBench()
     tuner = partial(
         AutoTuner,
-        effort=SMALL,
         backends=Backends(lambda: FakeCompiler(Store(tmp_path), bench.behaviour), lambda: bench),
     )
 
     def make(*args: object, **options: object) -> AutoTuner:
-        return tuner(*args, **{**options, "toolchain": TOOLCHAIN})
+        effort = options.pop("effort")
+        small = SMALL if effort == "standard" else effort
+        return tuner(*args, **{**options, "toolchain": TOOLCHAIN, "effort": small})
 
     monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", make)
     monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)

@@ -21,6 +21,7 @@ from cutegen.families.declared import DeclaredFamily, read, update, write  # noq
 from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.families.gemm.tail_shapes import tail_problems  # noqa: E402
 from cutegen.family import Baseline, Size  # noqa: E402
+from cutegen.measure import predecessor  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
 from cutegen.measure.context import CONTEXTS  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
@@ -412,16 +413,30 @@ def test_what_cannot_run_before_a_launch_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("context", ["behind", "alone"])
-def test_rounds_in_a_context_run_on_the_real_engine(context: str) -> None:
-    """A product of some milliseconds is longer than what runs before it."""
+def test_rounds_in_a_context_run_on_the_real_engine(monkeypatch: pytest.MonkeyPatch, context: str) -> None:
+    """What runs before takes 2 us on this lane, the kernel 5 and the baseline 9: each shows its own time."""
     from cutegen.measure.timing import time_in_rounds
 
-    problem = Problem(384, 384, 384)
-    engine = new_engine()
+    lane = VirtualLane()
+
+    def taking(took_us: float, call: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: Any) -> None:
+            lane.took_us += took_us
+            call(*arguments)
+
+        return timed
+
+    baseline = taking(9, lambda inputs, outputs: double(inputs.tensors["x"], outputs["y"]))
+    found = {"torch.mul": baseline}
+    kernels = {"right": taking(5, double)}
+    engine, problem = toy(monkeypatch, kernels, lane=lane, baselines=lambda problem: found)
+    real = predecessor._rewrite
+    monkeypatch.setattr(predecessor, "_rewrite", lambda tensor: taking(2, real(tensor)))
     engine.open(problem, 0)
     policy = Policy(clock="burst", rounds=2, min_rounds=2, round_us=100, context=context)
     result = time_in_rounds(engine, [candidate(problem)], policy, "x", lambda name: None)
-    assert result.timings["right"].predecessor_us is not None
+    timing = result.timings["right"]
+    assert (timing.median_us, timing.predecessor_us, result.reference.median_us) == (5, 2, 9)
 
 
 def test_the_upstream_input_is_the_first_unless_a_family_says_otherwise() -> None:

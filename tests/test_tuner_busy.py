@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from cutegen.errors import DeviceError, TableError, UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure import contention
+from cutegen.measure.contention import Guard
 from cutegen.records.entry import Entry
 from cutegen.records.table import Table
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import look_up
 from cutegen.tuning import AutoTuner, TuneResult
-from cutegen.tuning.backends import Backends
+from cutegen.tuning.backends import Backends, Children
 
 SHAPE = (4096, 4096, 4096)
 PROBLEM = Problem(*SHAPE)
@@ -101,14 +103,14 @@ def test_going_on_marks_everything(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_disturbed_rounds_are_measured_once_more(tmp_path: Path) -> None:
     """Whoever comes and goes while a batch is timed costs that batch a second run, and leaves no mark."""
     calm, _ = tuned(tmp_path / "calm", FakeWatch(ALONE))
-    rig, [result] = tuned(tmp_path, FakeWatch(ALONE, SHARED, ALONE), "refuse")
+    rig, [result] = tuned(tmp_path, FakeWatch(ALONE, ALONE, SHARED, ALONE), "refuse")
     assert len(rig.bench.timed) == len(calm.bench.timed) + 1
     assert rig.bench.timed[0] == rig.bench.timed[1] and not result.contended_by
 
 
 def test_rounds_disturbed_twice_are_marked(tmp_path: Path) -> None:
     """A second disturbance is written down instead of a third run."""
-    crowds = [ALONE, SHARED, ALONE, SHARED, ALONE]
+    crowds = [ALONE, ALONE, SHARED, ALONE, SHARED, ALONE]
     calm, _ = tuned(tmp_path / "calm", FakeWatch(ALONE))
     rig, [result] = tuned(tmp_path, FakeWatch(*crowds), "wait")
     assert len(rig.bench.timed) == len(calm.bench.timed) + 1
@@ -119,7 +121,7 @@ def test_rounds_disturbed_twice_are_marked(tmp_path: Path) -> None:
 def test_who_hung_is_not_run_again(tmp_path: Path) -> None:
     """The second run leaves out whoever broke in the first: a hang costs seconds."""
     hangs = lambda config: "breaks" if config["tile_shape_mn"] == (128, 256) else "50"  # noqa: E731
-    rig = Rig(tmp_path, hangs, watch=lambda: FakeWatch(ALONE, SHARED, ALONE), busy="warn")
+    rig = Rig(tmp_path, hangs, watch=lambda: FakeWatch(ALONE, ALONE, SHARED, ALONE), busy="warn")
     result = rig.tuner.tune(*SHAPE)
     first, second = rig.bench.timed[0][1], rig.bench.timed[1][1]
     assert set(second) < set(first) and result.outcomes["timeout"] >= 1
@@ -141,10 +143,28 @@ def test_disturbed_timings_are_not_remembered(tmp_path: Path) -> None:
 
 
 def test_looks_that_take_time_are_few(tmp_path: Path) -> None:
-    """In a container: before the first rounds of each problem, and before and after those that decide."""
+    """In a container: before the first problem is opened, and after the rounds that decide each.
+
+    A quick run looks when nobody has looked for ten seconds.
+    """
     watch = FakeWatch(complete=False, percents=(0.0,))
     tuned(tmp_path, watch, "refuse", problems=2)
-    assert watch.readings == 6
+    assert watch.readings == 3
+    quick = FakeWatch(complete=False, percents=(0.0,))
+    tuned(tmp_path / "quick", quick, "refuse", problems=2, effort=replace(SMALL, at_once=True))
+    assert quick.readings == 1
+
+
+def test_a_look_grows_old(tmp_path: Path) -> None:
+    """Problems that are opened more than ten seconds after the last thorough look are looked at anew."""
+    watch, now = FakeWatch(complete=False, percents=(0.0,)), [0.0]
+    children = Children(
+        lambda: FakeCompiler(Store(tmp_path)), FakeBench, lambda: Guard(watch, "refuse"), clock=lambda: now[0]
+    )
+    for seconds, readings in ((0.0, 1), (9.0, 1), (10.5, 2), (15.0, 2)):
+        now[0] = seconds
+        children.open(PROBLEM)
+        assert watch.readings == readings
 
 
 @pytest.mark.parametrize(("words", "status"), [("", 0), ("--busy warn", 0), ("--busy refuse", 3)])

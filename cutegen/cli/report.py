@@ -310,6 +310,7 @@ def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
         "context": result.context if result.measured else None,
         "reused": result.reused,
         "run": result.run,
+        "stages": {name: round(seconds, 3) for name, seconds in result.stages.items()},
         "outcomes": dict(result.outcomes),
         "untried": result.untried,
         "winner": "torch" if result.baseline_wins else result.config.to_json(),

@@ -38,7 +38,7 @@ from cutegen.measure.policy import OBJECTIVES
 from cutegen.records.table import FALLBACKS
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.space import Space, Value
-from cutegen.tuning import AutoTuner, Effort, Failed, Request, TuneResult
+from cutegen.tuning import EFFORTS, AutoTuner, Effort, Failed, Request, TuneResult
 from cutegen.tuning.transfer import Imported, export_candidates, import_candidates
 
 __all__ = ["main"]
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
     add_problem_arguments(parser)
     _add_effort(parser)
+    _add_measuring(parser)
     _add_files(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -100,15 +101,23 @@ class _Legend(argparse.Action):
 def _add_effort(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("effort")
     group.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        default="standard",
+        help="quick tries the model's best few and decides in one set of rounds, exhaustive takes minutes "
+        "per shape (default standard)",
+    )
+    group.add_argument(
         "--budget", type=positive_float, metavar="SECONDS", help="for all shapes together (default: no limit)"
     )
     group.add_argument(
         "--candidates",
         type=positive_int,
         metavar="N",
-        help=f"compile at most N kernels per shape beside the default config (default {Effort().classes}); "
-        "further values of run-time knobs cost no compilation and come on top; a measured run then refines: "
-        f"it compiles up to {2 * Effort().refine} more around the fastest, and again a quarter as many",
+        help="compile at most N kernels per shape beside the default config (default by effort: "
+        f"{', '.join(str(effort.classes) for effort in EFFORTS.values())}); further values of run-time knobs "
+        "cost no compilation and come on top; a measured run of more than quick effort then refines: it "
+        f"compiles up to {2 * Effort().refine} more around the fastest, and again a quarter as many",
     )
     group.add_argument(
         "--set",
@@ -128,6 +137,12 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=integer, default=0, help="of the order within measuring rounds (default 0)"
     )
+    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("measuring")
     group.add_argument(
         "--objective",
         choices=OBJECTIVES,
@@ -150,8 +165,6 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         help="while another process uses the GPU: wait for it (up to 10 minutes), warn and go on, or refuse "
         "(default wait)",
     )
-    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
-    group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
     group.add_argument(
         "--allow-torch", action="store_true", help="allow torch.mm to win an entry of the table"
     )
@@ -258,6 +271,7 @@ def _tuner(
         cache_dir=args.cache_dir,
         db=args.db,
         table=args.table,
+        effort=args.effort,
         workers=args.workers,
         seed=args.seed,
         allow_torch=args.allow_torch,

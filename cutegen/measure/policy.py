@@ -164,6 +164,31 @@ class Policy:
             burst_rounds=7 if objective == "time" else 0,
         )
 
+    @classmethod
+    def quick(cls, seed: int = 0, *, loaded: bool = False, context: str = DEFAULT_CONTEXT) -> Policy:
+        """Return the policy that finds and decides at once: 5 to 7 short rounds, more among those tied.
+
+        Args:
+            seed: Of the order within rounds.
+            loaded: Whether to load the GPU first, up to 0.6 s, as work that meets its power limit would.
+            context: What runs before each launch.
+
+        Raises:
+            UsageError: There is no such context.
+        """
+        return cls(
+            clock="settled" if loaded else "burst",
+            rounds=7,
+            min_rounds=5,
+            round_us=4000.0 if loaded else 2000.0,
+            settle_s=0.6 if loaded else 0.05,
+            precision=0.003,
+            prune=0.15,
+            extra_rounds=14,
+            seed=seed,
+            context=context,
+        )
+
     @property
     def digest(self) -> str:
         """A short stable name, the same in every process."""

@@ -29,6 +29,7 @@ from cutegen.measure.guarded import (
 from cutegen.measure.predecessor import Predecessor
 from cutegen.measure.scratch import Scratch
 from cutegen.measure.sizing import Rotation, plan_launches, plan_replays, plan_rotation
+from cutegen.measure.wake import begin_waking
 from cutegen.space import Launch
 
 if TYPE_CHECKING:
@@ -566,6 +567,7 @@ def open_cuda(
         MeasureError: torch cannot use it.
     """
     facts = present_device(index)
+    begin_waking(index)
     import torch
 
     if not torch.cuda.is_available():

@@ -2,12 +2,13 @@
 
 from cutegen.tuning.autotuner import AutoTuner, HistoryEntry
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
-from cutegen.tuning.request import Effort, Request
+from cutegen.tuning.request import EFFORTS, Effort, Request
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.sweep import Failed, Tuning
 
 __all__ = [
+    "EFFORTS",
     "AutoTuner",
     "Effort",
     "Failed",

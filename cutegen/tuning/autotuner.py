@@ -25,7 +25,7 @@ from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Value
 from cutegen.tuning.backends import Backends, Children
 from cutegen.tuning.progress import Observer, ignore_progress
-from cutegen.tuning.request import Effort, Request
+from cutegen.tuning.request import Effort, Request, find_effort
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.sweep import Failed, Tuning
@@ -72,7 +72,7 @@ class AutoTuner:
         cache_dir: Folder for artifacts, database and table; default ``CUTEGEN_CACHE_DIR``, else the user's.
         db: The trial database.
         table: The dispatch table.
-        effort: How much to try.
+        effort: How much to try: ``quick``, ``standard``, ``exhaustive``, or an :class:`Effort`.
         budget_s: Seconds per call, None for no limit.
         workers: Most compilations at a time.
         seed: Of the order within measuring rounds.
@@ -95,7 +95,7 @@ class AutoTuner:
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
-        UsageError: There is no such objective, context, source or ``busy``, or no source is given.
+        UsageError: There is no such effort, objective, context, source or ``busy``, or no source is given.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class AutoTuner:
         cache_dir: Path | str | None = None,
         db: Path | str | None = None,
         table: Path | str | None = None,
-        effort: Effort | None = None,
+        effort: Effort | str = "standard",
         budget_s: float | None = None,
         workers: int | None = None,
         seed: int = 0,
@@ -137,7 +137,7 @@ class AutoTuner:
             backends=backends,
         )
         self._sources = require_sources(sources)
-        self._effort = effort or Effort()
+        self._effort = find_effort(effort) if isinstance(effort, str) else effort
         self._budget_s = budget_s
         self._seed = seed
         self._allow_torch = allow_torch

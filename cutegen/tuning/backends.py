@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,6 +19,12 @@ from cutegen.operator_api import Offers
 from cutegen.system.closing import Closing
 
 __all__ = ["Backends", "Bench", "Children", "Compiler"]
+
+
+#: Seconds after which a problem is opened only behind another thorough look, which takes up to a second where
+#: NVML cannot tell whose use of the GPU it sees. Source: judgement; who comes in between is seen after the
+#: rounds that decide, or at the next look.
+_LOOK_AFTER_S = 10.0
 
 
 class Compiler(Protocol):
@@ -78,6 +86,7 @@ class Children(Closing):
         make_compiler: Starts nothing by itself; the builder starts its daemon when something is missing.
         make_bench: Likewise for the measuring child; None where there is no GPU.
         make_guard: Makes what looks out for other users of the GPU; None where there is no GPU.
+        clock: Seconds of a steady clock.
     """
 
     def __init__(
@@ -85,6 +94,8 @@ class Children(Closing):
         make_compiler: Callable[[], Compiler],
         make_bench: Callable[[], Bench] | None = None,
         make_guard: Callable[[], Guard] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_compiler = make_compiler
         self._make_bench = make_bench
@@ -92,7 +103,8 @@ class Children(Closing):
         self._compiler: Compiler | None = None
         self._bench: Bench | None = None
         self._guard: Guard | None = None
-        self._timed: Problem | None = None
+        self._clock = clock
+        self._looked_s = -math.inf
         self._results: dict[str, Result] = {}
         self._asked: set[str] = set()
 
@@ -132,6 +144,8 @@ class Children(Closing):
         policy: Policy,
         keep: Sequence[str],
         left_s: float | None = None,
+        *,
+        decides: bool = False,
     ) -> TimingRun:
         """Time ``candidates`` as :meth:`Bench.time` while nobody else uses the GPU.
 
@@ -143,28 +157,58 @@ class Children(Closing):
             policy: How.
             keep: Names of candidates whose energy is measured if anyone's is.
             left_s: Seconds to wait for others at most; None for the usual.
+            decides: Whether to look thoroughly afterwards.
 
         Raises:
             DeviceError: Somebody uses the GPU, and the user does not want to go on.
         """
-        if self._make_guard is None:
+        guard = self._watching()
+        if guard is None:
             return self.bench.time(candidates, policy, keep)
-        if self._guard is None:
-            self._guard = self._make_guard()
-        # A thorough look may take a second: for the first rounds of a problem, and for those that decide.
-        decides = policy.energy_s > 0
-        problem = candidates[0].problem if candidates else None
-        thorough, self._timed = decides or problem != self._timed, problem
-        before = self._guard.begin(thorough=thorough, limit_s=left_s)
+        before = self._look(guard, thorough=False, left_s=left_s)
         run = self.bench.time(candidates, policy, keep)
-        who = before or self._guard.end(thorough=decides)
+        who = before or self._look_back(guard, thorough=decides)
         if who and not before:
-            before = self._guard.begin(thorough=True, limit_s=left_s)
+            before = self._look(guard, thorough=True, left_s=left_s)
             left = [candidate for candidate in candidates if candidate.name not in run.failures]
             again = self.bench.time(left, policy, keep)
             run = replace(again, failures={**run.failures, **again.failures})
-            who = before or self._guard.end(thorough=decides)
+            who = before or self._look_back(guard, thorough=decides)
         return run.contended(who) if who else run
+
+    def open(self, problem: Problem, left_s: float | None = None) -> None:
+        """Open ``problem`` on the bench, if need be after a thorough look: our own use is over by then.
+
+        Args:
+            problem: What candidates will compute.
+            left_s: Seconds to wait for others at most; None for the usual.
+
+        Raises:
+            DeviceError: Somebody uses the GPU, and the user does not want to go on.
+        """
+        if (guard := self._watching()) and self._clock() - self._looked_s > _LOOK_AFTER_S:
+            self._look(guard, thorough=True, left_s=left_s)
+        self.bench.open(problem)
+
+    def _watching(self) -> Guard | None:
+        """Return what looks out for others, None where nobody does."""
+        if self._guard is None and self._make_guard is not None:
+            self._guard = self._make_guard()
+        return self._guard
+
+    def _look(self, guard: Guard, *, thorough: bool, left_s: float | None) -> str:
+        who = guard.begin(thorough=thorough, limit_s=left_s)
+        self._note_look(thorough)
+        return who
+
+    def _look_back(self, guard: Guard, *, thorough: bool) -> str:
+        who = guard.end(thorough=thorough)
+        self._note_look(thorough)
+        return who
+
+    def _note_look(self, thorough: bool) -> None:
+        if thorough:
+            self._looked_s = self._clock()
 
     def result(self, source: Source) -> Result | None:
         """Return what became of ``source``, None while it is not finished or was not asked for."""

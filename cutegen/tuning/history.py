@@ -52,10 +52,13 @@ class Ledger:
         known = [] if forget else trials.find(problem, device.key if device else "")
         self._known = [trial for trial in known if _same_driver(trial.device, device)]
 
-    def recall(self, attempts: Sequence[Attempt], policy: Policy) -> None:
-        """Fill in what earlier runs found out about ``attempts``: failures, and timings under ``policy``."""
+    def recall(self, attempts: Sequence[Attempt], policy: Policy | None) -> None:
+        """Fill in what earlier runs found out about ``attempts``: failures, and timings under ``policy``.
+
+        Without a policy no timings count.
+        """
         # The database returns trials in the order they were written in, whatever the clock said then.
-        newest = {t.key: t for t in self._known if t.outcome in _FAILED or (t.timing and t.policy == policy)}
+        newest = {t.key: t for t in self._known if t.outcome in _FAILED or _is_timed(t, policy)}
         for attempt in attempts:
             trial = newest.get(attempt.key)
             if trial is None or (trial.timing is not None and not _is_sound(trial)):
@@ -133,6 +136,11 @@ class Ledger:
         )
         self._trials.add(trial)
         return trial.id
+
+
+def _is_timed(trial: Trial, policy: Policy | None) -> bool:
+    """Whether a trial has a timing under ``policy``."""
+    return policy is not None and trial.timing is not None and trial.policy == policy
 
 
 def _is_sound(trial: Trial) -> bool:

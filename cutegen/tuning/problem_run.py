@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +13,12 @@ from cutegen.build.render import render
 from cutegen.errors import MeasureError, NoWinnerError
 from cutegen.families.registry import find_space, is_legal, space_of
 from cutegen.measure import Candidate
+from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import TIE_BAND
 from cutegen.search.defaults import default_config
 from cutegen.search.strategies import rank, refine, spread
+from cutegen.search.twins import with_twins
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children
@@ -42,6 +45,10 @@ class ProblemRun:
         offers: Configs of another source, of which as many are tried as of our own.
         observe: Told about progress.
         clock: Seconds of a steady clock.
+
+    Attributes:
+        stages: Seconds by what was done in them: ``open`` (the problem), ``compile``, ``check``, ``screen``,
+            ``refine``, ``final``.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class ProblemRun:
         self.torch: Timing | None = None
         self.baseline_trial = ""
         self.ran = False
+        self.stages: dict[str, float] = {}
         legal = incumbent is not None and is_legal(incumbent, request.problem, request.arch)
         self.incumbent = incumbent if legal else None
         self._offers = offers
@@ -71,6 +79,7 @@ class ProblemRun:
         self._observe = observe
         self._clock = clock
         self._start = clock()
+        self._noted = self._start
         self._opened = False
         self._broken: dict[str, Attempt] = {}
         self._stage = "compile"
@@ -107,9 +116,16 @@ class ProblemRun:
                 limit,
                 request.fixed or None,
                 default=self.default,
-            )
+            )[: request.effort.most]
+            own = self._with_twins(own)
         fits = [c for c in self._offers if all(c.get(k) in values for k, values in request.fixed.items())]
         return own + spread(fits, limit)
+
+    def _with_twins(self, configs: Sequence[Config]) -> list[Config]:
+        """Add to the most promising kernels what the model cannot judge behind other kernels."""
+        request = self.request
+        count = 0 if request.context == BACK_TO_BACK else request.effort.twins
+        return with_twins(self._space, request.problem, configs, count, request.fixed)
 
     def _space_of(self, config: Config) -> Space:
         return space_of(config, self.request.problem.family, self.request.arch)
@@ -123,7 +139,8 @@ class ProblemRun:
             key = artifact_key(source, self._toolchain)
             launch = self._space_of(config).launch(config, request.problem, request.sm_count)
             new.append(Attempt(config, source, key, launch))
-        self.ledger.recall(new, request.screen_policy)
+        # Where one set of rounds decides, all must run in it.
+        self.ledger.recall(new, None if request.at_once else request.screen_policy)
         self.attempts.update((attempt.config, attempt) for attempt in new)
         missing = [attempt for attempt in new if not attempt.done]
         if missing and self._children.measures:
@@ -143,13 +160,15 @@ class ProblemRun:
         Raises:
             NoWinnerError: No candidate works.
         """
-        self._start, self._budget_s = self._clock(), budget_s
+        self._start = self._noted = self._clock()
+        self._budget_s = budget_s
         self._try(list(self.attempts.values()))
         if not self._children.measures:
             return self._compiled()
         if self.request.searches:
             self._refine()
         finalists = self._finals()
+        self._note("final")
         self._tell("done")
         return finalists
 
@@ -184,10 +203,16 @@ class ProblemRun:
     def _left_s(self) -> float | None:
         return None if self._budget_s is None else self._budget_s - (self._clock() - self._start)
 
-    def _late(self) -> bool:
-        """Whether what is left of the budget should go to the finalists."""
+    def _late(self, checked: Sequence[Attempt] = ()) -> bool:
+        """Whether what is left of the budget should go to the finalists.
+
+        Args:
+            checked: What only waits to be timed, which is as good as tried where one set of rounds decides.
+        """
         left = self._left_s()
-        if left is None or not self._working() or not self.attempts[self.default].done:
+        known = [*self._working(), *(checked if self.request.at_once else ())]
+        default = self.attempts[self.default]
+        if left is None or not known or not (default.done or default in known):
             return False
         return left <= (self.request.final_s if self._children.measures else 0.0)
 
@@ -197,10 +222,13 @@ class ProblemRun:
         waiting = [attempt for attempt in attempts if not attempt.done]
         built: deque[Attempt] = deque()
         checked: list[Attempt] = []
-        chunk = self.request.effort.chunk
+        chunk = sys.maxsize if self.request.at_once else self.request.effort.chunk
         if waiting:
             self.ran = True
-        while (waiting or built or checked) and not self._late():
+            if self._children.measures:
+                self._open()  # operands are made while the compiler works
+                self._note("open")
+        while (waiting or built or checked) and not self._late(checked):
             idle = not built and len(checked) < chunk and waiting
             self._children.poll(_PATIENCE_S if idle else 0.0)
             waiting = self._sort_out(waiting, built)
@@ -209,7 +237,11 @@ class ProblemRun:
             elif checked and (not waiting or len(checked) >= chunk):
                 self._screen(checked[:chunk])
                 del checked[:chunk]
+            self._note(self._stage)
             self._tell(self._stage)
+        if checked and self.request.at_once:
+            self._screen(checked)
+            self._note(self._stage)
 
     def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
         """Move what the compiler is done with to ``built``, or write its failure down; return the rest."""
@@ -260,7 +292,9 @@ class ProblemRun:
         self.ran = True
         keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
         candidates = [self._candidate(attempt) for attempt in batch]
-        run, timed = self._children.time(candidates, policy, keep, self._left_s()), []
+        decides = policy == self.request.final_policy and not self.request.at_once
+        run = self._children.time(candidates, policy, keep, self._left_s(), decides=decides)
+        timed: list[tuple[Attempt, Timing]] = []
         self.torch = run.reference
         for attempt in batch:
             failure, timing = run.failures.get(attempt.name), run.timings.get(attempt.name)
@@ -272,7 +306,7 @@ class ProblemRun:
 
     def _open(self) -> None:
         if not self._opened:
-            self._children.bench.open(self.request.problem)
+            self._children.open(self.request.problem, self._left_s())
             self._opened = True
 
     def _candidate(self, attempt: Attempt) -> Candidate:
@@ -323,11 +357,21 @@ class ProblemRun:
             NoWinnerError: None is left.
         """
         while finalists := self._finalists():
+            if self.request.at_once:
+                return self._already_final(finalists)
             self._tell("final")
             if timed := self._recorded_finals(finalists) or self._time_finals(finalists):
                 self._fetch([attempt for attempt in timed if attempt.artifact is None])
                 return timed
         raise self._nothing()
+
+    def _already_final(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
+        """Return finalists whose first timing decides; all were timed together."""
+        for attempt in finalists:
+            attempt.final, attempt.final_trial = attempt.timing, attempt.trial
+        if self.torch is not None:
+            self.baseline_trial = self.ledger.write_baseline(self.torch, self.request.final_policy)
+        return tuple(finalists)
 
     def _finalists(self) -> list[Attempt]:
         policy = self.request.screen_policy
@@ -386,6 +430,12 @@ class ProblemRun:
         return tuple(attempt for attempt, _ in timed)
 
     # -- progress
+
+    def _note(self, stage: str) -> None:
+        """Count the time since the last note as spent on ``stage``."""
+        now = self._clock()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._noted
+        self._noted = now
 
     def _tell(self, stage: str) -> None:
         attempts = self.attempts.values()

@@ -68,6 +68,7 @@ class TuneResult:
         untried: Candidates that the budget left no time for.
         kernels: Compiled kernels behind the candidates; configs that differ in run-time knobs share one.
         seconds: Wall-clock time of this call.
+        stages: Seconds of the run by what was done in them; empty if nothing ran.
         reused: Whether everything came from records and nothing ran.
         run: Name of the run that measured it.
         refused: Kernels of the Operator API that were no candidates, with reasons.
@@ -86,6 +87,7 @@ class TuneResult:
     untried: int = 0
     kernels: int = 0
     seconds: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
     reused: bool = False
     run: str = ""
     refused: tuple[str, ...] = ()

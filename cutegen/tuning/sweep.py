@@ -150,6 +150,8 @@ class Tuning:
         finished = self._finished(request, entry, ledger)
         if finished is not None:
             return _Prepared(request, finished, None, offers)
+        if not ledger.finals():
+            self._children.start_bench()  # it imports torch while candidates are chosen and compiled
         problem_run = ProblemRun(
             request,
             self._children,
@@ -209,6 +211,7 @@ class Tuning:
             untried=problem_run.untried,
             kernels=problem_run.kernels,
             seconds=self._clock() - begun,
+            stages=problem_run.stages if problem_run.ran else {},
             reused=not problem_run.ran,
             run=problem_run.ledger.run,
             refused=refused,

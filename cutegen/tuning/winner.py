@@ -14,7 +14,7 @@ from cutegen.records.trial import Trial
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
-from cutegen.tuning.finalists import choose_winner
+from cutegen.tuning.finalists import choose_winner, pick_finalists
 from cutegen.tuning.history import resources_of
 from cutegen.tuning.request import Request
 from cutegen.tuning.result import Row, TuneResult
@@ -125,7 +125,7 @@ def recorded_result(
     if not asked or not entry.trial_ids or not set(entry.trial_ids) <= ids:
         return None
     default = default_config(space, request.problem, request.sm_count)
-    latest: Mapping[Config, Trial] = {t.config: t for t in finals if t.config is not None}
+    latest = _worth_showing(request, {t.config: t for t in finals if t.config is not None}, default, entry)
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
     domains = {config: space_of(config, space.family, space.arch).domains for config in latest}
@@ -162,6 +162,18 @@ def recorded_result(
         reused=True,
         run=finals[-1].run,
     )
+
+
+def _worth_showing(
+    request: Request, finals: Mapping[Config, Trial], default: Config, entry: Entry
+) -> Mapping[Config, Trial]:
+    """Leave out the slower ones where one set of rounds timed everybody."""
+    if not request.at_once:
+        return finals
+    times = {config: trial.timing.paired.mid for config, trial in finals.items() if trial.timing}
+    always = [default] if entry.config is None else [default, entry.config]
+    shown = pick_finalists(times, *request.finalists, list(dict.fromkeys(always)))
+    return {config: trial for config, trial in finals.items() if config in shown}
 
 
 def predicted_result(

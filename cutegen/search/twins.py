@@ -1,0 +1,52 @@
+"""Kernels that are tried with and without an overlap whose worth depends on what runs before a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cutegen.family import Problem
+from cutegen.space import Config, Space, Value
+
+__all__ = ["with_twins"]
+
+#: Knobs that let a launch overlap with the one before.
+_OVERLAP = ("use_pdl",)
+
+
+def with_twins(
+    space: Space,
+    problem: Problem,
+    configs: Sequence[Config],
+    count: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+) -> list[Config]:
+    """Return ``configs``, the first ``count`` kernels each followed by its valid twins.
+
+    A twin differs in one knob that overlaps launches; a space without such a knob has none.
+
+    Args:
+        space: Where the configs come from.
+        problem: What is to be computed.
+        configs: Some configs, the most promising first.
+        count: Kernels that get twins.
+        fixed: Knobs restricted to some values.
+    """
+    kernels: set[Config] = set()
+    found: list[Config] = []
+    for config in configs:
+        found.append(config)
+        view = space.compile_view(config)
+        if view not in kernels and len(kernels) < count:
+            kernels.add(view)
+            found += _twins(space, problem, config, fixed or {})
+    return list(dict.fromkeys(found))
+
+
+def _twins(
+    space: Space, problem: Problem, config: Config, fixed: Mapping[str, Sequence[Value]]
+) -> Iterator[Config]:
+    for knob in _OVERLAP:
+        for value in space.domains.get(knob, ()):
+            twin = config.replace(**{knob: value}) if value != config[knob] else None
+            if twin and value in fixed.get(knob, (value,)) and not space.explain(problem, twin):
+                yield twin

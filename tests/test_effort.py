@@ -1,0 +1,168 @@
+"""How much a tuning run tries: one set of rounds that finds and decides, twins, and where the seconds go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_tuning import SMALL, FakeBench, Rig, quick_search  # noqa: F401
+from test_cli import gpu, tune  # noqa: F401
+from test_tuning import DEFAULT, PROBLEM, SHAPE, SPACE, rivals, trials_of, view
+
+from cutegen.arch import find_arch
+from cutegen.errors import NoWinnerError, UsageError
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.policy import Policy
+from cutegen.records.table import Table
+from cutegen.search.twins import with_twins
+from cutegen.space import Config
+from cutegen.tuning import EFFORTS, Effort, Request
+from cutegen.tuning.request import find_effort
+
+QUICK = replace(SMALL, at_once=True, refine=0, refinements=0, finalists=3)
+ARCH = find_arch("sm_90a")
+STAGES = ("open", "compile", "check", "screen", "refine", "final")
+
+
+def steps(winner: Config) -> object:
+    """A behaviour: one kernel is fast, the others ever slower."""
+    ranks = {view(config): 110.0 + at for at, config in enumerate(rivals(10))}
+    return lambda config: "90" if config == view(winner) else f"{ranks.get(config, 150.0):g}"
+
+
+def test_quick_finds_and_decides_in_one_set_of_rounds(tmp_path: Path) -> None:
+    """The fastest wins; everybody is a trial of that one measurement, the best few are shown."""
+    winner = rivals(1)[0]
+    rig = Rig(tmp_path, steps(winner), effort=QUICK)  # type: ignore[arg-type]
+    result = rig.tuner.tune(*SHAPE)
+    [(policy, names)] = rig.bench.timed
+    assert policy == Policy.quick(loaded=True)
+    assert DEFAULT.digest in names and len(names) == result.candidates
+    assert view(result.config) == view(winner) and result.ratio is not None
+    assert result.ratio.mid == pytest.approx(100 / 90)
+    assert result.ratio_to_default is not None and result.ratio_to_default.mid > 1
+    assert len(result.rows) <= 3 + 1 and any(row.default for row in result.rows)
+    trials = [t for t in trials_of(tmp_path) if t.timing]
+    assert len(trials) == len(names) + 1 and {t.policy for t in trials} == {policy}
+    assert rig.tuner.setting.table is not None
+    entry = Table.load(rig.tuner.setting.table).entries[PROBLEM]
+    assert entry.config == result.config and len(entry.trial_ids) == 3 and entry.energy_mj is None
+
+
+def test_a_quick_run_that_was_finished_is_recalled(tmp_path: Path) -> None:
+    """With the same rows, and nothing is run."""
+    first = Rig(tmp_path, effort=QUICK).tuner.tune(*SHAPE)
+    rig = Rig(tmp_path, effort=QUICK)
+    again = rig.tuner.tune(*SHAPE)
+    assert again.reused and not rig.started and not again.stages
+    assert [row.config for row in again.rows] == [row.config for row in first.rows]
+
+
+def test_rounds_that_decide_hold_everybody(tmp_path: Path) -> None:
+    """Timings of an earlier quick run do not stand beside new ones; what failed is not tried again."""
+    broken, fine = rivals(2)
+    behave = lambda config: "wrong_result" if config == view(broken) else "100"  # noqa: E731
+    Rig(tmp_path, behave, effort=replace(QUICK, classes=3)).tuner.tune(*SHAPE, candidates=[broken, fine])
+    rig = Rig(tmp_path, behave, effort=QUICK)
+    rig.tuner.tune(*SHAPE, candidates=[broken, fine, rivals(3)[2]])
+    [(_, names)] = rig.bench.timed
+    assert {fine.digest, DEFAULT.digest, rivals(3)[2].digest} <= set(names)
+    assert broken.digest not in rig.bench.checked
+
+
+def test_energy_needs_finals_however_quick(tmp_path: Path) -> None:
+    """It is measured alone, for seconds."""
+    rig = Rig(tmp_path, effort=QUICK)
+    result = rig.tuner.tune(*SHAPE, objective="energy")
+    assert len(rig.bench.timed) > 1 and rig.bench.timed[-1][0] == Policy.final(objective="energy")
+    assert result.winner.timing is not None and result.winner.timing.energy_mj
+
+
+def test_a_budget_ends_a_quick_run_with_what_was_checked(tmp_path: Path) -> None:
+    """Candidates that are checked are timed; the others are counted as untried."""
+    rig = Rig(tmp_path, effort=replace(QUICK, final_s=1e9), budget_s=1e-9)
+    result = rig.tuner.tune(*SHAPE)
+    [(_, names)] = rig.bench.timed
+    assert result.untried > 0 and len(names) < result.untried + result.candidates
+    assert DEFAULT.digest in names
+
+
+def test_a_quick_run_without_working_kernel_says_why(tmp_path: Path) -> None:
+    """As any other."""
+    with pytest.raises(NoWinnerError, match="took too long"):
+        Rig(tmp_path, lambda config: "breaks", effort=QUICK).tuner.tune(*SHAPE)
+
+
+@pytest.mark.parametrize(("problem", "clock"), [(PROBLEM, "settled"), (Problem(64, 7168, 2048), "burst")])
+def test_only_what_meets_its_power_limit_is_loaded_first(problem: Problem, clock: str) -> None:
+    """Settling takes half a second, which says nothing about the others."""
+    request = Request(problem, ARCH, 132, effort=EFFORTS["quick"])
+    assert request.final_policy == request.screen_policy == Policy.quick(loaded=clock == "settled")
+    assert request.final_policy.clock == clock and request.final_policy.context == "behind"
+    assert request.final_policy.energy_s == request.final_policy.burst_rounds == 0
+
+
+def test_efforts_have_names() -> None:
+    """Each tries more than the one before."""
+    quick, standard, exhaustive = (find_effort(name) for name in ("quick", "standard", "exhaustive"))
+    assert standard == Effort() and quick.at_once and not standard.at_once
+    assert quick.classes < standard.classes < exhaustive.classes
+    assert quick.refinements < standard.refinements < exhaustive.refinements
+    with pytest.raises(UsageError, match="unknown effort 'hasty'; valid: quick, standard, exhaustive"):
+        find_effort("hasty")
+    with pytest.raises(UsageError, match="unknown effort"):
+        Rig(Path("unused"), effort="hasty")
+
+
+def test_the_command_takes_an_effort_and_says_where_the_seconds_went(
+    gpu: FakeBench,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By what was done in them, in JSON."""
+    shape = "x".join(map(str, SHAPE))
+    assert tune("--shape", shape, "--effort", "quick", "--json") == 0
+    [result] = json.loads(capsys.readouterr().out)["results"]
+    assert len(gpu.timed) == 1 and gpu.timed[0][0] == Policy.quick(loaded=True)
+    assert {"open", "check", "screen", "final"} <= set(result["stages"]) <= {*STAGES}
+    assert sum(result["stages"].values()) <= result["seconds"] + 0.01
+    with pytest.raises(SystemExit, match="2"):
+        tune("--shape", shape, "--effort", "hasty")
+    assert "choose from" in capsys.readouterr().err
+
+
+# --- twins ---
+
+
+def test_the_first_kernels_are_tried_with_and_without_overlap(tmp_path: Path) -> None:
+    """Behind other kernels; back to back the model knows better."""
+    behind = Rig(tmp_path / "a", effort=replace(QUICK, twins=2))
+    behind.tuner.tune(*SHAPE)
+    tried = {t.config for t in trials_of(tmp_path / "a") if t.config}
+    pairs = [c for c in tried if c["use_pdl"] and c.replace(use_pdl=False) in tried]
+    assert len({view(config) for config in pairs}) >= 2
+    plain = Rig(tmp_path / "b", effort=replace(QUICK, twins=2), context=BACK_TO_BACK)
+    plain.tuner.tune(*SHAPE)
+    assert len(plain.bench.checked) == len(behind.bench.checked) - 2
+
+
+def test_twins_follow_their_kernel_and_keep_to_what_is_fixed() -> None:
+    """Each kernel has one, right behind it; configs that share a kernel share it too."""
+    first, second = rivals(2)
+    other = first.replace(swizzle_size=next(s for s in (1, 2, 4) if s != first["swizzle_size"]))
+    found = with_twins(SPACE, PROBLEM, [first, other, second], 2)
+    flipped = [config.replace(use_pdl=not config["use_pdl"]) for config in (first, second)]
+    assert found == [first, flipped[0], other, second, flipped[1]]
+    assert with_twins(SPACE, PROBLEM, [first, second], 1) == [first, flipped[0], second]
+    assert with_twins(SPACE, PROBLEM, [first], 1, {"use_pdl": (first["use_pdl"],)}) == [first]
+    assert with_twins(SPACE, PROBLEM, [first, flipped[0]], 2) == [first, flipped[0]]
+
+
+def test_a_space_without_overlap_has_no_twins() -> None:
+    """As NVIDIA's operators have none."""
+    space = find_space("gemm", ARCH, "operators")
+    config = space.default(PROBLEM)
+    assert "use_pdl" not in space.domains and with_twins(space, PROBLEM, [config], 3) == [config]
