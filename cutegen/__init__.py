@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         use,
         wait_for_kernels,
     )
+    from cutegen.torch_ops.inductor import inductor_options
     from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
     from cutegen.torch_ops.warmup import warmup
@@ -51,6 +52,7 @@ __all__ = [
     "counters",
     "find_arch",
     "gemm",
+    "inductor_options",
     "linear",
     "load_table",
     "optimize",
@@ -79,6 +81,7 @@ _HOMES = {
     "counters": "torch_ops.fallbacks",
     "find_arch": "arch",
     "gemm": "torch_ops.gemm",
+    "inductor_options": "torch_ops.inductor",
     "linear": "torch_ops.gemm",
     "load_table": "torch_ops.gemm",
     "optimize": "torch_ops.modules",

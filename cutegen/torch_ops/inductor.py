@@ -1,0 +1,218 @@
+"""``torch.compile(model, backend="cutegen")``: Inductor, with its GEMMs replaced by the operators of cutegen.
+
+A pass runs over each graph, forward or backward, before Inductor's own rewriting. It replaces ``mm``,
+``addmm`` and ``bmm`` where kernels take the operands, and takes a bias, an addend and a relu behind them
+along. It never adds a guard: rows may be symbols, and the config is chosen at run time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import cutegen
+from cutegen.errors import OperandError
+from cutegen.torch_ops.gemm import prepare
+from cutegen.torch_ops.registration import pack
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import Graph, Node
+
+__all__ = ["compile_with_cutegen", "inductor_options", "prepare"]
+
+#: Part of the key of Inductor's cache: raised with every change of what the pass does.
+_VERSION = 1
+_DEVICE = "cuda"
+_ROW_BYTES = 16  # what TMA asks of a pitch
+
+
+def compile_with_cutegen(module: Any, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
+    """Compile a graph: the backend that ``torch.compile(model, backend="cutegen")`` finds by its entry point.
+
+    Args:
+        module: What Dynamo captured.
+        example_inputs: Its inputs.
+        **settings: ``options`` of ``torch.compile``, for Inductor.
+
+    Raises:
+        OperandError: There is a setting that Inductor's options do not know how to hold.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    options = settings.pop("options", None) or {}
+    mode = settings.pop("mode", None)
+    if settings:
+        names = ", ".join(settings)
+        raise OperandError(f"backend 'cutegen' does not know {names}; it takes mode and options")
+    patches = {**_mode(mode), **options, **inductor_options()}
+    compiled: Any = compile_fx(module, example_inputs, config_patches=patches)
+    found: Callable[..., Any] = compiled
+    return found
+
+
+def inductor_options() -> dict[str, Any]:
+    """Return what makes Inductor use cutegen, for ``torch.compile(model, options={...})`` with more of yours.
+
+    Padding is off: kernels take any number of rows.
+    """
+    prepare()
+    return {"post_grad_custom_pre_pass": _pass(), "shape_padding": False}
+
+
+def _mode(mode: str | None) -> dict[str, Any]:
+    import torch
+
+    if mode is None or mode == "default":
+        return {}
+    found: dict[str, Any] = torch._inductor.list_mode_options(mode)
+    return found
+
+
+@cache
+def _pass() -> Any:
+    """Return the pass; its base class is torch's, by which Inductor knows how to cache what it made."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Replace(CustomGraphPass):  # type: ignore[misc, unused-ignore]
+        """Replaces GEMMs by operators of cutegen. What it does depends on the graph alone, on no table."""
+
+        def __call__(self, graph: Graph) -> None:
+            for node in list(graph.nodes):
+                if node.op == "call_function" and node.users and (call := _gemm_of(node)) is not None:
+                    _replace(node, *call)
+            graph.lint()
+
+        def uuid(self) -> Any:
+            return "cutegen", cutegen.__version__, _VERSION
+
+    return Replace()
+
+
+def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
+    """Return the operands and options of the GEMM that a node is, None if it is none of ours."""
+    import torch
+
+    aten = torch.ops.aten
+    if node.target in (aten.mm.default, aten.bmm.default):
+        a, b = node.args
+        options: dict[str, Any] = {}
+    elif node.target in (aten.addmm.default, aten.baddbmm.default):
+        addend, a, b = node.args
+        options = _addend(node, addend, node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1))
+        if not options:
+            return None
+    else:
+        return None
+    fit = _fits(_value(a)) and _fits(_value(b)) and _value(a).dtype == _value(b).dtype
+    return (a, b, options) if fit and _value(node).dtype == _value(a).dtype else None
+
+
+def _addend(node: Node, addend: Any, alpha: Any, beta: Any) -> dict[str, Any]:
+    """Return the options for what ``addmm`` adds: a bias along the columns, or a matrix; else nothing."""
+    value, result = _value(addend), _value(node)
+    if value.dtype != result.dtype or not all(isinstance(x, int | float) for x in (alpha, beta)):
+        return {}
+    if value.dim() == 1 and value.stride(0) == 1 and beta == 1 and _same(value.shape[0], result.shape[-1]):
+        return {"bias": addend, "alpha": float(alpha)}
+    if _same_matrix(value, result):
+        return {"c": addend, "alpha": float(alpha), "beta": float(beta)}
+    return {}
+
+
+def _replace(node: Node, a: Any, b: Any, options: dict[str, Any]) -> None:
+    """Put our operator in the place of ``node`` and of what it takes along."""
+    import torch
+
+    view, last = None, node
+    behind = _only_user(node)
+    if behind is not None and behind.target in (torch.ops.aten.view.default, torch.ops.aten.reshape.default):
+        view, behind = behind, _only_user(behind)  # rows of more than one dimension
+    # The kernel adds C before the bias and rounds once: the sums of torch in another order.
+    addend = None if "c" in options or behind is None else _residual(view or node, behind)
+    if addend is not None and behind is not None:
+        options, last, behind = {**options, "c": addend}, behind, _only_user(behind)
+    if behind is not None and behind.target is torch.ops.aten.relu.default:
+        options, last = {**options, "activation": "relu"}, behind
+    _insert(node, last, view if last is not node else None, a, b, options)
+
+
+def _insert(node: Node, last: Node, view: Node | None, a: Any, b: Any, options: dict[str, Any]) -> None:
+    """Put the operator in the place of ``last``, seen through ``view`` if there is one."""
+    import torch
+
+    full = {"c": None, "alpha": 1.0, "beta": 1.0, "bias": None, "activation": "", **options}
+    aten, graph = torch.ops.aten, node.graph
+    with graph.inserting_before(last):
+        if view is not None and full["c"] is not None:
+            columns = _value(node).shape[-1]
+            flat = graph.call_function(aten.view.default, (full["c"], [-1, columns]))
+            flat.meta["val"] = _value(full["c"]).view(-1, columns)
+            full["c"] = flat
+        arguments = (a, b, *pack((*full.values(), None, None, None)))
+        made = graph.call_function(torch.ops.cutegen.gemm.default, arguments)
+        made.meta = dict(node.meta)
+        # Inductor keeps the strides that the pass relied on: those of the operands in eager mode.
+        made.meta["eager_input_vals"] = (tuple(_value(x) for x in arguments), {})
+        if view is not None:
+            made = graph.call_function(aten.view.default, (made, view.args[1]))
+            made.meta = dict(last.meta)
+    last.replace_all_uses_with(made)
+    graph.eliminate_dead_code()
+
+
+def _residual(node: Node, behind: Node) -> Any:
+    """Return what an addition behind ``node`` adds, if the kernel can add it."""
+    import torch
+
+    if behind.target not in (torch.ops.aten.add.Tensor, operator.add) or behind.kwargs.get("alpha", 1) != 1:
+        return None
+    left, right = behind.args
+    other = right if left is node else left
+    if other is node or not hasattr(other, "meta") or not _same_matrix(_value(other), _value(node)):
+        return None
+    return other if _value(behind).dtype == _value(node).dtype else None
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _value(item: Any) -> Any:
+    return item.meta["val"] if hasattr(item, "meta") else item
+
+
+def _fits(matrix: torch.Tensor) -> bool:
+    """Return whether it is known for sure that kernels read a tensor of this shape and these strides."""
+    import torch
+
+    if matrix.device.type != _DEVICE or matrix.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if matrix.dim() == 3 and not _known(matrix.stride(0) >= matrix.shape[1] * matrix.shape[2]):
+        return False
+    along, pitch = matrix.stride(-1), matrix.stride(-2)
+    if _known(along != 1):
+        along, pitch = pitch, along
+    aligned = _known(pitch * matrix.element_size() % _ROW_BYTES == 0)
+    return _known(along == 1) and aligned and _known(pitch > 1)
+
+
+def _same_matrix(value: Any, result: Any) -> bool:
+    """Return whether a tensor can be C: the result's shape and dtype, contiguous along its rows."""
+    if value.dtype != result.dtype or value.dim() != result.dim():
+        return False
+    shapes = all(_same(x, y) for x, y in zip(value.shape, result.shape, strict=True))
+    return shapes and bool(value.is_contiguous())
+
+
+def _same(x: Any, y: Any) -> bool:
+    return _known(x == y)
+
+
+def _known(fact: Any) -> bool:
+    """Return whether a fact about sizes holds without a new guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(fact))
