@@ -106,6 +106,12 @@ def test_only_what_meets_its_power_limit_is_loaded_first(problem: Problem, clock
     assert request.final_policy.energy_s == request.final_policy.burst_rounds == 0
 
 
+def test_a_count_of_kernels_outdoes_the_effort(tmp_path: Path) -> None:
+    """Whoever asks for more kernels than quick tries gets them."""
+    rig = Rig(tmp_path, effort="quick")
+    assert rig.tuner.request(PROBLEM, 40).effort == replace(EFFORTS["quick"], classes=40, most=None)
+
+
 def test_efforts_have_names() -> None:
     """Each tries more than the one before."""
     quick, standard, exhaustive = (find_effort(name) for name in ("quick", "standard", "exhaustive"))

@@ -60,7 +60,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[FamilyResults] | type[Tran
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]
-LABELS = {"quack": "QuACK", "operators": "Operator API"}
+LABELS = {"quack": "QuACK", "operators": "Operator API", "cublaslt": "best of cuBLASLt"}
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ class AutoTuner:
         if isinstance(candidates, int):
             if candidates < 1:
                 raise UsageError(f"candidates={candidates} must be at least 1")
-            effort = replace(effort, classes=candidates)
+            effort = replace(effort, classes=candidates, most=None)
         elif candidates is not None:
             explicit = self._explicit(problem, candidates)
         return Request(

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from cutegen.measure import Candidate
 from cutegen.measure.torch_engine import TorchEngine
 from cutegen.system.publish import publish
 from tools.benchmark.bandwidth import COPY_CALL, CopyCall
+from tools.benchmark.cublaslt import LT_CALL, CublasLt, LtCall, LtOrder, loaded_library
 
 if TYPE_CHECKING:
     import torch
@@ -81,11 +83,18 @@ def load(library: Path, symbol: str) -> Call:
         return _gemm_call(symbol)
     if library.name == COPY_CALL:
         return CopyCall(symbol)
+    if library.name == LT_CALL:
+        return LtCall(LtOrder.from_json(json.loads(symbol)), _cublaslt())
     if library.name == QUACK_CALL:
         return QuackCall(QuackOrder.from_json(json.loads(symbol)))
     from cutegen.build.loader import load_kernel
 
     return load_kernel(library, symbol)
+
+
+@cache
+def _cublaslt() -> CublasLt:
+    return CublasLt(loaded_library())
 
 
 def _gemm_call(order: str) -> Call:

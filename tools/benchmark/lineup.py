@@ -31,11 +31,12 @@ from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours, read_tuning_seconds
 from tools.benchmark.quack import Quack, quack_environment
 from tools.benchmark.results import COPY, Entry, Results
+from tools.benchmark.vendor import Vendor
 
 __all__ = ["PEERS", "conditions", "final_policies", "make_contestants", "set_environment", "taking_part"]
 
 #: Who may be compared with cutegen.
-PEERS = ("quack", "operators", COPY)
+PEERS = ("quack", "operators", Vendor.name, COPY)
 
 
 def final_policies(args: argparse.Namespace) -> list[Policy]:
@@ -91,6 +92,8 @@ def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool
         own = Store(_peers(store) / "operators")
         peer = Operators(own, device.arch, device.sm_count, workers=workers, known=known, known_from=source)
         found.append(peer)
+    if Vendor.name in wanted:
+        found.append(Vendor(final_policies(args)[0].context))
     if COPY in wanted:
         found.append(Copy())
     return found
@@ -148,7 +151,7 @@ def conditions(
 ) -> dict[str, Json]:
     """Return what must agree for two rows to belong in one table."""
     own = next(c for c in contestants if isinstance(c, Ours))
-    peers = {c.name: c.settings for c in contestants if isinstance(c, Quack | Operators)}
+    peers = {c.name: c.settings for c in contestants if isinstance(c, Quack | Operators | Vendor)}
     return environment.conditions(
         device,
         final_policies(args)[0],
