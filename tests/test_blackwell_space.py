@@ -40,7 +40,7 @@ ONLY = {
         "mma_tiler_mn=64x40 use_2cta_instrs=false cluster_shape_mn=16x1",
     ),
     "tma_store_needs_aligned_output": ("gemm 4096x4097x4096 bf16 kk", "use_tma_store=true"),
-    "swap_ab_is_for_narrow_m": ("gemm 520x4096x4096 bf16 kk", "swap_ab=true"),
+    "swap_ab_is_for_narrow_m": ("gemm 4104x4096x4096 bf16 kk", "swap_ab=true"),
     "split_k_leaves_work": ("gemm 512x512x4088 bf16 kk", "split_k=16 use_tma_store=false"),
     "split_k_stores_partial_sums": ("gemm 512x512x4096 bf16 kk", "split_k=2"),
     "split_k_is_for_few_tiles": (

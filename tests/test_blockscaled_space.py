@@ -39,7 +39,7 @@ ONLY = {
     "rows_fit_the_instruction": (str(PLAIN), "mma_tiler_mn=128x192"),
     "pairs_lie_along_m": (str(PLAIN), "cluster_shape_mn=1x2"),
     "tma_store_needs_aligned_output": ("gemm_blockscaled 4096x4097x4096 nvfp4 kk", "use_tma_store=true"),
-    "swap_ab_is_for_narrow_m": ("gemm_blockscaled 520x4096x4096 nvfp4 kk", "swap_ab=true"),
+    "swap_ab_is_for_narrow_m": ("gemm_blockscaled 4104x4096x4096 nvfp4 kk", "swap_ab=true"),
     "cluster_is_no_larger_than_problem": ("gemm_blockscaled 8192x256x4096 nvfp4 kk", "cluster_shape_mn=2x4"),
     "tile_counts_fit_32_bits": ("gemm_blockscaled 536870784x536870784x64 nvfp4 kk", ""),
     "scale_factors_are_counted_in_32_bits": ("gemm_blockscaled 2x131072x128x131072 nvfp4 kk", ""),
