@@ -30,7 +30,9 @@ def test_a_default_is_legal_for_every_problem() -> None:
 def test_every_starter_is_legal_somewhere() -> None:
     """One that never is would be a typing error; with 8-bit operands too."""
     for dtype in ("bf16", "e4m3", "int8"):
-        problems = [Problem(*mnk, ab_dtype=dtype) for mnk in ((4096, 4096, 4096), (64, 4096, 4096))]
+        problems = [
+            Problem(*mnk, ab_dtype=dtype) for mnk in ((8192, 4096, 4096), (512, 4096, 4096), (64, 4096, 4096))
+        ]
         for number, _ in enumerate(SPACE.default_candidates(problems[0])):
             configs = [
                 (p, SPACE.default(p).replace(**list(SPACE.default_candidates(p))[number])) for p in problems
@@ -52,13 +54,13 @@ def test_defaults_are_few_kernels() -> None:
     ("problem", "wanted"),
     [
         (Problem(1, 8192, 8192), {"swap_ab": True}),
-        (Problem(4096, 4096, 4096), {"pingpong": True, "swap_ab": False}),
-        (Problem(1024, 1024, 1024), {"tile_shape_mn": (64, 128)}),
+        (Problem(8192, 8192, 8192), {"pingpong": True, "swap_ab": False}),
+        (Problem(24, 8192, 1024), {"swap_ab": True, "split_k": 1}),
     ],
     ids=str,
 )
 def test_the_default_fits_the_regime(problem: Problem, wanted: dict[str, object]) -> None:
-    """Few rows are swapped, squares are not; small squares take small tiles."""
+    """Few rows are swapped, large squares are not."""
     config = default_config(SPACE, problem)
     assert {knob: config[knob] for knob in wanted} == wanted
 

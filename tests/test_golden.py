@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cutegen.arch import find_arch
 from cutegen.build.render import render
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
+from cutegen.space import Config
 
 GOLDEN = Path(__file__).parent / "data" / "golden.json"
 LINES = {
@@ -47,14 +49,22 @@ LINES = {
 }
 
 
-def observed(arch_name: str, line: str) -> dict[str, Any]:
-    """Return what is kept on disk about ``line``: its default config, and others from all over the space."""
+def some_configs(arch_name: str, line: str) -> list[Config]:
+    """Return the space's own default for ``line``, and others from all over the space."""
+    problem = Problem.parse(line)
+    space = find_space(problem.family, find_arch(arch_name))
+    some = [space.default(problem), *islice(space.configs(problem), 0, 20_000, 4_999)]
+    return list(dict.fromkeys(some))
+
+
+def observed(arch_name: str, line: str, known: Iterable[Config]) -> dict[str, Any]:
+    """Return what is kept on disk about ``line`` and some of its configs, which must still be valid."""
     arch = find_arch(arch_name)
     problem = Problem.parse(line)
     space = find_space(problem.family, arch)
-    some = [space.default(problem), *islice(space.configs(problem), 0, 20_000, 4_999)]
     configs = {}
-    for config in dict.fromkeys(some):
+    for config in known:
+        space.require(problem, config)
         source = render(problem, config, arch)
         launch = space.launch(config, problem, arch.nominal_sm_count)
         configs[str(config)] = [
@@ -72,10 +82,16 @@ CASES = [(arch, line) for arch, lines in LINES.items() for line in lines]
 
 @pytest.mark.parametrize(("arch", "line"), CASES)
 def test_names_and_texts_are_those_of_version_0_1(arch: str, line: str) -> None:
-    assert observed(arch, line) == json.loads(GOLDEN.read_text())[arch][line]
+    wanted = json.loads(GOLDEN.read_text())[arch][line]
+    known = [Config.parse(text) for text in wanted["configs"]]
+    assert observed(arch, line, known) == wanted
+    assert some_configs(arch, line)[0] == known[0]
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    found = {arch: {line: observed(arch, line) for line in lines} for arch, lines in LINES.items()}
+    found = {
+        arch: {line: observed(arch, line, some_configs(arch, line)) for line in lines}
+        for arch, lines in LINES.items()
+    }
     GOLDEN.write_text(json.dumps(found, indent=1) + "\n")

@@ -18,7 +18,7 @@ from cutegen.records.entry import Entry
 from cutegen.records.table import Table
 from cutegen.search.defaults import default_config
 
-SHAPE = (4096, 4096, 4096)
+SHAPE = (8192, 8192, 8192)
 PROBLEM = Problem(*SHAPE)
 DEFAULT = default_config(find_space("gemm", find_arch("sm_90a")), PROBLEM)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model import proposals
 from cutegen.families.gemm.perf_model.estimator import Estimator
+from cutegen.families.gemm.perf_model.fitted import fitted_us, is_fitted
 from cutegen.families.gemm.perf_model.gpu_params import is_modelled
+from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
@@ -34,35 +36,46 @@ class GemmStrategy:
 
         They are few, so that programs that never tune compile few kernels.
         """
-        safe = space.default(problem)
+        if is_fitted(problem, space.arch.name):
+            chosen = kernel_set(space, problem, sm_count).by_time(problem)
+            return next((config for _, config in chosen), None) or space.default(problem)
         ranker = Ranker(space, problem, sm_count, None)
-        candidates = _default_candidates(space, problem, safe)
-        found = [ranker.finish(config) for config in candidates if not space.explain(problem, config)]
-        return min(found, key=lambda candidate: candidate.time_us).config if found else safe
+        valid = (c for c in default_kernels(space, problem) if not space.explain(problem, c))
+        found = [ranker.finish(config) for config in valid]
+        return min(found, key=lambda c: c.time_us).config if found else space.default(problem)
 
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
         """Return the space's default candidates, and its own default where none of them is valid."""
         found: dict[Config, tuple[Problem, Config]] = {}
+        kernels: list[Config] = []
         for kin in problems_of_kind(problem, 1500):
             if space.explain(kin, {}):
                 continue
-            safe = space.default(kin)
-            valid = [c for c in _default_candidates(space, kin, safe) if not space.explain(kin, c)]
-            for config in valid or [safe]:
+            kernels = kernels or default_kernels(space, kin)
+            known = [c for c in kernels if space.compile_view(c) in found]
+            valid = [c for c in kernels if c not in known and not space.explain(kin, c)]
+            if not valid and all(space.explain(kin, c) for c in known):
+                valid = [space.default(kin)]
+            for config in valid:
                 found.setdefault(space.compile_view(config), (kin, config))
         return tuple(found.values())
 
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config; None for kernels that are not of cutegen's templates."""
         estimator = Estimator(problem, space.arch, sm_count)
+        fitted = is_fitted(problem, space.arch.name)
+
+        def physics(config: Config) -> float:
+            return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
 
         def predict(config: Config) -> float | None:
             if config.source != "cutegen":
                 return None
-            return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
+            if not fitted:
+                return physics(config)
+            plain = config.replace(stream_k=False, reduction="fixed")
+            # Of these two knobs nothing was measured: what they change is taken from the analytic model.
+            share = 1.0 if plain == config else physics(config) / physics(plain)
+            return share * fitted_us(problem, plain, sm_count)
 
         return predict
-
-
-def _default_candidates(space: Space, problem: Problem, safe: Config) -> Iterator[Config]:
-    return (safe.replace(**knobs) for knobs in space.default_candidates(problem))

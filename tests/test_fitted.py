@@ -1,0 +1,100 @@
+"""Times fitted to measurements: what the trees say, and what defaults they choose."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.families.gemm.perf_model.fitted import (
+    FEATURES,
+    KernelColumns,
+    fitted_us,
+    is_fitted,
+    load_fit,
+    rooflines,
+)
+from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.space import Config
+
+SPACE = find_space("gemm", find_arch("sm_90a"))
+SWEEP = Path(__file__).parents[1] / "docs" / "results" / "gemm_sweep_h200.json.xz"
+
+
+def test_trees_add_up_one_by_one() -> None:
+    """The arrays give what following each tree's questions gives."""
+    fit, problem = load_fit(), Problem(100, 4096, 2048)
+    kernels = default_kernels(SPACE, problem)[::7]
+    columns, splits = KernelColumns(kernels, 132), np.ones(len(kernels), np.float32)
+    times, features = rooflines(problem, columns, splits)
+    assert features.shape == (len(FEATURES), len(kernels))
+    got = fit.times_us(problem, columns, splits)
+    for row in range(len(kernels)):
+        total = fit.base
+        for tree in range(len(fit.leaves)):
+            answers = [features[fit.asked[q, tree], row] > fit.limits[q, tree] for q in range(fit.depth)]
+            total += fit.leaves[tree, sum(int(yes) << q for q, yes in enumerate(answers))]
+        assert got[row] == pytest.approx(times[row] * np.exp(total), rel=1e-4)
+        assert fitted_us(problem, kernels[row].replace(split_k=1), 132) == pytest.approx(got[row], rel=1e-5)
+
+
+def test_what_was_measured_is_fitted() -> None:
+    """16 bits on Hopper; nothing is said of other types and targets."""
+    assert is_fitted(Problem(64, 64, 64), "sm_90a") and is_fitted(
+        Problem(64, 64, 64, ab_dtype="fp16"), "sm_90a"
+    )
+    assert not is_fitted(Problem(64, 64, 64, ab_dtype="e4m3"), "sm_90a")
+    assert not is_fitted(Problem(64, 64, 64), "sm_100a")
+
+
+def test_choices_come_fastest_first_and_valid() -> None:
+    """The first few are the exact minimum; the coarse rest follows."""
+    for mnk in ((1, 8192, 8192), (100, 4096, 14336), (700, 6144, 4096), (8000, 1024, 1024)):
+        problem = Problem(*mnk)
+        found = list(islice(kernel_set(SPACE, problem, 132).by_time(problem), 8))
+        times = [time for time, _ in found]
+        assert times == sorted(times) and len(found) == 8
+        for time, config in found:
+            SPACE.require(problem, config)
+            assert fitted_us(problem, config, 132) == pytest.approx(time, rel=1e-4)
+
+
+def test_the_provenance_is_that_of_the_sweep() -> None:
+    """People can see what the numbers come from."""
+    sweep = json.loads(lzma.decompress(SWEEP.read_bytes()))
+    said = load_fit().provenance
+    assert said["gpu"] == sweep["gpu"] and said["driver"] == sweep["driver"] and said["sweep"] == SWEEP.name
+    assert said["points"] == len(sweep["points"]["us"]) and said["shapes"] == len(sweep["shapes"])
+    assert said["regret_on_matrices_left_out"]["defaults"]["first"] < 0.02
+
+
+def test_replayed_defaults_are_near_the_best() -> None:
+    """A fifth of the sweep: the first choice among timed defaults, against the best timed kernel."""
+    sweep = json.loads(lzma.decompress(SWEEP.read_bytes()))
+    views = [Config.parse(text) for text in sweep["kernels"]]
+    points = sweep["points"]
+    sample = Problem(4096, 4096, 4096)
+    defaults = {SPACE.compile_view(config) for config in default_kernels(SPACE, sample)}
+    isdefault = [SPACE.compile_view(view) in defaults for view in views]
+    assert sum(isdefault) == len(defaults) == 60
+    start, logs = 0, []
+    for number, row in enumerate(sweep["shapes"]):
+        here = range(start, start + row["points"])
+        start += row["points"]
+        mine = [i for i in here if isdefault[points["kernel"][i]]]
+        if number % 5 or not mine:
+            continue
+        columns = KernelColumns([views[points["kernel"][i]] for i in mine], sweep["sm_count"])
+        splits = np.array([points["split_k"][i] for i in mine], np.float32)
+        chosen = mine[int(load_fit().times_us(Problem(*row["mnk"]), columns, splits).argmin())]
+        logs.append(np.log(points["us"][chosen] / min(points["us"][i] for i in here)))
+    assert len(logs) > 150
+    assert fmean(logs) < 0.04 and max(logs) < 0.5

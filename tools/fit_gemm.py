@@ -1,0 +1,232 @@
+"""Fit the times of GEMM kernels to a recorded sweep, and say how well they choose on matrices left out.
+
+python tools/fit_gemm.py            # the regret of the choice, on (n, k) that were not fitted
+python tools/fit_gemm.py --write    # write cutegen/families/gemm/perf_model/fit_sm_90a.json as well
+
+Needs catboost, which nothing else does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import find_arch
+from cutegen.families.gemm.perf_model.fitted import FEATURES, FILE, KernelColumns, rooflines
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.space import Config
+
+SWEEP = Path(__file__).parent.parent / "docs" / "results" / "gemm_sweep_h200.json.xz"
+FOLDS = 5
+#: Trees; more of them, or deeper ones, cost more at every new shape and choose no better.
+DEPTH = 6
+SETTINGS = {"depth": DEPTH, "iterations": 250, "learning_rate": 0.16, "l2_leaf_reg": 3.0, "random_seed": 0}
+#: Kernels that answer by default count more.
+_DEFAULT_WEIGHT = 4.0
+#: What is this much slower than the best counts 1/e of it: nobody chooses it.
+_FAR = 0.25
+_UNIT = 1e-4
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Points:
+    """A sweep as arrays, one element for each timed config.
+
+    Attributes:
+        shape: Number of its shape.
+        kernel: Number of its kernel.
+        weights: Number of its (n, k).
+        us: Measured microseconds; where timed twice, the geometric mean.
+        roofline_us: By the roofline alone.
+        features: One row for each point.
+        default: Whether its kernel may answer by default.
+        sizes: m, n and k by number of shape.
+    """
+
+    shape: NDArray[np.intp]
+    kernel: NDArray[np.intp]
+    weights: NDArray[np.intp]
+    us: Array
+    roofline_us: Array
+    features: Array
+    default: NDArray[np.bool_]
+    sizes: Sequence[tuple[int, int, int]]
+
+    @property
+    def behind_best(self) -> Array:
+        """Each time over the best of its shape."""
+        best = np.full(len(self.sizes), np.inf)
+        np.minimum.at(best, self.shape, self.us)
+        return np.asarray(self.us / best[self.shape])
+
+
+def load(path: Path) -> tuple[dict[str, Any], Points]:
+    """Return a sweep's file and its points."""
+    found = json.loads(lzma.decompress(path.read_bytes()))
+    configs = [Config.parse(text) for text in found["kernels"]]
+    kernel, split, us = (np.array(found["points"][name]) for name in ("kernel", "split_k", "us"))
+    us = us.astype(float)
+    shapes = found["shapes"]
+    counts = [row["points"] for row in shapes]
+    starts = np.cumsum([0, *counts])
+    times, features = [], []
+    for row, start, end in zip(shapes, starts, starts[1:], strict=False):
+        for place, again in row["again"]:
+            us[start + place] = (us[start + place] * again) ** 0.5
+        columns = KernelColumns([configs[i] for i in kernel[start:end]], found["sm_count"])
+        problem = Problem(*row["mnk"])
+        time, asked = rooflines(problem, columns, split[start:end].astype(np.float32))
+        times.append(time)
+        features.append(asked.T)
+    pairs: dict[tuple[int, int], int] = {}
+    numbers = [pairs.setdefault((row["mnk"][1], row["mnk"][2]), len(pairs)) for row in shapes]
+    views = default_views()
+    default = np.array([str(config) in views for config in configs])
+    shape = np.repeat(np.arange(len(shapes)), counts)
+    sizes = [tuple(row["mnk"]) for row in shapes]
+    return found, Points(
+        shape, kernel, np.array(numbers)[shape], us, np.concatenate(times), np.concatenate(features),
+        default[kernel], sizes,
+    )  # fmt: skip
+
+
+def default_views() -> set[str]:
+    """Return the kernels among which defaults are chosen, as sweeps name them."""
+    space = find_space("gemm", find_arch("sm_90a"))
+    problem = Problem(4096, 4096, 4096)
+    run_time = {"swizzle_size": 1, "raster_along_m": False}
+    safe = space.default(problem)
+    return {str(safe.replace(**knobs, **run_time)) for knobs in space.default_candidates(problem)}
+
+
+def train(points: Points, chosen: NDArray[np.bool_]) -> Any:
+    """Return trees fitted to some of the points."""
+    from catboost import CatBoostRegressor  # type: ignore[import-not-found]
+
+    weight = np.exp(-(points.behind_best - 1) / _FAR) + 0.03
+    weight *= np.where(points.default, _DEFAULT_WEIGHT, 1.0)
+    model = CatBoostRegressor(
+        loss_function="RMSE", thread_count=2, verbose=0, allow_writing_files=False, **SETTINGS
+    )
+    wanted = np.log(points.us / points.roofline_us)
+    return model.fit(points.features[chosen], wanted[chosen], sample_weight=weight[chosen])
+
+
+def left_out(points: Points) -> Array:
+    """Return predicted microseconds, each by trees that have not seen its (n, k)."""
+    order = np.random.default_rng(0).permutation(points.weights.max() + 1)
+    fold = order[points.weights] % FOLDS
+    logs = np.log(points.roofline_us)
+    for number in range(FOLDS):
+        logs[fold == number] += train(points, fold != number).predict(points.features[fold == number])
+    return np.asarray(np.exp(logs))
+
+
+def regret(points: Points, predicted: Array, among: NDArray[np.bool_]) -> dict[str, float]:
+    """Return how far the choice among some points is behind the best of them, and of all of the shape."""
+    behind, ratios = points.behind_best, []
+    for number in range(len(points.sizes)):
+        here = np.flatnonzero((points.shape == number) & among)
+        if len(here):
+            times = behind[here[predicted[here].argsort()]]
+            ratios.append(
+                (
+                    times[0] / times.min(),
+                    times[:3].min() / times.min(),
+                    times[:8].min() / times.min(),
+                    times[0],
+                )
+            )
+    found = np.array(ratios)
+    first, three, eight, of_all = np.exp(np.log(found).mean(0)) - 1
+    tenth, worst = np.quantile(found[:, 0], 0.9) - 1, found[:, 0].max() - 1
+    names = ("first", "best_of_3", "best_of_8", "first_of_all", "first_tenth", "first_worst")
+    values = (first, three, eight, of_all, tenth, worst)
+    return {name: round(float(value), 4) for name, value in zip(names, values, strict=True)}
+
+
+def as_arrays(model: Any) -> dict[str, Any]:
+    """Return the trees in the arrays that the package evaluates."""
+    path = Path("/tmp") / "fit_gemm_trees.json"
+    model.save_model(str(path), format="json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    scale, bias = found["scale_and_bias"]
+    trees, depth = found["oblivious_trees"], DEPTH
+    asked = [
+        [tree["splits"][q]["float_feature_index"] if q < len(tree["splits"]) else 0 for tree in trees]
+        for q in range(depth)
+    ]
+    limits = [
+        [tree["splits"][q]["border"] if q < len(tree["splits"]) else 1e30 for tree in trees]
+        for q in range(depth)
+    ]
+    leaves = [[round(scale * leaf / _UNIT) for leaf in tree["leaf_values"]] for tree in trees]
+    leaves = [row + [0] * (2**depth - len(row)) for row in leaves]
+    limits = [[float(f"{limit:.7g}") for limit in row] for row in limits]
+    return {"unit": _UNIT, "base": round(bias[0], 6), "asked": asked, "limits": limits, "leaves": leaves}
+
+
+def main() -> int:
+    """Fit; print the regret, and write the fit if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write the fit of all points")
+    parser.add_argument("--sweep", type=Path, default=SWEEP, help="file of a sweep")
+    args = parser.parse_args()
+    found, points = load(args.sweep)
+    predicted = left_out(points)
+    everything = np.ones(len(points.us), bool)
+    judged = {
+        "defaults": regret(points, predicted, points.default),
+        "all": regret(points, predicted, everything),
+    }
+    print(json.dumps(judged, indent=1))
+    if args.write:
+        sizes = np.array(points.sizes)
+        provenance = {
+            **{name: found[name] for name in ("gpu", "sm_count", "driver", "torch", "cutegen")},
+            "sweep": args.sweep.name, "points": len(points.us), "shapes": len(sizes),
+            "kernels": len(found["kernels"]), "layout": "kk", "dtype": "bf16",
+            "smallest": sizes.min(0).tolist(), "largest": sizes.max(0).tolist(),
+            "regret_on_matrices_left_out": judged,
+        }  # fmt: skip
+        fit = {
+            "arch": "sm_90a",
+            "provenance": provenance,
+            "features": FEATURES,
+            **as_arrays(train(points, everything)),
+        }
+        FILE.write_text(_lines(fit), encoding="utf-8")
+    return 0
+
+
+def _lines(fit: dict[str, Any]) -> str:
+    """JSON with one line for each tree or question."""
+    parts = []
+    for name, value in fit.items():
+        if name in ("asked", "limits", "leaves"):
+            rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in value)
+            parts.append(f'"{name}":[\n{rows}]')
+        else:
+            parts.append(f'"{name}":{json.dumps(value, indent=1)}')
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
