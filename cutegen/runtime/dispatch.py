@@ -290,6 +290,12 @@ class Dispatcher:
             raise not_in_capture(problem)
         return self._instead(answer, found, index, capturing)
 
+    def serve_given(self, problem: Problem, index: int, config: Config, capturing: bool) -> Served:
+        """Return how to compute ``problem`` with a config that the caller chose: nothing else will do, so the
+        compiler is waited for, unless ``build="never"``. Raises as :meth:`kernel`."""
+        choice = self.kernel(problem, index, config=config, capturing=capturing)
+        return Served(Answer(problem, "given", config) if choice is None else choice.answer, choice)
+
     def _instead(self, answer: Answer, found: Compilation, index: int, capturing: bool) -> Served:
         """Return what computes a problem whose kernel is being compiled or cannot be."""
         problem = answer.problem

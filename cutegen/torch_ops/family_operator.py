@@ -182,8 +182,14 @@ class DeclaredOperator:
         )
         present = tuple(at for at, v in enumerate(values) if v is not None)
         plan = _Plan(_unbound, made, present, first)
+
+        def serve(capturing: bool) -> Served:
+            if config is not None:
+                return dispatcher.serve_given(problem, index, config, capturing)
+            return dispatcher.serve(problem, index, capturing=capturing)
+
         plan.launch = serve_call(
-            lambda capturing: dispatcher.serve(problem, index, config=config, capturing=capturing),
+            serve,
             lambda served: self._bind(served, problem, plans.workspace(), index),
             plan.keep,
             lambda: on_gpu and torch.cuda.is_current_stream_capturing(),

@@ -132,7 +132,9 @@ class _Launchers:
     index: int
 
     def serve(self, capturing: bool) -> Served:
-        return self.dispatcher.serve(self.problem, self.index, config=self.config, capturing=capturing)
+        if self.config is not None:
+            return self.dispatcher.serve_given(self.problem, self.index, self.config, capturing)
+        return self.dispatcher.serve(self.problem, self.index, capturing=capturing)
 
     def bind(self, served: Served) -> Launcher:
         if served.choice is not None:
