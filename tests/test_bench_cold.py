@@ -30,11 +30,12 @@ def test_the_command_is_one_that_the_tuner_understands(tmp_path: Path) -> None:
     """An argument that the tuner does not know would end in bad usage."""
     from cutegen.cli import tune as cli_tune
 
-    args = bench_cold.parse(arguments(tmp_path, "--workers", "3"))
+    args = bench_cold.parse(arguments(tmp_path, "--workers", "3", "--effort", "quick"))
     words = bench_cold.tune_command(args, ARCH, tmp_path)
     assert words[:3] == [sys.executable, "-m", "cutegen.tune"]
     parsed = cli_tune._parser().parse_args(words[3:])
     assert (parsed.family, parsed.shape, parsed.cache_dir) == ("gemm", ["512x512x512"], tmp_path)
+    assert parsed.effort == "quick"
 
 
 def test_a_command_that_fails_keeps_what_it_said() -> None:
@@ -58,10 +59,11 @@ def test_importing_is_measured_in_new_processes() -> None:
     assert 0 < found["median_s"] <= found["worst_s"]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 1)])
+@pytest.mark.parametrize(("code", "status", "limit"), [(0, 0, 20.0), (3, 1, 20.0), (0, 0, 6.0)])
 def test_the_file_holds_everything_and_failures_show(
     code: int,
     status: int,
+    limit: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -72,9 +74,11 @@ def test_the_file_holds_everything_and_failures_show(
     monkeypatch.setattr(bench_cold, "time_tuning", lambda args, arch: runs)
     monkeypatch.setattr(bench_cold, "time_compiling", lambda *rest: rate)
     monkeypatch.setattr(bench_cold, "_IMPORTS", 1)
-    assert bench_cold.main(arguments(tmp_path, "--commit", "abc")) == status
+    effort = "quick" if limit == bench_cold.QUICK_COLD_S else "standard"
+    assert bench_cold.main(arguments(tmp_path, "--commit", "abc", "--effort", effort)) == status
     document = json.loads((tmp_path / "cold.json").read_text())
     assert (document["commit"], document["target"], document["gpu"]) == ("abc", "sm_90a", "")
+    assert (document["effort"], document["limits"]["cold_s"]) == (effort, limit)
     assert document["cold"]["seconds"] == 19.5 and document["again"]["exit_code"] == code
     assert document["compile"] == rate and document["software"]["cutegen"]
     assert list(document["within"]) == ["import_s"]
