@@ -171,9 +171,14 @@ def _worth_showing(
     if not request.at_once:
         return finals
     times = {config: trial.timing.paired.mid for config, trial in finals.items() if trial.timing}
-    always = [default] if entry.config is None else [default, entry.config]
-    shown = pick_finalists(times, *request.finalists, list(dict.fromkeys(always)))
-    return {config: trial for config, trial in finals.items() if config in shown}
+    shown = pick_finalists(
+        times,
+        *request.finalists,
+        [default],
+        kernel_of=lambda config: finals[config].artifact_key,
+        alike=request.effort.alike,
+    )
+    return {config: trial for config, trial in finals.items() if config in (*shown, entry.config)}
 
 
 def predicted_result(
