@@ -301,6 +301,8 @@ class Family(ABC):
         options: What else a problem may say.
         metric: How results are shown: by operations or by bytes.
         knobs: For each knob what it does and when it pays, in a few sentences.
+        algorithms: Ways to compute some of its problems, beside the general one that computes all. Each has a
+            space of its name, whose configs say ``algorithm=NAME``, and templates in a folder of that name.
     """
 
     name: str
@@ -309,6 +311,7 @@ class Family(ABC):
     options: tuple[Option, ...]
     metric: Literal["TFLOP/s", "GB/s"]
     knobs: Mapping[str, str] = {}
+    algorithms: tuple[str, ...] = ()
 
     # -- problems
 
@@ -435,8 +438,13 @@ class Family(ABC):
 
     # -- choosing
 
-    def strategy(self, arch: Arch) -> Strategy | None:
-        """Return the performance model for ``arch``; None leaves the search to even samples of the space."""
+    def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
+        """Return the performance model of an algorithm; None leaves the search to even samples of its space.
+
+        Args:
+            arch: The target.
+            algorithm: One of :attr:`algorithms`, or ``""`` for the general one.
+        """
         return None
 
     def baseline_us(self, problem: Any, arch: Arch, sm_count: int) -> float | None:

@@ -11,11 +11,17 @@ from walk import random_problem
 from cutegen.arch import find_arch
 from cutegen.errors import ProblemError
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_family, find_space, parse_problem
+from cutegen.families.registry import find_family, find_space, find_spaces, parse_problem, space_of
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.search.defaults import default_config, default_set
+from cutegen.space import Config, Space
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
+
+
+def require_legal(problem: Any, config: Config, space: Space) -> None:
+    """Raise unless ``config`` is valid in the space of its own kernel."""
+    space_of(config, problem.family, space.arch).require(problem, config)
 
 
 def test_a_default_is_legal_for_every_problem() -> None:
@@ -24,7 +30,7 @@ def test_a_default_is_legal_for_every_problem() -> None:
     for _ in range(150):
         problem = random_problem(generator)
         if not SPACE.explain(problem, {}):
-            SPACE.require(problem, default_config(SPACE, problem))
+            require_legal(problem, default_config(SPACE, problem), SPACE)
 
 
 def test_every_starter_is_legal_somewhere() -> None:
@@ -46,21 +52,24 @@ def test_defaults_are_few_kernels() -> None:
     views = set()
     for _ in range(200):
         m, n, k = (8 * int(2 ** generator.uniform(0, 10)) for _ in range(3))
-        views.add(SPACE.compile_view(default_config(SPACE, Problem(m, n, k))))
-    assert 8 <= len(views) <= len(list(SPACE.default_candidates(Problem(8, 8, 8))))
+        config = default_config(SPACE, Problem(m, n, k))
+        views.add(space_of(config, "gemm", SPACE.arch).compile_view(config))
+    spaces = find_spaces("gemm", SPACE.arch)
+    assert 8 <= len(views) <= sum(len(list(space.default_candidates(Problem(8, 8, 8)))) for space in spaces)
 
 
 @pytest.mark.parametrize(
     ("problem", "wanted"),
     [
-        (Problem(1, 8192, 8192), {"swap_ab": True}),
+        (Problem(1, 8192, 8192), {"algorithm": "few_rows"}),
+        (Problem(8, 8192, 8192), {"swap_ab": True}),
         (Problem(8192, 8192, 8192), {"pingpong": True, "swap_ab": False}),
         (Problem(24, 8192, 1024), {"swap_ab": True, "split_k": 1}),
     ],
     ids=str,
 )
 def test_the_default_fits_the_regime(problem: Problem, wanted: dict[str, object]) -> None:
-    """Few rows are swapped, large squares are not."""
+    """One row needs no tensor cores, few are swapped, large squares are not."""
     config = default_config(SPACE, problem)
     assert {knob: config[knob] for knob in wanted} == wanted
 
@@ -93,6 +102,8 @@ def random_kin(problem: Any, generator: Random) -> Any:
             sizes["batch"] = 1 if problem.sizes["batch"] == 1 else 1 + sizes["batch"] % 7
         if "n" in sizes and "n" not in fixed:
             sizes["n"] += problem.sizes["n"] % step
+        if "m" in sizes and not generator.randrange(4):
+            sizes["m"] = generator.randrange(1, 9)
         sizes = {**sizes, "m": max(1, sizes["m"] - generator.randrange(step))} if "m" in sizes else sizes
         try:
             kin = problem.with_sizes(**sizes)
@@ -121,16 +132,20 @@ def test_the_default_set_holds_every_default(arch: str, line: str) -> None:
     problem = parse_problem(line)
     space = find_space(problem.family, find_arch(arch))
     found = default_set(space, problem)
-    views = [space.compile_view(config) for _, config in found]
+
+    def view(config: Config) -> Config:
+        return space_of(config, problem.family, space.arch).compile_view(config)
+
+    views = [view(config) for _, config in found]
     assert len(set(views)) == len(views) > 0
     for kin, config in found:
         assert kin.signature == problem.signature
-        space.require(kin, config)
+        require_legal(kin, config, space)
     generator = Random(7)
     for _ in range(60):
         kin = random_kin(problem, generator)
         if not space.explain(kin, {}):
-            assert space.compile_view(default_config(space, kin)) in views, kin
+            assert view(default_config(space, kin)) in views, kin
 
 
 def test_a_target_without_kernels_has_an_empty_set() -> None:

@@ -20,6 +20,7 @@ def test_each_copy_shows_what_it_is_called_after() -> None:
     words = {
         "hopper_pingpong": "pingpong=true",
         "hopper_split_k": "def reduce_kernel(",
+        "hopper_few_rows": "algorithm=few_rows",
         "blackwell_2cta": "use_2cta_instrs=true",
     }
     texts = {copy.name: path_of(copy).read_text() for copy in COPIES}

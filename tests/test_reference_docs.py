@@ -45,10 +45,12 @@ def test_every_knob_is_described() -> None:
     """In sentences, and nothing is described that no space has."""
     for name in families():
         knobs: set[str] = set()
+        spaces = [(source, "") for source in SOURCES]
+        spaces += [("cutegen", algorithm) for algorithm in find_family(name).algorithms]
         for arch in ARCHES:
-            for source in SOURCES:
+            for source, algorithm in spaces:
                 try:
-                    knobs |= find_space(name, find_arch(arch), source).domains.keys()
+                    knobs |= find_space(name, find_arch(arch), source, algorithm).domains.keys()
                 except (ConfigError, ResourceError):
                     continue
         described = find_family(name).knobs

@@ -177,15 +177,16 @@ def knobs() -> str:
 def _domains(family: str) -> dict[str, dict[str, Space]]:
     """Return, for each knob of a family, the spaces that have it, by what they are called here."""
     found: dict[str, dict[str, Space]] = {}
-    for source in SOURCES:
+    others = [(source, "", f", provider {source}") for source in SOURCES if source != "cutegen"]
+    further = [("cutegen", name, f", {name}") for name in find_family(family).algorithms]
+    for source, algorithm, note in (("cutegen", "", ""), *others, *further):
         for arch in ARCHES:
             try:
-                space = find_space(family, find_arch(arch), source)
+                space = find_space(family, find_arch(arch), source, algorithm)
             except (ConfigError, ResourceError):
                 continue
             for knob in space.domains:
-                name = arch if source == "cutegen" else f"{arch}, provider {source}"
-                found.setdefault(knob, {})[name] = space
+                found.setdefault(knob, {})[f"{arch}{note}"] = space
     return found
 
 

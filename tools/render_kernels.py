@@ -56,6 +56,7 @@ COPIES = (
         "gemm 64x2112x7168 bf16 kk bias=n act=relu",
         "tile_shape_mn=64x64 tile_k=128 swap_ab=false use_tma_store=false split_k=4",
     ),
+    Copy("hopper_few_rows", "sm_90a", "gemm 1x6144x4096 bf16 kk", "algorithm=few_rows"),
     Copy(
         "blackwell_2cta",
         "sm_100a",
@@ -73,7 +74,9 @@ def rendered(copy: Copy) -> str:
         ConfigError: The config is not valid for the problem.
     """
     arch, problem = find_arch(copy.arch), parse_problem(copy.problem)
-    config = find_space(problem.family, arch).default(problem).replace(**Config.parse(copy.config))
+    words = Config.parse(copy.config)
+    space = find_space(problem.family, arch, algorithm=words.algorithm)
+    config = space.default(problem).replace(**words)
     origin = f"# Rendered by tools/render_kernels.py for {problem} on {arch}."
     return f"{origin}\n# Do not edit: change the template.\n{render(problem, config, arch).text}"
 

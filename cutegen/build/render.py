@@ -64,7 +64,7 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
     # The text names the knobs, so equal configs must name them in one order: files may sort them otherwise.
     config = Config({knob: config[knob] for knob in space.domains})
     compiled = space.compile_view(config)
-    template = _template(find_template(problem.family, arch, config.source))
+    template = _template(find_template(problem.family, arch, config.source, config.algorithm))
     derived = dict(space.derive(config, problem, arch))
     clash = compiled.keys() & derived.keys()
     if clash:
@@ -98,7 +98,7 @@ def recipe_of(problem: Problem, config: Config, arch: Arch) -> str:
 def _recipe(problem: Problem, compiled: Config, derived: Mapping[str, Value], arch: Arch) -> str:
     return digest(
         {
-            "base": _base(problem.family, arch, compiled.source),
+            "base": _base(problem.family, arch, compiled.source, compiled.algorithm),
             "signature": repr(problem.signature),
             "config": compiled.to_json(),
             "derived": dict(derived),
@@ -107,9 +107,9 @@ def _recipe(problem: Problem, compiled: Config, derived: Mapping[str, Value], ar
 
 
 @cache
-def _base(family: str, arch: Arch, source: str) -> str:
+def _base(family: str, arch: Arch, source: str, algorithm: str) -> str:
     """The part of a recipe that all kernels of a template share."""
-    template = find_template(family, arch, source)
+    template = find_template(family, arch, source, algorithm)
     texts = {name: digest(text) for name, text in _texts(template).items()}
     own = digest(Path(__file__).read_bytes())  # how templates are filled and tidied
     return digest([own, template.name, asdict(arch), texts])

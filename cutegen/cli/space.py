@@ -20,7 +20,7 @@ from cutegen.cli.exit_codes import run_command
 from cutegen.cli.text import fold, line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.errors import UsageError
-from cutegen.families.registry import SOURCES, families, find_family, find_space
+from cutegen.families.registry import SOURCES, families, find_family, find_space, space_of
 from cutegen.family import Problem
 from cutegen.search.defaults import default_config
 from cutegen.search.strategies import spread
@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         default="cutegen",
         help="provider of the kernels: cutegen, or NVIDIA's Operator API",
     )
+    parser.add_argument(
+        "--algorithm",
+        default="",
+        metavar="NAME",
+        help="another algorithm of the family than its general one, such as few_rows of gemm",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--explain",
@@ -88,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> int:
     load_given_families(args)
-    space = find_space(args.family, _arch(args.arch), args.source)
+    space = find_space(args.family, _arch(args.arch), args.source, args.algorithm)
     if args.lint:
         return _lint(space, args)
     documents = [_answer(space, item.problem, args) for item in named_problems(args)]
@@ -197,7 +203,7 @@ def _summary(space: Space, problem: Problem, fixed: Mapping[str, tuple[Value, ..
     if not census.legal:
         refuse(space, problem, fixed)
     default = default_config(space, problem)
-    derived = space.derive(default, problem, space.arch)
+    derived = space_of(default, space.family, space.arch).derive(default, problem, space.arch)
     if not quiet:
         _print_summary(space, fixed, census, default, derived)
     return {

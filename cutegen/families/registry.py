@@ -22,13 +22,14 @@ from cutegen.errors import ConfigError, CutegenError, FamilyError, ProblemError,
 from cutegen.families.resources import load_module, load_space_module, resource_root
 from cutegen.family import Family, Problem
 from cutegen.space import Config, Space
-from cutegen.text import did_you_mean
+from cutegen.text import did_you_mean, shown
 
 __all__ = [
     "SOURCES",
     "families",
     "find_family",
     "find_space",
+    "find_spaces",
     "find_template",
     "is_legal",
     "load_families",
@@ -37,6 +38,7 @@ __all__ = [
     "require_sources",
     "space_files",
     "space_of",
+    "spaces_beside",
 ]
 
 #: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
@@ -204,14 +206,21 @@ def require_sources(sources: Sequence[str]) -> tuple[str, ...]:
     return tuple(source for source in SOURCES if source in sources)
 
 
-def find_template(family: str, arch: Arch, source: str = "cutegen") -> Path:
+def find_template(family: str, arch: Arch, source: str = "cutegen", algorithm: str = "") -> Path:
     """Return the template that renders ``family`` for ``arch`` from kernels of ``source``.
+
+    Args:
+        family: Its name.
+        arch: The target.
+        source: Whose kernels.
+        algorithm: Which of our own: one of the family's ``algorithms``, or ``""`` for the general one.
 
     Raises:
         ResourceError: There is none; the message says for which targets there are some.
     """
     folder = _find(family).templates
     folder = folder if source == "cutegen" else folder / source
+    folder = folder / algorithm if algorithm else folder
     for path in (folder / f"{arch.family}.py.j2", folder / "kernel.py.j2"):
         if path.is_file():
             return path
@@ -223,34 +232,67 @@ def find_template(family: str, arch: Arch, source: str = "cutegen") -> Path:
     )
 
 
-def find_space(family: str, arch: Arch, source: str = "cutegen") -> Space:
+def find_space(family: str, arch: Arch, source: str = "cutegen", algorithm: str = "") -> Space:
     """Return the space of ``family`` bound to ``arch``: our own kernels, or those of another source.
 
+    Args:
+        family: Its name.
+        arch: The target.
+        source: Whose kernels.
+        algorithm: Which of our own: one of the family's ``algorithms``, or ``""`` for the general one.
+
     Raises:
-        ConfigError: There is no such source.
+        ConfigError: There is no such source or algorithm.
         ResourceError: There is no such family, or not for this architecture.
         FamilyError: The file declares no ``build_space``.
     """
-    return _space(family, arch, source)
+    return _space(family, arch, source, algorithm)
+
+
+def find_spaces(family: str, arch: Arch) -> tuple[Space, ...]:
+    """Return the spaces of all our own algorithms of ``family`` on ``arch``, the general one's first.
+
+    Raises:
+        ResourceError: There is no such family, or not for this architecture.
+        FamilyError: As :func:`find_space`.
+    """
+    algorithms = find_family(family).algorithms
+    return tuple(_space(family, arch, "cutegen", algorithm) for algorithm in ("", *algorithms))
+
+
+def spaces_beside(space: Space) -> tuple[Space, ...]:
+    """Return the spaces of the family's other algorithms, if ``space`` is that of its general one."""
+    general, *others = find_spaces(space.family, space.arch)
+    return tuple(others) if space is general else ()
 
 
 @cache
-def _space(family: str, arch: Arch, source: str) -> Space:
+def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
     if source not in SOURCES:
         raise ConfigError(f"source={source} is nobody's; valid: {', '.join(SOURCES)}")
     found = _find(family)
-    find_template(family, arch, source)
-    names = [arch.family, "space"] if source == "cutegen" else [source]
+    if algorithm and (algorithm not in found.family.algorithms or source != "cutegen"):
+        there = ", ".join(found.family.algorithms) or "none"
+        raise ConfigError(
+            f"algorithm={shown(algorithm)} is not among those of {family} from {source}; valid: {there}"
+        )
+    find_template(family, arch, source, algorithm)
+    names = [arch.family, "space"] if source == "cutegen" and not algorithm else [algorithm or source]
     name = next((name for name in names if (found.spaces / f"{name}.py").is_file()), names[0])
     build = getattr(found.load_space(name), "build_space", None)
     if build is None:
         raise FamilyError(f"{found.spaces / name}.py declares no build_space(arch)")
     space: Space = build(arch)
-    single = [knob for knob, domain in space.domains.items() if len(domain) == 1 and source == "cutegen"]
-    if single:
+    named = {"algorithm"} if algorithm else set()
+    single = [knob for knob, domain in space.domains.items() if len(domain) == 1 and knob not in named]
+    if single and source == "cutegen":
         raise FamilyError(
             f"{found.spaces / name}.py: knob {single[0]} has one value, so there is nothing to choose; "
             "make it a derived value"
+        )
+    if space.algorithm != algorithm:
+        raise FamilyError(
+            f"{found.spaces / name}.py: its configs say algorithm={space.algorithm}, not {algorithm}"
         )
     return space
 
@@ -261,8 +303,8 @@ def space_files(family: str) -> tuple[Path, ...]:
 
 
 def space_of(config: Config, family: str, arch: Arch) -> Space:
-    """Return the space that ``config`` comes from, by its source; raises as :func:`find_space`."""
-    return find_space(family, arch, config.source)
+    """Return the space that ``config`` comes from, by source and algorithm; raises as :func:`find_space`."""
+    return find_space(family, arch, config.source, config.algorithm)
 
 
 def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:

@@ -5,28 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cutegen.errors import ProblemError
-from cutegen.families.registry import find_family
+from cutegen.families.registry import find_family, spaces_beside
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import Predictor, Problem
+from cutegen.family import Predictor, Problem, Strategy
 from cutegen.space import Config, Space
 
-__all__ = ["default_config", "default_set", "predictor"]
+__all__ = ["default_config", "default_of_algorithm", "default_set", "predictor", "strategy_of"]
 
 
 def default_config(space: Space, problem: Problem, sm_count: int | None = None) -> Config:
     """Return the config for ``problem`` that needs neither a table nor a measurement.
 
-    The family's performance model chooses it; without a model it is the space's own default.
+    The family's performance model chooses it, among those algorithms of the family that have default
+    candidates for the problem; without a model it is the space's own default.
 
     Args:
-        space: Where configs come from.
+        space: Where configs come from: that of the family's general algorithm stands for all of them.
         problem: What is to be computed.
         sm_count: SMs of the GPU; the architecture's main product's by default.
 
     Raises:
         ProblemError: No config computes the problem.
     """
-    strategy = find_family(problem.family).strategy(space.arch)
+    own = default_of_algorithm(space, problem, sm_count)
+    others = [other for other in spaces_beside(space) if _has_candidate(other, problem)]
+    predict = predictor(space, problem, sm_count) if others else None
+    if predict is None:
+        return own
+    found = [own, *(default_of_algorithm(other, problem, sm_count) for other in others)]
+    times = [predict(config) for config in found]
+    known = [(time, at) for at, time in enumerate(times) if time is not None]
+    return found[min(known)[1]] if times[0] is not None else own
+
+
+def default_of_algorithm(space: Space, problem: Problem, sm_count: int | None = None) -> Config:
+    """Return the config for one algorithm, that of ``space``; raises as :func:`default_config`."""
+    strategy = strategy_of(space)
     if strategy is None:
         return space.default(problem)
     return strategy.default(space, problem, sm_count or space.arch.nominal_sm_count)
@@ -40,7 +54,7 @@ def default_set(
     Without a model that knows them, these are the answers at sizes on a grid.
 
     Args:
-        space: Where configs come from.
+        space: Where configs come from: that of the family's general algorithm stands for all of them.
         problem: Any problem of that signature.
         sm_count: SMs of the GPU; the architecture's main product's by default.
 
@@ -48,28 +62,53 @@ def default_set(
         Each kernel once: as a problem of that signature, and a config of it that is valid there. Empty if
         no config computes such problems.
     """
-    strategy = find_family(problem.family).strategy(space.arch)
+    strategy = strategy_of(space)
     if strategy is not None:
-        return strategy.default_set(space, problem, sm_count or space.arch.nominal_sm_count)
-    found: dict[Config, tuple[Problem, Config]] = {}
+        found: list[tuple[Problem, Config]] = []
+        for each in (space, *spaces_beside(space)):
+            chooser = strategy_of(each)
+            if chooser is not None:
+                found += chooser.default_set(each, problem, sm_count or space.arch.nominal_sm_count)
+        return tuple(found)
+    grid: dict[Config, tuple[Problem, Config]] = {}
     for kin in problems_of_kind(problem):
         try:
             config = space.default(kin)
         except ProblemError:
             continue
-        found.setdefault(space.compile_view(config), (kin, config))
-    return tuple(found.values())
+        grid.setdefault(space.compile_view(config), (kin, config))
+    return tuple(grid.values())
 
 
 def predictor(space: Space, problem: Problem, sm_count: int | None = None) -> Predictor | None:
     """Return what predicts microseconds of configs for ``problem``; None without a model of the target.
 
     Args:
-        space: Where configs come from.
+        space: Where configs come from: that of the family's general algorithm stands for all of them.
         problem: What is to be computed.
         sm_count: SMs of the GPU; the architecture's main product's by default.
     """
-    strategy = find_family(problem.family).strategy(space.arch)
+    sms = sm_count or space.arch.nominal_sm_count
+    strategy = strategy_of(space)
     if strategy is None:
         return None
-    return strategy.predictor(space, problem, sm_count or space.arch.nominal_sm_count)
+    predictors = {space.algorithm: strategy.predictor(space, problem, sms)}
+    for other in spaces_beside(space):
+        chooser = strategy_of(other)
+        if chooser is not None:
+            predictors[other.algorithm] = chooser.predictor(other, problem, sms)
+
+    def predict(config: Config) -> float | None:
+        known = predictors.get(config.algorithm)
+        return known(config) if known is not None else None
+
+    return predict
+
+
+def strategy_of(space: Space) -> Strategy | None:
+    """Return the performance model of the algorithm that ``space`` is of; None where there is none."""
+    return find_family(space.family).strategy(space.arch, space.algorithm)
+
+
+def _has_candidate(space: Space, problem: Problem) -> bool:
+    return any(not space.explain(problem, Config(dict(knobs))) for knobs in space.default_candidates(problem))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from cutegen.errors import UsageError
-from cutegen.families.registry import find_family
-from cutegen.family import Problem, Strategy
+from cutegen.family import Problem
+from cutegen.search.defaults import strategy_of
 from cutegen.space import Config, Space, Value
 
 __all__ = ["precompute", "rank", "refine", "spread"]
@@ -48,7 +48,7 @@ def rank(
         ConfigError: ``fixed`` names a knob or a value that does not exist.
         UsageError: ``limit`` is not positive.
     """
-    strategy = _strategy(space)
+    strategy = strategy_of(space)
     if strategy is not None:
         return strategy.rank(space, problem, sm_count, limit, fixed, default=default)
     if limit < 1:
@@ -89,7 +89,7 @@ def refine(
         fixed: Knobs restricted to some values.
         new_kernels: Whether kernels may be asked for that are not compiled yet.
     """
-    strategy = _strategy(space)
+    strategy = strategy_of(space)
     if strategy is not None:
         return strategy.refine(
             space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
@@ -114,13 +114,9 @@ def precompute(
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
     """
-    strategy = _strategy(space)
+    strategy = strategy_of(space)
     if strategy is not None:
         strategy.precompute(space, problem, sm_count, fixed)
-
-
-def _strategy(space: Space) -> Strategy | None:
-    return find_family(space.family).strategy(space.arch)
 
 
 def spread(items: Iterable[_T], count: int) -> list[_T]:

@@ -159,6 +159,11 @@ class Config(Mapping[str, Value]):
         return str(self._values.get("source", "cutegen"))
 
     @property
+    def algorithm(self) -> str:
+        """By which algorithm of its family: ``""``, the general one, unless its knob names another."""
+        return str(self._values.get("algorithm", ""))
+
+    @property
     def digest(self) -> str:
         """A short stable name, the same in every process."""
         return digest(self.to_json(), length=12)

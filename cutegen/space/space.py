@@ -130,6 +130,11 @@ class Space:
         object.__setattr__(self, "_by_last_knob", {knob: tuple(rules) for knob, rules in by_last.items()})
         object.__setattr__(self, "_free_rules", tuple(rule for rule in self.rules if not rule.knobs))
 
+    @property
+    def algorithm(self) -> str:
+        """Which algorithm of the family its configs are of; ``""`` for the general one."""
+        return str(self.domains.get("algorithm", ("",))[0])
+
     def configs(
         self, problem: Problem, fixed: Mapping[str, Sequence[Value]] | None = None
     ) -> Iterator[Config]:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cutegen.build import Artifact, Toolchain, artifact_key
 from cutegen.build.render import render
 from cutegen.errors import MeasureError, NoWinnerError
-from cutegen.families.registry import find_space, is_legal, space_of
+from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
 from cutegen.measure import Candidate
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import TIE_BAND
-from cutegen.search.defaults import default_config
+from cutegen.search.defaults import default_config, default_of_algorithm
 from cutegen.search.strategies import rank, refine, spread
 from cutegen.search.twins import with_twins
 from cutegen.space import Config, Space
@@ -29,6 +29,10 @@ from cutegen.tuning.request import Request
 
 __all__ = ["ProblemRun"]
 
+#: Each further algorithm of the family gets this fraction of the candidates that the general one gets.
+_FURTHER_SHARE = 4
+#: An algorithm whose fastest config is behind the fastest of all by more than this factor is not refined.
+_HOPELESS = 1.25
 #: Seconds between looks at the compiler while nothing else is to do.
 _PATIENCE_S = 0.2
 
@@ -84,6 +88,7 @@ class ProblemRun:
         self._broken: dict[str, Attempt] = {}
         self._stage = "compile"
         self._space = find_space(request.problem.family, request.arch)
+        self._further = [space for space in spaces_beside(self._space) if self._competes(space)]
         self.default = default_config(self._space, request.problem, request.sm_count)
 
     # -- candidates
@@ -107,25 +112,23 @@ class ProblemRun:
     def _proposals(self) -> list[Config]:
         """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""
         request, own = self.request, []
-        limit = request.effort.classes
         if "cutegen" in request.sources:
-            own = rank(
-                self._space,
-                request.problem,
-                request.sm_count,
-                limit,
-                request.fixed or None,
-                default=self.default,
-            )[: request.effort.most]
-            own = self._with_twins(own)
+            own = self._ranked(self._space)
+            for space in self._further:
+                own += self._ranked(space, _FURTHER_SHARE)
         fits = [c for c in self._offers if all(c.get(k) in values for k, values in request.fixed.items())]
-        return own + spread(fits, limit)
+        return own + spread(fits, request.effort.classes)
 
-    def _with_twins(self, configs: Sequence[Config]) -> list[Config]:
-        """Add to the most promising kernels what the model cannot judge behind other kernels."""
-        request = self.request
-        count = 0 if request.context == BACK_TO_BACK else request.effort.twins
-        return with_twins(self._space, request.problem, configs, count, request.fixed)
+    def _ranked(self, space: Space, share: int = 1) -> list[Config]:
+        """Return what one algorithm proposes, one ``share``-th as much as the effort says."""
+        request, effort, default = self.request, self.request.effort, self.default
+        if default.algorithm != space.algorithm:
+            default = default_of_algorithm(space, request.problem, request.sm_count)
+        limit, fixed = max(1, effort.classes // share), request.fixed or None
+        found = rank(space, request.problem, request.sm_count, limit, fixed, default=default)[: effort.most]
+        # The most promising kernels in forms that the model cannot tell apart behind other kernels.
+        count = 0 if request.context == BACK_TO_BACK else effort.twins // share
+        return with_twins(space, request.problem, found, count, request.fixed)
 
     def _space_of(self, config: Config) -> Space:
         return space_of(config, self.request.problem.family, self.request.arch)
@@ -339,16 +342,37 @@ class ProblemRun:
             if self._late() or fastest >= best * (1 - TIE_BAND):
                 return
             best, self._stage, limit = fastest, "refine", max(1, request.effort.refine >> 2 * turn)
-            found = refine(
-                self._space,
-                request.problem,
-                results,
-                limit,
-                sm_count=request.sm_count,
-                fixed=request.fixed or None,
-                new_kernels=not request.explicit,
-            )
+            found = [
+                config
+                for space in (self._space, *self._further)
+                for config in self._refined(space, results, limit, fastest)
+            ]
             self._try(self._admit(config for config in found if config not in self.attempts))
+
+    def _refined(
+        self, space: Space, results: Mapping[Config, float | None], limit: int, fastest: float
+    ) -> list[Config]:
+        """Return what refinement proposes for one algorithm, unless its fastest config is far behind."""
+        request = self.request
+        own = {config: us for config, us in results.items() if config.algorithm == space.algorithm}
+        best = min((us for us in own.values() if us is not None), default=math.inf)
+        if best > fastest * _HOPELESS:
+            return []
+        return refine(
+            space,
+            request.problem,
+            own,
+            limit,
+            sm_count=request.sm_count,
+            fixed=request.fixed or None,
+            new_kernels=not request.explicit,
+        )
+
+    def _competes(self, space: Space) -> bool:
+        """Whether a further algorithm computes this problem and has the knobs and values that are fixed."""
+        fixed = self.request.fixed
+        has = all(set(values) <= set(space.domains.get(knob, ())) for knob, values in fixed.items())
+        return has and not space.explain(self.request.problem, {})
 
     def _finals(self) -> tuple[Attempt, ...]:
         """Measure the finalists with settled clocks; if all of them break, others take their place.

@@ -222,6 +222,8 @@ def deciding_files(family: str, arch: Arch, sources: tuple[str, ...]) -> list[Pa
     paths = {*find_family(family).files(), *space_files(family)}
     for source in {"cutegen", *sources}:
         paths |= template_files(find_template(family, arch, source))
+    for algorithm in find_family(family).algorithms:
+        paths |= template_files(find_template(family, arch, algorithm=algorithm))
     package = Path(__file__).parent.parent
     return sorted(paths | {*package.glob("search/*.py"), *package.glob("space/*.py"), package / "arch.py"})
 

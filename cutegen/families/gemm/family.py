@@ -13,6 +13,7 @@ from cutegen.errors import ProblemError, UsageError
 from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
+from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_us
 from cutegen.families.gemm.problem import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_SCALED_GEMM", "GEMM", "GemmFamily"]
 
 _PLAIN = Epilogue()
+FEW_ROWS = "few_rows"
 _FLAGS = {
     "alpha": "multiply by a factor that the caller gives",
     "beta": "add beta * C",
@@ -83,6 +85,7 @@ class GemmFamily(Family):
         self.name = name
         self.meaning = meaning
         self._dtypes = dtypes
+        self.algorithms = () if name == BLOCK_SCALED_FAMILY else (FEW_ROWS,)
         self.options = (
             Option("dtype", "of A and B", dtypes, dtypes[0]),
             Option(
@@ -227,9 +230,9 @@ class GemmFamily(Family):
 
     # -- choosing
 
-    def strategy(self, arch: Arch) -> Strategy | None:
-        """Return the analytic model where its constants are known for ``arch``."""
-        return GemmStrategy.of(arch)
+    def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
+        """Return the analytic model of an algorithm where its constants are known for ``arch``."""
+        return FewRowsStrategy.of(arch) if algorithm == FEW_ROWS else GemmStrategy.of(arch)
 
     def baseline_us(self, problem: Problem, arch: Arch, sm_count: int) -> float | None:
         """Return what ``torch.mm`` takes by a fit to measured times; None for what was not measured."""

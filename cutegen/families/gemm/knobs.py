@@ -73,6 +73,35 @@ KNOBS = {
         "Cluster launch control: the hardware hands out tiles as clusters become free, instead of a static "
         "persistent schedule. Pays where tiles take unequal time or other kernels share the GPU."
     ),
+    "algorithm": (
+        "A way to compute some GEMMs beside the one that computes all. few_rows is for m of at most 4: it "
+        "uses no tensor cores, and reads B once, from device memory straight into registers."
+    ),
+    "rows_per_cta": (
+        "Of few_rows: rows of A that a CTA multiplies with what it reads of B, at least m. Each costs a "
+        "multiplication for every element of B."
+    ),
+    "threads_per_cta": (
+        "Of few_rows: threads of a CTA. Small CTAs leave a multiprocessor one by one, so that it is never "
+        "without loads; large ones share the sums of deep k."
+    ),
+    "columns_per_warp": (
+        "Of few_rows: columns of B that a warp reads side by side. More of them use an element of A more "
+        "often once it is in a register."
+    ),
+    "warps_along_k": (
+        "Of few_rows: warps of a CTA that share columns, each with a part of k. More of them finish a column "
+        "sooner, and pay where there are few columns."
+    ),
+    "unroll": (
+        "Of few_rows: loads of 16 bytes from each of its columns that a thread starts before it multiplies. "
+        "With columns_per_warp it says how many bytes are under way; more take more registers, so fewer "
+        "threads run at once."
+    ),
+    "cluster_k": (
+        "Of few_rows: CTAs of a cluster that share columns, each with a part of k; their sums meet in shared "
+        "memory, always in the same order. Pays where columns are too few to keep all multiprocessors busy."
+    ),
     "source": "Whose kernel it is (provider): operators is NVIDIA's Operator API.",
     "operator": "Name of the kernel class in NVIDIA's Operator API.",
     "tile_scheduler": (

@@ -1,0 +1,148 @@
+"""Which kernels for few rows to try: those that are predicted to be fast, then steps from the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cutegen.arch import Arch
+from cutegen.errors import ProblemError, UsageError
+from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator
+from cutegen.families.gemm.perf_model.gpu_params import is_modelled
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.same_kind import problems_of_kind
+from cutegen.family import Predictor
+from cutegen.space import Config, Space, Value, as_integer
+
+__all__ = ["FewRowsStrategy"]
+
+#: So many rows have kernels of their own at most; the space says which.
+_MOST_ROWS = 4
+#: Refinement starts from so many of the fastest.
+_PARENTS = 3
+#: Predictions within this factor do not tell kernels apart. Source: so much do those of kernels differ that
+#: were measured to be within 2 % of each other.
+_SLACK = 1.03
+
+
+class FewRowsStrategy:
+    """Chooses kernels for few rows by predicted time; every kernel is one config."""
+
+    @classmethod
+    def of(cls, arch: Arch) -> FewRowsStrategy | None:
+        """Return the strategy for ``arch``; None where the model's constants are not known."""
+        return cls() if is_modelled(arch) else None
+
+    def rank(
+        self,
+        space: Space,
+        problem: Problem,
+        sm_count: int,
+        limit: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+        *,
+        default: Config | None = None,
+    ) -> list[Config]:
+        """Return the default, its like, and the best predicted, of each way to cut up the work one first.
+
+        Raises:
+            ConfigError: ``fixed`` names a knob or a value that does not exist.
+            UsageError: ``limit`` is not positive.
+        """
+        if limit < 1:
+            raise UsageError(f"limit={limit} kernels must be at least 1")
+        predict = self.predictor(space, problem, sm_count)
+        # Equals keep the order of the space: simpler first.
+        ordered = sorted(space.configs(problem, fixed), key=lambda config: predict(config) or 0.0)
+        first: dict[tuple[Value, ...], Config] = {}
+        for config in ordered:
+            first.setdefault(_work_of(config), config)
+        likely = [*([default] if default is not None else []), *_candidates(space, problem)]
+        lead = [config for config in likely if config in ordered]
+        return list(dict.fromkeys([*lead, *first.values(), *ordered]))[:limit]
+
+    def refine(
+        self,
+        space: Space,
+        problem: Problem,
+        results: Mapping[Config, float | None],
+        limit: int,
+        *,
+        sm_count: int | None = None,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+        new_kernels: bool = True,
+    ) -> list[Config]:
+        """Return untried neighbours of the fastest, by their parent's time and the ratio of predictions."""
+        if not new_kernels:
+            return []  # no two configs share a kernel
+        predict = self.predictor(space, problem, sm_count or space.arch.nominal_sm_count)
+        timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
+        scored: dict[Config, float] = {}
+        for time, _, parent in timed[:_PARENTS]:
+            for near in space.neighbours(problem, parent):
+                if near not in results and all(near[k] in values for k, values in (fixed or {}).items()):
+                    score = time * (predict(near) or 0.0) / (predict(parent) or 1.0)
+                    scored[near] = min(score, scored.get(near, score))
+        return sorted(scored, key=lambda config: (scored[config], space.simplicity(config)))[:limit]
+
+    def precompute(
+        self,
+        space: Space,
+        problem: Problem,
+        sm_count: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+    ) -> None:
+        """Do nothing: predictions take no time worth saving."""
+
+    def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
+        """Return the first of the default candidates that is predicted to be about as fast as the fastest.
+
+        What the model does not tell apart is in the order of measurements. Where no candidate is valid, it is
+        the space's own default.
+        """
+        predict = self.predictor(space, problem, sm_count)
+        found = list(_candidates(space, problem))
+        times = [predict(config) or 0.0 for config in found]
+        near = (config for config, time in zip(found, times, strict=True) if time <= _SLACK * min(times))
+        return next(near, None) or space.default(problem)
+
+    def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
+        """Return the space's default candidates, as far as they are valid.
+
+        Where none is, the general algorithm is the default.
+        """
+        found: dict[Config, tuple[Problem, Config]] = {}
+        for kin in _few_rows_of(problem):
+            if not space.explain(kin, {}):
+                for config in _candidates(space, kin):
+                    found.setdefault(space.compile_view(config), (kin, config))
+        return tuple(found.values())
+
+    def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
+        """Return the model's time of a config."""
+        estimator = FewRowsEstimator(problem, space.arch, sm_count)
+
+        def predict(config: Config) -> float:
+            registers = as_integer(space.derive(config, problem, space.arch)["registers"])
+            return estimator.time_us(config, registers)
+
+        return predict
+
+
+def _few_rows_of(problem: Problem) -> Iterator[Problem]:
+    """Yield problems of the signature of ``problem`` with few rows, where rows may be so few."""
+    others = {(kin.batch, kin.n, kin.k) for kin in problems_of_kind(problem, 1500)}
+    for m in range(1, _MOST_ROWS + 1):
+        try:
+            yield from (problem.with_sizes(m=m, n=n, k=k, batch=batch) for batch, n, k in sorted(others))
+        except ProblemError:
+            continue
+
+
+def _candidates(space: Space, problem: Problem) -> Iterator[Config]:
+    complete = (Config(dict(knobs)) for knobs in space.default_candidates(problem))
+    return (config for config in complete if not space.explain(problem, config))
+
+
+def _work_of(config: Config) -> tuple[Value, ...]:
+    """How a kernel cuts up the work: how much each warp has, and how many share it."""
+    return tuple(config[knob] for knob in ("columns_per_warp", "warps_along_k", "unroll", "cluster_k"))
