@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from cutegen.arch import find_arch
 from cutegen.errors import ConfigError, UsageError
 from cutegen.families.gemm.perf_model import proposals as search
 from cutegen.families.gemm.perf_model.estimator import Estimator
+from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.proposals import rank, refine
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
@@ -72,7 +74,7 @@ def test_the_same_question_gets_the_same_list() -> None:
 def test_what_was_precomputed_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranking and refining after it look the predictions up; a target without a model has none to make."""
     problem, fixed = Problem(4000, 2000, 1000), {"pingpong": (False,)}
-    expected = rank(SPACE, problem, 132, LIMIT, fixed)
+    expected = survey.rank(SPACE, problem, 132, LIMIT, fixed)
     search._ranked.cache_clear()
     survey.precompute(SPACE, problem, 132, fixed)
     monkeypatch.setattr(search, "Ranker", lambda *question: pytest.fail("ranked once more"))
@@ -328,3 +330,27 @@ def test_without_a_compiler_refinement_varies_what_kernels_take_as_arguments(arc
     assert len(varied) > 8 and len(found) <= 32
     more = survey.refine(space, T1, results, 16, sm_count=132)
     assert not {space.compile_view(c) for c in more} <= {space.compile_view(c) for c in known}
+
+
+def test_what_the_fit_puts_first_leads_and_the_physics_fills_up() -> None:
+    """Of eight kernels six are the fit's, behind the default; all keep to what is fixed."""
+    problem = Problem(64, 7168, 2048)
+    by_fit = [config for _, config in islice(kernel_set(SPACE, problem, 132).by_time(problem), 6)]
+    default = SPACE.default(problem)
+    found = survey.rank(SPACE, problem, 132, 8, default=default)
+    views = list(dict.fromkeys(map(SPACE.compile_view, found)))
+    assert found[0] == default and found[1:7] == by_fit and len(views) == 8
+    fixed = {"pingpong": (False,)}
+    kept = survey.rank(SPACE, problem, 132, 8, fixed, default=default)
+    assert all(config["pingpong"] is False for config in kept)
+    unfitted = Problem(64, 7168, 2048, ab_dtype="e4m3")
+    assert survey.rank(SPACE, unfitted, 132, 8) == rank(SPACE, unfitted, 132, 8)
+
+
+def test_what_is_given_comes_once_behind_the_default() -> None:
+    """As far as the limit goes; what is not valid is left out."""
+    default, (one, two) = SPACE.default(T1), [c for c in _ranked(T1) if c != SPACE.default(T1)][:2]
+    bad = one.replace(tile_shape_mn=(256, 256))
+    found = rank(SPACE, T1, 132, 3, default=default, first=[one, bad, default, two, one])
+    assert found[0] == default and found[1] == one
+    assert len({SPACE.compile_view(config) for config in found}) == 3

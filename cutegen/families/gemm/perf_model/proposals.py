@@ -41,6 +41,7 @@ def rank(
     *,
     variants: int = 2,
     default: Config | None = None,
+    first: Iterable[Config] = (),
 ) -> list[Config]:
     """Return the configs to try first: the default, then the model's best of many kinds.
 
@@ -54,6 +55,7 @@ def rank(
         fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
         variants: Most further run-time arguments for each kernel.
         default: What leads; the space's own default if not given.
+        first: What follows it, as far as it keeps to ``fixed``, before the model's choice.
 
     Raises:
         ArchError: The model knows nothing of the space's architecture.
@@ -65,11 +67,11 @@ def rank(
     ranker, pool = _ranked(space, problem, sm_count, _frozen(fixed))
     best = {candidate.view: candidate for candidate in pool}
     default = default or space.default(problem)
-    chosen: list[Candidate] = []
-    if ranker.legal(default):
-        view = space.compile_view(default)
-        chosen.append(Candidate(default, view, ranker.predict(default)))
-    chosen = _spread(chosen, pool, limit)
+    given: dict[Config, Config] = {}
+    for config in filter(ranker.legal, (default, *first)):
+        given.setdefault(space.compile_view(config), config)
+    start = [Candidate(config, view, ranker.predict(config)) for view, config in given.items()]
+    chosen = _spread(start[:limit], pool, limit)
     lead = [c.config for c in chosen]
     for candidate in chosen:
         if candidate.config == default and candidate.view in best:
