@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from cutegen.space import Launch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COPY", "TorchEngine", "open_cuda"]
+__all__ = ["COPY", "TorchEngine", "open_cuda", "rotating"]
 
 #: Name of what problems without a right baseline are compared with.
 COPY = "copy of as many bytes"
@@ -119,7 +120,7 @@ class _Session:
 
     def baseline_calls(self, name: str, count: int) -> list[Callable[[], None]]:
         """Return calls of a baseline, rotating through the operand sets."""
-        call = self.baselines.get(name, self._copy)
+        call = rotating(self.baselines.get(name, self._copy), self.rotation.sets)
         sets = list(zip(self.inputs, self.outputs, strict=True))
         return [_bound(call, sets[i % self.rotation.sets]) for i in range(count)]
 
@@ -158,6 +159,22 @@ def _copy_of_as_many_bytes(problem: Problem, device: torch.device) -> Baseline:
         buffers[1].copy_(buffers[0])
 
     return copy
+
+
+def rotating(call: Baseline, sets: int) -> Baseline:
+    """Return ``call`` such that results that it allocates itself rotate through ``sets`` places as well.
+
+    They are kept for so many calls: the allocator would put each result where the one before it was, and a
+    call whose output lies in the L2 cache already would be compared with calls whose output does not.
+    """
+    kept: deque[Tensors | None] = deque(maxlen=sets - 1)
+
+    def rotated(inputs: Inputs, outputs: Tensors) -> Tensors | None:
+        found = call(inputs, outputs)
+        kept.append(found)
+        return found
+
+    return rotated
 
 
 def _bound(kernel: Callable[..., object], arguments: tuple[Any, ...]) -> Callable[[], None]:

@@ -89,7 +89,11 @@ def values_registers(problem: Any, accesses: int, rows_per_thread: int, prefetch
 
 def stages_bytes(problem: Any, cluster_n: int, stages: int) -> int:
     """Return the shared memory of the stages, none without a ring."""
-    return part_bytes(problem, cluster_n) * stages * (2 if problem.signature.residual else 1) if stages > 1 else 0
+    return (
+        part_bytes(problem, cluster_n) * stages * (2 if problem.signature.residual else 1)
+        if stages > 1
+        else 0
+    )
 
 
 def slots(threads_per_row: int, cluster_n: int) -> int:
@@ -189,7 +193,7 @@ def two_passes_are_for_rows_of_a_cta(
     """passes=2 needs 128 threads_per_row."""
     if passes == 1:
         return turn == 1
-    return threads_per_row >= 128 and (stages == 1 and prefetch_weight or stages > 1 and turn == 1)
+    return threads_per_row >= 128 and ((stages == 1 and prefetch_weight) or (stages > 1 and turn == 1))
 
 
 def ring_is_for_rows_of_a_cta(

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import LaunchError
 from cutegen.families.registry import find_family, parse_problem
-from cutegen.family import Inputs
+from cutegen.family import Baseline, Inputs, Problem, Tensors
 from cutegen.measure import Candidate
-from cutegen.measure.torch_engine import TorchEngine, open_cuda
+from cutegen.measure.sizing import plan_rotation
+from cutegen.measure.torch_engine import TorchEngine, open_cuda, rotating
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CALL", "COPIES", "ENGINE", "PEERS", "FamilyCall", "open_engine", "order"]
+__all__ = ["CALL", "COPIES", "ENGINE", "PEERS", "FamilyCall", "call_names", "open_engine", "order"]
 
 #: What to start the measuring child with.
 ENGINE = "tools.benchmark.family_child:open_engine"
@@ -28,6 +29,14 @@ ENGINE = "tools.benchmark.family_child:open_engine"
 CALL = "call-family"
 #: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
 COPIES = ("copy", "copy kernel")
+#: Peers by the family that they know.
+_KNOWN = {"rmsnorm": ("quack rmsnorm",)}
+
+
+def call_names(problem: Problem, *, peers: bool = True) -> list[str]:
+    """Return the names of what to call for ``problem``: baselines, copies and the peers that know it."""
+    baselines = find_family(problem.family).baselines(problem, Inputs({}), {})  # naming them needs no inputs
+    return [*baselines, *COPIES, *(_KNOWN.get(problem.family, ()) if peers else ())]
 
 
 def order(problem: object, name: str) -> str:
@@ -36,11 +45,20 @@ def order(problem: object, name: str) -> str:
 
 
 class _Engine(TorchEngine):
-    """cutegen's engine; calls may return outputs of their own, or none."""
+    """cutegen's engine; calls may return outputs of their own, or none.
+
+    What the open problem's family compiled for its baselines is not compiled again to call them.
+    """
 
     def must_write(self, candidate: Candidate) -> bool:
         """Return whether ``candidate`` must fill the outputs that it is given."""
         return candidate.shared_object.name != CALL
+
+    def _kernel(self, candidate: Candidate) -> Callable[..., None]:
+        if candidate.shared_object.name == CALL and self._session is not None:
+            wanted = json.loads(candidate.symbol)
+            return FamilyCall(wanted["problem"], wanted["name"], self._session.baselines.get(wanted["name"]))
+        return super()._kernel(candidate)
 
 
 def open_engine(index: int) -> TorchEngine:
@@ -67,16 +85,18 @@ class FamilyCall:
     Args:
         line: The problem.
         name: Of a baseline of the family, of a peer, or of :data:`COPIES`.
+        baseline: That baseline, where it is at hand.
     """
 
-    def __init__(self, line: str, name: str) -> None:
+    def __init__(self, line: str, name: str, baseline: Baseline | None = None) -> None:
         self._problem = parse_problem(line)
         self._family = find_family(self._problem.family)
         self._arguments = [
             a for a in self._family.arguments(self._problem) if a.kind not in ("scratch", "launch")
         ]
         self._name = name
-        self._call: Callable[[Inputs, dict[str, torch.Tensor]], Any] | None = None
+        self._baseline = baseline
+        self._call: Baseline | None = None
 
     def __call__(self, *arguments: Any) -> None:
         """Make the call.
@@ -91,12 +111,12 @@ class FamilyCall:
         )
         outputs = {a.name: value for a, value in pairs if a.kind == "out"}
         if self._call is None:
-            self._call = self._find(inputs, outputs)
+            self._call = rotating(self._find(inputs, outputs), _sets(self._problem))
         self._call(inputs, outputs)
 
-    def _find(
-        self, inputs: Inputs, outputs: dict[str, torch.Tensor]
-    ) -> Callable[[Inputs, dict[str, torch.Tensor]], Any]:
+    def _find(self, inputs: Inputs, outputs: dict[str, torch.Tensor]) -> Baseline:
+        if self._baseline is not None:
+            return self._baseline
         if self._name in COPIES:
             return _copy(self._problem.min_bytes // 2, self._name)
         if self._name in PEERS:
@@ -109,7 +129,15 @@ class FamilyCall:
         return baselines[self._name]
 
 
-def _copy(half: int, name: str) -> Callable[[Inputs, dict[str, torch.Tensor]], None]:
+def _sets(problem: Problem) -> int:
+    """Return how many sets of operands, and so of results, keep the L2 cache of the present GPU cold."""
+    import torch
+
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return plan_rotation(problem, gpu.L2_cache_size, gpu.total_memory).sets
+
+
+def _copy(half: int, name: str) -> Baseline:
     """Return a copy of ``half`` bytes; pairs of buffers take turns over several L2 caches."""
     import torch
 
@@ -118,7 +146,7 @@ def _copy(half: int, name: str) -> Callable[[Inputs, dict[str, torch.Tensor]], N
     ring = [[torch.zeros(words, dtype=torch.int64, device="cuda") for _ in range(2)] for _ in range(count)]
     turn = 0
 
-    def copy(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
+    def copy(inputs: Inputs, outputs: Tensors) -> None:
         nonlocal turn
         source, target = ring[turn % count]
         turn += 1
@@ -130,7 +158,7 @@ def _copy(half: int, name: str) -> Callable[[Inputs, dict[str, torch.Tensor]], N
     return copy
 
 
-def _quack_rms_norm(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
+def _quack_rms_norm(inputs: Inputs, outputs: Tensors) -> None:
     """QuACK's RMSNorm with outputs given, as its own wrapper calls it."""
     rmsnorm: Any = importlib.import_module("quack.rmsnorm")  # quack has a function of that name
 
@@ -148,4 +176,4 @@ def _quack_rms_norm(inputs: Inputs, outputs: dict[str, torch.Tensor]) -> None:
 
 
 #: Peers by the name that they have in results.
-PEERS: dict[str, Callable[[Inputs, dict[str, Any]], Any]] = {"quack rmsnorm": _quack_rms_norm}
+PEERS: dict[str, Baseline] = {"quack rmsnorm": _quack_rms_norm}

@@ -1,0 +1,72 @@
+"""Call what a family's benchmark compares with once, in several processes: what it compiles stays on disk.
+
+    python -m tools.benchmark.warm_calls "rmsnorm 16384x4096 bf16" ...
+
+torch.compile takes seconds for a shape that it has not seen; with its caches warm it takes tenths of a
+second. Nothing may be timed meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import Problem, bind
+from cutegen.measure.guarded import new_output
+from cutegen.space import Launch
+from cutegen.system.interpreter import python_command, python_environment
+
+__all__ = ["warm_calls"]
+
+_TIMEOUT_S = 240.0
+_FOLDER = Path(__file__).resolve().parents[2]
+
+
+def warm_calls(problems: Sequence[Problem], processes: int) -> float:
+    """Make the calls for ``problems`` in so many processes; return the seconds that it took.
+
+    A process that fails is told about on stderr: the benchmark itself will say what is wrong.
+    """
+    started = time.perf_counter()
+    shares = [problems[i::processes] for i in range(min(processes, len(problems)))]
+    running = [
+        subprocess.Popen(
+            python_command("tools.benchmark.warm_calls", list(map(str, share)), first=[_FOLDER]),
+            env={**python_environment(), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        )
+        for share in shares
+    ]
+    for child in running:
+        try:
+            child.wait(max(1.0, started + _TIMEOUT_S - time.perf_counter()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+    return time.perf_counter() - started
+
+
+def main(lines: Sequence[str]) -> int:
+    """Make the calls for the problems that ``lines`` write."""
+    import torch
+
+    from tools.benchmark.family_child import FamilyCall, call_names
+
+    for line in lines:
+        problem = parse_problem(line)
+        family = find_family(problem.family)
+        generator = torch.Generator(device="cuda").manual_seed(0)
+        inputs = family.inputs(problem, generator)
+        arguments = family.arguments(problem)
+        outputs = {a.name: new_output(a, torch.device("cuda")) for a in arguments if a.kind == "out"}
+        bound = bind(arguments, {**inputs.tensors, **inputs.scalars, **outputs}, Launch((), 0), None)
+        for name in call_names(problem):
+            FamilyCall(line, name)(*bound)
+        torch.cuda.synchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
