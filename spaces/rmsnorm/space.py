@@ -27,17 +27,17 @@ OTHER_REGISTERS = 20
 LONG_ROW = 16_384
 """Bytes of a row above which a cluster shares it, however many rows there are."""
 
+SUMS_BYTES = 2048
+"""Shared memory of a CTA beside its part of a row, at most: sums, barriers, what the driver takes."""
+
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "threads_per_row": (128, 256, 192, 224, 512, 64, 32, 16, 8, 4, 160, 320, 384, 448, 640, 768, 896, 1024),
     "rows_per_cta": (1, 2, 4, 8, 16, 32, 64),
     "rows_per_thread": (1, 2),
     "cluster_n": (1, 2, 4, 8, 16),
     "prefetch_weight": (True, False),
-    "passes": (1, 2),
+    "row_in": ("registers", "cache", "smem"),
     "turn": (1, 2, 4, 8),
-    "rows_in_turn": (1, 2, 4, 8, 16, 32),
-    "stages": (1, 2, 3, 4),
-    "evict_first": ("none", "loads", "both"),
     "pdl": ("off", "early", "late"),
 }
 
@@ -87,13 +87,9 @@ def values_registers(problem: Any, accesses: int, rows_per_thread: int, prefetch
     return values + accesses // rows_per_thread * packed(weight_bytes)
 
 
-def stages_bytes(problem: Any, cluster_n: int, stages: int) -> int:
-    """Return the shared memory of the stages, none without a ring."""
-    return (
-        part_bytes(problem, cluster_n) * stages * (2 if problem.signature.residual else 1)
-        if stages > 1
-        else 0
-    )
+def staged_bytes(problem: Any, cluster_n: int, row_in: str) -> int:
+    """Return the shared memory that one CTA takes for its part of a row."""
+    return part_bytes(problem, cluster_n) * (2 if problem.signature.residual else 1) if row_in == "smem" else 0
 
 
 def slots(threads_per_row: int, cluster_n: int) -> int:
@@ -134,17 +130,14 @@ def row_fits_registers(
     rows_per_thread: int,
     cluster_n: int,
     prefetch_weight: bool,
-    passes: int,
-    stages: int,
+    row_in: str,
     problem: Any,
     arch: Arch,
 ) -> bool:
     """A thread holds its part of a row, at most 40 values, and of a prefetched weight; all threads of a CTA
     together must find room in the registers of a multiprocessor."""
     accesses = steps(problem, threads_per_row, cluster_n) * rows_per_thread
-    if stages > 1:
-        return accesses * access_elements(problem) <= 64
-    if passes == 2:
+    if row_in != "registers":
         return True
     if accesses * access_elements(problem) > MAX_VALUES:
         return False
@@ -177,38 +170,31 @@ def grid_fits_32_bits(cluster_n: int, problem: Any) -> bool:
 
 
 def weight_is_late_where_registers_are_short(
-    threads_per_row: int, cluster_n: int, prefetch_weight: bool, stages: int, problem: Any
+    threads_per_row: int, cluster_n: int, prefetch_weight: bool, problem: Any
 ) -> bool:
     """prefetch_weight=false loads the weight after the sum, which takes longer and saves registers; it needs
     a weight, 32 values per thread, and 256 threads_per_row, whose CTAs find room less often."""
     if prefetch_weight:
         return True
     held = values_per_thread(problem, threads_per_row, cluster_n)
-    return bool(problem.signature.weight) and held >= (16 if stages > 1 else 32) and threads_per_row >= 128
+    return bool(problem.signature.weight) and held >= 32 and threads_per_row >= 128
 
 
 def two_passes_are_for_rows_of_a_cta(
-    threads_per_row: int, passes: int, turn: int, stages: int, prefetch_weight: bool
+    threads_per_row: int, row_in: str, turn: int, prefetch_weight: bool
 ) -> bool:
-    """passes=2 needs 128 threads_per_row."""
-    if passes == 1:
+    """row_in other than registers needs 128 threads_per_row."""
+    if row_in == "registers":
         return turn == 1
-    return threads_per_row >= 128 and ((stages == 1 and prefetch_weight) or (stages > 1 and turn == 1))
+    return threads_per_row >= 128 and prefetch_weight
 
 
-def ring_is_for_rows_of_a_cta(
-    threads_per_row: int, rows_in_turn: int, stages: int, cluster_n: int, problem: Any, arch: Arch
-) -> bool:
-    """stages above 1 needs rows_in_turn of at least as many."""
-    if stages == 1:
-        return rows_in_turn == 1
-    bytes_ = stages_bytes(problem, cluster_n, stages)
-    return (
-        threads_per_row >= 128
-        and stages <= rows_in_turn
-        and not problem.signature.unaligned
-        and bytes_ <= arch.smem_bytes - 2048
-    )
+def part_fits_smem(cluster_n: int, row_in: str, problem: Any, arch: Arch) -> bool:
+    """row_in=smem needs rows at multiples of 16 bytes, and room for a CTA's part in shared memory."""
+    if row_in != "smem":
+        return True
+    room = arch.smem_bytes - SUMS_BYTES
+    return not problem.signature.unaligned and staged_bytes(problem, cluster_n, row_in) <= room
 
 
 RULES = tuple(
@@ -223,7 +209,7 @@ RULES = tuple(
         grid_fits_32_bits,
         weight_is_late_where_registers_are_short,
         two_passes_are_for_rows_of_a_cta,
-        ring_is_for_rows_of_a_cta,
+        part_fits_smem,
     )
 )
 
@@ -238,11 +224,11 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     groups = rows_per_cta // config.integer("rows_per_thread")
     has = part(problem, cluster_n)
     shortest = vectors(problem) - (cluster_n - 1) * has
-    stages = config.integer("stages")
+    row_in, turn = str(config["row_in"]), config.integer("turn")
     sums = slots(threads_per_row, cluster_n) * 4 * groups if threads_per_row > WARP else 0
     barriers = 8 if cluster_n > 1 else 0
-    if stages > 1:
-        sums, barriers = 2 * sums, 2 * barriers + 8 * stages
+    if row_in == "smem":
+        barriers += 8 * -(-steps(problem, threads_per_row, cluster_n) // turn)
     return {
         "access_elements": access_elements(problem),
         "vectors": vectors(problem),
@@ -253,17 +239,17 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
         "threads": groups * threads_per_row,
         "warps_per_row": max(1, threads_per_row // WARP),
         "slots": slots(threads_per_row, cluster_n),
-        "smem_bytes": stages_bytes(problem, cluster_n, stages) + sums + barriers,
+        "smem_bytes": staged_bytes(problem, cluster_n, row_in) + sums + barriers,
         "min_blocks": min_blocks(config, problem, arch),
     }
 
 
 def min_blocks(config: Config, problem: Any, arch: Arch) -> int:
-    """Return how many CTAs a multiprocessor shall hold: it limits registers where rows are read twice."""
-    if config.integer("passes") == 1 or config.integer("stages") == 1:
+    """Return how many CTAs shall find room in the registers of a multiprocessor: as many as in its shared memory."""
+    if config["row_in"] != "smem":
         return 1
-    stages = stages_bytes(problem, config.integer("cluster_n"), config.integer("stages"))
-    return max(1, min(arch.smem_bytes // (stages + 2048), 1024 // config.integer("threads_per_row")))
+    taken = staged_bytes(problem, config.integer("cluster_n"), "smem") + SUMS_BYTES
+    return max(1, min(arch.smem_bytes // taken, 1536 // config.integer("threads_per_row"), 16))
 
 
 def single_rows(problem: Any, sm_count: int) -> bool:
@@ -305,11 +291,8 @@ def choose_default(space: Space, problem: Any) -> Config:
         "rows_per_thread": 1,
         "cluster_n": 1,
         "prefetch_weight": True,
-        "passes": 1,
+        "row_in": "registers",
         "turn": 1,
-        "rows_in_turn": 1,
-        "stages": 1,
-        "evict_first": "none",
         "pdl": "late" if sm_count < 16 * problem.m <= 256 * sm_count else "early",
     }
     wanted = values_by_default(problem, sm_count)

@@ -84,11 +84,11 @@ _KNOBS = {
         "Load the weight before the row's sum is known. Without it the load comes after, which saves "
         "registers."
     ),
-    "passes": "Times that a row is read: once, or for the sum and, from a cache, once more to be normalised.",
-    "turn": "Vectors that a thread holds at a time with two passes.",
-    "rows_in_turn": "Rows that a CTA takes one after the other through stages of shared memory.",
-    "stages": "Rows of a CTA in shared memory or on the way to it.",
-    "evict_first": "What the L2 cache may drop first: nothing, what is read once, or also what is written.",
+    "row_in": (
+        "Where a row is until its sum is known: in registers, or in shared memory or a cache, from which it is "
+        "read once more."
+    ),
+    "turn": "Vectors that a thread holds at a time where the row is not in registers.",
     "pdl": (
         "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
         "kernel after it start up as soon as there is room (early) or behind the sums (late). Pays for short "
