@@ -3,13 +3,15 @@
     python tools/bench_family.py rmsnorm --shapes tools/shapes/rmsnorm.toml --out docs/results/rmsnorm.json
 
 For each shape one interleaved run times cutegen's winner, everything that the family names as a baseline, the
-peers that know the family, and a copy of as many bytes. The results file holds all of them; render it with
-tools/results_table.py.
+peers that know the family, and a copy of as many bytes. What compiles when it is first called is called
+beforehand. Rows that the results file holds already stay, with their date, commit and GPU, unless they are
+measured again; render it with tools/results_table.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +24,10 @@ from cutegen.build.store import Store, file_digest
 from cutegen.cli.args import positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
-from cutegen.errors import CutegenError
-from cutegen.families.registry import find_family, find_space
+from cutegen.errors import CutegenError, UsageError
+from cutegen.families.registry import find_space
 from cutegen.families.shapes import NamedProblem, read_shapes
-from cutegen.family import Inputs, Problem
+from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
@@ -34,14 +36,15 @@ from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config
 from cutegen.space import Launch
 from cutegen.tuning import AutoTuner, TuneResult
+from cutegen.tuning.backends import Backends
 from tools.benchmark.environment import check_facts, conditions
-from tools.benchmark.family_child import CALL, COPIES, ENGINE, PEERS, order
+from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, order
+from tools.benchmark.family_rows import joined, row_slice
 from tools.benchmark.results import FAMILY, write_json
+from tools.benchmark.warm_calls import warm_calls
 
 OWN = "cutegen"
 DEFAULT = "cutegen default"
-#: Peers by the family that they know.
-_KNOWN = {"rmsnorm": ("quack rmsnorm",)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="launch context of tuning and comparison (%(default)s)",
     )
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
-    parser.add_argument("--first", type=positive_int, metavar="N", help="only the first shapes of the file")
+    parser.add_argument(
+        "--rows", type=row_slice, default=slice(None), metavar="A:B", help="only these shapes of the file"
+    )
+    parser.add_argument(
+        "--warm", type=positive_int, default=_processes(), help="processes that call beforehand (%(default)s)"
+    )
     parser.add_argument("--peers", default="all", help="all or none")
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
@@ -72,14 +80,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Tune, compare, print and write."""
     device = present_device()
-    shapes = read_shapes(args.shapes, args.family)[: args.first]
+    everything = read_shapes(args.shapes, args.family)
+    shapes = everything[args.rows]
+    if not shapes:
+        raise UsageError(f"--rows names none of the {len(everything)} shapes of {args.shapes}")
     common = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
     policy = replace(common, context=args.context)
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     rows: list[dict[str, Json]] = []
+    _write(args, device, policy, everything, rows)  # a file that the rows cannot join is refused now
+    warm_calls([shape.problem for shape in shapes], args.warm, peers=args.peers != "none")
     with (
-        AutoTuner(device=device, cache_dir=args.cache_dir, context=args.context) as tuner,
         Bench(engine=ENGINE, timeout_s=120) as bench,
+        AutoTuner(
+            device=device,
+            cache_dir=args.cache_dir,
+            context=args.context,
+            backends=Backends(bench=lambda: bench),  # operands and baselines are made once for both
+        ) as tuner,
     ):
         requests = [tuner.request(shape.problem, None, {}, None) for shape in shapes]
         for shape, result in zip(shapes, tuner.run(requests, args.budget), strict=True):
@@ -88,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             row = _contest(bench, shape, result, kernels, device, policy, args)
             rows.append(row)
             print(_line(row), flush=True)
-            _write(args, device, policy, shapes, rows)
+            _write(args, device, policy, everything, rows)
     return EXIT_OK
 
 
@@ -103,7 +121,8 @@ def _contest(
 ) -> dict[str, Json]:
     """Return the record of one shape."""
     problem = shape.problem
-    bench.open(problem)
+    if bench.opened != problem:  # an answer that the database knew opened nothing
+        bench.open(problem)
     entrants = dict(_entrants(problem, result, kernels, device, peers=args.peers != "none"))
     failures: dict[str, Json] = {}
     for name in entrants.keys() & {OWN, DEFAULT}:
@@ -144,14 +163,8 @@ def _entrants(
                 name, artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
             ),
         )
-    calls = [*_baselines(problem), *COPIES, *(_KNOWN.get(problem.family, ()) if peers else ())]
-    for name in calls:
+    for name in call_names(problem, peers=peers):
         yield name, Candidate(name, Path(CALL), order(problem, name), Launch((), 0), problem)
-
-
-def _baselines(problem: Problem) -> list[str]:
-    """Return the names of the family's baselines; these need no inputs to be named."""
-    return list(find_family(problem.family).baselines(problem, Inputs({}), {}))
 
 
 def _entry(problem: Problem, timing: Timing, own: Timing) -> Json:
@@ -179,20 +192,23 @@ def _write(
     device: Device,
     policy: Policy,
     shapes: Sequence[NamedProblem],
-    rows: Sequence[Json],
+    rows: Sequence[Mapping[str, Json]],
 ) -> None:
     names: list[Json] = [shape.name for shape in shapes]
     about = {"file": args.shapes.name, "sha256": file_digest(args.shapes), "names": names}
-    write_json(
-        args.out,
-        {
-            **check_facts(FAMILY, device, args.commit),
-            "family": args.family,
-            "conditions": conditions(device, policy, shapes=about),
-            "peers": sorted(PEERS),
-            "rows": list(rows),
-        },
-    )
+    facts: dict[str, Any] = {
+        **check_facts(FAMILY, device, args.commit),
+        "family": args.family,
+        "conditions": conditions(device, policy, shapes=about),
+        "peers": sorted(PEERS),
+    }
+    order = [shape.name for shape in shapes]
+    write_json(args.out, {**facts, "rows": joined(args.out, facts, order, rows)})
+
+
+def _processes() -> int:
+    """Return in how many processes calls are made beforehand: each imports torch and compiles."""
+    return max(1, min(12, len(os.sched_getaffinity(0)) - 2))
 
 
 if __name__ == "__main__":

@@ -168,6 +168,11 @@ class Bench(Closing):
             launches=facts["launches"],
         )
 
+    @property
+    def opened(self) -> Problem | None:
+        """The problem that :meth:`open` was called for last, None before that."""
+        return self._opened[0] if self._opened else None
+
     def _send_open(self, problem: Problem, seed: int) -> dict[str, Any]:
         request: dict[str, Any] = {"op": "open", "problem": str(problem), "seed": seed}
         if folders := loaded_folders():

@@ -89,7 +89,9 @@ def values_registers(problem: Any, accesses: int, rows_per_thread: int, prefetch
 
 def staged_bytes(problem: Any, cluster_n: int, row_in: str) -> int:
     """Return the shared memory that one CTA takes for its part of a row."""
-    return part_bytes(problem, cluster_n) * (2 if problem.signature.residual else 1) if row_in == "smem" else 0
+    return (
+        part_bytes(problem, cluster_n) * (2 if problem.signature.residual else 1) if row_in == "smem" else 0
+    )
 
 
 def slots(threads_per_row: int, cluster_n: int) -> int:
@@ -245,7 +247,7 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def min_blocks(config: Config, problem: Any, arch: Arch) -> int:
-    """Return how many CTAs shall find room in the registers of a multiprocessor: as many as in its shared memory."""
+    """Return how many CTAs shall find room in a multiprocessor's registers: as many as in its shared memory."""
     if config["row_in"] != "smem":
         return 1
     taken = staged_bytes(problem, config.integer("cluster_n"), "smem") + SUMS_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cutegen.measure.statistics import geometric_mean
@@ -57,6 +57,10 @@ class FamilyResults(QuotedFile):
         rows: Any = self.facts["rows"]
         yield from rows
 
+    def _of_rows(self, read: Callable[[Any], str]) -> str:
+        """Return what ``read`` finds in the rows, each once; what a row does not say, its file says."""
+        return ", ".join(sorted({read({**self.facts, **row}) for row in self._rows()}))
+
     def _others(self, row: Any) -> list[str]:
         return [name for name in row["entries"] if name not in (_OWN, _DEFAULT, *_COPIES)]
 
@@ -78,8 +82,9 @@ class FamilyResults(QuotedFile):
         wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
         named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
         return (
-            f"{facts['gpu']}, driver {facts['machine']['driver']}; {named}; commit "
-            f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Time of each over cutegen's in "
+            f"{facts['gpu']}, driver {self._of_rows(lambda row: row['machine']['driver'])}; {named}; commit "
+            f"{self._of_rows(lambda row: short_commit(row['commit']))}; "
+            f"{self._of_rows(lambda row: row['measured_at'][:10])}. Time of each over cutegen's in "
             "the same interleaved rounds, with cold L2 caches"
             f"{launches(facts['conditions']['policy'])}: above 1 cutegen is faster. A copy moves as "
             "many bytes as the problem must; of two, by the driver and by a kernel, the faster one counts."

@@ -23,19 +23,21 @@ from cutegen.system.interpreter import python_command, python_environment
 __all__ = ["warm_calls"]
 
 _TIMEOUT_S = 240.0
+_NO_PEERS = "--no-peers"
 _FOLDER = Path(__file__).resolve().parents[2]
 
 
-def warm_calls(problems: Sequence[Problem], processes: int) -> float:
+def warm_calls(problems: Sequence[Problem], processes: int, *, peers: bool = True) -> float:
     """Make the calls for ``problems`` in so many processes; return the seconds that it took.
 
     A process that fails is told about on stderr: the benchmark itself will say what is wrong.
     """
     started = time.perf_counter()
+    flags = [] if peers else [_NO_PEERS]
     shares = [problems[i::processes] for i in range(min(processes, len(problems)))]
     running = [
         subprocess.Popen(
-            python_command("tools.benchmark.warm_calls", list(map(str, share)), first=[_FOLDER]),
+            python_command("tools.benchmark.warm_calls", [*map(str, share), *flags], first=[_FOLDER]),
             env={**python_environment(), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )
         for share in shares
@@ -54,7 +56,7 @@ def main(lines: Sequence[str]) -> int:
 
     from tools.benchmark.family_child import FamilyCall, call_names
 
-    for line in lines:
+    for line in (line for line in lines if line != _NO_PEERS):
         problem = parse_problem(line)
         family = find_family(problem.family)
         generator = torch.Generator(device="cuda").manual_seed(0)
@@ -62,7 +64,7 @@ def main(lines: Sequence[str]) -> int:
         arguments = family.arguments(problem)
         outputs = {a.name: new_output(a, torch.device("cuda")) for a in arguments if a.kind == "out"}
         bound = bind(arguments, {**inputs.tensors, **inputs.scalars, **outputs}, Launch((), 0), None)
-        for name in call_names(problem):
+        for name in call_names(problem, peers=_NO_PEERS not in lines):
             FamilyCall(line, name)(*bound)
         torch.cuda.synchronize()
     return 0

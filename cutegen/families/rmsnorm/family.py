@@ -85,8 +85,8 @@ _KNOBS = {
         "registers."
     ),
     "row_in": (
-        "Where a row is until its sum is known: in registers, or in shared memory or a cache, from which it is "
-        "read once more."
+        "Where a row is until its sum is known: in registers, or in shared memory or a cache, from which it "
+        "is read once more."
     ),
     "turn": "Vectors that a thread holds at a time where the row is not in registers.",
     "pdl": (
