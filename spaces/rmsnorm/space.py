@@ -247,7 +247,7 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def min_blocks(config: Config, problem: Any, arch: Arch) -> int:
-    """Return how many CTAs find room in the registers of a multiprocessor: as many as in its shared memory."""
+    """Return how many CTAs find room in the registers of a multiprocessor: as many as in shared memory."""
     if config["row_in"] != "smem":
         return 1
     taken = staged_bytes(problem, config.integer("cluster_n"), "smem") + SUMS_BYTES
