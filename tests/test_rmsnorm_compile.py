@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL"),
 ]
 ALL: Mapping[str, Any] = {"residual": True, "residual_out": True, "rstd": True}
+SMEM: Mapping[str, Any] = {"row_in": "smem", "turn": 2}
 #: The target, a problem, and knobs that differ from its default config.
 KERNELS: tuple[tuple[str, Problem, dict[str, Any]], ...] = (
     ("sm_90a", rows(16384, 4096), {}),
@@ -36,10 +37,18 @@ KERNELS: tuple[tuple[str, Problem, dict[str, Any]], ...] = (
     ("sm_90a", rows(16, 1001, weight="none"), {"pdl": "late"}),
     ("sm_90a", rows(256, 32768, weight="fp32", **ALL), {"threads_per_row": 256, "cluster_n": 4}),
     ("sm_90a", rows(16384, 8192, **ALL), {"threads_per_row": 256, "prefetch_weight": False, "pdl": "late"}),
-    ("sm_90a", rows(32768, 32768), {"threads_per_row": 512, "cluster_n": 2, "pdl": "off"}),
+    ("sm_90a", rows(32768, 32768), {"threads_per_row": 256, "cluster_n": 4, "pdl": "off"}),
     ("sm_90a", rows(1, 262_143, weight="fp32"), {}),
+    # Rows in shared memory: the default, parts that end early in the last CTA, every kind of operand.
+    ("sm_90a", rows(2048, 65536), {}),
+    ("sm_90a", rows(1024, 100_008), {"pdl": "late"}),
+    ("sm_90a", rows(2048, 65536, weight="fp32", **ALL), {**SMEM, "threads_per_row": 512, "cluster_n": 4}),
+    ("sm_90a", rows(1024, 262_144, dtype="fp32", weight="none", **ALL), {**SMEM, "turn": 4}),
+    ("sm_100a", rows(1024, 50_000, dtype="fp16", weight="none"), {"pdl": "off"}),
+    ("sm_100a", rows(1024, 131_072, **ALL), {**SMEM, "threads_per_row": 256, "cluster_n": 16}),
+    ("sm_103a", rows(2048, 65536, weight="fp32", rstd=True), {"threads_per_row": 512, "cluster_n": 2}),
     ("sm_100a", rows(16384, 4096, dtype="fp32", **ALL), {"threads_per_row": 256}),
-    ("sm_103a", rows(256, 32768), {"threads_per_row": 512, "cluster_n": 2, "pdl": "early"}),
+    ("sm_103a", rows(256, 32768), {"threads_per_row": 256, "cluster_n": 4, "pdl": "early"}),
 )
 
 
@@ -47,7 +56,9 @@ def cases() -> dict[Source, tuple[Problem, Config]]:
     found = {}
     for target, problem, changes in KERNELS:
         arch = find_arch(target)
-        config = find_space("rmsnorm", arch).default(problem).replace(**changes)
+        space = find_space("rmsnorm", arch)
+        config = space.default(problem).replace(**changes)
+        assert not space.explain(problem, config), f"{problem}: {config}"
         found[render(problem, config, arch)] = (problem, config)
     return found
 
@@ -78,16 +89,23 @@ def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(built: dict[S
 
 def test_a_knob_is_what_is_rendered() -> None:
     """Clusters exchange sums by asynchronous stores; a weight and the start of the next kernel come before or
-    after the sum."""
+    after the sum; shared memory is filled by bulk copies before anything is read from it."""
     for source, (problem, config) in cases().items():
         body = source.text.partition("def kernel(")[2]
         started = body.find("griddepcontrol_launch_dependents")
         summed, scaled = body.index("= sum_over_"), body.index("rsqrt")
         assert ("store_async_dsmem" in source.text) == (config["cluster_n"] != 1)
         assert ("use_pdl=True" in source.text) == ("griddepcontrol_wait" in body) == (config["pdl"] != "off")
-        assert (0 <= started < body.index("load_vectors")) == (config["pdl"] == "early")
+        staged = config["row_in"] == "smem"
+        fetched = body.find("fetch(x_row")
+        assert (fetched >= 0) == ("cp_async_bulk_" in source.text) == staged
+        reads = fetched if staged else body.index("load_vectors")
+        assert (0 <= started < reads) == (config["pdl"] == "early")
         assert (summed < started < scaled) == (config["pdl"] == "late")
-        if problem.signature.weight:
+        if staged:
+            assert fetched < body.index("mbarrier_wait(loaded") < body.index("squares(") < summed
+            assert scaled < body.index("normalise(")
+        elif problem.signature.weight:
             assert (body.index("weights = ") < summed) == config["prefetch_weight"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +21,12 @@ from cutegen.families import registry  # noqa: E402
 from cutegen.families.declared import DeclaredFamily, read, update, write  # noqa: E402
 from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.families.gemm.tail_shapes import tail_problems  # noqa: E402
-from cutegen.family import Baseline, Size  # noqa: E402
+from cutegen.family import Baseline, Inputs, Size  # noqa: E402
 from cutegen.measure import predecessor  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
 from cutegen.measure.context import CONTEXTS  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
-from cutegen.measure.torch_engine import COPY, TorchEngine  # noqa: E402
+from cutegen.measure.torch_engine import COPY, TorchEngine, rotating  # noqa: E402
 
 SMALL = Problem(72, 40, 64)
 WIDE = Problem(72, 40, 64, out_dtype="fp32")
@@ -444,3 +445,21 @@ def test_the_upstream_input_is_the_first_unless_a_family_says_otherwise() -> Non
     for line, name in (("gemm 8x64x64 bf16 kk", "a"), ("rmsnorm 8x64 bf16 residual", "x")):
         problem = registry.parse_problem(line)
         assert registry.find_family(problem.family).upstream_input(problem) == name
+
+
+@pytest.mark.parametrize("sets", [1, 2, 5])
+def test_results_that_a_call_allocates_rotate(sets: int) -> None:
+    """When the last of ``sets`` results is made the earlier ones are still held, and no more than these."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    held = []
+
+    def call(inputs: Inputs, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        result = torch.zeros(8)
+        held.append(sum(earlier() is not None for earlier in alive))
+        alive.append(weakref.ref(result))
+        return {"out": result}
+
+    rotated = rotating(call, sets)
+    for _ in range(3 * sets):
+        rotated(Inputs({}), {})
+    assert held == [min(i, sets - 1) for i in range(3 * sets)]

@@ -3,7 +3,8 @@
 """y = h * rsqrt(mean(h^2) + eps) * weight with h = x + residual for each row, on sm_90a.
 
 Rows of 4096 bf16 elements, fp32 arithmetic, every output rounded once.
-threads_per_row=192 rows_per_cta=1 rows_per_thread=1 cluster_n=1 prefetch_weight=true pdl=early
+threads_per_row=128 rows_per_cta=1 rows_per_thread=1 cluster_n=1 prefetch_weight=true row_in=registers
+turn=1 pdl=early
 """
 
 import cuda.bindings.driver as cuda
@@ -17,14 +18,14 @@ ELEMENTS = 8  # of one memory access
 VECTORS = N // ELEMENTS
 CLUSTER = 1  # CTAs that share a row
 PART = (VECTORS + CLUSTER - 1) // CLUSTER  # vectors of one CTA
-THREADS_PER_ROW = 192
+THREADS_PER_ROW = 128
 STEPS = (PART + THREADS_PER_ROW - 1) // THREADS_PER_ROW  # vectors of one thread
-WHOLE_STEPS = 2  # of these, how many are inside every row
+WHOLE_STEPS = 4  # of these, how many are inside every row
 GROUPS = 1  # groups of THREADS_PER_ROW threads, each on rows of its own
 THREADS = GROUPS * THREADS_PER_ROW
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
-SLOTS = 8  # room for them, aligned
+SLOTS = 4  # room for them, aligned
 
 
 @cute.jit
@@ -66,12 +67,18 @@ def vectors_of(start, elements, count):
 
 
 @cute.jit
-def load_vectors(vectors: cute.Tensor, first: cutlass.Int32, last: cutlass.Int32):
+def load_vectors(
+    vectors: cute.Tensor,
+    first: cutlass.Int32,
+    last: cutlass.Int32,
+    steps: cutlass.Constexpr = STEPS,
+    whole: cutlass.Constexpr = WHOLE_STEPS,
+):
     """Load vectors ``first``, ``first`` + THREADS_PER_ROW and so on into registers, zero from ``last`` on."""
-    found = [cute.make_rmem_tensor((ELEMENTS,), vectors.element_type) for _ in range(STEPS)]
-    for step in cutlass.range_constexpr(STEPS):
+    found = [cute.make_rmem_tensor((ELEMENTS,), vectors.element_type) for _ in range(steps)]
+    for step in cutlass.range_constexpr(steps):
         at, here = first + step * THREADS_PER_ROW, found[step]
-        if cutlass.const_expr(step < WHOLE_STEPS):
+        if cutlass.const_expr(step < whole):
             cute.autovec_copy(vectors[None, at], here)
         else:
             here.fill(0)
@@ -81,16 +88,22 @@ def load_vectors(vectors: cute.Tensor, first: cutlass.Int32, last: cutlass.Int32
 
 
 @cute.jit
-def store_vectors(values: cutlass.Constexpr, vectors: cute.Tensor, first: cutlass.Int32, last: cutlass.Int32):
+def store_vectors(
+    values: cutlass.Constexpr,
+    vectors: cute.Tensor,
+    first: cutlass.Int32,
+    last: cutlass.Int32,
+    whole: cutlass.Constexpr = WHOLE_STEPS,
+):
     """Round fp32 values to the dtype of ``vectors`` and store them where :func:`load_vectors` loads."""
-    for step in cutlass.range_constexpr(STEPS):
+    for step in cutlass.range_constexpr(len(values)):
         at = first + step * THREADS_PER_ROW
         wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
         for i in cutlass.range_constexpr(ELEMENTS):
             wide[i] = values[step][i]
         here = cute.make_rmem_tensor((ELEMENTS,), vectors.element_type)
         here.store(wide.load().to(vectors.element_type))
-        if cutlass.const_expr(step < WHOLE_STEPS):
+        if cutlass.const_expr(step < whole):
             cute.autovec_copy(here, vectors[None, at])
         else:
             if at < last:
@@ -120,9 +133,14 @@ def sum_of_squares(vectors):
     sums = [value * value for value in vectors[0]]
     for vector in vectors[1:]:
         sums = [value * value + so_far for value, so_far in zip(vector, sums, strict=True)]
-    while len(sums) > 1:
-        sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
-    return sums[0]
+    return sum_of(sums)
+
+
+def sum_of(values):
+    """Sum of values of one thread, a power of two of them, added as a tree."""
+    while len(values) > 1:
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
 
 
 def sum_over_warp(value):

@@ -3,8 +3,9 @@
 A row has ``n`` elements, a number that is compiled in: the loops over a row are unrolled, and every thread
 knows while it is compiled which of its accesses can lie beyond the end. ``m`` is free.
 
-The limits of the rules come from times of bf16 rows of 128 to 32768 elements on an H200: for each of 13
-problems the fastest of these kernels stays legal, or one that takes at most 1 % longer.
+The limits of the rules come from times on an H200, of rows of 128 to 262144 elements: for each of 13 problems
+with short rows the fastest of many kernels stays legal, or one that takes at most 1 % longer; for the rows of
+tests/data/rmsnorm_times.json the fastest itself.
 """
 
 from __future__ import annotations
@@ -27,17 +28,27 @@ OTHER_REGISTERS = 20
 LONG_ROW = 16_384
 """Bytes of a row above which a cluster shares it, however many rows there are."""
 
+SHORT_FOR_SMEM = 65_536
+"""Bytes of a row up to which it stays in registers. Source: an H200, bf16 rows: those of 32 KiB take 3 %
+longer in shared memory, those of 64 KiB 1 %; those of 128 KiB 9 % longer in registers."""
+SMALL_PART, LARGE_PART = 16_384, 65_536
+"""Bytes between which a CTA keeps of a row in shared memory. Source: an H200, rows of 128 to 1024 KiB: parts
+of 32 and 64 KiB win, those of 16 KiB take 1 to 3 % longer."""
 SUMS_BYTES = 2048
 """Shared memory of a CTA beside its part of a row, at most: sums, barriers, what the driver takes."""
+SMEM_THREADS = 1536
+"""Threads of a multiprocessor for rows in shared memory, at most, which leaves 40 registers to each."""
+SMEM_THREADS_WIDE = 1024
+"""The same with 16-bit rows and a weight in fp32, whose loads need more."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
-    "threads_per_row": (128, 256, 192, 224, 512, 64, 32, 16, 8, 4, 160, 320, 384, 448, 640, 768, 896, 1024),
+    "threads_per_row": (128, 256, 192, 224, 512, 64, 32, 16, 8, 4, 160, 320, 384, 448),
     "rows_per_cta": (1, 2, 4, 8, 16, 32, 64),
     "rows_per_thread": (1, 2),
     "cluster_n": (1, 2, 4, 8, 16),
     "prefetch_weight": (True, False),
-    "row_in": ("registers", "cache", "smem"),
-    "turn": (1, 2, 4, 8),
+    "row_in": ("registers", "smem"),
+    "turn": (1, 2, 4),
     "pdl": ("off", "early", "late"),
 }
 
@@ -87,11 +98,9 @@ def values_registers(problem: Any, accesses: int, rows_per_thread: int, prefetch
     return values + accesses // rows_per_thread * packed(weight_bytes)
 
 
-def staged_bytes(problem: Any, cluster_n: int, row_in: str) -> int:
-    """Return the shared memory that one CTA takes for its part of a row."""
-    return (
-        part_bytes(problem, cluster_n) * (2 if problem.signature.residual else 1) if row_in == "smem" else 0
-    )
+def staged_bytes(problem: Any, cluster_n: int) -> int:
+    """Return the shared memory that one CTA takes for its part of a row, and of the residual."""
+    return part_bytes(problem, cluster_n) * (2 if problem.signature.residual else 1)
 
 
 def slots(threads_per_row: int, cluster_n: int) -> int:
@@ -123,7 +132,7 @@ def threads_have_work(threads_per_row: int, cluster_n: int, problem: Any) -> boo
     held = values_per_thread(problem, threads_per_row, cluster_n)
     idle = steps(problem, threads_per_row, cluster_n) * threads_per_row - has
     lacking = idle * (2 if threads_per_row == 64 else 4)
-    return held * ELEMENT_BYTES[problem.signature.dtype] >= 16 and lacking <= has
+    return held * ELEMENT_BYTES[problem.signature.dtype] >= 32 and lacking <= has
 
 
 def row_fits_registers(
@@ -162,8 +171,17 @@ def cluster_shares_long_or_few_rows(threads_per_row: int, cluster_n: int, proble
     if cluster_n == 1:
         return True
     share = part_bytes(problem, cluster_n)
-    long = share >= 8192 and part_bytes(problem, 1) >= LONG_ROW
+    long = share >= 8192 and part_bytes(problem, 1) > LONG_ROW
     return threads_per_row >= 128 and (long or (share >= 4096 and problem.m <= 4 * arch.nominal_sm_count))
+
+
+def cluster_has_small_ctas(threads_per_row: int, cluster_n: int, row_in: str, problem: Any) -> bool:
+    """With cluster_n above 1 and row_in=registers, CTAs are small, so that a multiprocessor has several: more
+    than 128 threads_per_row hold 16 values each, and more than 256 are for clusters of 16."""
+    if cluster_n == 1 or row_in == "smem" or threads_per_row <= 128:
+        return True
+    held = values_per_thread(problem, threads_per_row, cluster_n)
+    return held >= 16 and (threads_per_row <= 256 or cluster_n == 16)
 
 
 def grid_fits_32_bits(cluster_n: int, problem: Any) -> bool:
@@ -172,31 +190,47 @@ def grid_fits_32_bits(cluster_n: int, problem: Any) -> bool:
 
 
 def weight_is_late_where_registers_are_short(
-    threads_per_row: int, cluster_n: int, prefetch_weight: bool, problem: Any
+    threads_per_row: int, cluster_n: int, prefetch_weight: bool, row_in: str, problem: Any
 ) -> bool:
     """prefetch_weight=false loads the weight after the sum, which takes longer and saves registers; it needs
-    a weight, 32 values per thread, and 256 threads_per_row, whose CTAs find room less often."""
+    a weight, 32 values per thread, and 256 threads_per_row, whose CTAs find room less often. With row_in=smem
+    the weight comes after the sum in any case: prefetch_weight=true."""
     if prefetch_weight:
         return True
     held = values_per_thread(problem, threads_per_row, cluster_n)
-    return bool(problem.signature.weight) and held >= 32 and threads_per_row >= 128
+    useful = held >= 32 and threads_per_row >= 256 and row_in == "registers"
+    return bool(problem.signature.weight) and useful
 
 
-def two_passes_are_for_rows_of_a_cta(
-    threads_per_row: int, row_in: str, turn: int, prefetch_weight: bool
+def turns_are_for_rows_in_smem(
+    threads_per_row: int, cluster_n: int, row_in: str, turn: int, problem: Any
 ) -> bool:
-    """row_in other than registers needs 128 threads_per_row."""
+    """row_in=smem takes turn 2 or 4, and each thread at least two turns, so that sums begin before the whole
+    part is there; row_in=registers holds everything at a time: turn 1."""
     if row_in == "registers":
         return turn == 1
-    return threads_per_row >= 128 and prefetch_weight
+    return 1 < turn < steps(problem, threads_per_row, cluster_n)
 
 
-def part_fits_smem(cluster_n: int, row_in: str, problem: Any, arch: Arch) -> bool:
-    """row_in=smem needs rows at multiples of 16 bytes, and room for a CTA's part in shared memory."""
-    if row_in != "smem":
+def smem_is_for_long_rows(cluster_n: int, row_in: str, problem: Any) -> bool:
+    """row_in=smem needs rows of more than 64 KiB, at multiples of 16 bytes, and a cluster. Each CTA keeps its
+    part of x, and of a residual: together more than 16 KiB, since smaller parts take longer, and up to 64 KiB
+    unless 16 CTAs share the row, so that a multiprocessor has room for several."""
+    if row_in == "registers":
         return True
-    room = arch.smem_bytes - SUMS_BYTES
-    return not problem.signature.unaligned and staged_bytes(problem, cluster_n, row_in) <= room
+    long = not problem.signature.unaligned and part_bytes(problem, 1) > SHORT_FOR_SMEM
+    staged = staged_bytes(problem, cluster_n)
+    return bool(long and cluster_n > 1 and staged > SMALL_PART and (staged <= LARGE_PART or cluster_n == 16))
+
+
+def smem_has_threads_for_its_bytes(threads_per_row: int, cluster_n: int, row_in: str, problem: Any) -> bool:
+    """With row_in=smem 128, 256 or 512 threads_per_row keep 64 to 128 bytes of a row in flight each, or more
+    where that takes more than 512."""
+    if row_in == "registers":
+        return True
+    staged = staged_bytes(problem, cluster_n)
+    enough = threads_per_row in (128, 256, 512) and threads_per_row * 64 <= staged
+    return enough and (staged <= threads_per_row * 128 or threads_per_row == 512)
 
 
 RULES = tuple(
@@ -208,10 +242,12 @@ RULES = tuple(
         row_fits_registers,
         several_rows_per_thread_are_for_short_rows,
         cluster_shares_long_or_few_rows,
+        cluster_has_small_ctas,
         grid_fits_32_bits,
         weight_is_late_where_registers_are_short,
-        two_passes_are_for_rows_of_a_cta,
-        part_fits_smem,
+        turns_are_for_rows_in_smem,
+        smem_is_for_long_rows,
+        smem_has_threads_for_its_bytes,
     )
 )
 
@@ -226,11 +262,11 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     groups = rows_per_cta // config.integer("rows_per_thread")
     has = part(problem, cluster_n)
     shortest = vectors(problem) - (cluster_n - 1) * has
-    row_in, turn = str(config["row_in"]), config.integer("turn")
     sums = slots(threads_per_row, cluster_n) * 4 * groups if threads_per_row > WARP else 0
-    barriers = 8 if cluster_n > 1 else 0
-    if row_in == "smem":
-        barriers += 8 * -(-steps(problem, threads_per_row, cluster_n) // turn)
+    staged, barriers = 0, int(cluster_n > 1)
+    if config["row_in"] == "smem":
+        staged = staged_bytes(problem, cluster_n)
+        barriers += -(-steps(problem, threads_per_row, cluster_n) // config.integer("turn"))
     return {
         "access_elements": access_elements(problem),
         "vectors": vectors(problem),
@@ -241,17 +277,19 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
         "threads": groups * threads_per_row,
         "warps_per_row": max(1, threads_per_row // WARP),
         "slots": slots(threads_per_row, cluster_n),
-        "smem_bytes": staged_bytes(problem, cluster_n, row_in) + sums + barriers,
+        "smem_bytes": staged + sums + 8 * barriers,
         "min_blocks": min_blocks(config, problem, arch),
     }
 
 
 def min_blocks(config: Config, problem: Any, arch: Arch) -> int:
     """Return how many CTAs find room in the registers of a multiprocessor: as many as in shared memory."""
-    if config["row_in"] != "smem":
+    if config["row_in"] == "registers":
         return 1
-    taken = staged_bytes(problem, config.integer("cluster_n"), "smem") + SUMS_BYTES
-    return max(1, min(arch.smem_bytes // taken, 1536 // config.integer("threads_per_row"), 16))
+    taken = staged_bytes(problem, config.integer("cluster_n")) + SUMS_BYTES
+    wide = problem.signature.dtype != "fp32" and problem.signature.weight == "fp32"
+    threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
+    return max(1, min(arch.smem_bytes // taken, threads // config.integer("threads_per_row")))
 
 
 def single_rows(problem: Any, sm_count: int) -> bool:
@@ -261,18 +299,18 @@ def single_rows(problem: Any, sm_count: int) -> bool:
 
 def clusters_by_default(problem: Any, sm_count: int) -> list[int]:
     """Return the cluster sizes to try, best first: single rows are for as many CTAs as may share them, long
-    rows for CTAs with at most 8 KiB each, of which a multiprocessor has several."""
+    rows for CTAs of 128 threads with up to 32 values each, of which a multiprocessor has several."""
     sizes = sorted(as_integer(size) for size in DOMAINS["cluster_n"])
     if single_rows(problem, sm_count):
         return sizes[::-1]
     if part_bytes(problem, 1) <= LONG_ROW:
         return sizes
-    return [size for size in sizes if part_bytes(problem, size) <= 8192] + sizes[::-1]
+    return [size for size in sizes if part(problem, size) * access_elements(problem) <= 4096] + sizes[::-1]
 
 
 def values_by_default(problem: Any, sm_count: int) -> int:
     """Return about how many values a thread had best hold. Source: an H200, rows of 128 to 32768 elements."""
-    row = part_bytes(problem, 1)
+    row = part_bytes(problem, 1) * (2 if problem.signature.residual else 1)
     if single_rows(problem, sm_count):
         return 20
     if row <= 1024:
@@ -280,10 +318,48 @@ def values_by_default(problem: Any, sm_count: int) -> int:
     return 32 if row > 10_240 or problem.m <= 16 * sm_count else 20
 
 
-def choose_default(space: Space, problem: Any) -> Config:
-    """Return a config that follows from the rows per multiprocessor and the bytes of a row.
+def smem_by_default(problem: Any, config: Config, sm_count: int) -> bool:
+    """Return whether a row had better wait in shared memory than as ``config`` has it.
 
-    It takes at most 1 % longer than the best legal config for the 13 problems that were measured.
+    It had where registers keep too few bytes in flight: less than 128 for each thread, or CTAs of more than
+    256 threads. Source: an H200, where 128 threads with 64 bytes each take 9 % longer than shared memory and
+    512 with as much 70 %, but with 128 bytes 128 or 256 threads take 2 % less.
+    """
+    threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    in_flight = steps(problem, threads, cluster_n) * ACCESS_BYTES * (2 if problem.signature.residual else 1)
+    long = part_bytes(problem, 1) > SHORT_FOR_SMEM and not single_rows(problem, sm_count)
+    return long and (in_flight < 128 or threads > 256)
+
+
+def in_smem(space: Space, problem: Any, config: Config) -> Config:
+    """Return the config that keeps about 32 KiB of a row in shared memory, with about 128 bytes for a thread
+    and turns of 4; ``config`` if rows are not aligned."""
+    legal = [
+        changed
+        for cluster_n in space.domains["cluster_n"]
+        for threads in (128, 256, 512)
+        for turn in (4, 2)
+        if not space.explain(
+            problem,
+            changed := config.replace(
+                threads_per_row=threads, cluster_n=cluster_n, turn=turn, row_in="smem", pdl="early"
+            ),
+        )
+    ]
+
+    def distance(config: Config) -> tuple[float, float]:
+        staged = staged_bytes(problem, config.integer("cluster_n"))
+        each = staged / config.integer("threads_per_row")
+        return max(staged / 32_768, 32_768 / staged), max(each / 128, 128 / each)
+
+    return min(legal, key=distance, default=config)
+
+
+def choose_default(space: Space, problem: Any) -> Config:
+    """Return a config that follows from the rows per multiprocessor, the bytes of a row, and how many of
+    these a thread has in flight.
+
+    It takes at most 2 % longer than the best legal config for the problems that were measured.
     """
     sm_count = space.arch.nominal_sm_count
     cta = 256 if problem.m > 512 * sm_count else 128
@@ -316,7 +392,8 @@ def choose_default(space: Space, problem: Any) -> Config:
             if not space.explain(problem, config):
                 legal.append(config)
         if legal:
-            return min(legal, key=distance)
+            config = min(legal, key=distance)
+            return in_smem(space, problem, config) if smem_by_default(problem, config, sm_count) else config
     return Config(base)
 
 

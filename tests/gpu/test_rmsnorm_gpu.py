@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 import pytest
 from hopper import GPU, NEEDS_HOPPER
@@ -36,6 +38,9 @@ LINES = (
     "129x131072 bf16 weight=fp32",
     "70x262144 fp32 weight=none",
     "9x262144 bf16 residual",
+    "64x100008 bf16 rstd",
+    "70x100008 fp16 weight=fp32 residual residual_out rstd",
+    "2000x50000 bf16 weight=none",
     "40000x128 bf16",
     "3000x64 fp16 weight=none rstd",
     "777x1 bf16",
@@ -45,8 +50,9 @@ LINES = (
     "11x99991 bf16",
 )
 #: A text of the kernel for BROKEN_LINE, what takes its place, and what the check must say.
-BROKEN_LINE = "rmsnorm 300x1000 bf16 residual residual_out rstd"
+BROKEN_LINE = "300x1000 bf16 residual residual_out rstd"
 LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+ANY_VALUE = r"(out|rstd)\[\d+.* should be"
 BROKEN = {
     "rows unwritten": (
         "blocks = (x.shape[0] - 1) // 4 + 1",
@@ -68,7 +74,7 @@ BROKEN = {
         LAST + "    if lane == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
         r"wrote its input x, first at \(17, 3\)",
     ),
-    "eps compiled in": ("+ eps, fastmath", "+ 1e-6, fastmath", r"(out|rstd)\[\d+.* should be"),
+    "eps compiled in": ("+ eps, fastmath", "+ 1e-6, fastmath", ANY_VALUE),
     "tail column skipped": (
         "    end = PART\n",
         "    end = PART - 1\n",
@@ -80,6 +86,62 @@ BROKEN = {
         r"rstd\[\d+\] is .* should be",
     ),
 }
+#: The same for rows in shared memory: 7 CTAs of a cluster have 1563 vectors, the last 1560, in 2 turns each.
+STAGED_LINE = "64x100008 bf16 rstd"
+STAGED = {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4}
+TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
+NORMALISE = f"normalise(x_part, weight_row, y_row, rms, {TURN}"
+SIZE = "cutlass.min(TURN * THREADS_PER_ROW, end - at)"
+END = "    end = cutlass.min(PART, VECTORS - first)\n"
+STAGED_BROKEN = {
+    "a turn is not fetched": (SIZE, f"({SIZE} if row + turn != 10 else cutlass.Int32(0))", ANY_VALUE),
+    "the last turn is fetched too short": (SIZE, f"({SIZE} - turn)", ANY_VALUE),
+    "the last CTA of a ragged cluster reads on": (
+        END,
+        "    end = PART\n",
+        r"outside of the output|should be|never written",
+    ),
+    "tail column skipped": (
+        END,
+        END.replace("- first", "- first - 1"),
+        r"out: 512 of 6400512 elements .*never written, first at \(0, 100000\)",
+    ),
+    "rows unwritten": (
+        "blocks = (x.shape[0] - 1) // 1 + 1",
+        "blocks = (x.shape[0] - 1) // 1",
+        r"(out|rstd): \d+ of \d+ elements .*never written, first at \(63",
+    ),
+    "stale output": (
+        NORMALISE,
+        NORMALISE.replace("end, 0)", "end if row != 5 else 0, 0)"),
+        r"out: \d+ of 6400512 elements .*never written, first at \(5, 8192\)",
+    ),
+    "one element past the end": (
+        NORMALISE,
+        NORMALISE + "    if thread == 0 and rank == 0 and row == 63:\n        y[row, N] = X(0.0)\n",
+        r"out: 1 elements outside of the output were written",
+    ),
+    "input modified": (
+        NORMALISE,
+        NORMALISE + "    if thread == 0 and rank == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
+        r"wrote its input x, first at \(17, 3\)",
+    ),
+    "eps compiled in": ("+ eps, fastmath", "+ 1e-6, fastmath", ANY_VALUE),
+    "rstd wrong beside a right y": (
+        "rstd[row] = rms\n",
+        "rstd[row] = rms * 1.001\n",
+        r"rstd\[\d+\] is .* should be",
+    ),
+}
+
+
+class Mutant(NamedTuple):
+    """A broken kernel, and what the check must say of it."""
+
+    source: Source
+    problem: Problem
+    config: Config
+    says: str
 
 
 def varied(problem: Problem) -> list[Config]:
@@ -91,6 +153,22 @@ def varied(problem: Problem) -> list[Config]:
     return list(dict.fromkeys([SPACE.default(problem), *islice(configs, 0, None, every)]))
 
 
+def mutants() -> Iterator[tuple[str, Mutant]]:
+    """Yield the broken kernels by what is wrong with them."""
+    for line, knobs, broken in (
+        (BROKEN_LINE, {"threads_per_row": 32, "rows_per_cta": 4}, BROKEN),
+        (STAGED_LINE, STAGED, STAGED_BROKEN),
+    ):
+        problem = parse_problem(f"rmsnorm {line}")
+        config = SPACE.default(problem).replace(**knobs)
+        sound = render(problem, config, ARCH)
+        for name, (old, new, says) in broken.items():
+            assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
+            source = replace(sound, text=sound.text.replace(old, new))
+            yield f"{name} ({config['row_in']})", Mutant(source, problem, config, says)
+
+
+MUTANTS = dict(mutants())
 PAIRS = [(parse_problem(f"rmsnorm {line}"), line) for line in LINES] if GPU is not None else []
 CASES = [(problem, config) for problem, _ in PAIRS for config in varied(problem)]
 
@@ -103,7 +181,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def compiled(store: Store) -> dict[Source, object]:
     sources = {render(problem, config, ARCH) for problem, config in CASES}
-    sources |= set(mutants().values())
+    sources |= {mutant.source for mutant in MUTANTS.values()}
     with Builder(store) as builder:
         return dict(builder.build(sources))
 
@@ -114,22 +192,10 @@ def bench() -> Iterator[Bench]:
         yield opened
 
 
-def mutants() -> dict[str, Source]:
-    """The broken kernels, by what is wrong with them; and the sound one."""
-    problem = parse_problem(BROKEN_LINE)
-    config = SPACE.default(problem).replace(threads_per_row=32, rows_per_cta=4)
-    sound = render(problem, config, ARCH)
-    found = {"": sound}
-    for name, (old, new, _) in BROKEN.items():
-        assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
-        found[name] = replace(sound, text=sound.text.replace(old, new))
-    return found
-
-
-def check(bench: Bench, result: object, problem: Problem, config: Config) -> CheckResult:
+def check(bench: Bench, result: object, problem: Problem, config: Config, seed: int = 0) -> CheckResult:
     assert GPU is not None
     assert isinstance(result, Artifact), result
-    bench.open(problem)
+    bench.open(problem, seed)
     library, symbol = result.shared_object, result.symbol
     return bench.check(Candidate.of("kernel", library, symbol, SPACE, config, problem, GPU.sm_count))
 
@@ -143,16 +209,15 @@ def test_a_config_computes_the_norm(
     assert result.ok, result.error
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_kernel_is_rejected(name: str, compiled: dict[Source, object], bench: Bench) -> None:
-    """The reason names the output and where."""
-    import re
-
-    source = mutants()[name]
-    config = SPACE.default(parse_problem(BROKEN_LINE)).replace(threads_per_row=32, rows_per_cta=4)
-    result = check(bench, compiled[source], parse_problem(BROKEN_LINE), config)
+    """The reason names the output and where. Each has other operands: what an earlier kernel left in shared
+    memory must not pass for what this one did not fetch."""
+    mutant = MUTANTS[name]
+    seed = 1 + list(MUTANTS).index(name)
+    result = check(bench, compiled[mutant.source], mutant.problem, mutant.config, seed)
     assert not result.ok
-    assert re.search(BROKEN[name][2], result.error), result.error
+    assert re.search(mutant.says, result.error), result.error
 
 
 @pytest.fixture

@@ -85,10 +85,10 @@ _KNOBS = {
         "registers."
     ),
     "row_in": (
-        "Where a row is until its sum is known: in registers, or in shared memory or a cache, from which it "
-        "is read once more."
+        "Where a row waits until its sum is known: in registers, or in shared memory, from which it is read "
+        "twice. Shared memory pays for rows of more than 64 KiB, where registers have few loads in flight."
     ),
-    "turn": "Vectors that a thread holds at a time where the row is not in registers.",
+    "turn": "Vectors of 16 bytes that a thread holds at a time where the row is in shared memory; else 1.",
     "pdl": (
         "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
         "kernel after it start up as soon as there is room (early) or behind the sums (late). Pays for short "
