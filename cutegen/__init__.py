@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.inductor import inductor_options
     from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
+    from cutegen.torch_ops.recording import record
     from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
 
@@ -56,6 +57,7 @@ __all__ = [
     "linear",
     "load_table",
     "optimize",
+    "record",
     "reset_counters",
     "restore",
     "rms_norm",
@@ -85,6 +87,7 @@ _HOMES = {
     "linear": "torch_ops.gemm",
     "load_table": "torch_ops.gemm",
     "optimize": "torch_ops.modules",
+    "record": "torch_ops.recording",
     "reset_counters": "torch_ops.fallbacks",
     "restore": "torch_ops.modules",
     "rms_norm": "torch_ops.norms",

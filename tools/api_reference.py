@@ -25,6 +25,7 @@ from cutegen.families import declared
 from cutegen.families.registry import SOURCES, families, find_family, find_space
 from cutegen.family import Family
 from cutegen.space import Space, format_value
+from cutegen.torch_ops.recording import Recording
 from cutegen.tuning import Row, TuneResult
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,8 @@ def api() -> str:
             for name in sorted(cutegen.__all__, key=str.lower)
             for text in _entry(f"cutegen.{name}", name)
         ),
+        "## What `record` returns",
+        *_class("record.Recording", Recording),
         "## Results of tuning",
         *_class("tuning.TuneResult", TuneResult),
         *_class("tuning.Row", Row),

@@ -11,6 +11,7 @@ from typing import Any
 
 from cutegen.family import Argument, Inputs, StandIn
 from cutegen.runtime.dispatch import Served
+from cutegen.runtime.recorder import counted
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Launch
 
@@ -90,7 +91,7 @@ def serve_call(
         capturing: Whether a CUDA graph is being captured.
     """
     served = serve(capturing())
-    launch, awaited = bind(served), served.awaited
+    launch, awaited = counted(bind(served), served.answer), served.awaited
     if awaited is None:
         return launch
     told = False

@@ -14,7 +14,7 @@ from cutegen.digest import Json
 from cutegen.errors import CutegenError, StoreError
 from cutegen.text import shown
 
-__all__ = ["parse_json", "read_json", "read_toml"]
+__all__ = ["parse_json", "read_bytes", "read_json", "read_toml"]
 
 #: Most bytes of a document. Source: judgement; an entry of a dispatch table has about 1 KB.
 SIZE_LIMIT = 64 * 2**20
@@ -49,7 +49,11 @@ def read_json(path: Path, what: str, *, malformed: ErrorType, unreadable: ErrorT
         malformed: The error to raise if it is not such a document; see :func:`parse_json`.
         unreadable: The error to raise if there is no such file or it cannot be read.
     """
-    return parse_json(_read(path, what, malformed, unreadable), f"{what} {path}", malformed=malformed)
+    return parse_json(
+        read_bytes(path, what, malformed=malformed, unreadable=unreadable),
+        f"{what} {path}",
+        malformed=malformed,
+    )
 
 
 def parse_json(data: bytes | str, where: str, *, malformed: ErrorType) -> Json:
@@ -99,7 +103,7 @@ def read_toml(
     else:
         import tomli as tomllib
     where = f"{what} {path}"
-    text = _decode(_read(path, what, malformed, unreadable), where, malformed)
+    text = _decode(read_bytes(path, what, malformed=malformed, unreadable=unreadable), where, malformed)
     try:
         document: dict[str, Any] = tomllib.loads(text, parse_float=_number)
         return document
@@ -114,7 +118,15 @@ def read_toml(
         raise malformed(f"{where} is refused: {_place(text, literal)}{_too_long(literal)}") from None
 
 
-def _read(path: Path, what: str, malformed: ErrorType, unreadable: ErrorType) -> bytes:
+def read_bytes(path: Path, what: str, *, malformed: ErrorType, unreadable: ErrorType = StoreError) -> bytes:
+    """Return what the file ``path`` holds, 64 MiB at most.
+
+    Args:
+        path: The file.
+        what: What it should be, for messages.
+        malformed: The error to raise if it is too large.
+        unreadable: The error to raise if there is no such file or it cannot be read.
+    """
     try:
         with Path(path).open("rb") as file:
             data = file.read(SIZE_LIMIT + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -13,13 +14,15 @@ from cutegen.families.calls import describe_call, output_shapes, refuse_overlap
 from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.dispatch import Dispatcher, Served
+from cutegen.runtime.recorder import is_recording
 from cutegen.runtime.workspace import GetWorkspace, new_workspace
 from cutegen.space import Config
+from cutegen.torch_ops.fake_calls import note_family_call
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAKE", "DeclaredOperator"]
+__all__ = ["MAKE", "DeclaredOperator", "drop_family_plans"]
 
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
@@ -33,6 +36,8 @@ class _Make:
 
 
 MAKE = _Make()
+#: All that there are, so that their plans can be dropped.
+_operators: weakref.WeakSet[DeclaredOperator] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
@@ -69,6 +74,12 @@ def _unbound(*arguments: Any) -> None:
     raise AssertionError("the plan is not complete")
 
 
+def drop_family_plans() -> None:
+    """Let the operators of all families look every kind of call up anew, with what is loaded."""
+    for operator in tuple(_operators):
+        operator.forget()
+
+
 class DeclaredOperator:
     """The operator of one family.
 
@@ -103,6 +114,11 @@ class DeclaredOperator:
         #: their pool that outlives a call, so each call takes its own workspace.
         self._traced_plans = _Plans(lambda: new_workspace, {})
         self._lock = threading.RLock()
+        _operators.add(self)
+
+    def forget(self) -> None:
+        """Look every kind of call up anew."""
+        self._asked = None
 
     def __call__(
         self, values: Sequence[Any], scalars: Sequence[float], config: Config | None = None
@@ -290,6 +306,9 @@ class DeclaredOperator:
     def _shapes(self, *arguments: Any) -> list[torch.Tensor]:
         """Shapes and dtypes of the outputs; sizes may be symbols."""
         values, _, _ = self._split(arguments)
+        if is_recording():
+            names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
+            note_family_call(self.family, self._given(values), names)
         given = {
             a.name: v for a, v in zip(self.tensors, values, strict=True) if v is not None and v is not MAKE
         }

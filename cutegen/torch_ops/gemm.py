@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "configure",
     "default_dispatcher",
+    "drop_plans",
     "gemm",
     "linear",
     "load_table",
@@ -404,10 +405,18 @@ def use(dispatcher: Dispatcher) -> Dispatcher:
 
     Plans made so far are dropped; captured CUDA graphs keep what they captured.
     """
-    global _dispatcher, _plans, _operator_plans
+    global _dispatcher
     with _lock:
-        _dispatcher, _plans, _operator_plans = dispatcher, {}, OperatorPlans()
+        _dispatcher = dispatcher
+        drop_plans()
     return dispatcher
+
+
+def drop_plans() -> None:
+    """Let every kind of call be looked up anew, with what is loaded."""
+    global _plans, _operator_plans
+    with _lock:
+        _plans, _operator_plans = {}, OperatorPlans()
 
 
 def configure(*, build: str | None = None, fallback: str | None = None) -> Dispatcher:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.families.gemm.operands import out_dtype_name
+from cutegen.runtime.recorder import is_recording
+from cutegen.torch_ops.fake_calls import note_gemm
 from cutegen.torch_ops.gemm_gradient import backward_of_operator, setup_operator
 from cutegen.torch_ops.gemm_plan import Options, as_text
 
@@ -136,6 +138,8 @@ def _gemm_shape(a: Any, b: Any, *arguments: Any) -> torch.Tensor:
     import torch
 
     _check(a, b)
+    if is_recording():
+        note_gemm(a, b, None, unpack(arguments))
     *_, out_dtype, _, _, _ = arguments
     dtype = getattr(torch, TORCH_DTYPES[out_dtype_name(a.dtype, out_dtype)])
     result: torch.Tensor = a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
@@ -146,6 +150,8 @@ def _gemm_out_shape(a: Any, b: Any, *arguments: Any, out: Any) -> torch.Tensor:
     """Nothing new comes out; only the sizes must fit."""
     _check(a, b)
     _require(out.dim() == a.dim(), lambda: f"out has {out.dim()} dimensions but a has {a.dim()}")
+    if is_recording():
+        note_gemm(a, b, out, unpack(arguments))
     result: torch.Tensor = out
     return result
 

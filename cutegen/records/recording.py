@@ -1,0 +1,248 @@
+"""Recordings: files of JSON lines that say which problems a program calls, how often, and who answered.
+
+A file is only appended to. Each section begins with a header; a row says how many calls were added. Rows of
+several sections, files and ranks add up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutegen.digest import Json
+from cutegen.errors import CutegenError, ProblemError, StoreError, UsageError
+from cutegen.families.registry import parse_problem
+from cutegen.family import Problem
+from cutegen.system.documents import parse_json, read_bytes
+from cutegen.text import printable, shown
+
+__all__ = [
+    "UNKNOWN",
+    "Call",
+    "Recorded",
+    "append_calls",
+    "files_of",
+    "problems_of",
+    "rank_path",
+    "read_recordings",
+    "table_of",
+]
+
+_SCHEMA = 1
+_MARK = "cutegen_recording"
+#: How a call is answered if nobody could tell: it was recorded without a GPU.
+UNKNOWN = "unknown"
+_PHASES = ("forward", "backward")
+#: Most calls that a row may count; more is no count.
+_MOST = 2**53
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kind of call.
+
+    Attributes:
+        problem: What is computed.
+        phase: ``forward`` or ``backward``, which includes what is computed again for it.
+        how: The rule of lookup that answered: ``exact``, ``range``, ``bucket``, ``nearest``, ``default``;
+            ``given`` for a config of the caller's, or ``unknown`` without a GPU.
+        source: Whose kernel was chosen: ``cutegen``, ``operators`` or ``torch``; empty if unknown.
+    """
+
+    problem: Problem
+    phase: str
+    how: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What recordings say together.
+
+    Attributes:
+        calls: How often each kind of call was seen.
+        notes: What could not be read, and what is of another GPU, in words.
+    """
+
+    calls: Mapping[Call, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> dict[Problem, int]:
+        """How often each problem was called, the most frequent first."""
+        return problems_of(self.calls)
+
+
+def problems_of(calls: Mapping[Call, int]) -> dict[Problem, int]:
+    """Return how often each problem was called, the most frequent first."""
+    counts: Counter[Problem] = Counter()
+    for call, count in calls.items():
+        counts[call.problem] += count
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+# --- writing ---
+
+
+def rank_path(path: Path, rank: int | None) -> Path:
+    """Return the file of a rank, ``model.rank3.jsonl`` for ``model.jsonl``; ``path`` itself without ranks."""
+    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def append_calls(path: Path, about: Mapping[str, Json], calls: Mapping[Call, int]) -> None:
+    """Append a section to the file ``path``, which is made if it is not there.
+
+    Args:
+        path: The file.
+        about: Fields of the header besides the version.
+        calls: Calls to add.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    lines: list[dict[str, Json]] = [{_MARK: _SCHEMA, **about}]
+    for call, count in calls.items():
+        row: dict[str, Json] = {"problem": str(call.problem), "phase": call.phase, "count": count}
+        lines.append({**row, "how": call.how, "source": call.source})
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                file.seek(end - 1)
+                if file.read(1) != b"\n":  # a line that was half written must not spoil ours
+                    data = b"\n" + data
+            file.write(data)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"recording {shown(str(path))} cannot be written: {error}") from error
+
+
+# --- reading ---
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of a recording: ``path`` if there is one, and those of its ranks.
+
+    Raises:
+        UsageError: There is none.
+    """
+    name = f"{path.stem}.rank"
+    try:
+        beside = sorted(path.parent.iterdir())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"recording {shown(str(path))} cannot be read: {error}") from error
+    ranks = [
+        each
+        for each in beside
+        if each.suffix == path.suffix and each.name.startswith(name) and each.stem[len(name) :].isdecimal()
+    ]
+    found = ([path] if path.exists() else []) + ranks
+    if not found:
+        raise UsageError(f"recording {path} does not exist; cutegen.record({str(path)!r}) writes one")
+    return tuple(found)
+
+
+def read_recordings(paths: Iterable[Path], gpu: str = "") -> Recorded:
+    """Return the sum of the recordings ``paths``, each with the files of its ranks.
+
+    A line that cannot be read is left out and noted; so is a section of another version.
+
+    Args:
+        paths: The files.
+        gpu: The GPU at hand; sections of other GPUs count, and are noted.
+
+    Raises:
+        UsageError: A file is missing or cannot be read.
+    """
+    calls: Counter[Call] = Counter()
+    notes: list[str] = []
+    for file in dict.fromkeys(each for path in paths for each in files_of(path)):
+        reader = _Reader(file, gpu)
+        reader.read()
+        calls.update(reader.calls)
+        notes += reader.notes
+    return Recorded(calls, tuple(notes))
+
+
+class _Reader:
+    """Reads one file."""
+
+    def __init__(self, path: Path, gpu: str) -> None:
+        self.calls: Counter[Call] = Counter()
+        self.notes: list[str] = []
+        self._path = path
+        self._gpu = gpu
+        self._readable = False
+
+    def read(self) -> None:
+        data = read_bytes(self._path, "recording", malformed=UsageError, unreadable=UsageError)
+        for number, line in enumerate(data.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            where = f"recording {self._path} line {number}"
+            try:
+                self._take(parse_json(line, where, malformed=UsageError), where)
+            except CutegenError as error:
+                self._note(f"{printable(str(error))}: left out")
+
+    def _take(self, document: Json, where: str) -> None:
+        if not isinstance(document, dict):
+            raise UsageError(f"{where} is {shown(document)}, not an object")
+        if _MARK in document:
+            self._begin(document, where)
+        elif self._readable:
+            call, count = _read_row(document, where)
+            self.calls[call] += count
+
+    def _begin(self, header: Mapping[str, Json], where: str) -> None:
+        version, gpu = header[_MARK], header.get("gpu")
+        self._readable = version == _SCHEMA
+        if not self._readable:
+            self._note(
+                f"{where} begins a section of version {shown(version)}, but this cutegen reads {_SCHEMA}: "
+                "left out"
+            )
+        elif self._gpu and isinstance(gpu, str) and gpu != self._gpu:
+            self._note(
+                f"recording {self._path} was made on {shown(gpu)}, not on {self._gpu}: its counts hold, its "
+                "answers do not"
+            )
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _read_row(row: Mapping[str, Json], where: str) -> tuple[Call, int]:
+    texts = [row.get(name) for name in ("problem", "phase", "how", "source")]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{where} lacks a text for problem, phase, how or source")
+    line, phase, how, source = map(str, texts)
+    count = row.get("count")
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST:
+        raise UsageError(f"{where}: count is {shown(count)}, not a number of calls")
+    if phase not in _PHASES:
+        raise UsageError(f"{where}: phase is {shown(phase)}; valid: {', '.join(_PHASES)}")
+    try:
+        return Call(parse_problem(line), phase, how, source), count
+    except ProblemError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def table_of(calls: Mapping[Call, int]) -> list[tuple[str, ...]]:
+    """Return count, phase, answer and problem of every kind of call as words, the most frequent first."""
+    ordered: Sequence[tuple[Call, int]] = sorted(calls.items(), key=lambda item: (-item[1], str(item[0])))
+    return [
+        (
+            str(count),
+            call.phase,
+            f"{call.how} ({call.source})" if call.source else call.how,
+            str(call.problem),
+        )
+        for call, count in ordered
+    ]

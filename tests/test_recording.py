@@ -1,0 +1,312 @@
+"""Recordings: what is counted, eager, compiled, backward and fake; files that add up; damaged files."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fake_kernels import FakeGpu  # noqa: E402
+from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import cutegen  # noqa: E402
+from cutegen.errors import StoreError, UsageError  # noqa: E402
+from cutegen.families.registry import parse_problem  # noqa: E402
+from cutegen.records.recording import Call, read_recordings  # noqa: E402
+from cutegen.records.table import Entry, Fingerprint, Table  # noqa: E402
+from cutegen.runtime.recorder import is_recording  # noqa: E402
+from cutegen.space import Config  # noqa: E402
+from cutegen.torch_ops import gemm as ops  # noqa: E402
+from cutegen.torch_ops import modules  # noqa: E402
+
+BF16 = torch.bfloat16
+#: Forward, gradients of inputs and of weights of one layer of `network` at 8 rows.
+UP = ("gemm 8x64x32 bf16 kk", "gemm 8x32x64 bf16 kn", "gemm 64x32x8 bf16 mn")
+DOWN = ("gemm 8x16x64 bf16 kk", "gemm 8x64x16 bf16 kn", "gemm 16x64x8 bf16 mn")
+
+
+@pytest.fixture(autouse=True)
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    fake = FakeGpu(tmp_path / "cache")
+    cutegen.optimize  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(fake.dispatcher())
+    monkeypatch.setattr(modules, "_DEVICE", "cpu")
+    monkeypatch.delenv("RANK", raising=False)
+    cutegen.reset_counters()
+    yield fake
+    cutegen.use(before)
+    torch._dynamo.reset()
+
+
+def network(**options: Any) -> Any:
+    return torch.nn.Sequential(
+        torch.nn.Linear(32, 64, bias=False, dtype=BF16, **options),
+        torch.nn.GELU(),
+        torch.nn.Linear(64, 16, bias=False, dtype=BF16, **options),
+    )
+
+
+def lines(recording: Any) -> dict[tuple[str, str], int]:
+    return {(str(call.problem), call.phase): count for call, count in recording.calls.items()}
+
+
+def expected(forward: int, backward: int, *, first_input: bool = False) -> dict[tuple[str, str], int]:
+    want = {(UP[0], "forward"): forward, (DOWN[0], "forward"): forward}
+    if backward:
+        want |= {(line, "backward"): backward for line in (UP[2], *DOWN[1:])}
+        if first_input:
+            want[UP[1], "backward"] = backward
+    return want
+
+
+def test_forward_and_backward_of_a_model_are_counted(gpu: FakeGpu) -> None:
+    """Each problem once with its count; nothing of what ran before or after, though its plans were made."""
+    model, x = network(), torch.randn(8, 32).to(BF16)
+    cutegen.optimize(model)
+    model(x).sum().backward()
+    with cutegen.record() as recording:
+        for _ in range(3):
+            model(x).sum().backward()
+        with torch.inference_mode():
+            model(x)
+    model(x).sum().backward()
+    want = expected(4, 3)
+    assert lines(recording) == want
+    assert recording.problems == {parse_problem(line): count for (line, _), count in want.items()}
+    assert list(recording.problems.values()) == sorted(recording.problems.values(), reverse=True)
+    assert {(call.how, call.source) for call in recording.calls} == {("default", "cutegen")}
+
+
+def test_recording_leaves_no_trace_in_plans(gpu: FakeGpu) -> None:
+    """Plans made outside launch the kernel itself, whatever was recorded before."""
+    a, b = torch.randn(8, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
+    cutegen.gemm(a, b)
+    [plain] = ops._plans.values()
+    with cutegen.record() as recording:
+        cutegen.gemm(a, b)
+        [counting] = ops._plans.values()
+    cutegen.gemm(a, b)
+    [after] = ops._plans.values()
+    assert plain.launch.__code__.co_code == after.launch.__code__.co_code != counting.launch.__code__.co_code
+    assert list(recording.problems.values()) == [1] and not is_recording()
+    assert len(gpu.loaded) == 1, "kernels stay loaded"
+
+
+def test_autocast_and_checkpointing_are_seen_as_they_run(gpu: FakeGpu) -> None:
+    """dtypes after autocast; what checkpointing computes again belongs to the backward pass."""
+    w1, w2 = (torch.randn(n, k, requires_grad=True) for n, k in ((64, 32), (16, 64)))
+    x = torch.randn(8, 32, requires_grad=True)
+
+    def forward(x: Any) -> Any:
+        return cutegen.linear(torch.nn.functional.gelu(cutegen.linear(x, w1)), w2)
+
+    with cutegen.record() as plain, torch.autocast("cpu", BF16):
+        forward(x).sum().backward()
+    assert lines(plain) == expected(1, 1, first_input=True)
+    with cutegen.record() as again, torch.autocast("cpu", BF16):
+        checkpoint(forward, x, use_reentrant=False).sum().backward()
+    recomputed = {(UP[0], "backward"): 1, (DOWN[0], "backward"): 1}
+    found = lines(again)
+    found.pop((DOWN[0], "backward"), None)  # torch may stop early, having what the gradients need
+    recomputed.pop((DOWN[0], "backward"))
+    assert found == {**expected(1, 1, first_input=True), **recomputed}
+
+
+def test_compiled_code_is_compiled_and_counted(gpu: FakeGpu) -> None:
+    """Tracing counts nothing, calls of the compiled graph do, and recording switches no compilation off."""
+    model, x = network(), torch.randn(8, 32).to(BF16)
+    cutegen.optimize(model)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with cutegen.record() as recording:
+        for _ in range(2):
+            compiled(x).sum().backward()
+    assert lines(recording) == expected(2, 2)
+    assert len(graphs) == 1
+    with cutegen.record() as later:
+        compiled(x).sum().backward()
+    assert lines(later) == expected(1, 1)
+    assert len(graphs) == 1
+
+
+def test_fake_tensors_are_recorded_without_memory(gpu: FakeGpu) -> None:
+    """Same problems as with real ones; a large model takes no memory; nothing is compiled or launched."""
+    with FakeTensorMode():
+        model, x = network(), torch.empty(8, 32, dtype=BF16)
+        cutegen.optimize(model)
+        with cutegen.record() as recording:
+            for _ in range(2):
+                model(x).sum().backward()
+        large = torch.nn.Linear(2**20, 2**20, bias=False, dtype=BF16)
+        cutegen.optimize(large)
+        with cutegen.record() as of_large, torch.no_grad():
+            large(torch.empty(4, 2**20, dtype=BF16))
+            cutegen.rms_norm(torch.empty(4, 4096, dtype=BF16))
+    assert lines(recording) == expected(2, 2)
+    assert [str(problem) for problem in of_large.problems] == [
+        "gemm 4x1048576x1048576 bf16 kk",
+        "rmsnorm 4x4096 bf16 weight=none",
+    ]
+    assert not gpu.calls and not gpu.compiled
+
+
+def test_without_a_gpu_nobody_can_tell_the_answer() -> None:
+    from cutegen.errors import DeviceError
+    from cutegen.runtime.dispatch import Dispatcher
+
+    def no_gpu(index: int) -> Any:
+        raise DeviceError("there is no GPU")
+
+    cutegen.use(Dispatcher(device=no_gpu))
+    with FakeTensorMode(), cutegen.record() as recording:
+        cutegen.gemm(torch.empty(8, 32, dtype=BF16), torch.empty(32, 16, dtype=BF16))
+    assert list(recording.calls) == [Call(parse_problem("gemm 8x16x32 bf16 kn"), "forward", "unknown")]
+
+
+def test_the_answers_of_the_table_and_of_callers_are_told_apart(gpu: FakeGpu) -> None:
+    problem = parse_problem("gemm 8x16x32 bf16 kk")
+    config = gpu.dispatcher().explain(problem).config
+    assert config is not None
+    table = Table(Fingerprint(*["*"] * 7), [Entry(problem, config)])
+    cutegen.use(gpu.dispatcher(table))
+    a, b = torch.randn(8, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
+    with cutegen.record() as recording:
+        cutegen.gemm(a, b)
+        cutegen.gemm(a, b)
+        cutegen.gemm(a, b, config=config)
+    assert {(call.how, count) for call, count in recording.calls.items()} == {("exact", 2), ("given", 1)}
+    assert recording.problems == {problem: 3}
+    assert isinstance(config, Config) and "exact (cutegen)" in recording.report()
+
+
+def test_a_kernel_that_comes_later_counts_each_call_once(gpu: FakeGpu) -> None:
+    """In the background: the launcher of the plan changes, and the counter with it."""
+    cutegen.use(gpu.dispatcher(build="background"))
+    gpu.gate.clear()
+    a, b = torch.randn(8, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
+    with cutegen.record() as recording:
+        cutegen.gemm(a, b)
+        gpu.gate.set()
+        assert cutegen.wait_for_kernels(10)
+        cutegen.gemm(a, b)
+        cutegen.gemm(a, b)
+    assert len(gpu.calls) == 2 and list(recording.problems.values()) == [3]
+
+
+def test_families_threads_and_nested_recordings(gpu: FakeGpu) -> None:
+    a, b = torch.randn(8, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
+
+    def work() -> None:
+        for _ in range(200):
+            cutegen.gemm(a, b)
+
+    with cutegen.record() as outer:
+        cutegen.gemm(a, b)
+        with cutegen.record() as inner:
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        cutegen.gemm(a, b)
+        with pytest.raises(UsageError, match="runs already"), outer:
+            pass
+    assert list(inner.problems.values()) == [800] and list(outer.problems.values()) == [802]
+
+
+def test_what_torch_computes_is_reported_with_its_reason(gpu: FakeGpu) -> None:
+    model = network()
+    cutegen.optimize(model)
+    with cutegen.record() as recording:
+        model(torch.randn(8, 64).to(BF16)[:, ::2])
+    assert "1 by torch: the input is not contiguous along its rows" in recording.report()
+    assert list(map(str, recording.problems)) == [DOWN[0]]
+
+
+# --- files ---
+
+
+def recorded(path: Path, m: int, *, rank: int | None = None, calls: int = 1) -> None:
+    a, b = torch.randn(m, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
+    with cutegen.record(path, rank=rank):
+        for _ in range(calls):
+            cutegen.gemm(a, b)
+
+
+def counts(*paths: Path, gpu: str = "") -> dict[str, int]:
+    return {str(problem): count for problem, count in read_recordings(paths, gpu).problems.items()}
+
+
+def test_files_of_ranks_and_runs_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four ranks has other shapes; each writes its own file; a second run is appended."""
+    path = tmp_path / "new" / "model.jsonl"
+    for rank in range(3):
+        recorded(path, 8, rank=rank)
+    monkeypatch.setenv("RANK", "3")
+    recorded(path, 64, calls=5)
+    recorded(path, 8)
+    assert sorted(each.name for each in path.parent.iterdir()) == [f"model.rank{r}.jsonl" for r in range(4)]
+    assert counts(path) == {"gemm 64x16x32 bf16 kk": 5, "gemm 8x16x32 bf16 kk": 4}
+    assert counts(path.with_name("model.rank3.jsonl"), path) == counts(path), "no file counts twice"
+    header = json.loads(path.with_name("model.rank0.jsonl").read_text().splitlines()[0])
+    assert header["cutegen_recording"] == 1 and header["gpu"] == "NVIDIA H200"
+    assert not read_recordings([path], "NVIDIA H200").notes
+    with pytest.raises(UsageError, match="rank=-1"):
+        cutegen.record(path, rank=-1)
+
+
+def test_saving_twice_adds_nothing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "model.jsonl"
+    a, b = torch.randn(8, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
+    with cutegen.record(path) as recording:
+        cutegen.gemm(a, b)
+        recording.save()
+        recording.save()
+        cutegen.gemm(a, b)
+    assert counts(path) == {"gemm 8x16x32 bf16 kk": 2} and len(path.read_text().splitlines()) == 4
+
+
+def test_damaged_files_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    """A line cut off by a crash, another version, another GPU, a family that is not here."""
+    path = tmp_path / "model.jsonl"
+    recorded(path, 8)
+    recorded(path, 64)
+    path.write_bytes(path.read_bytes()[:-20])
+    recorded(path, 16)
+    row = {"problem": "wavelet 8x8", "phase": "forward", "count": 2, "how": "default", "source": "cutegen"}
+    gemm = {**row, "problem": "gemm 128x16x32 bf16 kk"}
+    more = [row, {**gemm, "count": -1}, [1], {"cutegen_recording": 99}, gemm]
+    with path.open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in more))
+    found = read_recordings([path], "NVIDIA B200")
+    assert {str(problem): count for problem, count in found.problems.items()} == {
+        "gemm 8x16x32 bf16 kk": 1,
+        "gemm 16x16x32 bf16 kk": 1,
+    }
+    said = "\n".join(found.notes)
+    assert "line 4 is not JSON" in said and "'wavelet 8x8' names no kernel family" in said
+    assert "count is -1" in said and "not an object" in said and "version 99" in said
+    assert "was made on 'NVIDIA H200', not on NVIDIA B200" in said and len(found.notes) == 6
+
+
+def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        read_recordings([tmp_path / "none.jsonl"])
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_recordings([tmp_path / "none" / "model.jsonl"])
+    with pytest.raises(StoreError, match="cannot be written"):
+        recorded(tmp_path, 8)
