@@ -119,7 +119,9 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
     beta = rest.pop() if epilogue.beta else 0.0
     alpha = rest.pop() if epilogue.alpha else 1.0
     assert all(type(scalar) is int for scalar in rest), rest
-    assert len(rest) == (1 if config.source == "operators" else 4 if parts else 3)
+    few_rows = config.algorithm == "few_rows"
+    integers = 0 if few_rows else 1 if config.source == "operators" else 4 if parts else 3
+    assert len(rest) == integers
     assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
     for at, tensor in enumerate((a, b, *(() if signature.unaligned_out else (d,)))):
         if tensor.data_ptr() % 16:

@@ -216,7 +216,7 @@ def test_a_budget_leaves_the_rest(gpu: FakeGpu, compiler: Compiler, monkeypatch:
 
 def test_failures_have_reasons_and_stay(gpu: FakeGpu, compiler: Compiler) -> None:
     """The others are compiled all the same; the next run knows, and compiles nothing."""
-    compiler.fails = lambda source: source.config["tile_shape_mn"] == (64, 8)
+    compiler.fails = lambda source: source.config.get("tile_shape_mn") == (64, 8)
     wanted = wanted_of(str(KIND))
     for _ in range(2):
         done = compile_wanted(wanted, gpu.store, ARCH)
@@ -324,7 +324,7 @@ def test_the_command_ends_with_1_if_kernels_fail(
     gpu: FakeGpu, compiler: Compiler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is named with its reason."""
-    compiler.fails = lambda source: source.config["tile_shape_mn"] == (64, 8)
+    compiler.fails = lambda source: source.config.get("tile_shape_mn") == (64, 8)
     assert run(gpu, "gemm", "--arch", "sm_90a") == 1
     out = capsys.readouterr().out
     assert "failed: gemm" in out and "it is too large" in out and " failed; in" in out
