@@ -115,7 +115,7 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         metavar="N",
         help="compile at most N kernels per shape beside the default config (default by effort: "
-        f"{', '.join(str(effort.classes) for effort in EFFORTS.values())}); further values of run-time knobs "
+        f"{', '.join(str(effort.kernels) for effort in EFFORTS.values())}); further values of run-time knobs "
         "cost no compilation and come on top; a measured run of more than quick effort then refines: it "
         f"compiles up to {2 * Effort().refine} more around the fastest, and again a quarter as many",
     )

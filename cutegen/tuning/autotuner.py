@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
@@ -301,7 +301,7 @@ class AutoTuner:
         if isinstance(candidates, int):
             if candidates < 1:
                 raise UsageError(f"candidates={candidates} must be at least 1")
-            effort = replace(effort, classes=candidates, most=None)
+            effort = effort.of_kernels(candidates)
         elif candidates is not None:
             explicit = self._explicit(problem, candidates)
         return Request(

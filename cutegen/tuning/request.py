@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cutegen import __version__
@@ -61,6 +61,16 @@ class Effort:
     twins: int = 8
     most: int | None = None
     at_once: bool = False
+
+    @property
+    def kernels(self) -> int:
+        """Kernels to compile before refinement, at most, twins included."""
+        return self.classes + self.twins
+
+    def of_kernels(self, count: int) -> Effort:
+        """Return this effort with so many kernels to compile before refinement, a quarter of them twins."""
+        twins = min(self.twins, count // 4)
+        return replace(self, classes=count - twins, twins=twins, most=None)
 
 
 #: How much to try, by name. ``quick`` measures the model's best few: on an H200 the best of its first eight
