@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.recording import record
     from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
+    from cutegen.tuning.model import autotune
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ __all__ = [
     "Store",
     "Table",
     "__version__",
+    "autotune",
     "configure",
     "counters",
     "find_arch",
@@ -79,6 +81,7 @@ _HOMES = {
     "Problem": "families.gemm.problem",
     "Store": "build.store",
     "Table": "records.table",
+    "autotune": "tuning.model",
     "configure": "torch_ops.gemm",
     "counters": "torch_ops.fallbacks",
     "find_arch": "arch",

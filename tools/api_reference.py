@@ -27,6 +27,7 @@ from cutegen.family import Family
 from cutegen.space import Space, format_value
 from cutegen.torch_ops.recording import Recording
 from cutegen.tuning import Row, TuneResult
+from cutegen.tuning.model import Autotuned, Gain
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Domains of more values than this are shown by their ends.
@@ -51,8 +52,10 @@ def api() -> str:
             for name in sorted(cutegen.__all__, key=str.lower)
             for text in _entry(f"cutegen.{name}", name)
         ),
-        "## What `record` returns",
+        "## What `record` and `autotune` return",
         *_class("record.Recording", Recording),
+        *_class("autotune.Autotuned", Autotuned),
+        *_class("autotune.Gain", Gain),
         "## Results of tuning",
         *_class("tuning.TuneResult", TuneResult),
         *_class("tuning.Row", Row),

@@ -150,7 +150,8 @@ def load_given_families(args: argparse.Namespace) -> None:
     try:
         if args.families is not None:
             load_families(args.families)
-        find_family(args.family)
+        if args.family is not None:
+            find_family(args.family)
     except ResourceError as error:
         raise UsageError(str(error)) from error
 

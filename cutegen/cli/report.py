@@ -265,13 +265,17 @@ def _summary_table(measured: Mapping[str, TuneResult], width: int | None) -> lis
     first = results[0]
     timings = [result.winner.timing for result in results if result.winner.timing is not None]
     ratios = [_ratio(result, timing) for result, timing in zip(results, timings, strict=True)]
-    rates = [f"{r.rate(t.median_us):.1f}" for r, t in zip(results, timings, strict=True)]
+    same = len({result.metric for result in results}) == 1
+    rates = [
+        f"{r.rate(t.median_us):.1f}" + ("" if same else f" {r.metric}")
+        for r, t in zip(results, timings, strict=True)
+    ]
     gains = [f"{r.ratio_to_default.mid:.3f}" if r.ratio_to_default else "" for r in results]
     return columns(
         [
             Column("shape", [printable(name) for name in measured], left=True),
             Column("time us", [f"{timing.median_us:.2f}" for timing in timings]),
-            Column(first.metric, rates, drop=1),
+            Column(first.metric if same else "rate", rates, drop=1),
             *_energy_columns(timings, first),
             Column(_versus(first, _baselines(results)), [ratio for ratio, _ in ratios]),
             Column("95 %", [interval for _, interval in ratios], drop=5),

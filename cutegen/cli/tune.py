@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from cutegen import __version__
 from cutegen.arch import Arch, find_arch
@@ -23,6 +24,7 @@ from cutegen.cli.args import (
 )
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress import Display, make_display
+from cutegen.cli.recorded import Recording
 from cutegen.cli.report import LEGEND, document, result_lines, summary_lines
 from cutegen.cli.space import refuse
 from cutegen.cli.text import line_width, say, say_json
@@ -49,6 +51,7 @@ _EXAMPLES = """examples:
   python -m cutegen.tune gemm --shape 8192x8192x8192 --objective energy --table green.json
   python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
   python -m cutegen.tune gemm --shape 4096x4096x4096 --sources cutegen,operators
+  python -m cutegen.tune --recorded model.jsonl --budget 600
 
 Candidates are compiled while others are checked against an fp64 reference on the GPU; the correct ones are
 timed in turn with the baseline, such as torch.mm. Every result is kept: the same command continues an
@@ -75,8 +78,22 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    parser.add_argument(
+        "family",
+        metavar="FAMILY",
+        nargs="?",
+        help=f"kernel family: {', '.join(families())}; not needed with --recorded",
+    )
     add_problem_arguments(parser)
+    parser.add_argument(
+        "--recorded",
+        type=file_path,
+        action="extend",
+        nargs="+",
+        metavar="FILE",
+        help="recordings of cutegen.record, those of ranks beside them included: their problems, those of "
+        "most calls times predicted time first",
+    )
     _add_effort(parser)
     _add_measuring(parser)
     _add_files(parser)
@@ -214,6 +231,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if autotune_disabled():
         raise UsageError("CUTEGEN_DISABLE_AUTOTUNE is set, so nothing is tuned; unset it to tune")
+    _require_family(args)
     load_given_families(args)
     if args.arch and args.fallback:
         raise UsageError(
@@ -229,15 +247,28 @@ def _run(args: argparse.Namespace) -> int:
         raise StoreError(f"bundle {args.bundle} does not exist; --export of another run writes one")
     device = None if args.arch else _device()
     imported = _import(args, device)
-    if imported is not None and not args.shape and args.shapes is None:
-        problems: tuple[NamedProblem, ...] = tuple(NamedProblem(str(p), p) for p in imported.candidates)
+    recording = None if args.recorded is None else Recording.read(args, device)
+    if recording is not None:
+        problems = recording.named
+    elif imported is not None and not args.shape and args.shapes is None:
+        problems = tuple(NamedProblem(str(p), p) for p in imported.candidates)
     else:
         problems = named_problems(args)
     display = make_display(args.quiet)
     with _tuner(args, device, imported, display) as tuner:
+        if recording is not None and not args.json:
+            say("\n".join(recording.begin_lines(tuner.setting, _width(args))), flush=True)
         requests = [_request(tuner, item, args, imported, alone=len(problems) == 1) for item in problems]
         results = _collect(tuner, problems, requests, args, display)
-        return _finish(tuner, results, args)
+        return _finish(tuner, results, args, recording)
+
+
+def _require_family(args: argparse.Namespace) -> None:
+    """Refuse a command that names no family although it has no recording, or shapes although it has one."""
+    if args.recorded is None and args.family is None:
+        raise UsageError(f"no FAMILY given; known: {', '.join(families())}; or --recorded FILE")
+    if args.recorded is not None and (args.shape or args.shapes or args.bundle):
+        raise UsageError("--recorded says what to tune; leave out --shape, --shapes and --import")
 
 
 def _device() -> Device:
@@ -352,12 +383,19 @@ def _unused(item: NamedProblem, results: Mapping[str, object]) -> str:
     return item.name if item.name not in results else f"{item.name} ({item.problem})"
 
 
-def _finish(tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], args: argparse.Namespace) -> int:
+def _finish(
+    tuner: AutoTuner,
+    results: Mapping[str, TuneResult | Failed],
+    args: argparse.Namespace,
+    recording: Recording | None,
+) -> int:
     if args.json:
-        _print_json(tuner, results)
+        _print_json(tuner, results, {} if recording is None else recording.to_json(tuner.setting))
     else:
         for line in summary_lines(results, _width(args)):
             say(line)
+        if recording is not None:
+            say("\n".join(recording.end_lines(tuner.setting)))
     found = [r for r in results.values() if isinstance(r, TuneResult)]
     _print_places(tuner, args, found)
     return EXIT_NO_WINNER if any(isinstance(r, Failed) for r in results.values()) else EXIT_OK
@@ -383,12 +421,17 @@ def _print_places(tuner: AutoTuner, args: argparse.Namespace, found: Sequence[Tu
 
 
 def _again(args: argparse.Namespace) -> str:
-    families = f" --families {args.families}" if args.families else ""
-    return f"python -m cutegen.tune {args.family}{families}"
+    folder = f" --families {args.families}" if args.families else ""
+    family = f" {args.family}" if args.family else f" {families()[0]}"
+    return f"python -m cutegen.tune{family}{folder}"
 
 
 def _print_json(
-    tuner: AutoTuner, results: Mapping[str, TuneResult | Failed], *, interrupted: bool = False
+    tuner: AutoTuner,
+    results: Mapping[str, TuneResult | Failed],
+    more: Mapping[str, Json] = MappingProxyType({}),
+    *,
+    interrupted: bool = False,
 ) -> None:
     setting = tuner.setting
     about: dict[str, Json] = {
@@ -399,5 +442,6 @@ def _print_json(
         "table": str(setting.table) if setting.table else None,
         "db": str(setting.db),
         "interrupted": interrupted,
+        **more,
     }
     say_json(document(results, about))

@@ -161,6 +161,8 @@ class Dispatcher:
         self.kernels = kernels or Kernels()
         self.device_type = device_type
         self.fallback = require_fallback(fallback)
+        #: Where the given table was read from; None if it was not, or none was given.
+        self.table_path: Path | None = None
         self._given = table
         self._device = device
         self._devices: dict[int, Device] = {}
@@ -180,13 +182,15 @@ class Dispatcher:
             TableError: It is not a dispatch table.
             UsageError: There is no such fallback.
         """
-        return Dispatcher(
+        found = Dispatcher(
             Table.load(path),
             kernels=self.kernels,
             device=self._device,
             device_type=self.device_type,
             fallback=self.fallback if fallback is None else fallback,
         )
+        found.table_path = Path(path)
+        return found
 
     def with_build(self, build: str) -> Dispatcher:
         """Return a dispatcher whose kernels have another build policy and that is otherwise like this one.
@@ -206,13 +210,20 @@ class Dispatcher:
         return self._like(self.kernels, fallback)
 
     def _like(self, kernels: Kernels, fallback: str) -> Dispatcher:
-        return Dispatcher(
+        found = Dispatcher(
             self._given,
             kernels=kernels,
             device=self._device,
             device_type=self.device_type,
             fallback=fallback,
         )
+        found.table_path = self.table_path
+        return found
+
+    @property
+    def has_given_table(self) -> bool:
+        """Whether it asks a table that it was given, instead of the one in the cache folder."""
+        return self._given is not None
 
     def device(self, index: int = 0) -> Device:
         """Return the facts of GPU ``index``, asked for once.
