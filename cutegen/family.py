@@ -290,6 +290,10 @@ class Strategy(Protocol):
         """Return what predicts configs of ``space`` for ``problem``."""
         ...
 
+    def tile(self, config: Config, size: str) -> int:
+        """Return how many values of the size of that name share a tile of ``config``; 1 without tiles."""
+        ...
+
 
 class Family(ABC):
     """A kind of problem and its kernels.

@@ -78,7 +78,7 @@ def good_table() -> dict[str, Any]:
     pieces = (Piece(1, 199, config, "cutegen", "b" * 32, 1.1), Piece(200, 512, None, "torch", "", 0.9))
     points = (Point(64, 1.5, 1.1, 0.01, "t"), Point(256, 2.5))
     within = parse_range("gemm 1..512x256x256 bf16 kk")
-    ranges = [RangeEntry(within, pieces, Regret(0.01, 0.02, 2), points, baseline="torch.mm")]
+    ranges = [RangeEntry(within, pieces, Regret(0.01, 0.02, 2), points, baseline="torch.mm", run="r")]
     table = Table(fingerprint, [plain, vendor], ranges, fallback="torch")
     return json.loads(json.dumps(table.to_json()))  # type: ignore[no-any-return]
 
@@ -293,7 +293,7 @@ def test_configs_and_restrictions(words: list[str]) -> None:
 # --- commands ---
 
 COMMON: Mapping[str, tuple[str, ...]] = {
-    "--shape": ("64x64x64", *TEXTS),
+    "--shape": ("64x64x64", "1..64x64x64", *TEXTS),
     "--shapes": ("good.toml", "bad.toml", "deep.toml", "none.toml", ".", *TEXTS),
     "--dtype": ("fp16", *TEXTS),
     "--out-dtype": ("fp32", *TEXTS),

@@ -240,6 +240,23 @@ def test_a_killed_writer_loses_at_most_the_trial_in_flight(tmp_path: Path) -> No
         store.add(_trial())
 
 
+def test_trials_are_written_together_or_not_at_all(store: TrialStore) -> None:
+    """Others see them once all are there; an error in between takes back what was added with it."""
+    first = _trial(id="first")
+    with TrialStore(store.path) as other:
+        with store.together():
+            store.add(first)
+            assert other.find() == []
+        assert other.find() == [first]
+        with pytest.raises(StoreError), store.together():
+            store.add(_trial(id="second"))
+            store.add(first)  # its id is taken
+        assert other.find() == [first]
+        with store.together():
+            store.add(_trial(id="third"))
+        assert [trial.id for trial in other.find()] == ["first", "third"]
+
+
 @pytest.mark.parametrize("damage", ["garbage", "torn page", "cut short"])
 def test_a_damaged_database_is_named_and_set_aside_only_when_told(tmp_path: Path, damage: str) -> None:
     """Opening a damaged file says so and what to do, touches nothing, and set_aside makes room."""

@@ -35,7 +35,7 @@ from cutegen.measure.policy import Policy, Timing
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config
 from cutegen.space import Launch
-from cutegen.tuning import AutoTuner, TuneResult
+from cutegen.tuning import AutoTuner, Failed, TuneResult
 from cutegen.tuning.backends import Backends
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, order
@@ -101,8 +101,9 @@ def run(args: argparse.Namespace) -> int:
     ):
         requests = [tuner.request(shape.problem, None, {}, None) for shape in shapes]
         for shape, result in zip(shapes, tuner.run(requests, args.budget), strict=True):
-            if not isinstance(result, TuneResult):
+            if isinstance(result, Failed):
                 raise result.error
+            assert isinstance(result, TuneResult)
             row = _contest(bench, shape, result, kernels, device, policy, args)
             rows.append(row)
             print(_line(row), flush=True)

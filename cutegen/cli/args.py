@@ -12,8 +12,9 @@ from typing import NoReturn
 from cutegen.arch import ARCHES
 from cutegen.errors import ResourceError, UsageError
 from cutegen.families.options import read_options
+from cutegen.families.ranges import Range, is_range, overlapping, range_ends
 from cutegen.families.registry import families, find_family, load_families
-from cutegen.families.shapes import NamedProblem, read_shapes
+from cutegen.families.shapes import NamedProblem, NamedRange, Shape, read_shapes_and_ranges
 from cutegen.family import Family, Problem
 from cutegen.space import Space, Value, parse_value
 from cutegen.text import did_you_mean, printable, shown
@@ -26,6 +27,7 @@ __all__ = [
     "integer",
     "load_given_families",
     "named_problems",
+    "named_shapes",
     "parse_fixed",
     "parse_set",
     "positive_float",
@@ -106,7 +108,8 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MxNxK",
-        help="sizes of the problem, as the family writes them; repeatable",
+        help="sizes of the problem, as the family writes them; repeatable. tune takes a range for one size, "
+        "such as 1..8192x7168x2048",
     )
     group.add_argument(
         "--shapes",
@@ -160,8 +163,22 @@ def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
     """Return the problems that the arguments ask for, without repeats.
 
     Raises:
-        UsageError: There is none, or a shape or shapes file is malformed.
+        UsageError: There is none, a shape or shapes file is malformed, or a shape is a range.
         ProblemError: A shape is not one that the family computes.
+    """
+    found = named_shapes(args)
+    for item in found:
+        if isinstance(item, NamedRange):
+            raise UsageError(f"{item.range} is a range of sizes, which tune takes; valid here: single sizes")
+    return tuple(item for item in found if isinstance(item, NamedProblem))
+
+
+def named_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
+    """Return the problems and ranges of problems that the arguments ask for, without repeats.
+
+    Raises:
+        UsageError: There is none, a shape or shapes file is malformed, or two ranges overlap.
+        ProblemError: A shape is not one that the family computes, or no kernel serves a range of that size.
     """
     if not args.shape and args.shapes is None:
         raise UsageError("no shape given; use --shape, such as --shape 4096x4096x4096, or --shapes FILE.toml")
@@ -174,12 +191,20 @@ def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
     given_options = _options(args, family)
     found = [_from_word(word, family, given_options) for word in args.shape]
     if args.shapes is not None:
-        found += read_shapes(args.shapes, args.family)
-    return tuple({item.problem: item for item in reversed(found)}.values())[::-1]
+        found += read_shapes_and_ranges(args.shapes, args.family)
+    asked = [item.problem if isinstance(item, NamedProblem) else item.range for item in found]
+    unique = dict(zip(reversed(asked), reversed(found), strict=True))
+    if twice := overlapping(item for item in unique if isinstance(item, Range)):
+        raise UsageError(f"ranges {twice[0]} and {twice[1]} overlap; join them or set them apart")
+    return tuple(unique.values())[::-1]
 
 
-def _from_word(word: str, family: Family, options: Mapping[str, str | bool]) -> NamedProblem:
-    return NamedProblem(word.strip().lower(), family.problem(family.parse_shape(word), options))
+def _from_word(word: str, family: Family, options: Mapping[str, str | bool]) -> Shape:
+    name = word.strip().lower()
+    if not is_range(name):
+        return NamedProblem(name, family.problem(family.parse_shape(word), options))
+    low, high = (family.problem(family.parse_shape(end), options) for end in range_ends(name))
+    return NamedRange(name, Range(low, high))
 
 
 def _values(option: str) -> str:

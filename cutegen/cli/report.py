@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from cutegen.arch import find_arch
 from cutegen.build import Resources
+from cutegen.cli.range_report import range_json, range_lines
 from cutegen.cli.text import Column, columns, fold
 from cutegen.digest import Json
 from cutegen.families.registry import find_family, space_of
@@ -14,10 +16,11 @@ from cutegen.measure.policy import Timing
 from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config
 from cutegen.text import printable
-from cutegen.tuning import Failed, Row, TuneResult
+from cutegen.tuning import Failed, RangeResult, Row, TuneResult
 
-__all__ = ["LEGEND", "document", "result_lines", "summary_lines"]
+__all__ = ["LEGEND", "AnyResult", "document", "result_lines", "summary_lines"]
 
+AnyResult: TypeAlias = "TuneResult | RangeResult | Failed"
 #: Candidates of each provider that are shown where nothing was measured.
 _PREDICTED_ROWS = 8
 #: Longest name of a baseline that becomes a heading.
@@ -53,7 +56,7 @@ Columns that do not fit the terminal are left out (W, mJ, in bursts, 95 %, regs,
 """
 
 
-def result_lines(name: str, result: TuneResult | Failed, width: int | None = None) -> list[str]:
+def result_lines(name: str, result: AnyResult, width: int | None = None) -> list[str]:
     """Return the lines that show what one problem came to.
 
     Args:
@@ -63,7 +66,12 @@ def result_lines(name: str, result: TuneResult | Failed, width: int | None = Non
     """
     name = printable(name)
     if isinstance(result, Failed):
-        return _folded([f"{name}: {result.problem}", f"  no winner: {printable(str(result.error))}"], width)
+        return _folded(
+            [f"{name}: {result.range or result.problem}", f"  no winner: {printable(str(result.error))}"],
+            width,
+        )
+    if isinstance(result, RangeResult):
+        return range_lines(name, result, width)
     lines = _folded([_headline(name, result)], width)
     lines += _measured_table(result, width) if result.measured else _predicted_table(result, width)
     notes = []
@@ -240,7 +248,7 @@ def _ratio(result: TuneResult, timing: Timing) -> tuple[str, str]:
     return (f"{ratio.mid:.3f}", f"[{ratio.low:.3f}, {ratio.high:.3f}]") if ratio else ("", "")
 
 
-def summary_lines(results: Mapping[str, TuneResult | Failed], width: int | None = None) -> list[str]:
+def summary_lines(results: Mapping[str, AnyResult], width: int | None = None) -> list[str]:
     """Return one line per problem and the geometric mean, for runs of more than one problem."""
     measured = {name: r for name, r in results.items() if isinstance(r, TuneResult) and r.measured}
     failed = [name for name, r in results.items() if isinstance(r, Failed)]
@@ -293,15 +301,17 @@ def _baselines(results: Iterable[TuneResult]) -> str:
     return names.pop() if len(names) == 1 else "baseline"
 
 
-def document(results: Mapping[str, TuneResult | Failed], about: Mapping[str, Json]) -> dict[str, Json]:
+def document(results: Mapping[str, AnyResult], about: Mapping[str, Json]) -> dict[str, Json]:
     """Return everything as plain JSON data."""
     return {"schema": 1, **about, "results": [_result_json(name, r) for name, r in results.items()]}
 
 
-def _result_json(name: str, result: TuneResult | Failed) -> dict[str, Json]:
+def _result_json(name: str, result: AnyResult) -> dict[str, Json]:
+    if isinstance(result, RangeResult):
+        return range_json(name, result)
     head: dict[str, Json] = {
         "name": name,
-        "problem": str(result.problem),
+        "problem": str(result.range if isinstance(result, Failed) and result.range else result.problem),
         "seconds": round(result.seconds, 3),
     }
     if isinstance(result, Failed):

@@ -17,7 +17,7 @@ from cutegen.cli.args import (
     file_path,
     integer,
     load_given_families,
-    named_problems,
+    named_shapes,
     parse_set,
     positive_float,
     positive_int,
@@ -25,14 +25,14 @@ from cutegen.cli.args import (
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress import Display, make_display
 from cutegen.cli.recorded import Recording
-from cutegen.cli.report import LEGEND, document, result_lines, summary_lines
+from cutegen.cli.report import LEGEND, AnyResult, document, result_lines, summary_lines
 from cutegen.cli.space import refuse
 from cutegen.cli.text import line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, StoreError, UsageError
 from cutegen.families.gemm.operator_package import EXTRA
 from cutegen.families.registry import SOURCES, families, find_space
-from cutegen.families.shapes import NamedProblem
+from cutegen.families.shapes import NamedProblem, NamedRange, Shape
 from cutegen.measure import BUSY_MODES
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
@@ -40,13 +40,14 @@ from cutegen.measure.policy import OBJECTIVES
 from cutegen.records.table import FALLBACKS
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.space import Space, Value
-from cutegen.tuning import EFFORTS, AutoTuner, Effort, Failed, Request, TuneResult
+from cutegen.tuning import EFFORTS, AutoTuner, Effort, Failed, RangeRequest, Request, TuneResult
 from cutegen.tuning.transfer import Imported, export_candidates, import_candidates
 
 __all__ = ["main"]
 
 _EXAMPLES = """examples:
   python -m cutegen.tune gemm --shape 4096x4096x4096 --shape 64x7168x2048 --dtype bf16
+  python -m cutegen.tune gemm --shape 1..8192x7168x2048                  # every m at once
   python -m cutegen.tune gemm --shapes shapes.toml --budget 600 --table mine.json
   python -m cutegen.tune gemm --shape 8192x8192x8192 --objective energy --table green.json
   python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
@@ -248,18 +249,20 @@ def _run(args: argparse.Namespace) -> int:
     device = None if args.arch else _device()
     imported = _import(args, device)
     recording = None if args.recorded is None else Recording.read(args, device)
+    shapes: tuple[Shape, ...]
     if recording is not None:
-        problems = recording.named
+        shapes = recording.named
     elif imported is not None and not args.shape and args.shapes is None:
-        problems = tuple(NamedProblem(str(p), p) for p in imported.candidates)
+        shapes = tuple(NamedProblem(str(p), p) for p in imported.candidates)
     else:
-        problems = named_problems(args)
+        shapes = named_shapes(args)
+    _require_measured(args, shapes)
     display = make_display(args.quiet)
     with _tuner(args, device, imported, display) as tuner:
         if recording is not None and not args.json:
             say("\n".join(recording.begin_lines(tuner.setting, _width(args))), flush=True)
-        requests = [_request(tuner, item, args, imported, alone=len(problems) == 1) for item in problems]
-        results = _collect(tuner, problems, requests, args, display)
+        requests = [_request(tuner, item, args, imported, alone=len(shapes) == 1) for item in shapes]
+        results = _collect(tuner, shapes, requests, args, display)
         return _finish(tuner, results, args, recording)
 
 
@@ -269,6 +272,18 @@ def _require_family(args: argparse.Namespace) -> None:
         raise UsageError(f"no FAMILY given; known: {', '.join(families())}; or --recorded FILE")
     if args.recorded is not None and (args.shape or args.shapes or args.bundle):
         raise UsageError("--recorded says what to tune; leave out --shape, --shapes and --import")
+
+
+def _require_measured(args: argparse.Namespace, shapes: Sequence[Shape]) -> None:
+    """Refuse ranges where they could not be measured from the start."""
+    ranges = [shape.name for shape in shapes if isinstance(shape, NamedRange)]
+    options = {"--arch": args.arch, "--import": args.bundle, "--export": args.export}
+    given = [option for option, value in options.items() if value is not None]
+    if ranges and given:
+        raise UsageError(
+            f"{given[0]} does not go with the range {ranges[0]}, which is tuned by measuring here; leave it "
+            "out, or give single sizes"
+        )
 
 
 def _device() -> Device:
@@ -319,12 +334,16 @@ def _tuner(
 
 def _request(
     tuner: AutoTuner,
-    item: NamedProblem,
+    item: Shape,
     args: argparse.Namespace,
     imported: Imported | None,
     *,
     alone: bool,
-) -> Request:
+) -> Request | RangeRequest:
+    if isinstance(item, NamedRange):
+        low = item.range.low
+        fixed = parse_set(args.set, find_space(low.family, tuner.setting.arch), low)
+        return tuner.range_request(item.range, args.candidates, fixed, args.budget)
     space = find_space(item.problem.family, tuner.setting.arch)
     fixed = parse_set(args.set, space, item.problem)
     if imported is None:
@@ -352,17 +371,17 @@ def _require_legal(space: Space, item: NamedProblem, fixed: Mapping[str, tuple[V
 
 def _collect(
     tuner: AutoTuner,
-    problems: Sequence[NamedProblem],
-    requests: Sequence[Request],
+    shapes: Sequence[Shape],
+    requests: Sequence[Request | RangeRequest],
     args: argparse.Namespace,
     display: Display,
-) -> dict[str, TuneResult | Failed]:
-    results: dict[str, TuneResult | Failed] = {}
+) -> dict[str, AnyResult]:
+    results: dict[str, AnyResult] = {}
     stream = tuner.run(requests, args.budget)
     try:
         with display:
-            for at, item in enumerate(problems, 1):
-                display.begin(item.name, at, len(problems))
+            for at, item in enumerate(shapes, 1):
+                display.begin(item.name, at, len(shapes))
                 result = next(stream)
                 display.hide()
                 results[_unused(item, results)] = result
@@ -379,13 +398,14 @@ def _width(args: argparse.Namespace) -> int | None:
     return None if args.wide else line_width()
 
 
-def _unused(item: NamedProblem, results: Mapping[str, object]) -> str:
-    return item.name if item.name not in results else f"{item.name} ({item.problem})"
+def _unused(item: Shape, results: Mapping[str, object]) -> str:
+    what = item.range if isinstance(item, NamedRange) else item.problem
+    return item.name if item.name not in results else f"{item.name} ({what})"
 
 
 def _finish(
     tuner: AutoTuner,
-    results: Mapping[str, TuneResult | Failed],
+    results: Mapping[str, AnyResult],
     args: argparse.Namespace,
     recording: Recording | None,
 ) -> int:
@@ -396,8 +416,7 @@ def _finish(
             say(line)
         if recording is not None:
             say("\n".join(recording.end_lines(tuner.setting)))
-    found = [r for r in results.values() if isinstance(r, TuneResult)]
-    _print_places(tuner, args, found)
+    _print_places(tuner, args, [r for r in results.values() if isinstance(r, TuneResult)])
     return EXIT_NO_WINNER if any(isinstance(r, Failed) for r in results.values()) else EXIT_OK
 
 
@@ -428,7 +447,7 @@ def _again(args: argparse.Namespace) -> str:
 
 def _print_json(
     tuner: AutoTuner,
-    results: Mapping[str, TuneResult | Failed],
+    results: Mapping[str, AnyResult],
     more: Mapping[str, Json] = MappingProxyType({}),
     *,
     interrupted: bool = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,11 +13,13 @@ from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import Problem
 from cutegen.text import shown
 
-__all__ = ["Range", "is_range", "overlapping", "parse_range", "range_ends"]
+__all__ = ["Range", "is_range", "overlapping", "parse_range", "range_ends", "range_of"]
 
 #: Between two numbers that are the ends of a range; both belong to it.
 _DOTS = ".."
 _DIGITS = "0123456789"
+#: More digits than any size has.
+_MOST_DIGITS = 18
 #: So far from a size there is another that the layout allows. Source: the largest alignment of a size, of
 #: operands with scale factors along k, is 128.
 _MOST_STEP = 128
@@ -157,6 +159,31 @@ def range_ends(text: str) -> tuple[str, str]:
     if not low or not high or "." in head + tail:
         raise ProblemError(f"{shown(text)} is no range, or has several; write for example 1{_DOTS}8192")
     return f"{head}{low}{tail}", f"{head}{high}{tail}"
+
+
+def range_of(sizes: Mapping[str, int | str], make: Callable[[Mapping[str, int]], Problem]) -> Range:
+    """Return the range of sizes by name, one of which is text such as ``1..8192``.
+
+    Args:
+        sizes: By name.
+        make: Returns the problem of such sizes.
+
+    Raises:
+        ProblemError: Not one of them is a range, or no kernel serves a range of it.
+    """
+    texts = {name: value for name, value in sizes.items() if isinstance(value, str)}
+    numbers = {name: value for name, value in sizes.items() if isinstance(value, int)}
+    if len(texts) != 1:
+        raise ProblemError(f"{' and '.join(texts) or 'no size'} given as ranges; valid: a range of one size")
+    [(name, text)] = texts.items()
+    low, high = (_integer(end) for end in range_ends(text))
+    return Range(make({**numbers, name: low}), make({**numbers, name: high}))
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS or digits.strip(_DIGITS):
+        raise ProblemError(f"{shown(digits)} is no end of a range; write for example 1{_DOTS}8192")
+    return int(digits)
 
 
 def parse_range(line: str) -> Range:

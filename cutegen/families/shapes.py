@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cutegen.errors import ProblemError, UsageError
+from cutegen.families.ranges import Range, is_range, overlapping, range_of
 from cutegen.families.registry import find_family
 from cutegen.family import Family, Option, Problem
 from cutegen.system.documents import read_toml
 from cutegen.text import did_you_mean, printable, shown
 
-__all__ = ["NamedProblem", "read_shapes"]
+__all__ = ["NamedProblem", "NamedRange", "Shape", "read_shapes", "read_shapes_and_ranges"]
 
 #: Keys that describe a shape to people only.
 _NOTES = ("id", "note")
@@ -27,6 +28,17 @@ class NamedProblem:
     problem: Problem
 
 
+@dataclass(frozen=True)
+class NamedRange:
+    """A range of problems and what the user calls it."""
+
+    name: str
+    range: Range
+
+
+Shape: TypeAlias = "NamedProblem | NamedRange"
+
+
 def read_shapes(path: Path, family: str = "gemm") -> tuple[NamedProblem, ...]:
     """Return the problems of a TOML file of ``[[shape]]`` tables, in its order.
 
@@ -34,7 +46,21 @@ def read_shapes(path: Path, family: str = "gemm") -> tuple[NamedProblem, ...]:
     and a ``note``.
 
     Raises:
-        UsageError: The file is missing or malformed; the message names the shape and the key.
+        UsageError: The file is missing or malformed, or has a range; the message names the shape and the key.
+        ResourceError: There is no such family.
+    """
+    found = read_shapes_and_ranges(path, family)
+    for shape in found:
+        if isinstance(shape, NamedRange):
+            raise UsageError(f"{path}: {shape.range} is a range of sizes; valid here: single sizes")
+    return tuple(shape for shape in found if isinstance(shape, NamedProblem))
+
+
+def read_shapes_and_ranges(path: Path, family: str = "gemm") -> tuple[Shape, ...]:
+    """Return the problems of a TOML file as :func:`read_shapes`; a size may be a range, ``m = "1..8192"``.
+
+    Raises:
+        UsageError: As there, or no kernel serves a range of that size, or two ranges overlap.
         ResourceError: There is no such family.
     """
     declared = find_family(family)
@@ -43,10 +69,13 @@ def read_shapes(path: Path, family: str = "gemm") -> tuple[NamedProblem, ...]:
         raise UsageError(f"{path} holds no [[shape]] table; each needs at least {_needed(declared)}")
     shapes = tuple(_read_shape(path, i, table, declared) for i, table in enumerate(tables, 1))
     _require_unique(path, (shape.name for shape, table in zip(shapes, tables, strict=True) if "id" in table))
+    twice = overlapping({shape.range for shape in shapes if isinstance(shape, NamedRange)})
+    if twice is not None:
+        raise UsageError(f"{path}: ranges {twice[0]} and {twice[1]} overlap; join them or set them apart")
     return shapes
 
 
-def _read_shape(path: Path, index: int, table: object, family: Family) -> NamedProblem:
+def _read_shape(path: Path, index: int, table: object, family: Family) -> Shape:
     where = f"{path}: shape {index}"
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} is {shown(table)}; write it as a [[shape]] table")
@@ -62,7 +91,9 @@ def _read_shape(path: Path, index: int, table: object, family: Family) -> NamedP
     missing = [size.name for size in family.sizes if size.default is None and size.name not in table]
     if missing:
         raise UsageError(f"{where} lacks {missing[0]}; each shape needs {_needed(family)}")
-    sizes = {size.name: _typed(where, table, size.name, int) for size in family.sizes if size.name in table}
+    given = {size.name: table[size.name] for size in family.sizes if size.name in table}
+    ends = {name: value for name, value in given.items() if is_range(value)}
+    sizes = {name: _typed(where, table, name, int) for name in given if name not in ends}
     options: dict[str, Any] = {}
     for key in table:
         if (option := named.get(key)) is not None:
@@ -71,6 +102,9 @@ def _read_shape(path: Path, index: int, table: object, family: Family) -> NamedP
                 raise UsageError(f"{where}: give only one of {spellings}")
             options[option.name] = _typed(where, table, key, _kind(option))
     try:
+        if ends:
+            whole = range_of({**sizes, **ends}, lambda found: family.problem(found, options))
+            return NamedRange(name or _sizes_name(whole), whole)
         problem = family.problem(sizes, options)
     except ProblemError as error:
         raise UsageError(f"{where}: {error}") from error
@@ -102,8 +136,8 @@ def _typed(where: str, table: Mapping[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _sizes_name(problem: Problem) -> str:
-    """Return the sizes as the problem's line has them."""
+def _sizes_name(problem: Problem | Range) -> str:
+    """Return the sizes as the line of a problem or a range has them."""
     return str(problem).split()[1]
 
 

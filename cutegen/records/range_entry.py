@@ -13,6 +13,7 @@ from cutegen.digest import Json
 from cutegen.errors import TableError
 from cutegen.families.ranges import Range
 from cutegen.family import Problem
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.policy import OBJECTIVES
 from cutegen.records.entry import Entry, require_number
 from cutegen.space import Config
@@ -88,8 +89,10 @@ class RangeEntry:
         regret: Measured at random sizes; None if none were left to measure.
         points: Where it was measured, by increasing size.
         objective: What the configs were chosen by.
+        context: What ran before each launch that was timed, as of an entry.
         baseline: What ratios compare with, such as ``torch.mm``; empty if nothing.
         contended_by: Other processes that used the GPU meanwhile, in words; empty if none was seen.
+        run: Name of the tuning run.
 
     Raises:
         TableError: The pieces do not cover the range exactly, or one names an unknown source, no config, or a
@@ -101,10 +104,14 @@ class RangeEntry:
     regret: Regret | None = None
     points: tuple[Point, ...] = ()
     objective: str = "time"
+    context: str = BACK_TO_BACK
     baseline: str = ""
     contended_by: str = ""
+    run: str = ""
 
     def __post_init__(self) -> None:
+        if self.context not in CONTEXTS:
+            raise TableError(f"context is {shown(self.context)}; valid: {', '.join(CONTEXTS)}")
         if self.objective not in OBJECTIVES:
             raise TableError(f"objective is {shown(self.objective)}; valid: {', '.join(OBJECTIVES)}")
         expected = self.range.first
@@ -140,6 +147,7 @@ class RangeEntry:
             time_us=point.time_us if point else None,
             ratio_to_baseline=(point.ratio_to_baseline if point else None) or piece.ratio_to_baseline,
             objective=self.objective,
+            context=self.context,
             baseline=self.baseline,
             contended_by=self.contended_by,
             trial_ids=(point.trial,) if point and point.trial else (),
@@ -185,8 +193,10 @@ class RangeEntry:
         }
         data: dict[str, Json] = {
             "objective": self.objective,
+            "context": self.context,
             "baseline": self.baseline,
             "contended_by": self.contended_by,
+            "run": self.run,
             "regret": None if self.regret is None else asdict(self.regret),
             "choices": listed,
             "pieces": pieces,
@@ -202,7 +212,7 @@ class RangeEntry:
             TableError: A field is unknown, missing or of the wrong type, or pieces leave a gap or overlap.
         """
         values = _fields("a range", data, ["choices", *(f.name for f in fields(cls)[1:])])
-        for name in ("objective", "baseline", "contended_by"):
+        for name in ("objective", "context", "baseline", "contended_by", "run"):
             if not isinstance(values.get(name, ""), str):
                 raise TableError(f"{name} is {shown(values[name])}, not text")
         choices = [_choice(value) for value in _list("choices", values.pop("choices", None))]

@@ -2,6 +2,8 @@
 
 from cutegen.tuning.autotuner import AutoTuner, HistoryEntry
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
+from cutegen.tuning.range_request import RangeEffort, RangeRequest
+from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.request import EFFORTS, Effort, Request
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.setting import Setting
@@ -15,6 +17,9 @@ __all__ = [
     "HistoryEntry",
     "Observer",
     "Progress",
+    "RangeEffort",
+    "RangeRequest",
+    "RangeResult",
     "Request",
     "Row",
     "Setting",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, overload
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Toolchain
@@ -14,6 +14,7 @@ from cutegen.errors import UsageError
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.problem import Epilogue
 from cutegen.families.gemm.problem import Problem as Gemm
+from cutegen.families.ranges import Range, range_of
 from cutegen.families.registry import find_space, require_sources, space_of
 from cutegen.family import Problem
 from cutegen.measure.context import DEFAULT_CONTEXT, require_context
@@ -25,6 +26,9 @@ from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Value
 from cutegen.tuning.backends import Backends, Children
 from cutegen.tuning.progress import Observer, ignore_progress
+from cutegen.tuning.range_request import RangeEffort, RangeRequest, find_range_effort
+from cutegen.tuning.range_result import RangeResult
+from cutegen.tuning.range_run import untuned_range
 from cutegen.tuning.request import Effort, Request, find_effort
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.setting import Setting
@@ -73,6 +77,7 @@ class AutoTuner:
         db: The trial database.
         table: The dispatch table.
         effort: How much to try: ``quick``, ``standard``, ``exhaustive``, or an :class:`Effort`.
+        range_effort: How much to try for a range; by default as much as ``effort`` names.
         budget_s: Seconds per call, None for no limit.
         workers: Most compilations at a time.
         seed: Of the order within measuring rounds.
@@ -106,6 +111,7 @@ class AutoTuner:
         db: Path | str | None = None,
         table: Path | str | None = None,
         effort: Effort | str = "standard",
+        range_effort: RangeEffort | None = None,
         budget_s: float | None = None,
         workers: int | None = None,
         seed: int = 0,
@@ -138,6 +144,8 @@ class AutoTuner:
         )
         self._sources = require_sources(sources)
         self._effort = find_effort(effort) if isinstance(effort, str) else effort
+        named = find_range_effort(effort) if isinstance(effort, str) else RangeEffort()
+        self._range_effort = range_effort or named
         self._budget_s = budget_s
         self._seed = seed
         self._allow_torch = allow_torch
@@ -164,6 +172,7 @@ class AutoTuner:
 
     # -- tuning
 
+    @overload
     def tune(
         self,
         m: int,
@@ -177,8 +186,42 @@ class AutoTuner:
         epilogue: Epilogue | None = None,
         candidates: Candidates | None = None,
         objective: str | None = None,
-    ) -> TuneResult:
+    ) -> TuneResult: ...
+
+    @overload
+    def tune(
+        self,
+        m: int | str,
+        n: int | str,
+        k: int | str,
+        *,
+        batch: int | str = 1,
+        dtype: str = "bf16",
+        out_dtype: str = "",
+        layout: str = "kk",
+        epilogue: Epilogue | None = None,
+        candidates: Candidates | None = None,
+        objective: str | None = None,
+    ) -> TuneResult | RangeResult: ...
+
+    def tune(
+        self,
+        m: int | str,
+        n: int | str,
+        k: int | str,
+        *,
+        batch: int | str = 1,
+        dtype: str = "bf16",
+        out_dtype: str = "",
+        layout: str = "kk",
+        epilogue: Epilogue | None = None,
+        candidates: Candidates | None = None,
+        objective: str | None = None,
+    ) -> TuneResult | RangeResult:
         """Return the best config for ``D[m, n] = A[m, k] @ B[k, n]``, tuning it unless that is known.
+
+        One of the four sizes may be a range, such as ``"1..8192"`` for m: then the answers for all of them
+        are tuned at once, as by :meth:`tune_range`.
 
         With ``CUTEGEN_DISABLE_AUTOTUNE=1`` the answer is the default config, with the model's time if any.
 
@@ -206,8 +249,40 @@ class AutoTuner:
                 energy and the GPU does not tell.
             StoreError: Cache, database or table cannot be used.
         """
-        problem = Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
-        return self.tune_problem(problem, candidates=candidates, objective=objective)
+
+        def make(m: int, n: int, k: int, batch: int) -> Gemm:
+            return Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
+
+        sizes = {"m": m, "n": n, "k": k, "batch": batch}
+        if not any(isinstance(size, str) for size in sizes.values()):
+            problem = make(**cast("dict[str, int]", sizes))
+            return self.tune_problem(problem, candidates=candidates, objective=objective)
+        if candidates is not None or (objective or self._objective) != "time":
+            raise UsageError("a range is tuned for time, and finds its candidates itself; give single sizes")
+        return self.tune_range(range_of(sizes, lambda found: make(**found)))
+
+    def tune_range(
+        self, whole: Range, *, fixed: Mapping[str, tuple[Value, ...]] | None = None
+    ) -> RangeResult:
+        """Return which config answers each size of a range, from measurements at a few of them.
+
+        It takes about as long as a handful of single sizes. The table then answers every size of the range;
+        entries of single sizes still come first at their own.
+
+        Args:
+            whole: Problems that differ in one size.
+            fixed: Knobs restricted to some values.
+
+        Raises:
+            UsageError: There is no GPU to measure on, or the tuner is for another objective than time or
+                tries other kernels than cutegen's own.
+            CutegenError: As :meth:`tune`.
+        """
+        [result] = self.run([self.range_request(whole, None, fixed, self._budget_s)], self._budget_s)
+        if isinstance(result, Failed):
+            raise result.error
+        assert isinstance(result, RangeResult)
+        return result
 
     def tune_problem(
         self,
@@ -235,6 +310,7 @@ class AutoTuner:
         [result] = self.run([request], self._budget_s)
         if isinstance(result, Failed):
             raise result.error
+        assert isinstance(result, TuneResult)
         return result
 
     def tune_all(
@@ -256,21 +332,28 @@ class AutoTuner:
             budget_s: Seconds for all problems together.
         """
         requests = [self.request(problem, candidates, fixed, budget_s) for problem in problems]
-        return self.run(requests, budget_s)
+        for result in self.run(requests, budget_s):
+            assert not isinstance(result, RangeResult)
+            yield result
 
     def run(
-        self, requests: Sequence[Request], budget_s: float | None = None
-    ) -> Iterator[TuneResult | Failed]:
-        """Yield what each of ``requests`` (see :meth:`request`) came to, in order; as :meth:`tune`."""
+        self, requests: Sequence[Request | RangeRequest], budget_s: float | None = None
+    ) -> Iterator[TuneResult | RangeResult | Failed]:
+        """Yield what each request came to, in order; as :meth:`tune`.
+
+        Args:
+            requests: Made by :meth:`request` and :meth:`range_request`.
+            budget_s: Seconds for all of them together; each gets an equal share.
+        """
         if autotune_disabled():
-            yield from (self._default(request.problem) for request in requests)
+            yield from map(self._untuned, requests)
             return
         self.setting.save_fallback()
         children = self._children or self.setting.children()
         try:
             with TrialStore(self.setting.db) as trials:
                 tuning = Tuning(self.setting, children, trials, observe=self._observe, again=self._again)
-                for result in tuning.run(requests, budget_s):
+                for result in tuning.run_all(requests, budget_s):
                     if isinstance(result, TuneResult):
                         self._remember(result)
                     yield result
@@ -319,6 +402,32 @@ class AutoTuner:
             sources=self._sources,
             package=require_package() if "operators" in self._sources else "",
         )
+
+    def range_request(
+        self,
+        whole: Range,
+        candidates: int | None = None,
+        fixed: Mapping[str, tuple[Value, ...]] | None = None,
+        budget_s: float | None = None,
+    ) -> RangeRequest:
+        """Return what :meth:`run` needs to know of a range; raises as :meth:`tune_range`.
+
+        Args:
+            whole: The range.
+            candidates: Most kernels to compile for it.
+            fixed: Knobs restricted to some values.
+            budget_s: Seconds that the user gave; they name the run.
+        """
+        if self.setting.device is None and not autotune_disabled():
+            raise UsageError(f"{whole}: a range is tuned by measuring, which needs a GPU; give single sizes")
+        effort = self._range_effort
+        effort = effort if candidates is None else replace(effort, kernels=candidates)
+        return RangeRequest(whole, self.request(whole.low, candidates, fixed, budget_s), effort)
+
+    def _untuned(self, request: Request | RangeRequest) -> TuneResult | RangeResult:
+        if isinstance(request, RangeRequest):
+            return untuned_range(request, self.setting)
+        return self._default(request.problem)
 
     def _explicit(
         self, problem: Problem, candidates: Sequence[Config | Mapping[str, Value]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from cutegen.build import Artifact, Resources
 from cutegen.family import Problem
@@ -81,6 +82,10 @@ class Ledger:
         """Return how the candidates of earlier runs of this name ended, each by its newest trial."""
         latest = {t.key: t.outcome for t in self._known if t.run == self.run and t.origin != "torch"}
         return Counter(latest.values())
+
+    def together(self) -> AbstractContextManager[None]:
+        """Write what is written meanwhile in one step; raises as :meth:`write`."""
+        return self._trials.together()
 
     def write(
         self,

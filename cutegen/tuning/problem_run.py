@@ -8,10 +8,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from cutegen.arch import Arch
 from cutegen.build import Artifact, Toolchain, artifact_key
-from cutegen.build.render import render
+from cutegen.build.render import Source, render
 from cutegen.errors import MeasureError, NoWinnerError
 from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
+from cutegen.family import Problem
 from cutegen.measure import Candidate
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy, Timing
@@ -49,6 +51,8 @@ class ProblemRun:
         offers: Configs of another source, of which as many are tried as of our own.
         observe: Told about progress.
         clock: Seconds of a steady clock.
+        render: Makes the text of a kernel of the request's target.
+        checked: Configs that gave the right results for another problem of the signature, which counts.
 
     Attributes:
         stages: Seconds by what was done in them: ``open`` (the problem), ``compile``, ``check``, ``screen``,
@@ -66,6 +70,8 @@ class ProblemRun:
         offers: Sequence[Config] = (),
         observe: Observer,
         clock: Callable[[], float] = time.monotonic,
+        render: Callable[[Problem, Config, Arch], Source] = render,
+        checked: set[Config] | None = None,
     ) -> None:
         self.request = request
         self.ledger = ledger
@@ -84,6 +90,8 @@ class ProblemRun:
         self._clock = clock
         self._start = clock()
         self._noted = self._start
+        self._render = render
+        self._checked = set() if checked is None else checked
         self._opened = False
         self._broken: dict[str, Attempt] = {}
         self._stage = "compile"
@@ -138,7 +146,7 @@ class ProblemRun:
         request = self.request
         new = []
         for config in configs:
-            source = render(request.problem, config, request.arch)
+            source = self._render(request.problem, config, request.arch)
             key = artifact_key(source, self._toolchain)
             launch = self._space_of(config).launch(config, request.problem, request.sm_count)
             new.append(Attempt(config, source, key, launch))
@@ -153,6 +161,10 @@ class ProblemRun:
         return new
 
     # -- the run
+
+    def screen(self, configs: Iterable[Config]) -> None:
+        """Check and time ``configs`` beside each other, and decide nothing: see :attr:`attempts`."""
+        self._try(self._admit(dict.fromkeys(configs)))
 
     def run(self, budget_s: float | None = None) -> tuple[Attempt, ...]:
         """Try everything and return the finalists, with settled timings if anything can be measured.
@@ -213,9 +225,11 @@ class ProblemRun:
             checked: What only waits to be timed, which is as good as tried where one set of rounds decides.
         """
         left = self._left_s()
+        if left is None:
+            return False
         known = [*self._working(), *(checked if self.request.at_once else ())]
         default = self.attempts[self.default]
-        if left is None or not known or not (default.done or default in known):
+        if not known or not (default.done or default in known):
             return False
         return left <= (self.request.final_s if self._children.measures else 0.0)
 
@@ -271,10 +285,14 @@ class ProblemRun:
             why = f"not run, since the same kernel with other run-time arguments failed: {broken.error}"
             self._fail(attempt, broken.outcome, why)
             return
+        if attempt.config in self._checked:
+            checked.append(attempt)
+            return
         self._stage = "check" if self._stage == "compile" else self._stage
         self._open()
         result = self._children.bench.check(self._candidate(attempt))
         if result.ok:
+            self._checked.add(attempt.config)
             checked.append(attempt)
         else:
             self._fail(attempt, result.outcome, result.error)
@@ -282,9 +300,10 @@ class ProblemRun:
     def _screen(self, batch: Sequence[Attempt]) -> None:
         self._stage = "screen" if self._stage == "check" else self._stage
         policy = self.request.screen_policy
-        for attempt, timing in self._time(batch, policy):
-            trial = self.ledger.write(attempt, "ok", timing=timing, policy=policy)
-            attempt.screened(timing, trial)
+        timed = self._time(batch, policy)
+        with self.ledger.together():
+            for attempt, timing in timed:
+                attempt.screened(timing, self.ledger.write(attempt, "ok", timing=timing, policy=policy))
 
     def _time(self, batch: Sequence[Attempt], policy: Policy) -> list[tuple[Attempt, Timing]]:
         """Time ``batch`` together with the baseline; failures are written down and left out.
@@ -446,11 +465,12 @@ class ProblemRun:
         timed = self._time(entries, policy)
         if not timed and all(attempt.ok for attempt in finalists):
             raise MeasureError(f"the measuring process timed none of {len(finalists)} working kernels")
-        for attempt, timing in timed:
-            attempt.final = timing
-            attempt.final_trial = self.ledger.write(attempt, "ok", timing=timing, policy=policy)
-        if timed and self.torch is not None:
-            self.baseline_trial = self.ledger.write_baseline(self.torch, policy)
+        with self.ledger.together():
+            for attempt, timing in timed:
+                attempt.final = timing
+                attempt.final_trial = self.ledger.write(attempt, "ok", timing=timing, policy=policy)
+            if timed and self.torch is not None:
+                self.baseline_trial = self.ledger.write_baseline(self.torch, policy)
         return tuple(attempt for attempt, _ in timed)
 
     # -- progress

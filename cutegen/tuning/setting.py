@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from cutegen.measure.device import Device
 from cutegen.measure.watch import NvmlWatch
 from cutegen.operator_api import Offers, find_offers
 from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.dispatch import default_table_path
 from cutegen.tuning.backends import Backends, Bench, Children
@@ -159,15 +161,15 @@ class Setting:
         except OSError as error:
             raise StoreError(f"cannot set aside {path}: {error.strerror or error}") from error
 
-    def save(self, entry: Entry) -> None:
-        """Write ``entry`` into the table.
+    def save(self, *, entries: Sequence[Entry] = (), ranges: Sequence[RangeEntry] = ()) -> None:
+        """Write winners into the table.
 
         Raises:
             TableError: The table is malformed or holds elsewhere.
             StoreError: It cannot be written.
         """
         if self.device is not None and self.table is not None:
-            Table.update(self.table, Fingerprint.of(self.device), [entry])
+            Table.update(self.table, Fingerprint.of(self.device), entries, ranges)
 
     def save_fallback(self) -> None:
         """Write into the table where PyTorch answers, if that was said; raises as :meth:`save`."""

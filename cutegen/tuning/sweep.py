@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from cutegen.build import artifact_key
 from cutegen.build.render import render
@@ -20,6 +21,7 @@ from cutegen.errors import (
     ResourceError,
 )
 from cutegen.families.gemm.operator_package import require_package
+from cutegen.families.ranges import Range
 from cutegen.families.registry import find_space
 from cutegen.family import Problem
 from cutegen.operator_api import Offers
@@ -33,6 +35,9 @@ from cutegen.tuning.history import Ledger
 from cutegen.tuning.lookahead import Lookahead
 from cutegen.tuning.problem_run import ProblemRun
 from cutegen.tuning.progress import Observer
+from cutegen.tuning.range_request import RangeRequest
+from cutegen.tuning.range_result import RangeResult
+from cutegen.tuning.range_run import RangeRun
 from cutegen.tuning.request import Request
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.setting import Setting
@@ -46,11 +51,12 @@ _OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
 @dataclass(frozen=True)
 class Failed:
-    """A problem that has no winner, and why."""
+    """A problem that has no winner, or the first of a range that has none, and why."""
 
     problem: Problem
     error: NoWinnerError | MeasureError | CheckError | LaunchError | ProblemError
     seconds: float = 0.0
+    range: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,39 @@ class Tuning:
                 share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
                 first = left == len(queue)
                 yield self._conclude(current, share, started if first else begun)
+
+    def run_all(
+        self, requests: Sequence[Request | RangeRequest], budget_s: float | None = None
+    ) -> Iterator[TuneResult | RangeResult | Failed]:
+        """Yield what each request came to, in order, ranges among them; as :meth:`run`."""
+        started, left = self._clock(), len(requests)
+        for is_range, group in groupby(requests, key=lambda request: isinstance(request, RangeRequest)):
+            some = list(group)
+            spent = self._clock() - started
+            share = None if budget_s is None else (budget_s - spent) * len(some) / left
+            left -= len(some)
+            if not is_range:
+                yield from self.run([request for request in some if isinstance(request, Request)], share)
+                continue
+            for request in some:
+                assert isinstance(request, RangeRequest)
+                yield self._run_range(request, None if share is None else share / len(some))
+
+    def _run_range(self, request: RangeRequest, budget_s: float | None) -> RangeResult | Failed:
+        begun = self._clock()
+        run = RangeRun(
+            request,
+            self._setting,
+            self._children,
+            self._trials,
+            observe=self._observe,
+            again=self._again,
+            clock=self._clock,
+        )
+        try:
+            return run.run(budget_s)
+        except (*_OF_ONE_PROBLEM, ProblemError) as error:
+            return Failed(request.range.low, error, self._clock() - begun, request.range)
 
     def _prepare_or_fail(self, request: Request, ahead: Lookahead) -> _Prepared | Failed:
         """Prepare, or say why this target cannot compute the problem: others it may."""
@@ -232,7 +271,7 @@ class Tuning:
             default=problem_run.default,
             incumbent=problem_run.incumbent,
         )
-        setting.save(entry_of(result, problem_run.baseline_trial))
+        setting.save(entries=[entry_of(result, problem_run.baseline_trial)])
         return result
 
 

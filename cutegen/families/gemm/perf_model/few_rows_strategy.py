@@ -93,6 +93,10 @@ class FewRowsStrategy:
     ) -> None:
         """Do nothing: predictions take no time worth saving."""
 
+    def tile(self, config: Config, size: str) -> int:
+        """Return 1: there are no tiles."""
+        return 1
+
     def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
         """Return the first of the default candidates that is predicted to be about as fast as the fastest.
 

@@ -15,7 +15,7 @@ from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor
-from cutegen.space import Config, Space, Value
+from cutegen.space import Config, Space, Value, as_pair
 
 __all__ = ["GemmStrategy"]
 
@@ -84,6 +84,12 @@ class GemmStrategy:
             for config in valid:
                 found.setdefault(space.compile_view(config), (kin, config))
         return tuple(found.values())
+
+    def tile(self, config: Config, size: str) -> int:
+        """Return the extent of a tile along m or n; swapped kernels have them the other way round."""
+        axes = "nm" if config.get("swap_ab", False) else "mn"
+        shape = config.get("tile_shape_mn") or config.get("mma_tiler_mn")
+        return as_pair(shape)[axes.index(size)] if shape and size in axes else 1
 
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config; None for kernels that are not of cutegen's templates."""

@@ -1,0 +1,128 @@
+"""Promising configs for many problems: ranking one takes a second of a core, so processes share them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from cutegen.arch import Arch
+from cutegen.build.parallelism import default_workers
+from cutegen.digest import Json
+from cutegen.families.registry import find_space, loaded_folders, parse_problem, spaces_beside
+from cutegen.family import Problem
+from cutegen.search.strategies import rank
+from cutegen.search.twins import with_twins
+from cutegen.space import Config, Space, Value
+from cutegen.system.interpreter import python_command, python_environment
+
+__all__ = ["rank_algorithms", "rank_all"]
+
+#: Each further algorithm of a family proposes this fraction of what the general one does.
+_FURTHER_SHARE = 4
+
+#: Fewer problems than this are not worth a process, which takes a third of a second to start.
+_WORTH_A_CHILD = 2
+#: Seconds that a child gets; ranking takes one or two for each problem.
+_LIMIT_S = 300.0
+
+
+def rank_algorithms(
+    space: Space,
+    problem: Problem,
+    sm_count: int,
+    limit: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+    twins: int = 0,
+) -> list[Config]:
+    """Return what :func:`~cutegen.search.strategies.rank` answers, and less of each further algorithm.
+
+    Args:
+        space: That of the family's general algorithm.
+        problem: What is to be computed.
+        sm_count: SMs of the GPU.
+        limit: Most kernels of the general algorithm, without twins.
+        fixed: Knobs restricted to some values; an algorithm that lacks one of them proposes nothing.
+        twins: So many kernels get twins: see :func:`~cutegen.search.twins.with_twins`.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    found = with_twins(space, problem, rank(space, problem, sm_count, limit, fixed), twins, fixed)
+    for other in spaces_beside(space):
+        has = all(set(values) <= set(other.domains.get(knob, ())) for knob, values in (fixed or {}).items())
+        if has and not other.explain(problem, {}):
+            more = rank(other, problem, sm_count, max(1, limit // _FURTHER_SHARE), fixed)
+            found += with_twins(other, problem, more, twins // _FURTHER_SHARE, fixed)
+    return found
+
+
+def rank_all(
+    problems: Sequence[Problem],
+    arch: Arch,
+    sm_count: int,
+    limit: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+    twins: int = 0,
+    *,
+    workers: int | None = None,
+) -> dict[Problem, list[Config]]:
+    """Return what :func:`rank_algorithms` answers to each of ``problems``.
+
+    Args:
+        problems: What is to be computed.
+        arch: The target.
+        sm_count: SMs of the GPU.
+        limit: Most kernels of each, without twins.
+        fixed: Knobs restricted to some values.
+        twins: So many of them get twins.
+        workers: Most processes at a time; by default as many as compile.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+        ProblemError: No config computes a problem.
+    """
+    count = min(workers or default_workers(), -(-len(problems) // _WORTH_A_CHILD))
+    asked: dict[str, Json] = {
+        "arch": arch.name,
+        "sm_count": sm_count,
+        "limit": limit,
+        "twins": twins,
+        "fixed": {
+            k: [list(v) if isinstance(v, tuple) else v for v in values] for k, values in (fixed or {}).items()
+        },
+        "families": [str(folder) for folder in loaded_folders()],
+    }
+    shares = [problems[at::count] for at in range(count)] if count > 1 else []
+    found: dict[Problem, list[Config]] = {}
+    if shares:
+        with ThreadPoolExecutor(count, thread_name_prefix="cutegen-rank") as threads:
+            for answer in threads.map(lambda share: _ask(share, asked), shares):
+                found.update(answer)
+    # What a child could not say is worked out here, where an error is seen.
+    for problem in problems:
+        if problem not in found:
+            space = find_space(problem.family, arch)
+            found[problem] = rank_algorithms(space, problem, sm_count, limit, fixed, twins)
+    return {problem: found[problem] for problem in problems}
+
+
+def _ask(share: Sequence[Problem], asked: Json) -> dict[Problem, list[Config]]:
+    """Return the answers of one child; none if it fails."""
+    command = python_command("cutegen.search.rank_child", [json.dumps(asked)])
+    lines = "".join(f"{problem}\n" for problem in share)
+    try:
+        done = subprocess.run(
+            command,
+            input=lines,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            env=python_environment(),
+            check=False,
+        )
+        answers = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return {}
+    return {parse_problem(line): [Config.from_json(c) for c in found] for line, found in answers.items()}

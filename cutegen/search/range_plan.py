@@ -1,0 +1,213 @@
+"""Which sizes of a range to measure, which configs there, and which config answers each size in the end."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, log, log2
+
+from cutegen.families.ranges import Range
+from cutegen.search.range_model import Estimates
+from cutegen.space import Config
+
+__all__ = [
+    "Cell",
+    "cells_of",
+    "contenders",
+    "few_configs",
+    "first_sizes",
+    "most_doubtful",
+    "settle",
+    "shortlist",
+]
+
+#: Tiles along a size come in steps of so many. Source: the N of an MMA instruction of Hopper and Blackwell.
+_STEP = 8
+#: Cells of a doubling, where steps would be more.
+_CELLS = 64
+#: A config is worth a place among the answers if it shortens them by this fraction in the geometric mean, or
+#: one of them by the second.
+_WORTH, _WORTH_ONCE = 0.001, 0.02
+#: What a cell that nothing answers costs more than the best, as a logarithm: more than any config.
+_UNANSWERED = 10.0
+#: An answer goes on into the next cell if it is at most this fraction slower there than the best.
+_KEEP = 0.005
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Neighbouring sizes that are taken to have one answer.
+
+    Attributes:
+        first: The smallest.
+        size: The largest that the layout allows, which stands for all.
+        weight: Doublings that it spans.
+    """
+
+    first: int
+    size: int
+    weight: float
+
+
+def cells_of(whole: Range) -> tuple[Cell, ...]:
+    """Return the cells of a range, the smallest first."""
+    ends = [value for value in (1, 2, 4) if whole.first <= value < whole.last]
+    value = _STEP
+    while value < whole.last:
+        ends += [value] if value >= whole.first else []
+        value += max(_STEP, (1 << value.bit_length() - 1) // _CELLS)
+    found: list[Cell] = []
+    first = whole.first
+    for end in [*ends, whole.last]:
+        problem = whole.at_most(end)
+        size = 0 if problem is None else problem.sizes[whole.size]
+        if size >= first:
+            found.append(Cell(first, size, log2((size + 1) / first)))
+            first = size + 1
+    return tuple(found)
+
+
+def first_sizes(cells: Sequence[Cell], count: int) -> list[int]:
+    """Return about ``count`` sizes at even distances in doublings, at most one a cell, both ends included."""
+    sizes = [cell.size for cell in cells]
+    if count >= len(sizes):
+        return sizes
+    closest, widest = 0.0, log2(sizes[-1] / sizes[0])
+    for _ in range(40):
+        step = (closest + widest) / 2
+        closest, widest = (step, widest) if len(_apart(sizes, step)) > count else (closest, step)
+    return _apart(sizes, widest)
+
+
+def _apart(sizes: Sequence[int], step: float) -> list[int]:
+    chosen = [sizes[0]]
+    for size in sizes[1:-1]:
+        if log2(size / chosen[-1]) >= step and log2(sizes[-1] / size) >= step / 2:
+            chosen.append(size)
+    return [*chosen, sizes[-1]]
+
+
+def shortlist(
+    proposals: Mapping[int, Sequence[Config]], kernel_of: Callable[[Config], Config], limit: int
+) -> set[Config]:
+    """Return the kernels to compile: at most ``limit``, those proposed first, often and at many sizes.
+
+    Args:
+        proposals: Promising configs at some sizes, the best first.
+        kernel_of: Names the compiled kernel of a config.
+        limit: Most kernels.
+    """
+    votes: Counter[Config] = Counter()
+    for configs in proposals.values():
+        for place, kernel in enumerate(dict.fromkeys(map(kernel_of, configs)), 1):
+            votes[kernel] += 1_000_000 // place  # integers: ties must not depend on the order of a sum
+    ordered = sorted(votes.items(), key=lambda item: (-item[1], item[0].digest))
+    return {kernel for kernel, _ in ordered[:limit]}
+
+
+def contenders(
+    estimates: Estimates,
+    size: int,
+    configs: Iterable[Config],
+    count: int,
+    *,
+    kernel_of: Callable[[Config], Config],
+    alike: int = 2,
+) -> list[Config]:
+    """Return the configs to measure at ``size``: those that may be fastest there, few of one kernel.
+
+    Args:
+        estimates: What is known.
+        size: Where.
+        configs: Which there are.
+        count: Most of them.
+        kernel_of: Names the compiled kernel of a config.
+        alike: Most configs of one kernel.
+    """
+    found = ((estimates.estimate(size, config), config) for config in configs)
+    hoped = {config: each.hopeful_us for each, config in found if each is not None}
+    chosen: list[Config] = []
+    seen: Counter[Config] = Counter()
+    for config in sorted(hoped, key=hoped.__getitem__):
+        kernel = kernel_of(config)
+        if len(chosen) < count and seen[kernel] < alike:
+            seen[kernel] += 1
+            chosen.append(config)
+    return chosen
+
+
+def most_doubtful(
+    estimates: Estimates, cells: Sequence[Cell], configs: Callable[[int], Iterable[Config]], count: int
+) -> list[int]:
+    """Return up to ``count`` sizes at which a measurement may help most.
+
+    That is where the cautious choice may be furthest behind the hopeful one, times how far its neighbours
+    are. Between two measured sizes the middle stands for all.
+
+    Args:
+        estimates: What is known.
+        cells: Of the range.
+        configs: Those that may answer a size.
+        count: Most sizes.
+    """
+    scores: list[tuple[float, int]] = []
+    for middle, doublings in _gaps(sorted(estimates.measured), [cell.size for cell in cells]):
+        found = [each for c in configs(middle) if (each := estimates.estimate(middle, c)) is not None]
+        if found:
+            worst = min(each.cautious_us for each in found) / min(each.hopeful_us for each in found)
+            scores.append((log(worst) * doublings, middle))
+    return [size for _, size in sorted(scores, reverse=True)[:count]]
+
+
+def _gaps(measured: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Yield the middle of each run of sizes between two measured ones, and the doublings between these."""
+    for below, above in pairwise(measured):
+        between = sizes[bisect_left(sizes, below + 1) : bisect_left(sizes, above)]
+        if between:
+            middle = min(between, key=lambda size: abs(log(size * size / (below * above))))
+            yield middle, log2(above / below)
+
+
+def few_configs(times: Sequence[Mapping[Config, float]], weights: Sequence[float]) -> list[Config]:
+    """Return few configs that between them are about as fast as all: each is worth its place.
+
+    Args:
+        times: Microseconds of configs in each cell.
+        weights: Of the cells.
+    """
+    costs: dict[Config, list[tuple[int, float]]] = {}
+    for at, cell in enumerate(times):
+        for config, took in cell.items():
+            costs.setdefault(config, []).append((at, log(took)))
+    now = [log(min(cell.values())) + _UNANSWERED for cell in times]
+    chosen: list[Config] = []
+
+    def worth(config: Config) -> tuple[float, float]:
+        gains = [(weights[at], now[at] - cost) for at, cost in costs[config] if cost < now[at]]
+        return sum(weight * gain for weight, gain in gains), max((gain for _, gain in gains), default=0.0)
+
+    while costs:
+        found = {config: worth(config) for config in costs}
+        config = max(found, key=lambda c: found[c][0])
+        if found[config][0] < _WORTH * sum(weights):
+            config = max(found, key=lambda c: found[c][1])
+            if found[config][1] < _WORTH_ONCE:
+                break
+        chosen.append(config)
+        for at, cost in costs.pop(config):
+            now[at] = min(now[at], cost)
+    return chosen
+
+
+def settle(times: Sequence[Mapping[Config, float]]) -> list[Config]:
+    """Return which config answers each cell: the fastest, or the one before where it is about as fast."""
+    found: list[Config] = []
+    for cell in times:
+        best = min(cell, key=cell.__getitem__)
+        before = found[-1] if found else best
+        stays = cell.get(before, inf) <= cell[best] * (1 + _KEEP)
+        found.append(before if stays else best)
+    return found

@@ -1,0 +1,168 @@
+"""From measurements at some sizes of a range to answers for all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, log2
+
+from cutegen.measure.policy import Timing
+from cutegen.measure.statistics import TIE_BAND, geometric_mean
+from cutegen.records.range_entry import Piece, Point, Regret
+from cutegen.search.range_model import Estimates
+from cutegen.search.range_plan import Cell, few_configs, settle
+from cutegen.space import Config
+
+__all__ = ["Measured", "answers", "pieces", "points", "ratios", "regret_of", "rivals", "summary"]
+
+#: So many configs of each of so many measured sizes around a size may answer it.
+_BEST, _NEAREST = 6, 4
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A config at a size.
+
+    Attributes:
+        timing: Its timing.
+        trial: The record of it.
+    """
+
+    timing: Timing
+    trial: str
+
+
+#: Measurements by size, then by config.
+Results = Mapping[int, Mapping[Config, Measured]]
+
+
+def rivals(estimates: Estimates, size: int) -> list[Config]:
+    """Return the configs that may answer ``size``: the best of the measured sizes around it."""
+    near = sorted(estimates.measured, key=lambda other: (abs(log2(size / other)), other))[:_NEAREST]
+    best = (
+        sorted(found, key=found.__getitem__)[:_BEST] for found in map(estimates.measured.__getitem__, near)
+    )
+    return list(dict.fromkeys(config for configs in best for config in configs))
+
+
+def answers(estimates: Estimates, cells: Sequence[Cell]) -> list[Config | None]:
+    """Return which config answers each cell; None where nothing that was measured is valid."""
+    times: list[dict[Config, float]] = []
+    anywhere = dict.fromkeys(config for found in estimates.measured.values() for config in found)
+    for cell in cells:
+        near = _cautious(estimates, cell.size, rivals(estimates, cell.size))
+        times.append(near or _cautious(estimates, cell.size, anywhere))
+    served = [(cell, known) for cell, known in zip(cells, times, strict=True) if known]
+    few = set(few_configs([known for _, known in served], [cell.weight for cell, _ in served]))
+    kept = [{config: us for config, us in known.items() if config in few} or known for _, known in served]
+    chosen = iter(settle(kept))
+    return [next(chosen) if known else None for known in times]
+
+
+def _cautious(estimates: Estimates, size: int, configs: Iterable[Config]) -> dict[Config, float]:
+    found = ((config, estimates.estimate(size, config)) for config in configs)
+    return {config: each.cautious_us for config, each in found if each is not None}
+
+
+def pieces(
+    cells: Sequence[Cell],
+    chosen: Sequence[Config],
+    key_of: Callable[[Config], str],
+    ratio_at: Callable[[int, Config], float | None],
+    *,
+    allow_torch: bool,
+) -> tuple[Piece, ...]:
+    """Return the pieces of a range: cells that follow one another with one answer.
+
+    Where the baseline was faster a new piece begins, so that calls can be left to it.
+
+    Args:
+        cells: Of the range.
+        chosen: Which config answers each.
+        key_of: Names the compiled kernel of a config.
+        ratio_at: The baseline's time over that of a config at a size, measured or interpolated.
+        allow_torch: Whether the baseline may be the answer.
+    """
+    found: list[tuple[Cell, Cell, Config, bool, list[float]]] = []
+    for cell, config in zip(cells, chosen, strict=True):
+        ratio = ratio_at(cell.size, config)
+        loses = ratio is not None and ratio < 1 - TIE_BAND
+        ratios = [] if ratio is None else [ratio]
+        if found and found[-1][2:4] == (config, loses):
+            first, _, _, _, before = found[-1]
+            found[-1] = (first, cell, config, loses, before + ratios)
+        else:
+            found.append((cell, cell, config, loses, ratios))
+    return tuple(
+        Piece(
+            first.first,
+            last.size,
+            config,
+            "torch" if loses and allow_torch else config.source,
+            key_of(config),
+            round(geometric_mean(ratios), 4) if ratios else None,
+        )
+        for first, last, config, loses, ratios in found
+    )
+
+
+def ratios(results: Results, estimates: Estimates) -> Callable[[int, Config], float | None]:
+    """Return the baseline's time over a config's: measured, or with both times estimated."""
+    baseline = {
+        size: us
+        for size, found in results.items()
+        if (us := next((m.timing.reference_us for m in found.values() if m.timing.reference_us), None))
+    }
+    sizes = sorted(baseline)
+
+    def ratio_at(size: int, config: Config) -> float | None:
+        known = results.get(size, {}).get(config)
+        if known is not None and known.timing.ratio is not None:
+            return known.timing.ratio
+        own, other = estimates.estimate(size, config), _between(size, sizes, baseline)
+        return None if own is None or other is None else other / own.time_us
+
+    return ratio_at
+
+
+def _between(size: int, sizes: Sequence[int], times_us: Mapping[int, float]) -> float | None:
+    """Return a time at ``size``, on a straight line between its neighbours where both axes are logarithms."""
+    if not sizes:
+        return None
+    at = bisect_left(sizes, size)
+    below, above = sizes[max(at - 1, 0)], sizes[min(at, len(sizes) - 1)]
+    if below == above:
+        return times_us[above]
+    share = log(size / below) / log(above / below)
+    return exp((1 - share) * log(times_us[below]) + share * log(times_us[above]))
+
+
+def points(
+    results: Results, answer_at: Callable[[int], Config], regrets: Mapping[int, float]
+) -> tuple[Point, ...]:
+    """Return the sizes at which the config that answers was measured, with the evidence."""
+    return tuple(_points(results, answer_at, regrets))
+
+
+def _points(
+    results: Results, answer_at: Callable[[int], Config], regrets: Mapping[int, float]
+) -> Iterator[Point]:
+    for size in sorted(results):
+        found = results[size].get(answer_at(size))
+        if found is not None:
+            timing = found.timing
+            yield Point(size, timing.median_us, timing.ratio, regrets.get(size), found.trial)
+
+
+def regret_of(times_us: Mapping[Config, float], config: Config) -> float:
+    """Return how far ``config`` is behind the fastest of ``times_us``, as a fraction; infinite without it."""
+    return times_us.get(config, inf) / min(times_us.values()) - 1
+
+
+def summary(regrets: Mapping[int, float]) -> Regret | None:
+    """Return the regrets in one, None if there are none."""
+    if not regrets:
+        return None
+    mean = geometric_mean(1 + regret for regret in regrets.values()) - 1
+    return Regret(round(mean, 5), round(max(regrets.values()), 5), len(regrets))

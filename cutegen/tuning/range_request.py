@@ -1,0 +1,118 @@
+"""What a tuning run over a range of sizes is asked to do, and how much it tries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from cutegen.digest import Json, digest
+from cutegen.errors import UsageError
+from cutegen.families.ranges import Range
+from cutegen.measure.device import Device
+from cutegen.measure.policy import Policy
+from cutegen.tuning.request import Request, find_effort
+
+__all__ = ["RANGE_EFFORTS", "RangeEffort", "RangeRequest", "SizeRequest", "find_range_effort"]
+
+
+@dataclass(frozen=True)
+class RangeEffort:
+    """How much to try. Source of the numbers: tests/simulated_gpu.py, and 30 s on 16 cores.
+
+    Attributes:
+        ranked: Sizes at which kernels are proposed.
+        proposed: Kernels proposed at each.
+        twins: So many of these are tried with ``use_pdl`` on and off, as in an :class:`Effort`.
+        kernels: Kernels to compile, at most.
+        sizes: Sizes that are measured first, spread over the range.
+        doubtful: Sizes that are measured then, where an answer may be wrong, at most.
+        random: Sizes taken at random to see how good the answers are.
+        contenders: Candidates that are measured beside each other at a size.
+        seconds: No doubtful size is begun so long after the run began.
+    """
+
+    ranked: int = 56
+    proposed: int = 8
+    twins: int = 4
+    kernels: int = 96
+    sizes: int = 36
+    doubtful: int = 16
+    random: int = 8
+    contenders: int = 14
+    seconds: float = 22.0
+
+
+#: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
+RANGE_EFFORTS: Mapping[str, RangeEffort] = {
+    "quick": RangeEffort(ranked=32, kernels=48, sizes=24, doubtful=8, random=4, contenders=10, seconds=12.0),
+    "standard": RangeEffort(),
+    "exhaustive": RangeEffort(
+        proposed=16, twins=16, kernels=320, sizes=72, doubtful=48, random=24, contenders=32, seconds=240.0
+    ),
+}
+
+
+def find_range_effort(name: str) -> RangeEffort:
+    """Return the effort of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    find_effort(name)
+    return RANGE_EFFORTS[name]
+
+
+@dataclass(frozen=True)
+class SizeRequest(Request):
+    """One size of a range: as a request of a problem alone, but timed in shorter rounds."""
+
+    @property
+    def screen_policy(self) -> Policy:
+        """How candidates are timed: the GPU comes from the size before, so it needs little load first."""
+        usual = super().screen_policy
+        return replace(usual, round_us=usual.round_us / 2, settle_s=min(usual.settle_s, 0.2))
+
+
+@dataclass(frozen=True)
+class RangeRequest:
+    """A range to tune and everything that decides what is tried.
+
+    Attributes:
+        range: What is to be computed.
+        base: The request of its smallest problem: target, restrictions, objective and so on.
+        effort: How much to try.
+
+    Raises:
+        UsageError: The request asks for what ranges do not have.
+    """
+
+    range: Range
+    base: Request
+    effort: RangeEffort = field(default_factory=RangeEffort)
+
+    def __post_init__(self) -> None:
+        if self.base.objective != "time":
+            raise UsageError(f"{self.range}: ranges are tuned for time, not for {self.base.objective}")
+        if self.base.explicit or self.base.sources != ("cutegen",):
+            raise UsageError(f"{self.range}: a range has no candidates but cutegen's own; give single sizes")
+
+    def at(self, size: int) -> SizeRequest | None:
+        """Return the request of one size, None if the layout does not allow it."""
+        problem, base = self.range.at(size), self.base
+        if problem is None:
+            return None
+        return SizeRequest(
+            problem=problem,
+            arch=base.arch,
+            sm_count=base.sm_count,
+            effort=replace(base.effort, chunk=max(base.effort.chunk, self.effort.contenders + 1)),
+            fixed=base.fixed,
+            seed=base.seed,
+            context=base.context,
+        )
+
+    def run_name(self, device: Device | None, toolchain: str) -> str:
+        """Return the name of this run: equal names mean that the same question was asked."""
+        base = self.base.run_name(device, toolchain)
+        question: dict[str, Json] = {"range": str(self.range), "effort": asdict(self.effort), "base": base}
+        return digest(question, length=16)

@@ -1,0 +1,396 @@
+"""The loop for a range: propose, compile, measure few sizes, then more where an answer is in doubt."""
+
+from __future__ import annotations
+
+import random
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from cutegen.arch import Arch
+from cutegen.build.render import Source, recipe_of, render
+from cutegen.digest import digest
+from cutegen.errors import CheckError, CutegenError, LaunchError, MeasureError, NoWinnerError
+from cutegen.families.registry import find_space, is_legal, space_of
+from cutegen.family import Problem
+from cutegen.measure.context import BACK_TO_BACK
+from cutegen.records.range_entry import RangeEntry
+from cutegen.records.trials import TrialStore
+from cutegen.search.defaults import default_config
+from cutegen.search.parallel_rank import rank_all
+from cutegen.search.range_model import Estimates
+from cutegen.search.range_plan import cells_of, contenders, first_sizes, most_doubtful, shortlist
+from cutegen.search.range_predict import Predictions
+from cutegen.space import Config
+from cutegen.tuning import range_answers as given
+from cutegen.tuning.backends import Children
+from cutegen.tuning.history import Ledger
+from cutegen.tuning.problem_run import ProblemRun
+from cutegen.tuning.progress import Observer, Progress, ignore_progress
+from cutegen.tuning.range_request import RangeRequest, SizeRequest
+from cutegen.tuning.range_result import RangeResult
+from cutegen.tuning.setting import Setting
+
+__all__ = ["RangeRun", "untuned_range"]
+
+#: What a size may be given up for: it does not fit the GPU, say.
+_OF_ONE_SIZE = (NoWinnerError, MeasureError, CheckError, LaunchError)
+#: Where all contenders fail others are tried, so often.
+_FURTHER_TRIES = 2
+#: To find them takes a tenth of a second, in which the GPU idles.
+_DOUBTFUL_AT_A_TIME = 4
+
+
+class RangeRun:
+    """Finds the answers for a range and writes every trial down as soon as it is known.
+
+    Args:
+        request: What to do.
+        setting: Where and with what.
+        children: Compiler and measuring child.
+        trials: The open database.
+        observe: Told about progress.
+        again: Whether to measure anew what earlier runs did.
+        clock: Seconds of a steady clock.
+    """
+
+    def __init__(
+        self,
+        request: RangeRequest,
+        setting: Setting,
+        children: Children,
+        trials: TrialStore,
+        *,
+        observe: Observer = ignore_progress,
+        again: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.request = request
+        run = request.run_name(setting.device, setting.toolchain.digest)
+        self.run_name = digest([run, time.time_ns()], length=16) if again else run
+        self._setting = setting
+        self._children = children
+        self._trials = trials
+        self._observe = observe
+        self._again = again
+        self._clock = clock
+        self._start = clock()
+        self._space = find_space(request.range.low.family, request.base.arch)
+        self._cells = cells_of(request.range)
+        self._predict = Predictions(request.range, self._space, request.base.sm_count)
+        self._estimates = Estimates(self._predict, self._predict.tile_of)
+        self._sources: dict[str, Source] = {}
+        self._pool: dict[Config, None] = {}
+        self._checked: set[Config] = set()
+        self._results: dict[int, dict[Config, given.Measured]] = {}
+        self._keys: dict[Config, str] = {}
+        self._regrets: dict[int, float] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._error: CutegenError | None = None
+        self._given_up: set[int] = set()
+        self._failed: set[Config] = set()
+        self._ran = False
+        self._planned = 0
+
+    def run(self, budget_s: float | None = None) -> RangeResult:
+        """Tune the range, or return what the table says if this very run was finished before.
+
+        Args:
+            budget_s: No further size is begun so many seconds after the run began, beside the two ends.
+
+        Raises:
+            NoWinnerError: No candidate works at any size.
+            CutegenError: As :meth:`~cutegen.tuning.Tuning.run`.
+        """
+        self._start = self._clock()
+        finished = None if self._again else self._finished()
+        if finished is not None:
+            return finished
+        self._tell("propose")
+        self._propose()
+        effort = self.request.effort
+        sizes = _coarse_first(first_sizes(self._cells, effort.sizes))
+        self._planned = len(sizes) + effort.doubtful + effort.random
+        self._submit(sizes)
+        for at, size in enumerate(sizes):
+            if at < 2 or not self._late(budget_s):
+                self._measure(size, "sizes")
+        self._measure_doubtful(budget_s)
+        self._measure_random(budget_s)
+        return self._conclude()
+
+    def _late(self, limit_s: float | None) -> bool:
+        return limit_s is not None and self._clock() - self._start >= limit_s
+
+    # -- candidates
+
+    def _propose(self) -> None:
+        """Choose the kernels: what the model proposes at some sizes, and what the table names now."""
+        request, effort, base = self.request, self.request.effort, self.request.base
+        sizes = first_sizes(self._cells, effort.ranked)
+        problems = {size: problem for size in sizes if (problem := request.range.at(size)) is not None}
+        twins = 0 if base.context == BACK_TO_BACK else effort.twins
+        ranked = rank_all(
+            [*problems.values()], base.arch, base.sm_count, effort.proposed, base.fixed or None, twins
+        )
+        proposals = {size: ranked[problem] for size, problem in problems.items()}
+        for size, configs in self._incumbents().items():
+            proposals[size] = [*configs, *proposals.get(size, [])]
+        kernels = shortlist(proposals, self._kernel_of, effort.kernels)
+        for configs in proposals.values():
+            chosen = (config for config in configs if self._kernel_of(config) in kernels)
+            self._pool |= dict.fromkeys(chosen)
+
+    def _kernel_of(self, config: Config) -> Config:
+        """Return the part of a config that is compiled in, which names its kernel."""
+        return space_of(config, self._space.family, self._space.arch).compile_view(config)
+
+    def _incumbents(self) -> dict[int, list[Config]]:
+        """Return the configs of ours that the table names now, by size."""
+        table, whole = self._setting.load_table(), self.request.range
+        found: dict[int, list[Config]] = {}
+        if table is None:
+            return found
+        named = [(entry.problem, entry.config) for entry in table.entries.values() if entry.problem in whole]
+        for old in table.ranges:
+            if (old.range.size, old.range.kind) == (whole.size, whole.kind):
+                named += [
+                    (p, piece.config) for piece in old.pieces if (p := whole.at_most(piece.last)) is not None
+                ]
+        for problem, config in named:
+            if (
+                config is not None
+                and config.source == "cutegen"
+                and is_legal(config, problem, self.request.base.arch)
+            ):
+                found.setdefault(problem.sizes[whole.size], []).append(config)
+        return found
+
+    def _submit(self, sizes: Sequence[int]) -> None:
+        """Ask the compiler for every kernel, those that the first sizes need before the others."""
+        self._children.start_bench()
+        for size in sizes:
+            problem = self.request.range.at(size)
+            assert problem is not None
+            self._children.submit(
+                [self._render(problem, config, self._space.arch) for config in self._contenders(size)]
+            )
+
+    def _render(self, problem: Problem, config: Config, arch: Arch) -> Source:
+        """Render a kernel once: sizes share it."""
+        recipe = recipe_of(problem, config, arch)
+        if recipe not in self._sources:
+            self._sources[recipe] = render(problem, config, arch)
+        return self._sources[recipe]
+
+    def _contenders(self, size: int) -> list[Config]:
+        count, kernel_of = self.request.effort.contenders, self._kernel_of
+        return contenders(self._estimates, size, self._pool, count, kernel_of=kernel_of)
+
+    # -- measurements
+
+    def _measure(self, size: int, stage: str, *, also: Iterable[Config] = ()) -> Mapping[Config, float]:
+        """Measure the contenders at ``size`` beside each other; return microseconds of those that work."""
+        request = self.request.at(size)
+        if request is None:
+            return {}
+        run = ProblemRun(
+            request,
+            self._children,
+            self._ledger(request),
+            self._setting.toolchain,
+            observe=ignore_progress,
+            render=self._render,
+            checked=self._checked,
+        )
+        try:
+            run.screen([*also, *self._contenders(size)])
+            for _ in range(_FURTHER_TRIES):
+                self._drop_failed(run)
+                if any(attempt.ok for attempt in run.attempts.values()):
+                    break
+                run.screen(self._contenders(size))
+        except _OF_ONE_SIZE as error:
+            self._error = error
+        self._take_in(size, run)
+        self._tell(stage)
+        return self._estimates.measured.get(size, {})
+
+    def _ledger(self, request: SizeRequest) -> Ledger:
+        setting, policy = self._setting, request.final_policy
+        return Ledger(
+            self._trials,
+            request.problem,
+            setting.arch.name,
+            setting.device,
+            self.run_name,
+            policy,
+            forget=self._again,
+        )
+
+    def _drop_failed(self, run: ProblemRun) -> None:
+        for config, attempt in run.attempts.items():
+            if attempt.done and not attempt.ok:
+                self._failed.add(config)
+                self._pool.pop(config, None)
+
+    def _take_in(self, size: int, run: ProblemRun) -> None:
+        self._ran |= run.ran
+        self._outcomes += run.outcomes()
+        times: dict[Config, float] = {}
+        for config, attempt in run.attempts.items():
+            if attempt.timing is not None:
+                times[config] = attempt.timing.paired.mid
+                self._keys[self._kernel_of(config)] = attempt.artifact_key
+                self._results.setdefault(size, {})[config] = given.Measured(attempt.timing, attempt.trial)
+        self._drop_failed(run)
+        if times:
+            self._estimates.learn(size, times)
+        else:
+            self._given_up.add(size)
+
+    def _measure_doubtful(self, budget_s: float | None) -> None:
+        """Measure where an answer may be wrong, a few sizes at a time: each tells of the next."""
+        effort = self.request.effort
+        left = effort.doubtful
+        while left > 0:
+            cells = [cell for cell in self._cells if cell.size not in self._given_up]
+            count = min(left, _DOUBTFUL_AT_A_TIME)
+            sizes = most_doubtful(self._estimates, cells, lambda at: given.rivals(self._estimates, at), count)
+            left -= len(sizes)
+            for size in sizes:
+                if self._late(effort.seconds) or self._late(budget_s):
+                    return
+                self._measure(size, "doubtful")
+            if not sizes:
+                return
+
+    def _measure_random(self, budget_s: float | None) -> None:
+        """Measure how good the answers are at sizes that had no part in choosing them."""
+        sizes = [size for size in self._random_sizes() if size not in self._estimates.measured]
+        if not sizes or not self._estimates.measured:
+            return
+        answer_at = self._answer_at(self._answers())
+        for size in sizes:
+            if self._late(budget_s):
+                return
+            config = answer_at(size)
+            also = [config] if self._predict(size, config) is not None else []
+            times = self._measure(size, "random", also=also)
+            if config in times:
+                self._regrets[size] = given.regret_of(times, config)
+
+    def _random_sizes(self) -> list[int]:
+        whole = self.request.range
+        rng = random.Random(f"{whole} {self.request.base.seed}")
+        drawn = (
+            round(whole.first * (whole.last / whole.first) ** rng.random())
+            for _ in range(self.request.effort.random)
+        )
+        found = (whole.at_most(value) or whole.at_least(value) for value in drawn)
+        return sorted({problem.sizes[whole.size] for problem in found if problem is not None})
+
+    # -- the result
+
+    def _answers(self) -> list[Config]:
+        """Return which config answers each cell; the default where nothing that was measured is valid."""
+        found = given.answers(self._estimates, self._cells)
+        return [config or self._default(cell.size) for cell, config in zip(self._cells, found, strict=True)]
+
+    def _default(self, size: int) -> Config:
+        """Return what a call would run without the range, unless that was seen to fail."""
+        problem = self.request.range.at(size)
+        assert problem is not None
+        default = default_config(self._space, problem, self.request.base.sm_count)
+        if default in self._failed:
+            raise self._nothing(str(problem))
+        return default
+
+    def _answer_at(self, answers: Sequence[Config]) -> Callable[[int], Config]:
+        ends = [cell.size for cell in self._cells]
+        return lambda size: answers[min(bisect_left(ends, size), len(ends) - 1)]
+
+    def _conclude(self) -> RangeResult:
+        if not self._results:
+            raise self._nothing(str(self.request.range))
+        chosen = self._answers()
+        timings = [found.timing for each in self._results.values() for found in each.values()]
+        pieces = given.pieces(
+            self._cells,
+            chosen,
+            lambda config: self._keys.get(self._kernel_of(config), ""),
+            given.ratios(self._results, self._estimates),
+            allow_torch=self.request.base.allow_torch,
+        )
+        entry = RangeEntry(
+            self.request.range,
+            pieces,
+            given.summary(self._regrets),
+            given.points(self._results, self._answer_at(chosen), self._regrets),
+            context=self.request.base.context,
+            baseline=next((timing.reference for timing in timings if timing.reference), ""),
+            contended_by=next((timing.contended_by for timing in timings if timing.contended_by), ""),
+            run=self.run_name,
+        )
+        self._setting.save(ranges=[entry])
+        self._tell("done")
+        return self._result(entry, reused=not self._ran)
+
+    def _nothing(self, what: str) -> NoWinnerError:
+        why = f"; the last size failed with: {self._error}" if self._error else ""
+        return NoWinnerError(f"no working kernel for {what}{why}", self._outcomes)
+
+    def _finished(self) -> RangeResult | None:
+        """Return what the table says if this very run wrote it and its kernels are still there."""
+        setting, table = self._setting, self._setting.load_table()
+        for entry in table.ranges if table is not None else ():
+            same = entry.range == self.request.range and entry.run == self.run_name and not entry.contended_by
+            keys = {piece.artifact_key for piece in entry.pieces if piece.artifact_key}
+            if same and all(setting.store.find(setting.arch.name, key) is not None for key in keys):
+                return self._result(entry, reused=True)
+        return None
+
+    def _result(self, entry: RangeEntry, *, reused: bool) -> RangeResult:
+        setting = self._setting
+        return RangeResult(
+            entry,
+            arch=setting.arch.name,
+            device=setting.device.name if setting.device else "",
+            outcomes=dict(self._outcomes),
+            sizes=len(self._results),
+            kernels=len(self._keys),
+            seconds=self._clock() - self._start,
+            reused=reused,
+        )
+
+    def _tell(self, stage: str) -> None:
+        done = len(self._results) + len(self._given_up)
+        self._observe(
+            Progress(
+                problem=self.request.range.low,
+                stage=stage,
+                done=done,
+                total=max(self._planned, done),
+                outcomes=dict(self._outcomes),
+                elapsed_s=self._clock() - self._start,
+            )
+        )
+
+
+def untuned_range(request: RangeRequest, setting: Setting) -> RangeResult:
+    """Return the default of each size as if it had been tuned; nothing is measured or written."""
+    base, cells = request.base, cells_of(request.range)
+    space = find_space(request.range.low.family, base.arch)
+    problems = [request.range.at(cell.size) for cell in cells]
+    chosen = [default_config(space, problem, base.sm_count) for problem in problems if problem is not None]
+    pieces = given.pieces(cells, chosen, lambda config: "", lambda size, config: None, allow_torch=False)
+    return RangeResult(RangeEntry(request.range, pieces, context=base.context), setting.arch.name, "")
+
+
+def _coarse_first(sizes: Sequence[int]) -> list[int]:
+    """Return the ends, then every fourth, then the others: what is known early tells what to try later."""
+    places = sorted(
+        range(len(sizes)), key=lambda at: (at not in (0, len(sizes) - 1), at % 4 != 0, at % 2 != 0, at)
+    )
+    return [sizes[at] for at in places]
