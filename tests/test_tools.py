@@ -20,6 +20,7 @@ from cutegen.errors import DeviceError
         ("bench_gemm", "--shapes tools/shapes/gemm_dev.toml --out {out}"),
         ("break_template", "--out {out}"),
         ("bringup", "--out {out}"),
+        ("check_range", "--table none.json --out {out}"),
         ("profile_gemm", "--shape 64x64x64 --table none.json --out {out}"),
         ("walk_kernels", "--out {out}"),
     ],

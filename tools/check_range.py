@@ -1,0 +1,253 @@
+"""Measure how good the answers of a tuned range are, beside the baseline and beside exact tuning.
+
+Sizes are taken at random, evenly over the doublings. At some of them the single size is tuned as a user would
+tune it, and both configs are then timed in the same rounds: that is the regret.
+
+    python tools/check_range.py --table TABLE.json --range 'gemm 1..8192x7168x2048 bf16 kk' --out check.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.build.store import Store
+from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.digest import Json
+from cutegen.errors import CutegenError, UsageError
+from cutegen.families.ranges import Range, parse_range
+from cutegen.families.registry import find_space, space_of
+from cutegen.family import Problem
+from cutegen.measure import Bench, Candidate
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import Policy
+from cutegen.measure.statistics import geometric_mean
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Answer, look_up
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.space import Config
+from cutegen.tuning import EFFORTS, AutoTuner
+from tools.benchmark.results import write_json
+
+__all__ = ["Row", "main", "random_sizes", "summary"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size.
+
+    Attributes:
+        size: Which.
+        how: The rule of lookup that answered.
+        time_us: Microseconds of the answer.
+        ratio: The baseline's time over it, paired.
+        exact_us: Microseconds of what tuning that size alone found, in the same rounds; None if it was not.
+        config: The answer.
+        exact: What tuning that size alone found.
+    """
+
+    size: int
+    how: str
+    time_us: float
+    ratio: float | None
+    exact_us: float | None = None
+    config: str = ""
+    exact: str = ""
+
+    @property
+    def regret(self) -> float | None:
+        """How far the answer is behind exact tuning, as a fraction."""
+        return None if self.exact_us is None else self.time_us / self.exact_us - 1
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain JSON data."""
+        return {
+            "size": self.size,
+            "how": self.how,
+            "time_us": self.time_us,
+            "ratio": self.ratio,
+            "exact_us": self.exact_us,
+            "regret": self.regret,
+            "config": self.config,
+            "exact": self.exact,
+        }
+
+
+def random_sizes(whole: Range, count: int, seed: int) -> list[int]:
+    """Return ``count`` sizes of a range, even over the doublings; fewer if it has fewer."""
+    rng = random.Random(f"check {whole} {seed}")
+    found: dict[int, None] = {}
+    for _ in range(50 * count):
+        problem = whole.at_most(round(whole.first * (whole.last / whole.first) ** rng.random()))
+        if problem is not None and len(found) < count:
+            found[problem.sizes[whole.size]] = None
+    return list(found)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the geometric means and worst cases in a line."""
+    ratios = sorted(row.ratio for row in rows if row.ratio is not None)
+    regrets = sorted(row.regret for row in rows if row.regret is not None)
+    words = []
+    if ratios:
+        under = sum(ratio < 1 for ratio in ratios)
+        words.append(
+            f"{len(ratios)} sizes beside the baseline: geometric mean {geometric_mean(ratios):.3f}, smallest "
+            f"{ratios[0]:.3f}, {under} under 1"
+        )
+    if regrets:
+        mean = geometric_mean(1 + regret for regret in regrets) - 1
+        words.append(
+            f"{len(regrets)} beside exact tuning: regret {mean:.2%} in the geometric mean, "
+            f"{regrets[-1]:.2%} at worst"
+        )
+    return "; ".join(words)
+
+
+class Checker:
+    """Times configs of one GPU under one policy."""
+
+    def __init__(self, device: Device, kernels: Kernels, policy: Policy) -> None:
+        self._device = device
+        self._kernels = kernels
+        self._policy = policy
+
+    def candidate(self, name: str, problem: Problem, config: Config, known_key: str = "") -> Candidate:
+        """Return a config as something to time."""
+        device = self._device
+        artifact = self._kernels.artifact(problem, config, device.arch, known_key=known_key)
+        space = space_of(config, problem.family, device.arch)
+        return Candidate.of(
+            name, artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
+        )
+
+    def time(self, bench: Bench, candidates: Sequence[Candidate]) -> dict[str, tuple[float, float | None]]:
+        """Return microseconds without drift, and the ratio to the baseline, by name."""
+        bench.open(candidates[0].problem)
+        run = bench.time(candidates, self._policy)
+        return {name: (timing.paired.mid, timing.ratio) for name, timing in run.items()}
+
+
+def answer_of(table: Table, problem: Problem, device: Device) -> Answer:
+    """Return what the table answers, whatever the baseline takes."""
+    return look_up(table, problem, find_space(problem.family, device.arch), device.sm_count, "none")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--table", type=file_path, required=True)
+    parser.add_argument("--range", help="its line; by default the table's first")
+    parser.add_argument("--random", type=positive_int, default=100, help="sizes beside the baseline")
+    parser.add_argument("--exact", type=int, default=10, help="of these, sizes that are tuned alone")
+    parser.add_argument("--effort", choices=EFFORTS, default="standard", help="of that tuning")
+    parser.add_argument("--context", choices=CONTEXTS, default=DEFAULT_CONTEXT)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--limit", type=positive_float, default=3600.0, help="begin nothing after so many seconds"
+    )
+    parser.add_argument("--cache-dir", type=file_path)
+    parser.add_argument("--out", type=file_path, required=True)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write."""
+    begun, device = time.monotonic(), present_device()
+    table = Table.load(args.table)
+    wanted = None if args.range is None else parse_range(args.range)
+    whole = next((entry.range for entry in table.ranges if wanted in (None, entry.range)), None)
+    if whole is None:
+        there = "; ".join(str(entry.range) for entry in table.ranges) or "none"
+        raise UsageError(f"table {args.table} lacks the range {wanted or ''}; it has {there}")
+    policy = Policy(rounds=9, min_rounds=7, round_us=2000.0, settle_s=0.2, context=args.context)
+    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
+    checker = Checker(device, kernels, policy)
+
+    def late() -> bool:
+        return time.monotonic() - begun > float(args.limit)
+
+    rows: dict[int, Row] = {}
+    with Bench() as bench:
+        for size in random_sizes(whole, args.random, args.seed):
+            problem = whole.at(size)
+            if problem is None or late():
+                continue
+            answer = answer_of(table, problem, device)
+            assert answer.config is not None
+            candidate = checker.candidate("range", problem, answer.config, answer.known_key)
+            took, ratio = checker.time(bench, [candidate])["range"]
+            rows[size] = Row(size, answer.how, took, ratio, config=str(answer.config))
+            print(f"{size:6} {answer.how:8} {took:9.2f} us  {ratio or 0:.3f}  {answer.config}", flush=True)
+    print(summary(list(rows.values())), flush=True)
+    _beside_exact(args, table, whole, rows, checker, device, late)
+    found = [row.to_json() for row in rows.values()]
+    about: dict[str, Json] = {"range": str(whole), "policy": policy.to_json(), "device": device.to_json()}
+    write_json(args.out, {"kind": "range check", **about, "effort": args.effort, "rows": found})
+    print(summary(list(rows.values())))
+    return EXIT_OK
+
+
+def _beside_exact(
+    args: argparse.Namespace,
+    table: Table,
+    whole: Range,
+    rows: dict[int, Row],
+    checker: Checker,
+    device: Device,
+    late: Callable[[], bool],
+) -> None:
+    """Tune some of the sizes alone, then time what that found beside the answers."""
+    place = args.out.with_suffix(".exact.json")
+    chosen = sorted(rows)[:: max(1, len(rows) // max(1, args.exact))][: args.exact]
+    exact: dict[int, Config] = {}
+    tuner = AutoTuner(
+        device=device, cache_dir=args.cache_dir, table=place, effort=args.effort, context=args.context
+    )
+    with tuner:
+        for size in chosen:
+            problem = whole.at(size)
+            assert problem is not None
+            if late():
+                break
+            begun = time.monotonic()
+            try:
+                result = tuner.tune_problem(problem)
+            except CutegenError as error:
+                print(f"{size:6} {error}", file=sys.stderr)
+                continue
+            exact[size] = result.config
+            print(f"{size:6} tuned alone in {time.monotonic() - begun:.1f} s", flush=True)
+    with Bench() as bench:
+        for size, config in exact.items():
+            problem = whole.at(size)
+            assert problem is not None
+            answer = answer_of(table, problem, device)
+            assert answer.config is not None
+            pair = [checker.candidate("range", problem, answer.config, answer.known_key)]
+            pair += [checker.candidate("exact", problem, config)] if config != answer.config else []
+            times = checker.time(bench, pair)
+            took, ratio = times["range"]
+            best, _ = times.get("exact", times["range"])
+            rows[size] = Row(size, answer.how, took, ratio, best, str(answer.config), str(config))
+            print(f"{size:6} regret {took / best - 1:+.2%}  {config}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
