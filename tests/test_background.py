@@ -392,7 +392,9 @@ def test_with_the_real_compiler(tmp_path: Path, mode: str, kind: str) -> None:
 def test_a_cache_that_is_only_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The real builder refuses to write there; calls go on."""
     store = Store(tmp_path, shared=True)
-    dispatcher = Dispatcher(kernels=Kernels(store), device=lambda index: H200, device_type="cpu")
+    dispatcher = Dispatcher(
+        kernels=Kernels(store), device=lambda index: H200, device_type="cpu", fallback="none"
+    )
     assert dispatcher.serve(PROBLEM).awaited is not None and dispatcher.kernels.wait(ENOUGH_S)
     assert dispatcher.serve(PROBLEM).choice is dispatcher.serve(PROBLEM).awaited is None
     assert len(said(caplog)) == 1 and "is shared, so it is only read" in said(caplog)[0]

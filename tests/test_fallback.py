@@ -43,7 +43,7 @@ def ask(source: Table | None, problem: Problem = PROBLEM, fallback: str = "") ->
     return look_up(source, problem, SPACE, 132, fallback)
 
 
-@pytest.mark.parametrize("fallback", ["torch", "measured"])
+@pytest.mark.parametrize("fallback", ["torch", "expected", "measured"])
 def test_a_measured_lead_of_torch_decides(fallback: str) -> None:
     """Beyond a percent torch answers, and the answer says why; below it and above it the kernel does."""
     answer = ask(table((PROBLEM, 0.8)), fallback=fallback)
@@ -96,6 +96,21 @@ def test_expectations_count_where_nothing_was_measured(monkeypatch: pytest.Monke
     assert ask(table((PROBLEM, 1.2)), fallback="torch").config == CONFIG
 
 
+def test_by_default_what_nobody_measured_goes_to_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lead is asked for, of untuned sizes and of those that a neighbour answers; tuned ones stay."""
+    predict, near = predictor(SPACE, PROBLEM, 132), replace(PROBLEM, m=127)
+    assert predict is not None and DEFAULT_FALLBACK == "expected"
+    for source, config in ((None, default_config(SPACE, PROBLEM, 132)), (table((near, 1.2)), CONFIG)):
+        own = predict(config)
+        assert own is not None
+        for torch_us, kernel in ((own * 0.99, False), (own * 1.01, True)):
+            monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
+            assert ask(source).config == (config if kernel else None)
+    monkeypatch.setattr(GEMM, "baseline_us", lambda *_: 0.001)
+    tuned = Table(here(), [Entry(PROBLEM, CONFIG)])
+    assert ask(tuned).config == CONFIG and ask(tuned, fallback="torch").config is None
+
+
 def test_without_an_expectation_the_kernel_answers() -> None:
     """On a GPU of which nothing is known, and for products that were not measured."""
     blackwell = find_arch("sm_100a")
@@ -114,13 +129,13 @@ def test_the_dispatcher_then_the_table_then_the_default_says_it(tmp_path: Path) 
     assert ask(table(*slow, fallback="none"), fallback="measured").config is None
     path = tmp_path / "t.json"
     table(*slow, fallback="none").save(path)
-    dispatcher = FakeGpu(tmp_path).dispatcher().with_table(path)
+    dispatcher = FakeGpu(tmp_path).dispatcher(fallback="").with_table(path)
     assert dispatcher.explain(PROBLEM).config == CONFIG
     again = dispatcher.with_table(path, fallback="measured")
     assert again.explain(PROBLEM).config is None and again.kernel(PROBLEM) is None
     assert again.with_table(path).fallback == "measured"
     assert again.with_table(path, fallback="").explain(PROBLEM).config == CONFIG
-    with pytest.raises(UsageError, match="fallback is 'cublas'; valid: torch, measured, none"):
+    with pytest.raises(UsageError, match="fallback is 'cublas'; valid: torch, expected, measured, none"):
         Dispatcher(fallback="cublas")
 
 

@@ -36,12 +36,14 @@ def test_trees_add_up_one_by_one() -> None:
     columns, splits = KernelColumns(kernels, 132), np.ones(len(kernels), np.float32)
     times, features = rooflines(problem, columns, splits)
     assert features.shape == (len(FEATURES), len(kernels))
-    got = fit.times_us(problem, columns, splits)
+    got, trees = fit.times_us(problem, columns, splits), fit.trees
     for row in range(len(kernels)):
-        total = fit.base
-        for tree in range(len(fit.leaves)):
-            answers = [features[fit.asked[q, tree], row] > fit.limits[q, tree] for q in range(fit.depth)]
-            total += fit.leaves[tree, sum(int(yes) << q for q, yes in enumerate(answers))]
+        total = trees.base
+        for tree in range(len(trees)):
+            answers = [
+                features[trees.asked[q, tree], row] > trees.limits[q, tree] for q in range(trees.depth)
+            ]
+            total += trees.leaves[tree, sum(int(yes) << q for q, yes in enumerate(answers))]
         assert got[row] == pytest.approx(times[row] * np.exp(total), rel=1e-4)
         assert fitted_us(problem, kernels[row].replace(split_k=1), 132) == pytest.approx(got[row], rel=1e-5)
 
@@ -59,9 +61,9 @@ def test_choices_come_fastest_first_and_valid() -> None:
     """The first few are the exact minimum; the coarse rest follows."""
     for mnk in ((1, 8192, 8192), (100, 4096, 14336), (700, 6144, 4096), (8000, 1024, 1024)):
         problem = Problem(*mnk)
-        found = list(islice(kernel_set(SPACE, problem, 132).by_time(problem), 8))
+        found = list(islice(kernel_set(SPACE, problem, 132).by_time(problem), 4))
         times = [time for time, _ in found]
-        assert times == sorted(times) and len(found) == 8
+        assert times == sorted(times) and len(found) == 4
         for time, config in found:
             SPACE.require(problem, config)
             assert fitted_us(problem, config, 132) == pytest.approx(time, rel=1e-4)
@@ -90,7 +92,7 @@ def test_replayed_defaults_are_near_the_best() -> None:
         here = range(start, start + row["points"])
         start += row["points"]
         mine = [i for i in here if isdefault[points["kernel"][i]]]
-        if number % 5 or not mine:
+        if number % 5 or not mine or "judge" in row:
             continue
         columns = KernelColumns([views[points["kernel"][i]] for i in mine], sweep["sm_count"])
         splits = np.array([points["split_k"][i] for i in mine], np.float32)

@@ -257,10 +257,10 @@ def test_what_is_left_of_a_range_are_sizes_that_its_layout_allows() -> None:
 
 def test_the_fallback_of_a_table_is_a_known_word() -> None:
     """In Python and in a file; an update may set it, and leaves it otherwise."""
-    with pytest.raises(UsageError, match="fallback is 'cublas'; valid: torch, measured, none"):
+    with pytest.raises(UsageError, match="fallback is 'cublas'; valid: torch, expected, measured, none"):
         Table(HERE, fallback="cublas")
     for wrong in ("cublas", 1, None, [], True):
-        with pytest.raises(TableError, match="valid: torch, measured, none"):
+        with pytest.raises(TableError, match="valid: torch, expected, measured, none"):
             Table.from_json({**Table(HERE).to_json(), "fallback": wrong})
     table = Table(HERE, fallback="torch").with_entries([Entry(at(64), CONFIG)])
     assert table.fallback == "torch" and table.with_entries(fallback="none").fallback == "none"

@@ -54,6 +54,7 @@ class Points:
         roofline_us: By the roofline alone.
         features: One row for each point.
         default: Whether its kernel may answer by default.
+        judge: Whether its shape was drawn to judge an earlier fit, so that few kernels were timed.
         sizes: m, n and k by number of shape.
     """
 
@@ -64,6 +65,7 @@ class Points:
     roofline_us: Array
     features: Array
     default: NDArray[np.bool_]
+    judge: NDArray[np.bool_]
     sizes: Sequence[tuple[int, int, int]]
 
     @property
@@ -100,7 +102,7 @@ def load(path: Path) -> tuple[dict[str, Any], Points]:
     sizes = [tuple(row["mnk"]) for row in shapes]
     return found, Points(
         shape, kernel, np.array(numbers)[shape], us, np.concatenate(times), np.concatenate(features),
-        default[kernel], sizes,
+        default[kernel], np.array(["judge" in row for row in shapes])[shape], sizes,
     )  # fmt: skip
 
 
@@ -115,21 +117,31 @@ def default_views() -> set[str]:
 
 def train(points: Points, chosen: NDArray[np.bool_]) -> Any:
     """Return trees fitted to some of the points."""
-    from catboost import CatBoostRegressor  # type: ignore[import-not-found]
-
     weight = np.exp(-(points.behind_best - 1) / _FAR) + 0.03
     weight *= np.where(points.default, _DEFAULT_WEIGHT, 1.0)
-    model = CatBoostRegressor(
-        loss_function="RMSE", thread_count=2, verbose=0, allow_writing_files=False, **SETTINGS
-    )
     wanted = np.log(points.us / points.roofline_us)
-    return model.fit(points.features[chosen], wanted[chosen], sample_weight=weight[chosen])
+    return boosted(SETTINGS, points.features[chosen], wanted[chosen], weight[chosen])
+
+
+def boosted(settings: dict[str, Any], features: Array, wanted: Array, weight: Array | None = None) -> Any:
+    """Return trees fitted to ``wanted``, one row of ``features`` each."""
+    from catboost import CatBoostRegressor  # type: ignore[import-not-found]
+
+    model = CatBoostRegressor(
+        loss_function="RMSE", thread_count=2, verbose=0, allow_writing_files=False, **settings
+    )
+    return model.fit(features, wanted, sample_weight=weight)
+
+
+def folds(weights: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the fold that leaves out each (n, k), by its number."""
+    order = np.random.default_rng(0).permutation(weights.max() + 1)
+    return np.asarray(order[weights] % FOLDS)
 
 
 def left_out(points: Points) -> Array:
     """Return predicted microseconds, each by trees that have not seen its (n, k)."""
-    order = np.random.default_rng(0).permutation(points.weights.max() + 1)
-    fold = order[points.weights] % FOLDS
+    fold = folds(points.weights)
     logs = np.log(points.roofline_us)
     for number in range(FOLDS):
         logs[fold == number] += train(points, fold != number).predict(points.features[fold == number])
@@ -159,14 +171,14 @@ def regret(points: Points, predicted: Array, among: NDArray[np.bool_]) -> dict[s
     return {name: round(float(value), 4) for name, value in zip(names, values, strict=True)}
 
 
-def as_arrays(model: Any) -> dict[str, Any]:
+def as_arrays(model: Any, depth: int) -> dict[str, Any]:
     """Return the trees in the arrays that the package evaluates."""
     path = Path("/tmp") / "fit_gemm_trees.json"
     model.save_model(str(path), format="json")
     found = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
     scale, bias = found["scale_and_bias"]
-    trees, depth = found["oblivious_trees"], DEPTH
+    trees = found["oblivious_trees"]
     asked = [
         [tree["splits"][q]["float_feature_index"] if q < len(tree["splits"]) else 0 for tree in trees]
         for q in range(depth)
@@ -191,10 +203,9 @@ def main() -> int:
     args = parser.parse_args()
     found, points = load(args.sweep)
     predicted = left_out(points)
-    everything = np.ones(len(points.us), bool)
     judged = {
-        "defaults": regret(points, predicted, points.default),
-        "all": regret(points, predicted, everything),
+        "defaults": regret(points, predicted, points.default & ~points.judge),
+        "all": regret(points, predicted, ~points.judge),
     }
     print(json.dumps(judged, indent=1))
     if args.write:
@@ -202,6 +213,7 @@ def main() -> int:
         provenance = {
             **{name: found[name] for name in ("gpu", "sm_count", "driver", "torch", "cutegen")},
             "sweep": args.sweep.name, "points": len(points.us), "shapes": len(sizes),
+            "shapes_that_judged_an_earlier_fit": sum("judge" in row for row in found["shapes"]),
             "kernels": len(found["kernels"]), "layout": "kk", "dtype": "bf16",
             "smallest": sizes.min(0).tolist(), "largest": sizes.max(0).tolist(),
             "regret_on_matrices_left_out": judged,
@@ -210,13 +222,13 @@ def main() -> int:
             "arch": "sm_90a",
             "provenance": provenance,
             "features": FEATURES,
-            **as_arrays(train(points, everything)),
+            **as_arrays(train(points, np.ones(len(points.us), bool)), DEPTH),
         }
-        FILE.write_text(_lines(fit), encoding="utf-8")
+        FILE.write_text(lines(fit), encoding="utf-8")
     return 0
 
 
-def _lines(fit: dict[str, Any]) -> str:
+def lines(fit: dict[str, Any]) -> str:
     """JSON with one line for each tree or question."""
     parts = []
     for name, value in fit.items():

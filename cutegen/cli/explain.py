@@ -62,8 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         "--fallback",
         choices=FALLBACKS,
         default="",
-        help="where PyTorch's own call answers: torch (where a measurement or the model says that it is "
-        f"faster), measured, or none (default: as the table says, else {DEFAULT_FALLBACK})",
+        help="where PyTorch's own call answers: torch (where the kernel is not sure to be faster), "
+        "expected (where a measurement, or else the model, says that PyTorch is), measured, "
+        f"or none (default: as the table says, else {DEFAULT_FALLBACK})",
     )
     parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="where the cache's tables are")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")

@@ -189,8 +189,9 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--fallback",
         choices=FALLBACKS,
-        help="what the table says of calls that PyTorch's own call answers: torch (those that a measurement "
-        "or the model says it is faster for), measured, or none (default: what it says already)",
+        help="what the table says of calls that PyTorch's own call answers: torch (where the kernel is "
+        "not sure to be faster), expected (where a measurement, or else the model, says that PyTorch is), "
+        "measured, or none (default: what it says already)",
     )
 
 

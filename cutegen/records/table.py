@@ -45,9 +45,9 @@ _SCHEMA = 2
 #: A table without ranges and fallback is written as version 0.1 wrote it, and read by it.
 _SCHEMA_OF_ENTRIES = 1
 
-#: Where PyTorch's own call answers instead of a kernel: where a measurement or the model says that it is
-#: faster, where a measurement does, or nowhere.
-FALLBACKS = ("torch", "measured", "none")
+#: Where PyTorch's own call answers instead of a kernel: wherever the kernel is not sure to be faster; where a
+#: measurement or, of what nobody measured, the model says that PyTorch is; where a measurement does; nowhere.
+FALLBACKS = ("torch", "expected", "measured", "none")
 
 #: Whether a config may be used for the problem that is looked up; it may raise ConfigError for "no".
 Legal = Callable[[Config], bool]

@@ -111,4 +111,6 @@ def strategy_of(space: Space) -> Strategy | None:
 
 
 def _has_candidate(space: Space, problem: Problem) -> bool:
+    if space.explain(problem, {}):
+        return False
     return any(not space.explain(problem, Config(dict(knobs))) for knobs in space.default_candidates(problem))

@@ -456,9 +456,10 @@ def load_table(path: str | Path, *, fallback: str | None = None) -> Dispatcher:
 
     Args:
         path: The table.
-        fallback: Where PyTorch's own call answers instead of a kernel: ``torch`` (where a measurement or the
-            model says that it is faster), ``measured`` (where a measurement does) or ``none``. None keeps the
-            setting of the present dispatcher.
+        fallback: Where PyTorch's own call answers instead of a kernel: ``torch`` (where the kernel is not
+            sure to be faster), ``expected`` (where a measurement or, of what nobody measured, the model says
+            that PyTorch is), ``measured`` (where a measurement does) or ``none``. None keeps the setting of
+            the present dispatcher.
 
     Raises:
         StoreError: The file cannot be read.

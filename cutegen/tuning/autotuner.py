@@ -91,7 +91,7 @@ class AutoTuner:
         sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
         busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
         fallback: What the table shall say of where PyTorch's own call answers instead of a kernel:
-            ``torch``, ``measured`` or ``none``; None leaves what it says.
+            ``torch``, ``expected``, ``measured`` or ``none``; None leaves what it says.
         observe: Told about progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.

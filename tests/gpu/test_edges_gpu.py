@@ -83,7 +83,7 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
     with Builder(store) as builder:  # all at a time: one by one takes longer than the tests
         failed = [result for _, result in builder.build(list(sources)) if not isinstance(result, Artifact)]
     assert not failed, failed[0]
-    yield cutegen.use(Dispatcher(kernels=Kernels(store, build="never")))
+    yield cutegen.use(Dispatcher(kernels=Kernels(store, build="never"), fallback="none"))
     cutegen.use(before)
 
 

@@ -31,7 +31,7 @@ def _dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
     kernels = Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow")
-    cutegen.use(Dispatcher(kernels=kernels))
+    cutegen.use(Dispatcher(kernels=kernels, fallback="none"))
     with inductor_config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
         yield
     cutegen.use(before)

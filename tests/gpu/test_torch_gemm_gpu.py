@@ -38,7 +38,9 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
-    yield cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow")))
+    yield cutegen.use(
+        Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow"), fallback="none")
+    )
     cutegen.use(before)
 
 
@@ -214,7 +216,7 @@ def test_graphs_replay_beside_eager_calls() -> None:
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_new_kernel_during_capture_is_refused(tmp_path: Path) -> None:
     """Nothing is compiled or loaded in a capture; the error says what to do, and doing it works."""
-    cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path), build="allow")))
+    cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path), build="allow"), fallback="none"))
     a, b = rand(64, 128), rand(128, 64)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(LaunchError, match="once before the capture"), torch.cuda.graph(graph):

@@ -2,8 +2,7 @@
 
 The roofline counts waves, k steps and bytes with round constants; the trees, which ``tools/fit_gemm.py`` fits
 to a recorded sweep of one GPU, correct the logarithm of its time by features of kernel and shape. All kernels
-of a set are predicted at once, in arrays. Trees are oblivious: each asks the same few questions of every row,
-whose answers number its leaf.
+of a set are predicted at once, in arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import resident_clusters
+from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
@@ -51,7 +51,9 @@ _LOOKED_AT = (
     "tile_shape_mn", "cluster_shape_mn", "tile_k", "swap_ab", "pingpong", "mma_warpgroups", "use_pdl",
 )  # fmt: skip
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind.
-_FIRST_TREES, _KEPT = 32, 16
+_FIRST_TREES, _KEPT = 32, 12
+#: Larger than any difference of logarithms of times.
+_LAST = 100.0
 
 
 def is_fitted(problem: Problem, arch: str) -> bool:
@@ -147,74 +149,45 @@ class Fit:
     Attributes:
         arch: The target that was measured.
         provenance: GPU, driver, versions, number of points, range of sizes, regret: for people.
-        asked: Feature that each question looks at: first those of every tree's first question, and so on.
-        limits: What it is compared with; an answer is yes above.
-        leaves: Corrections of the logarithm of the roofline's time, by tree and then by answers.
-        depth: Questions of a tree.
-        base: Correction before all trees.
+        trees: Corrections of the logarithm of the roofline's time.
     """
 
     arch: str
     provenance: Mapping[str, Any]
-    asked: NDArray[numpy.intp]
-    limits: Array
-    leaves: Array
-    depth: int
-    base: float
+    trees: Trees
 
     def times_us(self, problem: Problem, kernels: KernelColumns, splits: Array) -> Array:
         """Return the microseconds of each kernel in a graph, operands in device memory."""
         import numpy as np
 
         time, features = rooflines(problem, kernels, splits)
-        found: Array = time * np.exp(self._correction(features, 0, len(self.leaves)) + self.base)
+        found: Array = time * np.exp(self.trees.sums(features) + self.trees.base)
         return found
 
-    def fastest(self, problem: Problem, kernels: KernelColumns, splits: Array) -> list[tuple[float, int]]:
-        """Return times with the places of their kernels, fastest first; those far behind are coarse."""
+    def fastest(
+        self, problem: Problem, kernels: KernelColumns, splits: Array, likely: NDArray[numpy.bool_]
+    ) -> list[tuple[float, int]]:
+        """Return times with the places of their kernels, fastest first; those far behind are coarse.
+
+        The ``likely`` ones come before all others.
+        """
         import numpy as np
 
         _, features = rooflines(problem, kernels, splits)
-        logs = features[FEATURES.index("time_log")] + self._correction(features, 0, _FIRST_TREES)
-        order = logs.argsort()
+        logs = features[FEATURES.index("time_log")] + self.trees.sums(features, 0, _FIRST_TREES)
+        order = np.where(likely, logs, logs + _LAST).argsort()
         kept = order[:_KEPT]
-        logs[kept] += self._correction(features[:, kept], _FIRST_TREES, len(self.leaves))
-        kept = kept[logs[kept].argsort()]
+        logs[kept] += self.trees.sums(features[:, kept], _FIRST_TREES)
+        kept = kept[np.where(likely[kept], logs[kept], logs[kept] + _LAST).argsort()]
         places = np.concatenate((kept, order[_KEPT:]))
-        return list(zip(np.exp(logs[places] + self.base).tolist(), places.tolist(), strict=True))
-
-    def _correction(self, features: Array, first: int, last: int) -> Array:
-        """The sum of some trees for each column of ``features``."""
-        import numpy as np
-
-        trees, size = last - first, 1 << self.depth
-        asked, limits = self.asked[:, first:last].ravel(), self.limits[:, first:last].reshape(-1, 1)
-        answers = (features.take(asked, 0) > limits).view(np.uint8).reshape(self.depth, trees, -1)
-        leaf = answers[0].astype(np.int32)
-        for question in range(1, self.depth):
-            leaf += answers[question] << np.uint8(question)
-        leaf += np.arange(0, trees * size, size, dtype=np.int32)[:, None]
-        found: Array = self.leaves[first:last].ravel().take(leaf).sum(0)
-        return found
+        return list(zip(np.exp(logs[places] + self.trees.base).tolist(), places.tolist(), strict=True))
 
 
 @cache
 def load_fit() -> Fit:
     """Return the fit that the package ships."""
-    import numpy as np
-
     found = json.loads(FILE.read_text(encoding="utf-8"))
-    asked = np.array(found["asked"], np.intp)
-    leaves = np.array(found["leaves"], np.float32) * np.float32(found["unit"])
-    return Fit(
-        arch=found["arch"],
-        provenance=found["provenance"],
-        asked=asked,
-        limits=np.array(found["limits"], np.float32),
-        leaves=leaves,
-        depth=len(asked),
-        base=found["base"],
-    )
+    return Fit(found["arch"], found["provenance"], Trees.of(found))
 
 
 def fitted_us(problem: Problem, config: Config, sm_count: int) -> float:

@@ -62,8 +62,7 @@ class GemmStrategy:
         They are few, so that programs that never tune compile few kernels.
         """
         if is_fitted(problem, space.arch.name):
-            chosen = kernel_set(space, problem, sm_count).by_time(problem)
-            return next((config for _, config in chosen), None) or space.default(problem)
+            return kernel_set(space, problem, sm_count).fastest(problem) or space.default(problem)
         ranker = Ranker(space, problem, sm_count, None)
         valid = (c for c in default_kernels(space, problem) if not space.explain(problem, c))
         found = [ranker.finish(config) for config in valid]
@@ -94,7 +93,7 @@ class GemmStrategy:
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config; None for kernels that are not of cutegen's templates."""
         estimator = Estimator(problem, space.arch, sm_count)
-        fitted = is_fitted(problem, space.arch.name)
+        kernels = kernel_set(space, problem, sm_count) if is_fitted(problem, space.arch.name) else None
 
         def physics(config: Config) -> float:
             return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
@@ -102,8 +101,11 @@ class GemmStrategy:
         def predict(config: Config) -> float | None:
             if config.source != "cutegen":
                 return None
-            if not fitted:
+            if kernels is None:
                 return physics(config)
+            known = kernels.last_us(problem, config)
+            if known is not None:
+                return known
             plain = config.replace(stream_k=False, reduction="fixed")
             # Of these two knobs nothing was measured: what they change is taken from the analytic model.
             share = 1.0 if plain == config else physics(config) / physics(plain)
