@@ -365,6 +365,24 @@ def test_the_command_shows_pieces_and_regret(command: Rig, capsys: pytest.Captur
     assert found["range"] == WEIGHT and found["reused"] and next(iter(found["pieces"])).startswith("1..")
 
 
+def test_explain_names_the_range_and_its_regret(command: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the piece that holds the size; in JSON the range stands in a field of its own."""
+    entry = command.tune().entry
+    words = ["explain", "gemm", "--arch", "sm_90a", "--fallback", "none", "--shape", "77x7168x2048"]
+    words += ["--table", str(command.tuner.setting.table)]
+    piece = entry.piece(Problem(77, 7168, 2048))
+    assert cli.main(words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"range: the table has {WEIGHT}, in which this config answers {piece.first} to {piece.last}" in text
+    )
+    assert "at 3 sizes taken at random its answers were" in text
+    assert cli.main([*words, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert (found["how"], found["range"], found["entry"]) == ("range", WEIGHT, None)
+    assert piece.config is not None and found["config"] == piece.config.to_json()
+
+
 def test_a_shapes_file_may_hold_ranges(
     command: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

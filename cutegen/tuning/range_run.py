@@ -36,6 +36,8 @@ __all__ = ["RangeRun", "untuned_range"]
 
 #: What a size may be given up for: it does not fit the GPU, say.
 _OF_ONE_SIZE = (NoWinnerError, MeasureError, CheckError, LaunchError)
+#: The defaults of one in ten of the ranked sizes are compiled before anything is ranked.
+_EVERY_TENTH = 10
 #: Where all contenders fail others are tried, so often.
 _FURTHER_TRIES = 2
 #: To find them takes a tenth of a second, in which the GPU idles.
@@ -108,6 +110,7 @@ class RangeRun:
         if finished is not None:
             return finished
         self._tell("propose")
+        self._start_children()
         self._propose()
         effort = self.request.effort
         sizes = _coarse_first(first_sizes(self._cells, effort.sizes))
@@ -124,6 +127,20 @@ class RangeRun:
         return limit_s is not None and self._clock() - self._start >= limit_s
 
     # -- candidates
+
+    def _start_children(self) -> None:
+        """Let the measuring child import torch, and the compiler begin, while kernels are ranked."""
+        self._children.start_bench()
+        sizes = first_sizes(self._cells, self.request.effort.ranked)[::_EVERY_TENTH]
+        problems = (problem for size in sizes if (problem := self.request.range.at(size)) is not None)
+        defaults = {problem: self._default_of(problem) for problem in problems}
+        fixed = self.request.base.fixed.items()
+        arch = self._space.arch
+        self._children.submit(
+            self._render(problem, config, arch)
+            for problem, config in defaults.items()
+            if all(config.get(knob) in values for knob, values in fixed)
+        )
 
     def _propose(self) -> None:
         """Choose the kernels: what the model proposes at some sizes, and what the table names now."""
@@ -169,7 +186,6 @@ class RangeRun:
 
     def _submit(self, sizes: Sequence[int]) -> None:
         """Ask the compiler for every kernel, those that the first sizes need before the others."""
-        self._children.start_bench()
         for size in sizes:
             problem = self.request.range.at(size)
             assert problem is not None
@@ -302,10 +318,13 @@ class RangeRun:
         """Return what a call would run without the range, unless that was seen to fail."""
         problem = self.request.range.at(size)
         assert problem is not None
-        default = default_config(self._space, problem, self.request.base.sm_count)
+        default = self._default_of(problem)
         if default in self._failed:
             raise self._nothing(str(problem))
         return default
+
+    def _default_of(self, problem: Problem) -> Config:
+        return default_config(self._space, problem, self.request.base.sm_count)
 
     def _answer_at(self, answers: Sequence[Config]) -> Callable[[int], Config]:
         ends = [cell.size for cell in self._cells]
