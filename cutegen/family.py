@@ -459,6 +459,13 @@ class Family(ABC):
         """
         return None
 
+    def is_fitted(self, problem: Any, arch: Arch) -> bool:
+        """Return whether predicted times of kernels for ``problem`` are fitted to measurements.
+
+        Such a prediction outweighs that a kernel won at another size.
+        """
+        return False
+
     def accuracy(self, arch: Arch) -> str:
         """Return a sentence on how well predictions agree with measurements; empty if unknown."""
         return ""

@@ -15,6 +15,7 @@ from fake_kernels import H200, FakeGpu
 from cutegen.arch import find_arch
 from cutegen.build import Toolchain
 from cutegen.errors import ArchError, ConfigError, DeviceError, LaunchError, StoreError, TableError
+from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import ANY, Entry, Fingerprint
@@ -45,8 +46,9 @@ def table(*entries: Entry, **changes: Any) -> Table:
     return Table(here(**changes), entries)
 
 
-def test_answer_says_which_rule_found_it(gpu: FakeGpu) -> None:
+def test_answer_says_which_rule_found_it(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact, bucket, nearest or default; the line names the measured problem unless it is the one asked."""
+    monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)  # so that neighbours answer, however good
     config = other_than_default()
     dispatcher = gpu.dispatcher(table(Entry(PROBLEM, config)))
     for problem, how in (
@@ -65,6 +67,18 @@ def test_answer_says_which_rule_found_it(gpu: FakeGpu) -> None:
         f"gemm 1000x1000x1000 bf16 kk: bucket (measured for {PROBLEM}): {config}"
     )
     assert not gpu.compiled
+
+
+def test_a_neighbours_winner_competes_with_the_default(gpu: FakeGpu) -> None:
+    """By fitted times; one that was chosen for another objective, or measured right there, does not."""
+    entry, near = Entry(PROBLEM, other_than_default()), Problem(1000, 1000, 1000)
+    answer = gpu.dispatcher(table(entry)).explain(near)
+    assert (answer.how, answer.config) == ("default", default_config(SPACE, near, H200.sm_count))
+    assert answer.skipped[-1] == f"{PROBLEM}: the default is expected to be faster here"
+    assert gpu.dispatcher(table(entry)).explain(PROBLEM).how == "exact"
+    assert gpu.dispatcher(table(replace(entry, objective="energy"))).explain(near).how == "bucket"
+    good = replace(entry, config=default_config(SPACE, near, H200.sm_count))
+    assert gpu.dispatcher(table(good)).explain(near).how == "bucket"
 
 
 def test_an_answer_that_was_not_tuned_for_time_says_so(gpu: FakeGpu) -> None:

@@ -55,8 +55,11 @@ def test_a_measured_lead_of_torch_decides(fallback: str) -> None:
     assert ask(table((PROBLEM, 0.8)), fallback="none").config == CONFIG
 
 
-def test_what_was_measured_for_another_problem_or_beside_other_work_does_not_decide() -> None:
+def test_what_was_measured_for_another_problem_or_beside_other_work_does_not_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ratios hold for their own problem, and disturbed ones for none."""
+    monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)  # so that neighbours answer, however good
     near = Problem(127, 256, 128)
     assert ask(table((near, 0.5)), fallback="measured").config == CONFIG
     assert ask(table((PROBLEM, 0.5), contended_by="pid 7"), fallback="measured").config == CONFIG
@@ -99,6 +102,7 @@ def test_expectations_count_where_nothing_was_measured(monkeypatch: pytest.Monke
 def test_by_default_what_nobody_measured_goes_to_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lead is asked for, of untuned sizes and of those that a neighbour answers; tuned ones stay."""
     predict, near = predictor(SPACE, PROBLEM, 132), replace(PROBLEM, m=127)
+    monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)  # so that neighbours answer, however good
     assert predict is not None and DEFAULT_FALLBACK == "expected"
     for source, config in ((None, default_config(SPACE, PROBLEM, 132)), (table((near, 1.2)), CONFIG)):
         own = predict(config)

@@ -10,8 +10,10 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from fake_kernels import H200
 
 from cutegen.arch import find_arch
+from cutegen.build import Toolchain
 from cutegen.families.gemm.perf_model.fitted import (
     FEATURES,
     KernelColumns,
@@ -23,6 +25,9 @@ from cutegen.families.gemm.perf_model.fitted import (
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.space import Config
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
@@ -100,3 +105,32 @@ def test_replayed_defaults_are_near_the_best() -> None:
         logs.append(np.log(points["us"][chosen] / min(points["us"][i] for i in here)))
     assert len(logs) > 150
     assert fmean(logs) < 0.04 and max(logs) < 0.5
+
+
+def test_a_table_of_some_sizes_makes_the_others_no_slower() -> None:
+    """Matrices of the sweep, every third m tuned: the others, measured, with the table and without."""
+    sweep = json.loads(lzma.decompress(SWEEP.read_bytes()))
+    views, points, start = [Config.parse(text) for text in sweep["kernels"]], sweep["points"], 0
+    rows: dict[Problem, dict[Config, float]] = {}
+    for row in sweep["shapes"]:
+        here, start = range(start, start + row["points"]), start + row["points"]
+        if "judge" not in row and row["mnk"][0] > 4:
+            chosen = (views[points["kernel"][i]].replace(split_k=points["split_k"][i]) for i in here)
+            rows[Problem(*row["mnk"])] = dict(zip(chosen, (points["us"][i] for i in here), strict=True))
+    logs = []
+    for n, k in ((28672, 4096), (1536, 4096), (5120, 1280), (7168, 2304)):
+        asked = sorted((p for p in rows if (p.n, p.k) == (n, k)), key=lambda p: p.m)
+        tuned = [Entry(p, min(rows[p], key=lambda c, p=p: rows[p][c])) for p in asked[::3]]  # type: ignore[misc]
+        fingerprint = Fingerprint.of(H200, Toolchain.current())
+        table = Table(fingerprint, [e for e in tuned if e.config and not SPACE.explain(e.problem, e.config)])
+        assert len(table) >= 3
+        for problem in set(asked) - set(asked[::3]):
+            taken = [_measured(rows[problem], look_up(t, problem, SPACE, 132, "none")) for t in (table, None)]
+            if taken[0] is not None and taken[1] is not None:
+                logs.append(np.log(taken[0] / taken[1]))
+    assert len(logs) > 20 and fmean(logs) < 0.005 and max(logs) < 0.15
+
+
+def _measured(times: dict[Config, float], answer: Answer) -> float | None:
+    assert answer.config is not None
+    return times.get(answer.config.replace(swizzle_size=1, raster_along_m=False))

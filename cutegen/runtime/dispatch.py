@@ -427,14 +427,36 @@ def _expected_slower(answer: Answer, space: Space, sm_count: int, lead: float) -
 def _kernel_for(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
     """Return the answer without a look at what PyTorch would take."""
     skipped: tuple[str, ...] = ()
+    answer: Answer | None = None
     if table is not None:
         estimate = _estimate(space, problem, sm_count)
         found = table.lookup(problem, lambda config: is_legal(config, problem, space.arch), estimate)
         skipped = found.skipped
         answer = _of_entry(problem, found, space)
-        if answer is not None:
+        if answer is not None and not _competes(answer, space):
             return answer
-    return Answer(problem, "default", default_config(space, problem, sm_count), skipped=skipped)
+    config = default_config(space, problem, sm_count)
+    if answer is not None and not _is_faster(config, answer, space, sm_count):
+        return answer
+    if answer is not None and answer.entry is not None:
+        skipped = (*skipped, f"{answer.entry.problem}: the default is expected to be faster here")
+    return Answer(problem, "default", config, skipped=skipped)
+
+
+def _competes(answer: Answer, space: Space) -> bool:
+    """Whether the default may be better: a neighbour's winner answers, and predictions are fitted."""
+    by_time = answer.entry is not None and answer.entry.objective == "time"
+    fitted = find_family(answer.problem.family).is_fitted(answer.problem, space.arch)
+    return fitted and by_time and answer.config is not None and answer.how in ("bucket", "nearest")
+
+
+def _is_faster(config: Config, answer: Answer, space: Space, sm_count: int) -> bool:
+    """Whether ``config`` is predicted to be faster than what ``answer`` says."""
+    predict = predictor(space, answer.problem, sm_count)
+    if predict is None or answer.config is None:
+        return False
+    own, others = predict(config), predict(answer.config)
+    return own is not None and others is not None and own < others
 
 
 def _of_entry(problem: Problem, found: Lookup, space: Space) -> Answer | None:

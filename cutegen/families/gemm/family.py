@@ -14,6 +14,7 @@ from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
 from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
+from cutegen.families.gemm.perf_model.fitted import is_fitted
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_us
 from cutegen.families.gemm.problem import (
@@ -237,6 +238,10 @@ class GemmFamily(Family):
     def baseline_us(self, problem: Problem, arch: Arch, sm_count: int) -> float | None:
         """Return what ``torch.mm`` takes by a fit to measured times; None for what was not measured."""
         return torch_mm_us(problem, arch.name, sm_count)
+
+    def is_fitted(self, problem: Problem, arch: Arch) -> bool:
+        """Return whether the recorded sweep says how fast such products are: 16 bits on Hopper."""
+        return self.name == "gemm" and is_fitted(problem, arch.name)
 
     def accuracy(self, arch: Arch) -> str:
         """Return how the model's order compares with measurements, where there are some."""
