@@ -22,7 +22,9 @@ Predict = Callable[[int, Config], "float | None"]
 TileOf = Callable[[Config], int]
 
 # Source of the numbers below: chosen on simulated GPUs on which kernels are off the model by errors of the
-# size that it has on an H200 (tests/simulated_gpu.py); the regret of the answers is flat around them.
+# size that it has on an H200 (tests/simulated_gpu.py), then tried on the sweep of an H200: 147 shapes,
+# each estimated from the other m of its (n, k), were 1.2 % behind the best of about 90 configs in the
+# geometric mean, against 1.3 % for the model's own choice. Regret is flat around them in both.
 #: Doublings over which a config's own error fades, and over which that of alike configs does.
 _OWN_REACH, _SHARED_REACH = 0.4, 1.0
 #: What one more tile counts as, in doublings, where there was one.
