@@ -99,7 +99,7 @@ def _version(ncu: str) -> str:
 def config_text(table: Table, problem: Problem, device: Device) -> str:
     """Return the config that ``cutegen.gemm`` runs with ``table``, for people."""
     space = find_space(problem.family, device.arch)
-    config = look_up(table, problem, space, device.sm_count).config
+    config = look_up(table, problem, space, device.sm_count, "none").config
     return "torch" if config is None else short_config(space_of(config, problem.family, device.arch), config)
 
 
