@@ -136,7 +136,7 @@ def test_a_lookup_is_explained_without_a_gpu(
 ) -> None:
     """The rule, the entry behind it and the config, as a call on that GPU would have them."""
     monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)  # so that neighbours answer, however good
-    text, [found] = explained(capsys, "--table", str(table), "--shape", shape)
+    text, [found] = explained(capsys, "--table", str(table), "--shape", shape, "--fallback", "none")
     assert f"  {how}: " in text and "config: tile_shape_mn=" in text
     assert found["how"] == how and max(map(len, text.splitlines())) <= 80
     assert found["entry"] == (None if how == "default" else "gemm 64x7168x2048 bf16 kk")
