@@ -107,9 +107,12 @@ def test_only_what_meets_its_power_limit_is_loaded_first(problem: Problem, clock
 
 
 def test_a_count_of_kernels_outdoes_the_effort(tmp_path: Path) -> None:
-    """Whoever asks for more kernels than quick tries gets them."""
+    """Whoever asks for more kernels than quick tries gets them, twins included."""
     rig = Rig(tmp_path, effort="quick")
-    assert rig.tuner.request(PROBLEM, 40).effort == replace(EFFORTS["quick"], classes=40, most=None)
+    for count, twins in ((40, 8), (6, 1), (2, 0)):
+        effort = rig.tuner.request(PROBLEM, count).effort
+        assert effort == replace(EFFORTS["quick"], classes=count - twins, twins=twins, most=None)
+        assert effort.kernels == count
 
 
 def test_efforts_have_names() -> None:

@@ -16,6 +16,7 @@ from cutegen.build.store import Store  # noqa: E402
 from cutegen.records.recording import read_recordings  # noqa: E402
 from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
 from cutegen.runtime.kernel_cache import Kernels  # noqa: E402
+from cutegen.torch_ops.inductor import compile_with_cutegen  # noqa: E402
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 BF16 = torch.bfloat16
@@ -64,7 +65,7 @@ def test_after_autotune_every_product_is_answered_exactly(tmp_path: Path) -> Non
 def test_compiled_and_captured_calls_are_counted() -> None:
     """Compiled with the backend, calls count; a captured graph counts once, not when it is replayed."""
     model, x = network(), torch.randn(256, 512, device="cuda", dtype=BF16)
-    compiled = torch.compile(model, backend="cutegen")
+    compiled = torch.compile(model, backend=compile_with_cutegen)
     with cutegen.record() as recording, torch.no_grad():
         for _ in range(3):
             compiled(x)

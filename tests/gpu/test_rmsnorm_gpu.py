@@ -94,7 +94,12 @@ NORMALISE = f"normalise(x_part, weight_row, y_row, rms, {TURN}"
 SIZE = "cutlass.min(TURN * THREADS_PER_ROW, end - at)"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
 STAGED_BROKEN = {
-    "a turn is not fetched": (SIZE, f"({SIZE} if row + turn != 10 else cutlass.Int32(0))", ANY_VALUE),
+    # What was in shared memory may be anything, NaN included.
+    "a turn is not fetched": (
+        SIZE,
+        f"({SIZE} if row + turn != 10 else cutlass.Int32(0))",
+        rf"{ANY_VALUE}|never written",
+    ),
     "the last turn is fetched too short": (SIZE, f"({SIZE} - turn)", ANY_VALUE),
     "the last CTA of a ragged cluster reads on": (
         END,
@@ -260,6 +265,7 @@ def test_the_operator_agrees_with_torch() -> None:
         cutegen.rms_norm(x, w, residual=h, out=h)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch makes an empty graph first, and warns of it
 @pytest.mark.usefixtures("own_kernels")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_the_operator_compiles(mode: str) -> None:
