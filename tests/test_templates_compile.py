@@ -44,7 +44,8 @@ class Kernel:
 
     @property
     def plain(self) -> bool:
-        return self.problem.epilogue == Epilogue()
+        # Adding up in order of arrival is an epilogue too: it reads and writes memory per element.
+        return self.problem.epilogue == Epilogue() and self.config["reduction"] != "arrival"
 
     @property
     def staged(self) -> bool:
