@@ -237,7 +237,10 @@ def test_the_file_follows_from_the_results_file(capsys: pytest.CaptureFixture[st
 
 
 def test_the_default_is_near_the_fastest_that_was_measured() -> None:
-    """Of both algorithms, within 2 %; for 8 rows it is none of these kernels, which were slower."""
+    """Of both algorithms, within 2 %; for 8 rows it is none of these kernels, which were slower.
+
+    Where the default was not timed, its predicted time counts, which is off by a few percent.
+    """
     space = find_spaces("gemm", SPACE.arch)[0]
     for row in json.loads(fit_few_rows.RESULTS.read_text(encoding="utf-8"))["problems"]:
         problem = Problem.parse(row["problem"])
@@ -245,6 +248,9 @@ def test_the_default_is_near_the_fastest_that_was_measured() -> None:
         times = few | {Config.parse(words): us for words, us in row["tensor_cores"].items()}
         chosen = default_config(space, problem)
         if problem.m <= 4:
-            assert times[chosen] < min(times.values()) * 1.02, problem
+            predict = predictor(space, problem, SPACE.arch.nominal_sm_count)
+            assert predict is not None
+            expected = times.get(chosen) or predict(chosen) or 0.0
+            assert 0.95 * min(times.values()) < expected < 1.02 * min(times.values()), problem
         else:
             assert chosen.algorithm == "" and min(few.values()) > 1.3 * min(times.values())

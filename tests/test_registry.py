@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -63,14 +64,14 @@ def build_space(arch):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is loaded here is forgotten again."""
+    """What is loaded here is forgotten again, and spaces that other tests hold stay those of the registry."""
+    monkeypatch.setattr(registry, "_space", cache(registry._space.__wrapped__))
     monkeypatch.setattr(registry, "_registered", dict(registry._all()))
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:
         if name.split(".")[0] in ("cutegen_families", "twice"):
             del sys.modules[name]
-    registry._space.cache_clear()
 
 
 def write_family(folder: Path, name: str, text: str = FAMILY, **files: str) -> Path:
