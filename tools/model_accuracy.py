@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.accuracy import FILE, Accuracy
 from cutegen.families.registry import find_space
-from cutegen.search.defaults import default_config, predictor
+from cutegen.search.defaults import default_of_algorithm, predictor
 from cutegen.search.strategies import rank
 from cutegen.space import Config
 from cutegen.tuning import Effort
@@ -42,7 +42,7 @@ def compare(row: ShapeResult, sm_count: int) -> tuple[int, float, float]:
     entry, timing = row.entries[OWN], row.timing(OWN)
     assert predict is not None and timing is not None
     winner = Config.from_json({knob: entry.choice[knob] for knob in space.domains})
-    default = default_config(space, problem, sm_count)
+    default = default_of_algorithm(space, problem, sm_count)
     tried = rank(space, problem, sm_count, Effort().classes, default=default)
     times = sorted(found for config in tried if (found := predict(config)) is not None)
     own = predict(winner)
