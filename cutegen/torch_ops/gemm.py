@@ -193,9 +193,12 @@ def linear(
             raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if w.dim() != 2:
         raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
+    grad = x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
+    if x.dim() == 2 and not grad:  # the path of inference, which must stay short
+        return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
-    if out is None and _require_grad(x, w, bias) and not must_trace(x, w) and _is_grad_enabled():
+    if grad and out is None and not must_trace(x, w) and _is_grad_enabled():
         options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
         x, w, options = autocast(x, w, options) or (x, w, options)
         return _apply(x, w, options, transposed=True, fuse_wgrad=fuse_wgrad)
