@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutegen.build import Artifact, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build.render import Source
@@ -14,6 +16,9 @@ from cutegen.errors import BuildError, CutegenError
 from cutegen.measure.device import Device
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
+
+if TYPE_CHECKING:
+    import pytest
 
 H200 = Device("NVIDIA H200", (9, 0), 132, 52428800, 150754820096, "580.1", "13.0", "GPU-0")
 
@@ -149,3 +154,26 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
         "silu": torch.nn.functional.silu,
     }
     d.copy_(functions[epilogue.activation](value))
+
+
+@contextmanager
+def operators_ask(fake: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    """Let operators, layers and the backend ask ``fake``, with the CPU for a GPU; afterwards as before."""
+    import torch
+
+    import cutegen
+    from cutegen.runtime.workspace import Workspaces
+    from cutegen.torch_ops import gemm, inductor, modules
+
+    gemm.prepare()
+    before = gemm.default_dispatcher()
+    cutegen.use(fake.dispatcher())
+    cutegen.reset_counters()
+    buffers = Workspaces(lambda _, n, zeroed: torch.zeros(n), lambda _: 0, lambda _: False)
+    monkeypatch.setattr(gemm, "_workspaces", buffers)
+    for module in (inductor, modules):
+        monkeypatch.setattr(module, "_DEVICE", "cpu")
+    yield fake
+    cutegen.use(before)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

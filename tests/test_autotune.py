@@ -11,17 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_kernels import H200, FakeGpu  # noqa: E402
+from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
 from fake_tuning import REFERENCE_US, Rig, quick_search, steady  # noqa: F401, E402
 
 import cutegen  # noqa: E402
 from cutegen.errors import UsageError  # noqa: E402
 from cutegen.families.registry import parse_problem  # noqa: E402
-from cutegen.records.recording import Call  # noqa: E402
+from cutegen.records.recorded_calls import Call  # noqa: E402
 from cutegen.records.table import Fingerprint, Table  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 from cutegen.torch_ops import modules  # noqa: E402
-from cutegen.tuning.recorded import at_rows  # noqa: E402
+from cutegen.tuning.coverage import at_rows  # noqa: E402
 
 BF16 = torch.bfloat16
 UP, DOWN = "gemm 8x64x32 bf16 kk", "gemm 8x16x64 bf16 kk"
@@ -30,14 +30,8 @@ BACKWARD = ["gemm 64x32x8 bf16 mn", "gemm 8x64x16 bf16 kn", "gemm 16x64x8 bf16 m
 
 @pytest.fixture(autouse=True)
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    fake = FakeGpu(tmp_path / "cache")
-    cutegen.optimize  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(fake.dispatcher())
-    monkeypatch.setattr(modules, "_DEVICE", "cpu")
-    cutegen.reset_counters()
-    yield fake
-    cutegen.use(before)
+    with operators_ask(FakeGpu(tmp_path / "cache"), monkeypatch) as fake:
+        yield fake
 
 
 def network() -> Any:

@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_kernels import FakeGpu  # noqa: E402
+from fake_kernels import FakeGpu, operators_ask  # noqa: E402
+from torch import library as registry  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.errors import OperandError  # noqa: E402
-from cutegen.runtime.workspace import Workspaces  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -31,15 +31,8 @@ ACTIVATIONS = {
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    fake = FakeGpu(tmp_path)
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(fake.dispatcher())
-    buffers = Workspaces(lambda _, n, zeroed: torch.zeros(n), lambda _: 0, lambda _: False)
-    monkeypatch.setattr(ops, "_workspaces", buffers)
-    yield fake
-    cutegen.use(before)
-    torch._dynamo.reset()
+    with operators_ask(FakeGpu(tmp_path), monkeypatch) as fake:
+        yield fake
 
 
 def leaf(*shape: int, dtype: Any = BF16, transposed: bool = False) -> Any:
@@ -227,7 +220,7 @@ def test_the_operator_has_gradients_and_passes_the_checks_of_torch(gpu: FakeGpu,
     x, y, z, v = doubles(a, b, c, bias)
     want = ACTIVATIONS[activation](2 * (x @ y) + 0.5 * z + v)
     same_gradients(found, want, (a, b, c, bias), (x, y, z, v))
-    torch.library.opcheck(torch.ops.cutegen.gemm.default, arguments, raise_exception=True)
+    registry.opcheck(torch.ops.cutegen.gemm.default, arguments, raise_exception=True)
 
 
 FRESH = """

@@ -12,13 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
-from fake_kernels import FakeGpu  # noqa: E402
+from fake_kernels import FakeGpu, operators_ask  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._functorch import config as aot_config  # noqa: E402
 from torch._inductor import config as inductor_config  # noqa: E402
 
 import cutegen  # noqa: E402
-from cutegen.torch_ops import gemm as ops  # noqa: E402
 from cutegen.torch_ops import inductor  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -27,17 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(autouse=True)
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    fake = FakeGpu(tmp_path)
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(fake.dispatcher())
-    monkeypatch.setattr(inductor, "_DEVICE", "cpu")
     torch._dynamo.reset()
     counters.clear()
-    with inductor_config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
+    with (
+        inductor_config.patch(fx_graph_cache=False),
+        aot_config.patch(enable_autograd_cache=False),
+        operators_ask(FakeGpu(tmp_path), monkeypatch) as fake,
+    ):
         yield fake
-    cutegen.use(before)
-    torch._dynamo.reset()
 
 
 def compiled(function: Any, **settings: Any) -> Any:

@@ -12,26 +12,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_kernels import FakeGpu  # noqa: E402
+from fake_kernels import FakeGpu, operators_ask  # noqa: E402
 
 import cutegen  # noqa: E402
-from cutegen.torch_ops import gemm as ops  # noqa: E402
-from cutegen.torch_ops import modules  # noqa: E402
 
 BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    fake = FakeGpu(tmp_path)
-    cutegen.optimize  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(fake.dispatcher())
-    monkeypatch.setattr(modules, "_DEVICE", "cpu")
-    cutegen.reset_counters()
-    yield fake
-    cutegen.use(before)
-    torch._dynamo.reset()
+    with operators_ask(FakeGpu(tmp_path), monkeypatch) as fake:
+        yield fake
 
 
 class Odd(torch.nn.Linear):

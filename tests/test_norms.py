@@ -11,6 +11,8 @@ from fake_kernels import FakeGpu
 
 torch = pytest.importorskip("torch")
 
+from torch import library as registry  # noqa: E402
+
 import cutegen  # noqa: E402
 from cutegen.arch import ARCHES  # noqa: E402
 from cutegen.errors import ConfigError, LaunchError, OperandError  # noqa: E402
@@ -18,8 +20,6 @@ from cutegen.families.registry import find_space  # noqa: E402
 from cutegen.families.rmsnorm.family import RMSNORM  # noqa: E402
 from cutegen.torch_ops import gemm as operators  # noqa: E402
 from cutegen.torch_ops import norms  # noqa: E402
-
-registry: Any = torch.library
 
 N = 64
 

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_kernels import FakeGpu  # noqa: E402
+from fake_kernels import FakeGpu, operators_ask  # noqa: E402
 from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -20,12 +20,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import cutegen  # noqa: E402
 from cutegen.errors import StoreError, UsageError  # noqa: E402
 from cutegen.families.registry import parse_problem  # noqa: E402
-from cutegen.records.recording import Call, read_recordings  # noqa: E402
+from cutegen.records.recorded_calls import Call, read_recordings  # noqa: E402
 from cutegen.records.table import Entry, Fingerprint, Table  # noqa: E402
 from cutegen.runtime.recorder import is_recording  # noqa: E402
 from cutegen.space import Config  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
-from cutegen.torch_ops import modules  # noqa: E402
 
 BF16 = torch.bfloat16
 #: Forward, gradients of inputs and of weights of one layer of `network` at 8 rows.
@@ -35,16 +34,9 @@ DOWN = ("gemm 8x16x64 bf16 kk", "gemm 8x64x16 bf16 kn", "gemm 16x64x8 bf16 mn")
 
 @pytest.fixture(autouse=True)
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    fake = FakeGpu(tmp_path / "cache")
-    cutegen.optimize  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(fake.dispatcher())
-    monkeypatch.setattr(modules, "_DEVICE", "cpu")
     monkeypatch.delenv("RANK", raising=False)
-    cutegen.reset_counters()
-    yield fake
-    cutegen.use(before)
-    torch._dynamo.reset()
+    with operators_ask(FakeGpu(tmp_path / "cache"), monkeypatch) as fake:
+        yield fake
 
 
 def network(**options: Any) -> Any:

@@ -12,11 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_kernels import FakeGpu  # noqa: E402
+from fake_kernels import FakeGpu, operators_ask  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.errors import BuildError, ConfigError, LaunchError, OperandError  # noqa: E402
-from cutegen.runtime.workspace import Workspaces  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -24,14 +23,8 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    fake = FakeGpu(tmp_path)
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(fake.dispatcher())
-    buffers = Workspaces(lambda _, n, zeroed: torch.zeros(n), lambda _: 0, lambda _: False)
-    monkeypatch.setattr(ops, "_workspaces", buffers)
-    yield fake
-    cutegen.use(before)
+    with operators_ask(FakeGpu(tmp_path), monkeypatch) as fake:
+        yield fake
 
 
 def rand(*shape: int, dtype: Any = BF16) -> Any:
