@@ -44,8 +44,9 @@ class Kernel:
 
     @property
     def plain(self) -> bool:
-        # Adding up in order of arrival is an epilogue too: it reads and writes memory per element.
-        return self.problem.epilogue == Epilogue() and self.config["reduction"] != "arrival"
+        # Adding 8-bit products up in order of arrival is an epilogue too, which may spill.
+        arrival = self.config["reduction"] == "arrival" and self.problem.ab_dtype == "int8"
+        return self.problem.epilogue == Epilogue() and not arrival
 
     @property
     def staged(self) -> bool:
