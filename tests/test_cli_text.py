@@ -14,7 +14,7 @@ from test_cli import SHAPE, gpu, tune  # noqa: F401
 
 from cutegen.cli import main as cli
 from cutegen.cli import text as cli_text
-from cutegen.cli.progress import Lines, make_display
+from cutegen.cli.progress_display import Lines, make_display
 from cutegen.errors import BuildError
 from cutegen.families.gemm.problem import Problem
 from cutegen.tuning.progress import Progress

@@ -14,10 +14,10 @@ import cutegen.cli.tune
 from cutegen.arch import find_arch
 from cutegen.build.store import Store
 from cutegen.families.registry import parse_problem
-from cutegen.records.recording import Call, append_calls
+from cutegen.records.recorded_calls import Call, append_calls
 from cutegen.tuning import AutoTuner
 from cutegen.tuning.backends import Backends
-from cutegen.tuning.recorded import weigh
+from cutegen.tuning.coverage import weigh
 
 SMALL_GEMM, LARGE_GEMM = "gemm 256x256x256 bf16 kk", "gemm 4096x4096x4096 bf16 kk"
 

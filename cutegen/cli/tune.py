@@ -23,11 +23,11 @@ from cutegen.cli.args import (
     positive_int,
 )
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
-from cutegen.cli.progress import Display, make_display
-from cutegen.cli.recorded import Recording
+from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.report import LEGEND, AnyResult, document, result_lines, summary_lines
 from cutegen.cli.space import refuse
 from cutegen.cli.text import line_width, say, say_json
+from cutegen.cli.tune_recorded import Recording
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, StoreError, UsageError
 from cutegen.families.gemm.operator_package import EXTRA

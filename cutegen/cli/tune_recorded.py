@@ -12,8 +12,8 @@ from cutegen.digest import Json
 from cutegen.errors import UsageError
 from cutegen.families.shapes import NamedProblem
 from cutegen.measure.device import Device
-from cutegen.records.recording import Call, problems_of, read_recordings
-from cutegen.tuning.recorded import TUNED, Weight, coverage, weigh
+from cutegen.records.recorded_calls import Call, problems_of, read_recordings
+from cutegen.tuning.coverage import TUNED, Weight, coverage, weigh
 from cutegen.tuning.setting import Setting
 
 __all__ = ["Recording"]

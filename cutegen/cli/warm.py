@@ -10,7 +10,7 @@ from cutegen.arch import ARCHES, Arch
 from cutegen.build.store import Store
 from cutegen.cli.args import Parser, file_path, load_given_families, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
-from cutegen.cli.progress import Display, make_display
+from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.target import find_target
 from cutegen.cli.text import say, say_json
 from cutegen.digest import Json

@@ -9,7 +9,7 @@ from typing import Any
 
 from cutegen.errors import CutegenError
 from cutegen.family import Problem
-from cutegen.records.recording import UNKNOWN, Call
+from cutegen.records.recorded_calls import UNKNOWN, Call
 from cutegen.runtime.dispatch import Answer
 
 __all__ = ["Recorder", "counted", "is_recording", "note", "start", "stop"]

@@ -14,7 +14,7 @@ import cutegen
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.family import Problem
-from cutegen.records.recording import Call, append_calls, problems_of, rank_path, table_of
+from cutegen.records.recorded_calls import Call, append_calls, problems_of, rank_path, table_of
 from cutegen.runtime import recorder
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops import gemm as state

@@ -11,7 +11,7 @@ from cutegen.errors import CutegenError, ProblemError
 from cutegen.families.gemm.perf_model.gpu_params import H200
 from cutegen.families.registry import find_space
 from cutegen.family import Problem
-from cutegen.records.recording import Call
+from cutegen.records.recorded_calls import Call
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.search.defaults import default_config, predictor

@@ -15,7 +15,7 @@ from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.model_run import record_run
 from cutegen.torch_ops.recording import Recording
 from cutegen.tuning.autotuner import AutoTuner
-from cutegen.tuning.recorded import Weight, answer_of, at_rows, is_tuned, weigh
+from cutegen.tuning.coverage import Weight, answer_of, at_rows, is_tuned, weigh
 from cutegen.tuning.result import TuneResult
 from cutegen.tuning.sweep import Failed
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import cutegen  # noqa: E402
 from cutegen.build.store import Store  # noqa: E402
-from cutegen.records.recording import read_recordings  # noqa: E402
+from cutegen.records.recorded_calls import read_recordings  # noqa: E402
 from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
 from cutegen.runtime.kernel_cache import Kernels  # noqa: E402
 from cutegen.torch_ops.inductor import compile_with_cutegen  # noqa: E402
