@@ -13,7 +13,7 @@ from test_cli import SHAPE, gpu, tune  # noqa: F401
 
 from cutegen.cli import main as cli
 from cutegen.cli.report import LEGEND, result_lines, summary_lines
-from cutegen.cli.text import Column, columns, fold
+from cutegen.cli.wrapped_text import Column, columns, fold
 from cutegen.errors import NoWinnerError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Problem

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from cutegen.cli.text import say
+from cutegen.cli.wrapped_text import say
 from cutegen.errors import (
     ArchError,
     ConfigError,

@@ -15,7 +15,7 @@ from cutegen.cli.args import (
 )
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.target import find_target
-from cutegen.cli.text import fold, line_width, say, say_json
+from cutegen.cli.wrapped_text import fold, line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.families.registry import families, find_space
 from cutegen.records.table import FALLBACKS, Table

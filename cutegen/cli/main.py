@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cutegen import __version__
 from cutegen.cli.exit_codes import EXIT_OK, EXIT_USAGE
-from cutegen.cli.text import say
+from cutegen.cli.wrapped_text import say
 from cutegen.text import did_you_mean
 
 __all__ = ["main"]

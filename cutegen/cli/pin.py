@@ -10,7 +10,7 @@ from pathlib import Path
 from cutegen.build.store import Store
 from cutegen.cli.args import EXIT_CODES, Parser, file_path
 from cutegen.cli.exit_codes import EXIT_OK, run_command
-from cutegen.cli.text import say
+from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
 from cutegen.deploy.manifest import OUTSIDE
 from cutegen.deploy.selection import ranges_over

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cutegen.cli.text import say
+from cutegen.cli.wrapped_text import say
 from cutegen.text import printable
 from cutegen.tuning.progress import Progress
 

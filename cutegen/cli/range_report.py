@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cutegen.arch import find_arch
-from cutegen.cli.text import Column, columns, fold
+from cutegen.cli.wrapped_text import Column, columns, fold
 from cutegen.digest import Json
 from cutegen.families.registry import space_of
 from cutegen.measure.statistics import geometric_mean

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from cutegen.arch import find_arch
 from cutegen.build import Resources
 from cutegen.cli.range_report import range_json, range_lines
-from cutegen.cli.text import Column, columns, fold
+from cutegen.cli.wrapped_text import Column, columns, fold
 from cutegen.digest import Json
 from cutegen.families.registry import find_family, space_of
 from cutegen.measure.policy import Timing

@@ -17,7 +17,7 @@ from cutegen.cli.args import (
     positive_int,
 )
 from cutegen.cli.exit_codes import run_command
-from cutegen.cli.text import fold, line_width, say, say_json
+from cutegen.cli.wrapped_text import fold, line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.errors import UsageError
 from cutegen.families.registry import SOURCES, families, find_family, find_space, space_of

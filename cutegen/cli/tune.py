@@ -26,8 +26,8 @@ from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.report import LEGEND, AnyResult, document, result_lines, summary_lines
 from cutegen.cli.space import refuse
-from cutegen.cli.text import line_width, say, say_json
 from cutegen.cli.tune_recorded import Recording
+from cutegen.cli.wrapped_text import line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, StoreError, UsageError
 from cutegen.families.gemm.operator_package import EXTRA

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cutegen.arch import find_arch
-from cutegen.cli.text import Column, columns
+from cutegen.cli.wrapped_text import Column, columns
 from cutegen.digest import Json
 from cutegen.errors import UsageError
 from cutegen.families.shapes import NamedProblem

@@ -12,7 +12,7 @@ from cutegen.cli.args import Parser, file_path, load_given_families, positive_fl
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.target import find_target
-from cutegen.cli.text import say, say_json
+from cutegen.cli.wrapped_text import say, say_json
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, TableError, UsageError
 from cutegen.families.registry import families, find_family
