@@ -13,7 +13,7 @@ from fake_tuning import FakeBench, quick_search  # noqa: F401
 from test_cli import SHAPE, gpu, tune  # noqa: F401
 
 from cutegen.cli import main as cli
-from cutegen.cli import text as cli_text
+from cutegen.cli import wrapped_text as cli_text
 from cutegen.cli.progress_display import Lines, make_display
 from cutegen.errors import BuildError
 from cutegen.families.gemm.problem import Problem
