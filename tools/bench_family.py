@@ -4,8 +4,15 @@
 
 For each shape one interleaved run times cutegen's winner, everything that the family names as a baseline, the
 peers that know the family, and a copy of as many bytes. What compiles when it is first called is called
-beforehand. Rows that the results file holds already stay, with their date, commit and GPU, unless they are
-measured again; render it with tools/results_table.py.
+beforehand.
+
+    python tools/bench_family.py rmsnorm --shapes F.toml --candidates 12 --cache-dir DIR --compile-for sm_90a
+    python tools/bench_family.py rmsnorm --shapes F.toml --candidates 12 --cache-dir DIR --out F.json
+
+With ``--candidates`` as many configs of each shape, those most like its default, are tried in one set of
+rounds instead of a search, and all of them are compiled first; the first of these commands does only that,
+where there need be no GPU. Rows that the results file holds already stay, with their date, commit and GPU,
+unless they are measured again; render it with tools/results_table.py.
 """
 
 from __future__ import annotations
@@ -14,15 +21,15 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store, file_digest
 from cutegen.cli.args import positive_float, positive_int
-from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.families.registry import find_space
@@ -34,17 +41,21 @@ from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy, Timing
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config
-from cutegen.space import Launch
+from cutegen.space import Config, Launch
 from cutegen.tuning import AutoTuner, Failed, TuneResult
 from cutegen.tuning.backends import Backends
+from cutegen.tuning.request import EFFORTS
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, order
 from tools.benchmark.family_rows import joined, row_slice
+from tools.benchmark.few_candidates import Compilation, most_like_default
 from tools.benchmark.results import FAMILY, write_json
 from tools.benchmark.warm_calls import warm_calls
 
 OWN = "cutegen"
 DEFAULT = "cutegen default"
+#: How ``--candidates`` are tried: all in one set of rounds, which also decides.
+FEW = EFFORTS["quick"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,8 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("family", help="such as rmsnorm")
     parser.add_argument("--shapes", type=Path, required=True, metavar="FILE.toml")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
+    parser.add_argument(
+        "--round-us", type=positive_float, default=6000.0, help="GPU time of each entry in a round (6000)"
+    )
+    parser.add_argument(
+        "--candidates", type=positive_int, metavar="N", help="try the N configs most like the default"
+    )
+    parser.add_argument(
+        "--compile-for", metavar="ARCH", help="only compile the candidates, for a target such as sm_90a"
+    )
     parser.add_argument("--settle", type=positive_float, default=1.0, help="longest burn-in in seconds (1)")
     parser.add_argument(
         "--context",
@@ -74,32 +94,81 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     args = parser.parse_args(argv)
+    if args.compile_for is not None:
+        return run_command(lambda: compile_only(args))
     return run_command(lambda: run(args))
+
+
+def compile_only(args: argparse.Namespace) -> int:
+    """Compile the candidates that :func:`run` tries of the same shapes, and print how many there are."""
+    if args.candidates is None or args.cache_dir is None:
+        raise UsageError("--compile-for needs --candidates and --cache-dir: how many, and where they go")
+    arch = find_arch(args.compile_for)
+    plan = _plan(_shapes(args), arch, arch.nominal_sm_count, args.candidates)
+    compilation = Compilation(Store(args.cache_dir), arch, _pairs(plan))
+    compilation.begin()
+    good, bad = compilation.finish()
+    print(f"{good} kernels for {arch} in {args.cache_dir}, {bad} could not be compiled")
+    return EXIT_NO_WINNER if bad else EXIT_OK
+
+
+#: The configs to try of each problem; None for those that a search finds.
+_Plan = Mapping[Problem, Sequence[Config] | None]
+
+
+def _plan(shapes: Sequence[NamedProblem], arch: Arch, sm_count: int, count: int | None) -> _Plan:
+    space = find_space(shapes[0].problem.family, arch)
+    problems = [shape.problem for shape in shapes]
+    return {p: None if count is None else most_like_default(space, p, sm_count, count) for p in problems}
+
+
+def _pairs(plan: _Plan) -> list[tuple[Problem, Config]]:
+    return [(problem, config) for problem, configs in plan.items() for config in configs or ()]
+
+
+def _shapes(args: argparse.Namespace) -> Sequence[NamedProblem]:
+    everything = read_shapes(args.shapes, args.family)
+    rows: slice = args.rows
+    shapes = everything[rows]
+    if not shapes:
+        raise UsageError(f"--rows names none of the {len(everything)} shapes of {args.shapes}")
+    return shapes
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune, compare, print and write."""
+    if args.out is None:
+        raise UsageError("--out is missing: give the results file, or --compile-for to compile only")
     device = present_device()
+    shapes = _shapes(args)
     everything = read_shapes(args.shapes, args.family)
-    shapes = everything[args.rows]
-    if not shapes:
-        raise UsageError(f"--rows names none of the {len(everything)} shapes of {args.shapes}")
-    common = Policy(rounds=args.rounds, min_rounds=min(args.rounds, 15), settle_s=args.settle)
-    policy = replace(common, context=args.context)
-    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
+    policy = Policy(
+        rounds=args.rounds,
+        min_rounds=min(args.rounds, 15),
+        round_us=args.round_us,
+        settle_s=args.settle,
+        context=args.context,
+    )
+    store = Store(args.cache_dir) if args.cache_dir else None
+    kernels = Kernels(store, build="allow")
     rows: list[dict[str, Json]] = []
     _write(args, device, policy, everything, rows)  # a file that the rows cannot join is refused now
+    plan = _plan(shapes, device.arch, device.sm_count, args.candidates)
+    compilation = Compilation(store or Store.default(), device.arch, _pairs(plan))
+    compilation.begin()
     warm_calls([shape.problem for shape in shapes], args.warm, peers=args.peers != "none")
+    compilation.finish()
     with (
         Bench(engine=ENGINE, timeout_s=120) as bench,
         AutoTuner(
             device=device,
             cache_dir=args.cache_dir,
             context=args.context,
+            effort="standard" if args.candidates is None else FEW,
             backends=Backends(bench=lambda: bench),  # operands and baselines are made once for both
         ) as tuner,
     ):
-        requests = [tuner.request(shape.problem, None, {}, None) for shape in shapes]
+        requests = [tuner.request(shape.problem, plan[shape.problem]) for shape in shapes]
         for shape, result in zip(shapes, tuner.run(requests, args.budget), strict=True):
             if isinstance(result, Failed):
                 raise result.error
@@ -203,6 +272,9 @@ def _write(
         "conditions": conditions(device, policy, shapes=about),
         "peers": sorted(PEERS),
     }
+    if args.candidates is not None:
+        screening = Policy.quick(context=args.context).to_json()
+        facts["conditions"]["tuning"] = {"most_like_default": args.candidates, "policy": screening}
     order = [shape.name for shape in shapes]
     write_json(args.out, {**facts, "rows": joined(args.out, facts, order, rows)})
 

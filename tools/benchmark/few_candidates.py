@@ -1,0 +1,83 @@
+"""Few candidates of each problem, all of them compiled before the first is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+from cutegen.arch import Arch
+from cutegen.build import Artifact
+from cutegen.build.builder import Builder
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.family import Problem
+from cutegen.search.defaults import default_config
+from cutegen.space import Config, Space, Value
+
+__all__ = ["Compilation", "most_like_default"]
+
+#: How far apart two values of a knob without an order are, where doubling a number is 1. Source: judgement.
+_UNORDERED = 0.5
+#: At most so many knobs of the default are changed at a time.
+_CHANGED = 2
+
+
+def most_like_default(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:
+    """Return the default config for ``problem`` and the valid ones that are most like it, at most ``count``.
+
+    Two numbers are as far apart as one must be doubled to reach the other, and two knobs as both together;
+    configs that differ from the default in more than two knobs are left out.
+    """
+    default = default_config(space, problem, sm_count)
+    found = {
+        config: _distance(default, config)
+        for config in _changed(space, default)
+        if not space.explain(problem, config)
+    }
+    near = sorted(found, key=lambda config: (found[config], space.simplicity(config)))
+    return [default, *near][:count]
+
+
+def _changed(space: Space, default: Config) -> Iterator[Config]:
+    for number in range(1, _CHANGED + 1):
+        for knobs in combinations(space.domains, number):
+            others = [[v for v in space.domains[knob] if v != default[knob]] for knob in knobs]
+            for values in product(*others):
+                yield default.replace(**dict(zip(knobs, values, strict=True)))
+
+
+def _distance(one: Config, other: Config) -> float:
+    return sum(_apart(one[knob], other[knob]) for knob in one)
+
+
+def _apart(one: Value, other: Value) -> float:
+    if one == other:
+        return 0.0
+    numbers = type(one) is int and type(other) is int and min(one, other) > 0
+    return abs(math.log2(one / other)) if numbers else _UNORDERED  # type: ignore[operator]
+
+
+class Compilation:
+    """Compiles configs of several problems side by side while something else is done.
+
+    Args:
+        store: Where artifacts are found and put.
+        arch: The target.
+        wanted: Problems and configs.
+    """
+
+    def __init__(self, store: Store, arch: Arch, wanted: Sequence[tuple[Problem, Config]]) -> None:
+        self._builder = Builder(store)
+        self._sources: list[Source] = [render(problem, config, arch) for problem, config in wanted]
+
+    def begin(self) -> None:
+        """Start, without waiting; raises :class:`cutegen.errors.BuildError` where there is no compiler."""
+        self._builder.submit(self._sources)
+
+    def finish(self) -> tuple[int, int]:
+        """Wait for the end; return how many kernels there are now, and how many could not be compiled."""
+        with self._builder:
+            results = [result for _, result in self._builder.build([])]
+        good = sum(isinstance(result, Artifact) for result in results)
+        return good, len(results) - good
