@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cutegen.runtime.dispatch import Answer, Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
-    from cutegen.torch_ops.fallbacks import counters, reset_counters
     from cutegen.torch_ops.gemm import (
         configure,
         gemm,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
     from cutegen.torch_ops.recording import record
+    from cutegen.torch_ops.serving import counters, freeze, reset_counters
     from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
     from cutegen.tuning.model import autotune
@@ -54,6 +54,7 @@ __all__ = [
     "configure",
     "counters",
     "find_arch",
+    "freeze",
     "gemm",
     "inductor_options",
     "linear",
@@ -83,15 +84,16 @@ _HOMES = {
     "Table": "records.table",
     "autotune": "tuning.model",
     "configure": "torch_ops.gemm",
-    "counters": "torch_ops.fallbacks",
+    "counters": "torch_ops.serving",
     "find_arch": "arch",
+    "freeze": "torch_ops.serving",
     "gemm": "torch_ops.gemm",
     "inductor_options": "torch_ops.inductor",
     "linear": "torch_ops.gemm",
     "load_table": "torch_ops.gemm",
     "optimize": "torch_ops.modules",
     "record": "torch_ops.recording",
-    "reset_counters": "torch_ops.fallbacks",
+    "reset_counters": "torch_ops.serving",
     "restore": "torch_ops.modules",
     "rms_norm": "torch_ops.norms",
     "scaled_gemm": "torch_ops.gemm",

@@ -15,6 +15,7 @@
     ├── BuildError                  a source did not become an artifact: carries ``outcome`` and ``log``
     ├── DeviceError                 no usable GPU, or the wrong one
     ├── LaunchError                 a kernel could not be loaded or launched
+    │   └── FrozenError             its kernel was not loaded before cutegen.freeze(on_miss="error")
     ├── CheckError                  a kernel disagreed with its reference
     ├── MeasureError                a timing cannot be trusted: names the broken promise
     ├── StoreError    (OSError)     a cache, database or folder cannot be read or written
@@ -41,6 +42,7 @@ __all__ = [
     "CutegenError",
     "DeviceError",
     "FamilyError",
+    "FrozenError",
     "LaunchError",
     "MeasureError",
     "NoWinnerError",
@@ -125,6 +127,10 @@ class DeviceError(CutegenError):
 
 class LaunchError(CutegenError):
     """A kernel could not be loaded or launched."""
+
+
+class FrozenError(LaunchError):
+    """A call needs a kernel that was not loaded before :func:`cutegen.freeze`."""
 
 
 class CheckError(CutegenError):

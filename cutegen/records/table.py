@@ -13,7 +13,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from cutegen.digest import Json
+from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError, CutegenError, ProblemError, StoreError, TableError, UsageError
 from cutegen.families.ranges import overlapping, parse_range
 from cutegen.families.registry import find_family, parse_problem
@@ -229,6 +229,11 @@ class Table:
             kin = find_family(problem.family).kin(problem)
             found.setdefault((problem.family, kin), []).append(entry)
         return found
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits that tables of other contents do not share."""
+        return digest(self.to_json(), length=16)
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""

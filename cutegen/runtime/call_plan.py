@@ -72,6 +72,21 @@ def call_by_name(stand_in: StandIn, arguments: Sequence[Argument]) -> Callable[.
     return launch
 
 
+def _ticking(launch: Callable[..., Any], ticks: Sequence[Callable[[], object]]) -> Callable[..., Any]:
+    """Return a launcher that counts its calls."""
+    for tick in ticks:
+        launch = _ticking_once(launch, tick)
+    return launch
+
+
+def _ticking_once(launch: Callable[..., Any], tick: Callable[[], object]) -> Callable[..., Any]:
+    def ticking(*arguments: Any) -> None:
+        tick()
+        launch(*arguments)
+
+    return ticking
+
+
 def serve_call(
     serve: Callable[[bool], Served],
     bind: Callable[[Served], Callable[..., Any]],
@@ -91,7 +106,7 @@ def serve_call(
         capturing: Whether a CUDA graph is being captured.
     """
     served = serve(capturing())
-    launch, awaited = counted(bind(served), served.answer), served.awaited
+    launch, awaited = counted(_ticking(bind(served), served.ticks), served.answer), served.awaited
     if awaited is None:
         return launch
     told = False

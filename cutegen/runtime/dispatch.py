@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cutegen.errors import CutegenError, LaunchError
+from cutegen.errors import CutegenError, FrozenError, LaunchError
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Problem
 from cutegen.measure.device import Device, present_device
@@ -19,7 +19,8 @@ from cutegen.records.entry import ANY, Entry, Fingerprint
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Lookup, Table, require_fallback
 from cutegen.runtime.background import Compilation
-from cutegen.runtime.kernel_cache import Kernel, Kernels, not_in_capture
+from cutegen.runtime.kernel_cache import Kernel, Kernels, frozen_error, not_in_capture
+from cutegen.runtime.tally import AWAITED, MISSED, TORCH
 from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Launch, Space
 from cutegen.text import printable
@@ -127,11 +128,13 @@ class Served:
         answer: Which config it is to be, and why.
         choice: The kernel to launch; None where PyTorch computes the problem.
         awaited: The compilation of the kernel that takes over as soon as it is ready; None if nothing does.
+        ticks: To be called at every launch: what counts calls, if anything does.
     """
 
     answer: Answer
     choice: Choice | None = None
     awaited: Compilation | None = None
+    ticks: tuple[Callable[[], object], ...] = ()
 
 
 class Dispatcher:
@@ -169,7 +172,6 @@ class Dispatcher:
         self._devices: dict[int, Device] = {}
         self._tables: dict[int, Table | None] = {}
         self._read: dict[Path, Table | None] = {}
-        self._launched: set[tuple[str, int]] = set()
 
     def with_table(self, path: str | Path, *, fallback: str | None = None) -> Dispatcher:
         """Return a dispatcher that asks the table at ``path`` and is otherwise like this one.
@@ -209,6 +211,19 @@ class Dispatcher:
             UsageError: There is no such fallback.
         """
         return self._like(self.kernels, fallback)
+
+    def frozen(self, on_miss: str) -> Dispatcher:
+        """Return a dispatcher that compiles and loads no kernel and is otherwise like this one.
+
+        Args:
+            on_miss: As for :meth:`~cutegen.runtime.kernel_cache.Kernels.frozen`.
+
+        Raises:
+            UsageError: There is no such answer to a miss.
+        """
+        found = self._like(self.kernels.frozen(on_miss), self.fallback)
+        found._devices, found._tables, found._read = self._devices, self._tables, self._read
+        return found
 
     def _like(self, kernels: Kernels, fallback: str) -> Dispatcher:
         found = Dispatcher(
@@ -274,6 +289,8 @@ class Dispatcher:
             return None
         arch, known = self.device(index).arch, answer.known_key
         kernel = self.kernels.get(problem, answer.config, arch, known_key=known, capturing=capturing)
+        if self.kernels.on_miss and not self._has_run(kernel, index):
+            raise frozen_error(problem)
         return self._choice(answer, answer.config, kernel, index, capturing)
 
     def serve(
@@ -285,28 +302,62 @@ class Dispatcher:
         problem: the library call that does, else the kernel of the same signature that is loaded, valid
         and predicted to be the fastest, else the family's stand-in. Under other policies nothing is awaited.
 
+        A table's winner that cannot be compiled or loaded is set aside: the default config answers.
+
         Raises:
             BuildError: The kernel does not compile, and nothing else computes the problem.
             ConfigError: ``config`` breaks rules of its space.
+            FrozenError: The kernel was not loaded when ``on_miss="error"`` froze what there is.
             LaunchError: The kernel is not there, and nothing else computes the problem or a CUDA graph is
                 being captured.
         """
         answer = self._answer(problem, index, config)
         if answer.config is None:
-            return Served(answer)
-        arch, known = self.device(index).arch, answer.known_key
-        found = self.kernels.ask(problem, answer.config, arch, known_key=known, capturing=capturing)
+            return self._counted(Served(answer), TORCH)
+        found = self._ask(answer, answer.config, index, capturing)
+        config = answer.config
+        if isinstance(found, Compilation) and _is_broken(found) and answer.how not in ("default", "given"):
+            config = self._default(problem, index)
+            answer = _set_aside(answer, config, found.error)
+            found = self._ask(answer, config, index, capturing)
         if isinstance(found, Kernel):
-            return Served(answer, self._choice(answer, answer.config, found, index, capturing))
+            choice = self._choice(answer, config, found, index, capturing)
+            return self._counted(Served(answer, choice), answer.how)
         if found.error is None and capturing:
             raise not_in_capture(problem)
-        return self._instead(answer, found, index, capturing)
+        missed = isinstance(found.error, FrozenError)
+        return self._counted(self._instead(answer, found, index, capturing), MISSED if missed else AWAITED)
+
+    def _ask(self, answer: Answer, config: Config, index: int, capturing: bool) -> Kernel | Compilation:
+        """Return the kernel, or what there is in its place; of frozen kernels only those that ran there."""
+        arch, known = self.device(index).arch, answer.known_key
+        found = self.kernels.ask(answer.problem, config, arch, known_key=known, capturing=capturing)
+        if self.kernels.on_miss and isinstance(found, Kernel) and not self._has_run(found, index):
+            return self.kernels.miss(answer.problem)
+        return found
+
+    def _has_run(self, kernel: Kernel, index: int) -> bool:
+        return (kernel.artifact.key, index) in self.kernels.launched
+
+    def _default(self, problem: Problem, index: int) -> Config:
+        device = self.device(index)
+        return default_config(find_space(problem.family, device.arch), problem, device.sm_count)
+
+    def _counted(self, served: Served, rule: str) -> Served:
+        """Remember what answers a problem; calls are counted too once nothing may be loaded any more."""
+        tally, problem = self.kernels.tally, served.answer.problem
+        tally.answered(problem, rule)
+        if not self.kernels.on_miss:
+            return served
+        more = (tally.of_miss(problem),) if rule == MISSED else ()
+        return replace(served, ticks=(tally.of_call(rule), *more))
 
     def serve_given(self, problem: Problem, index: int, config: Config, capturing: bool) -> Served:
         """Return how to compute ``problem`` with a config that the caller chose: nothing else will do, so the
         compiler is waited for, unless ``build="never"``. Raises as :meth:`kernel`."""
         choice = self.kernel(problem, index, config=config, capturing=capturing)
-        return Served(Answer(problem, "given", config) if choice is None else choice.answer, choice)
+        served = Served(Answer(problem, "given", config) if choice is None else choice.answer, choice)
+        return self._counted(served, served.answer.how)
 
     def _instead(self, answer: Answer, found: Compilation, index: int, capturing: bool) -> Served:
         """Return what computes a problem whose kernel is being compiled or cannot be."""
@@ -329,6 +380,9 @@ class Dispatcher:
         device = self.device(index)
         known = self.kernels.configs(device.arch, problem.signature)
         valid = [config for config in known if is_legal(config, problem, device.arch)]
+        if self.kernels.on_miss:
+            get = self.kernels.get
+            valid = [c for c in valid if self._has_run(get(problem, c, device.arch), index)]
         estimate = _estimate(find_space(problem.family, device.arch), problem, device.sm_count)
         return min(valid, key=estimate or (lambda config: 0.0), default=None)
 
@@ -341,9 +395,9 @@ class Dispatcher:
     def _choice(self, answer: Answer, config: Config, kernel: Kernel, index: int, capturing: bool) -> Choice:
         # The first launch on a GPU loads the code there, which a capture would not allow either.
         seen = (kernel.artifact.key, index)
-        if capturing and seen not in self._launched:
+        if capturing and seen not in self.kernels.launched:
             raise not_in_capture(answer.problem)
-        self._launched.add(seen)
+        self.kernels.launched.add(seen)
         device = self.device(index)
         space = space_of(config, answer.problem.family, device.arch)
         return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))
@@ -375,6 +429,17 @@ class Dispatcher:
                 "ignoring the dispatch table: %s; set the field to %r to accept any", "; ".join(reasons), ANY
             )
         return bool(reasons)
+
+
+def _is_broken(found: Compilation) -> bool:
+    """Whether there is no kernel and will be none, although there might have been."""
+    return found.error is not None and not isinstance(found.error, FrozenError)
+
+
+def _set_aside(answer: Answer, default: Config, error: CutegenError | None) -> Answer:
+    """Return the default's answer, in the place of a table's whose kernel is not to be had."""
+    why = f"{answer.config} has no kernel: {printable(str(error))}"
+    return Answer(answer.problem, "default", default, skipped=(*answer.skipped, why))
 
 
 def look_up(

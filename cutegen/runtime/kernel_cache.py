@@ -26,24 +26,30 @@ from cutegen.build import (
 from cutegen.build.parallelism import default_workers
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, CutegenError, LaunchError, UsageError
+from cutegen.errors import BuildError, CutegenError, FrozenError, LaunchError, UsageError
 from cutegen.families.registry import space_of
 from cutegen.family import Problem, Signature
 from cutegen.runtime.background import BackgroundCompiler, Builds, Compilation
+from cutegen.runtime.tally import Tally
 from cutegen.space import Config
 from cutegen.text import printable
 
 __all__ = [
     "BUILD_POLICIES",
+    "ON_MISS",
     "Kernel",
     "Kernels",
     "build_one",
+    "frozen_error",
     "not_in_capture",
     "open_builder",
+    "require_on_miss",
     "require_policy",
 ]
 
 BUILD_POLICIES = ("allow", "never", "background")
+#: What frozen kernels do for a call whose kernel is not loaded: see :meth:`Kernels.frozen`.
+ON_MISS = ("fallback", "warn", "error")
 _log = logging.getLogger("cutegen")
 
 
@@ -59,7 +65,15 @@ def not_in_capture(problem: Problem) -> LaunchError:
     """Return the error for a kernel that would first have to be made ready while a CUDA graph is captured."""
     return LaunchError(
         f"the kernel for {problem} has not run yet, and a CUDA graph is being captured, when nothing can be "
-        "compiled or loaded; make the same call once before the capture"
+        "compiled or loaded; make the same call once before the capture, or call cutegen.warmup"
+    )
+
+
+def frozen_error(problem: Problem) -> FrozenError:
+    """Return the error for a kernel that was not loaded before nothing could be any more."""
+    return FrozenError(
+        f"the kernel for {problem} is not loaded, and cutegen is frozen; warm up before cutegen.freeze(): "
+        f"cutegen.warmup(problems=[{str(problem)!r}])"
     )
 
 
@@ -68,6 +82,13 @@ def require_policy(build: str) -> str:
     if build not in BUILD_POLICIES:
         raise UsageError(f"build={build!r} is no policy; valid: {', '.join(BUILD_POLICIES)}")
     return build
+
+
+def require_on_miss(on_miss: str) -> str:
+    """Return ``on_miss`` if it is one of :data:`ON_MISS`; raises :class:`UsageError`."""
+    if on_miss not in ON_MISS:
+        raise UsageError(f"on_miss={on_miss!r} is no answer to a miss; valid: {', '.join(ON_MISS)}")
+    return on_miss
 
 
 def open_builder(store: Store) -> Builds:
@@ -96,6 +117,14 @@ def _load(library: Path, symbol: str) -> Callable[..., Any]:
     return load_kernel(library, symbol)
 
 
+class _NotLoadedError(LaunchError):
+    """A kernel could not be loaded, now or before."""
+
+    def __init__(self, compilation: Compilation) -> None:
+        self.compilation = compilation
+        super().__init__(str(compilation.error))
+
+
 class Kernels:
     """The kernels of one store, each found, compiled and loaded at most once.
 
@@ -107,6 +136,11 @@ class Kernels:
         load: Turns a library and a symbol into a function.
         compile: Turns a source into an artifact of the store.
         builder: Opens what compiles in the background.
+
+    Attributes:
+        on_miss: What becomes of calls whose kernel is not loaded, if nothing is loaded any more; else empty.
+        launched: Keys of artifacts that were launched, each with the GPU: a first launch loads code there.
+        tally: How calls were answered.
 
     Raises:
         UsageError: There is no such build policy.
@@ -132,7 +166,13 @@ class Kernels:
         #: Kernels that are being compiled in the background, and those that could not be.
         self._compilations: dict[tuple[str, Signature, Config], Compilation] = {}
         self._said: set[str] = set()
+        #: Kernels that could not be loaded, with the reason.
+        self._broken: dict[tuple[str, Signature, Config], Compilation] = {}
+        self._builder = builder
         self._background = BackgroundCompiler(lambda: builder(self.store))
+        self.on_miss = ""
+        self.launched: set[tuple[str, int]] = set()
+        self.tally = Tally()
 
     def with_build(self, build: str) -> Kernels:
         """Return the same kernels, loaded ones included, under another build policy.
@@ -142,7 +182,44 @@ class Kernels:
         """
         other = copy.copy(self)  # what is loaded and what is being compiled stays common to both
         other.build = require_policy(build)
+        if other.on_miss:
+            other.on_miss, builder = "", self._builder
+            other._background = BackgroundCompiler(lambda: builder(other.store))
         return other
+
+    def frozen(self, on_miss: str) -> Kernels:
+        """Return the same kernels, of which nothing is compiled or loaded any more.
+
+        What is being compiled in the background is given up; this waits some seconds at most.
+
+        Args:
+            on_miss: What a call gets whose kernel is not loaded. ``fallback``: something else computes it, as
+                under ``build="background"``. ``warn``: so, and the log says it once for each problem.
+                ``error``: :class:`FrozenError`.
+
+        Raises:
+            UsageError: There is no such answer.
+        """
+        other = self.with_build("never")
+        other.on_miss = require_on_miss(on_miss)
+        with self._lock:
+            for view in [view for view, each in self._compilations.items() if not each.finished]:
+                del self._compilations[view]
+        self._background.close()
+        return other
+
+    def miss(self, problem: Problem) -> Compilation:
+        """Return what stands for a kernel that is not loaded and may not be, after what ``on_miss`` asks for.
+
+        Raises:
+            FrozenError: It asks for an error.
+        """
+        error = frozen_error(problem)
+        if self.on_miss == "error":
+            raise error
+        if self.on_miss == "warn":
+            self._say(str(error), "%s; something else computes it", error)
+        return Compilation(error)
 
     @cached_property
     def toolchain(self) -> Toolchain:
@@ -178,10 +255,16 @@ class Kernels:
     ) -> Kernel | Compilation:
         """Return the kernel of ``config``, or under ``build="background"`` what is awaited in its place.
 
-        A compilation that failed is returned too, and its reason was logged once. Nothing starts while a CUDA
-        graph is captured. Other policies answer as :meth:`get`, whose arguments and errors these are.
+        A compilation that failed is returned too, and so is a kernel that cannot be loaded; the reason was
+        logged once. Nothing starts while a CUDA graph is captured. Other policies answer as :meth:`get`,
+        whose arguments and errors these are, but for kernels that cannot be loaded, and for frozen ones.
         """
-        return self._get(problem, config, arch, known_key, capturing, wait=self.build != "background")
+        try:
+            return self._get(problem, config, arch, known_key, capturing, wait=self.build != "background")
+        except FrozenError:
+            return self.miss(problem)
+        except _NotLoadedError as error:
+            return error.compilation
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is compiled in the background, or so many seconds; return whether it is so."""
@@ -207,6 +290,10 @@ class Kernels:
             # Rendering costs a millisecond; what it would say is decided by these three.
             view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
             kernel = self._ready.get(view)
+            if kernel is None and self.on_miss:
+                raise frozen_error(problem)
+            if kernel is None and view in self._broken:
+                raise _NotLoadedError(self._broken[view])
             if kernel is None and not wait and view in self._compilations:
                 return self._compilations[view]
             if kernel is None:
@@ -219,15 +306,28 @@ class Kernels:
                     return self._compilations.setdefault(view, Compilation(error))
                 if isinstance(found, Source) and not wait:
                     return self._begin(found, problem, view, capturing)
-                kernel = found if isinstance(found, Kernel) else self._open(found, problem, capturing)
+                kernel = found if isinstance(found, Kernel) else self._open(found, problem, view, capturing)
             self._ready[asked] = self._ready[view] = kernel
             return kernel
 
-    def _open(self, found: Artifact | Source, problem: Problem, capturing: bool) -> Kernel:
+    def _open(
+        self,
+        found: Artifact | Source,
+        problem: Problem,
+        view: tuple[str, Signature, Config],
+        capturing: bool,
+    ) -> Kernel:
         if capturing:
             raise not_in_capture(problem)
-        artifact = self._make(found, problem) if isinstance(found, Source) else found
-        return self._loaded_from(artifact)
+        if isinstance(found, Source):
+            found = self._make(found, problem)
+            self.tally.compiled()
+        try:
+            return self._loaded_from(found)
+        except LaunchError as error:
+            self._tell(problem, view[2], error)
+            self._broken[view] = Compilation(error)
+            raise _NotLoadedError(self._broken[view]) from error
 
     def _loaded_from(self, artifact: Artifact) -> Kernel:
         kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
@@ -247,6 +347,7 @@ class Kernels:
                 self._ready[view] = kernel
                 self._compilations.pop(view, None)
 
+        self.tally.compiled()
         _log.info("compiling a kernel for %s (%s) in the background", problem, source.config)
         # It may be ready before this returns, and must be in the dictionary by then: so the lock is held.
         compilation = self._background.start(
@@ -258,11 +359,14 @@ class Kernels:
     def _tell(self, problem: Problem, config: Config, error: CutegenError) -> None:
         """Say once why there is no kernel: a full disk keeps many from being."""
         reason = printable(str(error))
+        self._say(reason, "no kernel for %s (%s), so others compute it: %s", problem, config, reason)
+
+    def _say(self, what: str, text: str, *arguments: object) -> None:
         with self._lock:
-            known = reason in self._said
-            self._said.add(reason)
+            known = what in self._said
+            self._said.add(what)
         if not known:
-            _log.warning("no kernel for %s (%s), so others compute it: %s", problem, config, reason)
+            _log.warning(text, *arguments)
 
     def artifact(self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "") -> Artifact:
         """Return the artifact of ``config``, compiled if need be and allowed, without loading it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
-__all__ = ["count", "counters", "known", "prepare", "refuse", "reset_counters"]
+__all__ = ["count", "counts", "known", "refuse", "reset"]
 
 _log = logging.getLogger("cutegen")
 _lock = threading.Lock()
@@ -40,22 +40,14 @@ def count(reason: str) -> None:
         _counts[reason if reason in _counts or len(_counts) < _MOST_REASONS else "other reasons"] += 1
 
 
-def counters() -> Mapping[str, Any]:
-    """Return what models did since the start or :func:`reset_counters`.
-
-    ``fallbacks``: calls that torch answered in optimized models, by reason. A compiled graph counts once,
-    when it is traced.
-    """
+def counts() -> dict[str, int]:
+    """Return how many calls torch answered in optimized models, by reason."""
     with _lock:
-        return {"fallbacks": dict(_counts)}
+        return dict(_counts)
 
 
-def reset_counters() -> None:
+def reset() -> None:
     """Begin counting anew."""
     with _lock:
         _counts.clear()
         _refused.clear()
-
-
-def prepare() -> None:
-    """Nothing: counting needs no torch."""

@@ -6,12 +6,13 @@ custom op costs more than all of it together, so those are used only where torch
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutegen.errors import CutegenError, OperandError
+from cutegen.errors import CutegenError, OperandError, UsageError
 from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
@@ -455,7 +456,9 @@ def wait_for_kernels(timeout_s: float | None = None) -> bool:
 def load_table(path: str | Path, *, fallback: str | None = None) -> Dispatcher:
     """Make the operators use the dispatch table at ``path``, and return their new dispatcher.
 
-    A table made for another GPU or toolchain is ignored, with a warning that names the field.
+    A table made for another GPU or toolchain is ignored, with a warning that names the field. The next calls
+    use the new table; captured CUDA graphs keep their kernels. Where no call may wait, warm up with the
+    table before: :func:`cutegen.warmup`.
 
     Args:
         path: The table.
@@ -467,9 +470,25 @@ def load_table(path: str | Path, *, fallback: str | None = None) -> Dispatcher:
     Raises:
         StoreError: The file cannot be read.
         TableError: It is not a dispatch table.
-        UsageError: There is no such fallback.
+        UsageError: There is no such fallback; a CUDA graph is being captured; or calls were answered, and
+            torch is to be deterministic: other configs may add in another order.
     """
+    _require_swappable()
     return use(default_dispatcher().with_table(path, fallback=fallback))
+
+
+def _require_swappable() -> None:
+    """Refuse another table where results must stay the same."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise UsageError("a CUDA graph is being captured; load a table before or after")
+    if (_plans or _operator_plans) and torch.are_deterministic_algorithms_enabled():
+        raise UsageError(
+            "calls were answered with the present table, and torch.use_deterministic_algorithms is on: "
+            "another table may change their last bits; load it before the first call"
+        )
 
 
 def prepare() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cutegen.errors import CutegenError
+from cutegen.errors import CutegenError, FrozenError
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.gemm import linear
 from cutegen.torch_ops.gemm import prepare as prepare_gemm
@@ -123,6 +123,8 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
     if not reason:
         try:
             return linear(x, w, bias, fuse_wgrad=fuse_wgrad)
+        except FrozenError:  # asked for by freeze(on_miss="error")
+            raise
         except (CutegenError, NotImplementedError) as error:  # the latter from classes such as DTensor
             reason = _unfit(x, w, bias) or _unaligned(x, w) or str(error)
             fallbacks.refuse(_kind(x, w, bias), reason)

@@ -136,7 +136,7 @@ def _explain(problem: Problem) -> Any:
 
 
 def _fallbacks() -> Counter[str]:
-    return Counter(fallbacks.counters()["fallbacks"])
+    return Counter(fallbacks.counts())
 
 
 def _about() -> dict[str, Json]:
