@@ -40,9 +40,11 @@ from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.markdown import down, launches, line, up, where
 from tools.benchmark.profile_table import PROFILE, Profile
+from tools.benchmark.quoted import QuotedFile
 from tools.benchmark.results import COPY, ENERGY, FAMILY, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
 from tools.benchmark.transcript import TRANSCRIPT, Transcript
+from tools.benchmark.untuned_table import UNTUNED, UntunedResults
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
@@ -52,11 +54,12 @@ _OTHERS = {
     TABLES: (tables_table.summary, tables_table.render),
 }
 #: What reads and renders the files that are no :class:`Results` at all.
-_CHECKS: dict[str, type[Profile] | type[Sweep] | type[FamilyResults] | type[Transcript]] = {
+_CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     PROFILE: Profile,
     SWEEP: Sweep,
     FAMILY: FamilyResults,
     TRANSCRIPT: Transcript,
+    UNTUNED: UntunedResults,
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]
