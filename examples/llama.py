@@ -49,7 +49,7 @@ class Llama(nn.Module):
         self.head, self.turns = nn.Linear(width, words, bias=False), width // heads // 2
 
     def forward(self, tokens: Tensor, at: Tensor, caches: Tensor | None = None, head: bool = True) -> Tensor:
-        x, turns = self.embed(tokens), torch.arange(self.turns, device=at.device) / self.turns
+        x, turns = self.embed(tokens), torch.arange(self.turns, device=at.device).float() / self.turns
         angle = at[:, None] * 5e5**-turns
         cos, sin = angle.cos(), angle.sin()
         turn = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).to(x.dtype)
