@@ -35,7 +35,7 @@ class Block(nn.Module):
             y = scaled_dot_product_attention(q, k, v, seen.expand(*q.shape[:3], -1))
         x = x + self.out(y.reshape(x.shape))
         gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
-        return x + self.down(silu(gate) * up)
+        return torch.add(x, self.down(silu(gate) * up))
 
 
 class Llama(nn.Module):
@@ -50,10 +50,10 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, at: Tensor, caches: Tensor | None = None, head: bool = True) -> Tensor:
         x, turns = self.embed(tokens), torch.arange(self.turns, device=at.device).float() / self.turns
-        angle = at[:, None] * 5e5**-turns
-        cos, sin = angle.cos(), angle.sin()
-        turn = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)]).to(x.dtype)
+        t = at[:, None] * 5e5**-turns
+        turn = torch.stack([t.cos().repeat(1, 2), torch.cat([-t.sin(), t.sin()], -1)]).to(x.dtype)
         for layer, block in enumerate(self.blocks):
             x = block(x, turn, at, None if caches is None else caches[layer])
         x = self.norm(x)
-        return self.head(x[:, -1]) if head else x
+        found: Tensor = self.head(x[:, -1]) if head else x
+        return found

@@ -20,7 +20,8 @@ from cutegen.torch_ops.gemm_gradient import (
     activate,
     autocast,
     fused_activation,
-    make_function,
+    record_gemm,
+    record_linear,
     refuse_gradients,
 )
 from cutegen.torch_ops.gemm_plan import (
@@ -33,6 +34,7 @@ from cutegen.torch_ops.gemm_plan import (
     fused_options,
     make_plan,
 )
+from cutegen.torch_ops.gemm_transforms import are_active, transformed_gemm
 from cutegen.torch_ops.registration import pack, register, unpack
 
 if TYPE_CHECKING:
@@ -200,9 +202,7 @@ def linear(
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
     if grad and out is None and not must_trace(x, w) and _is_grad_enabled():
-        options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
-        x, w, options = autocast(x, w, options) or (x, w, options)
-        return _apply(x, w, options, transposed=True, fuse_wgrad=fuse_wgrad)
+        return _recorded_linear(x, w, bias, activation, fuse_wgrad)
     if x.dim() == 2:
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     shape = (*x.shape[:-1], w.shape[0])
@@ -281,8 +281,9 @@ def _eager(
                 return _eager(*cast[:2], out, cast[2], plans)
             plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
-            out = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            result = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
         else:
+            result = out
             start = a.data_ptr()
             if at < start + plan.a_bytes and start < at + plan.out_bytes:
                 refuse_shared("a", a, out)
@@ -291,11 +292,13 @@ def _eager(
                 refuse_shared("b", b, out)
             if c is not None and c is not out:
                 refuse_part_of_c(c, out)
-        plan.launch(a, b, out, extras, alpha, beta)
-        return out
+        plan.launch(a, b, result, extras, alpha, beta)
+        return result
     except CutegenError:
         raise
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if _is_transforming():  # their tensors have no memory to read
+            return _through_torch(a, b, out, options)
         failure = explain_failure(error, _request(a, b, out, options), default_dispatcher().device_type)
         if failure is error:
             raise
@@ -331,12 +334,10 @@ def _plan(request: Request, config: AnyConfig, key: Any, plans: dict[Any, Plan])
 
 def _recorded(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, options: Options) -> torch.Tensor:
     """Run an eager call that autograd records."""
+    if _is_transforming():
+        return _through_torch(a, b, out, options)
     refuse_gradients(a, b, out, options)
     a, b, options = autocast(a, b, options) or (a, b, options)
-    return _apply(a, b, options, transposed=False, fuse_wgrad=False)
-
-
-def _apply(a: Any, b: Any, options: Options, *, transposed: bool, fuse_wgrad: bool) -> torch.Tensor:
     c, alpha, beta, bias, activation, out_dtype, config, more = options
     keywords = {
         "alpha": alpha,
@@ -346,8 +347,23 @@ def _apply(a: Any, b: Any, options: Options, *, transposed: bool, fuse_wgrad: bo
         "config": config,
         "any_order": more is not None and more[3],
     }
-    found: torch.Tensor = make_function(gemm).apply(a, b, c, bias, transposed, fuse_wgrad, keywords)
-    return activate(found, activation)
+    return activate(record_gemm(gemm, a, b, c, bias, keywords), activation)
+
+
+def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: bool) -> torch.Tensor:
+    """Run an eager layer that autograd records."""
+    if _is_transforming():
+        flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        found = gemm(flat, w.t(), bias=bias, activation=activation)
+        return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
+    if x.dtype is _float32 or w.dtype is _float32:
+        options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
+        x, w, options = autocast(x, w, options) or (x, w, options)
+        bias = options[3]
+    if not activation:
+        return record_linear(gemm, x, w, bias, False, fuse_wgrad)
+    relu = fused_activation(activation) == "relu"
+    return activate(record_linear(gemm, x, w, bias, relu, fuse_wgrad), activation)
 
 
 def _through_torch(
@@ -369,7 +385,8 @@ def _through_torch(
         options = (*options[:4], fused_activation(activation), *options[5:])
     arguments = pack(options)
     if out is None:
-        return activate(torch.ops.cutegen.gemm.default(a, b, *arguments), activation)
+        operator = transformed_gemm if _is_transforming() else torch.ops.cutegen.gemm.default
+        return activate(operator(a, b, *arguments), activation)
     torch.ops.cutegen.gemm_into(out, a, b, *arguments)
     return out
 
@@ -493,7 +510,8 @@ def _require_swappable() -> None:
 
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
-    global _Tensor, _Parameter, _workspaces, _empty, _is_compiling, _is_grad_enabled, _bfloat16
+    global _Tensor, _Parameter, _workspaces, _empty, _bfloat16, _float32
+    global _is_compiling, _is_grad_enabled, _is_transforming
     with _lock:
         if _Tensor is not None:
             return
@@ -501,9 +519,10 @@ def prepare() -> None:
 
         register(_run_operator)
         _workspaces = torch_workspaces()
-        _Parameter, _empty, _bfloat16 = torch.nn.Parameter, torch.empty, torch.bfloat16
+        _Parameter, _empty = torch.nn.Parameter, torch.empty
+        _bfloat16, _float32 = torch.bfloat16, torch.float32
         _is_compiling = torch.compiler.is_dynamo_compiling
-        _is_grad_enabled = torch.is_grad_enabled
+        _is_grad_enabled, _is_transforming = torch.is_grad_enabled, are_active()
         _Tensor = torch.Tensor
 
 
@@ -517,7 +536,10 @@ def workspaces() -> GetWorkspace:
 def must_trace(*tensors: Any) -> bool:
     """Return whether a call must go through a registered operator: torch is tracing, or a tensor's class has
     rules of its own."""
-    return _is_compiling() or any(type(t) is not _Tensor and type(t) is not _Parameter for t in tensors)
+    for tensor in tensors:  # no generator: one costs as much as all that it asks
+        if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
+            return True
+    return _is_compiling()
 
 
 def _not_prepared() -> bool:
@@ -528,5 +550,7 @@ def _not_prepared() -> bool:
 # Stand-ins until torch is there: importing this module must not import torch.
 _is_compiling: Callable[[], bool] = _not_prepared
 _is_grad_enabled: Callable[[], bool] = None  # type: ignore[assignment]
+_is_transforming: Callable[[], bool] = None  # type: ignore[assignment]
 _empty: Callable[..., Any] = None  # type: ignore[assignment]
 _bfloat16: Any = None
+_float32: Any = None

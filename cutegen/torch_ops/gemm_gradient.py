@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "activate",
     "autocast",
+    "backward_of",
     "backward_of_operator",
     "fused_activation",
-    "make_function",
+    "record_gemm",
+    "record_linear",
     "refuse_gradients",
     "setup_operator",
 ]
@@ -88,62 +90,100 @@ def activate(value: torch.Tensor, activation: str) -> torch.Tensor:
     return torch.nn.functional.gelu(value, approximate=_APPROXIMATE[activation])
 
 
-@cache
-def make_function(gemm: Callable[..., Any]) -> Any:
-    """Return the autograd function that runs ``gemm``: made once, as its base class is torch's.
+def record_gemm(gemm: Callable[..., Any], a: Any, b: Any, c: Any, bias: Any, options: Any) -> torch.Tensor:
+    """Return ``gemm(a, b, c=c, bias=bias, **options)`` with its formula on record."""
+    found: torch.Tensor = _gemm_function(gemm)(a, b, c, bias, options)
+    return found
 
-    It takes ``(a, b, c, bias, transposed, fuse_wgrad, options)``. With ``transposed`` it is a linear layer:
-    ``a`` may have any leading dimensions, and ``b`` is (n, k). With ``fuse_wgrad`` the gradient of ``b`` is
-    added to ``b.main_grad`` in fp32 if there is one. ``options`` are keyword arguments of ``gemm``.
+
+def record_linear(
+    gemm: Callable[..., Any], x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool
+) -> torch.Tensor:
+    """Return ``relu(x @ w.T + bias)`` by ``gemm`` with its formula on record; x has any leading dimensions.
+
+    With ``fuse_wgrad`` the gradient of ``w`` is added to ``w.main_grad`` in fp32 if there is one.
     """
+    found: torch.Tensor = _linear_function(gemm)(x, w, bias, relu, fuse_wgrad)
+    return found
+
+
+def _apply_of(function: Any) -> Callable[..., Any]:
+    """Return ``apply`` without the part in Python, which serves torch.func and takes a microsecond."""
+    import torch
+
+    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return found
+
+
+@cache
+def _gemm_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs and records ``gemm``: made once, as the base class is torch's."""
     import torch
 
     class Gemm(torch.autograd.Function):
         @staticmethod
-        def forward(
-            ctx: Any, a: Any, b: Any, c: Any, bias: Any, transposed: bool, fuse_wgrad: bool, options: Any
-        ) -> torch.Tensor:
-            shape = a.shape
-            if transposed and a.dim() != 2:
-                a = a.reshape(-1, shape[-1])
-            found = gemm(a, b.t() if transposed else b, c=c, bias=bias, **options)
-            relu = options["activation"] == "relu"
-            ctx.save_for_backward(a, b, bias, found if relu else None)
-            ctx.options, ctx.transposed, ctx.shape, ctx.fuse_wgrad = options, transposed, shape, fuse_wgrad
-            result: torch.Tensor = found if len(shape) == found.dim() else found.view(*shape[:-1], b.shape[0])
-            return result
+        def forward(ctx: Any, a: Any, b: Any, c: Any, bias: Any, options: Any) -> torch.Tensor:
+            found: torch.Tensor = gemm(a, b, c=c, bias=bias, **options)
+            ctx.save_for_backward(a, b, bias, found if options["activation"] == "relu" else None)
+            ctx.options = options
+            return found
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
             a, b, bias, positive = ctx.saved_tensors
-            for_a, for_b, for_c, for_bias = ctx.needs_input_grad[:4]
-            if len(ctx.shape) != a.dim():
-                grad = grad.reshape(-1, grad.shape[-1])
+            for_a, for_b, for_c, for_bias, _ = ctx.needs_input_grad
             grad = _of_relu(grad, positive)
             dense, alpha = _dense(grad, a.dtype), ctx.options["alpha"]
-            d_a = d_b = None
-            if for_a:
-                d_a = _times(gemm, dense, b if ctx.transposed else b.mT, alpha).view(ctx.shape)
-            if for_b:
-                d_b = _weight_gradient(gemm, ctx, dense, a, b, alpha)
+            d_a = _times(gemm, dense, b.mT, alpha) if for_a else None
+            d_b = _like_b(gemm, dense, a, b, alpha) if for_b else None
             d_c = grad * ctx.options["beta"] if for_c else None
-            return d_a, d_b, d_c, grad.sum_to_size(bias.shape) if for_bias else None, None, None, None
+            return d_a, d_b, d_c, grad.sum_to_size(bias.shape) if for_bias else None, None
 
-    return Gemm
+    return _apply_of(Gemm)
 
 
-def _weight_gradient(gemm: Multiply, ctx: Any, dense: Any, a: Any, b: Any, alpha: float) -> Any:
-    """Return the gradient of b, in the strides of b; None where it was added to ``b.main_grad``."""
-    if not ctx.transposed:
-        return _like_b(gemm, dense, a, b, alpha)
-    total = getattr(b, "main_grad", None) if ctx.fuse_wgrad else None
+@cache
+def _linear_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs and records a linear layer. Models call it most: it does nothing that waits."""
+    import torch
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool) -> torch.Tensor:
+            flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+            found: torch.Tensor = gemm(flat, w.t(), bias=bias, activation="relu" if relu else "")
+            ctx.fuse_wgrad = fuse_wgrad
+            ctx.save_for_backward(flat, w, found if relu else None)
+            return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+            x, w, positive = ctx.saved_tensors
+            for_x, for_w, for_bias, *_ = ctx.needs_input_grad
+            shape = grad.shape
+            if len(shape) != 2:
+                grad = grad.reshape(-1, shape[-1])
+            grad = _of_relu(grad, positive)
+            dense = _dense(grad, x.dtype)
+            d_x = _times(gemm, dense, w, 1.0) if for_x else None
+            if d_x is not None and len(shape) != 2:
+                d_x = d_x.view(*shape[:-1], w.shape[1])
+            d_w = _weight_gradient(gemm, dense, x, w, ctx.fuse_wgrad) if for_w else None
+            return d_x, d_w, grad.sum(0) if for_bias else None, None, None
+
+    return _apply_of(Linear)
+
+
+def _weight_gradient(gemm: Multiply, dense: Any, x: Any, w: Any, fuse_wgrad: bool) -> Any:
+    """Return the gradient of w; None where it was added to ``w.main_grad``."""
+    total = getattr(w, "main_grad", None) if fuse_wgrad else None
     if total is None:
-        return _times(gemm, dense.mT, a, alpha)
-    if _fits(dense.mT) and _fits(a):
-        gemm(dense.mT, a, out=total, c=total, alpha=alpha, out_dtype=total.dtype)
+        return _times(gemm, dense.mT, x, 1.0)
+    if _fits(dense.mT) and _fits(x):
+        gemm(dense.mT, x, out=total, c=total, out_dtype=total.dtype)
     else:
-        total.add_(_times(gemm, dense.mT, a, alpha))
-    b.grad_added_to_main_grad = True
+        total.add_(_times(gemm, dense.mT, x, 1.0))
+    w.grad_added_to_main_grad = True
     return None
 
 
@@ -208,32 +248,40 @@ def setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.rest = rest[4:]
 
 
+def backward_of(gemm: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Return the gradients of the operator's arguments, as a function of what torch gives.
+
+    Args:
+        gemm: What computes products, called as the operator. A pre-activation is computed again.
+    """
+
+    def multiply(a: Any, b: Any, *, alpha: float) -> Any:
+        return gemm(a, b, None, None, None, None, "", alpha, 1.0, "", None, None, False, False)
+
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        a, b, output, *tensors = ctx.saved_tensors
+        names, alpha, beta, activation, *others = ctx.rest
+        if activation in ("", "relu"):
+            grad = _of_relu(grad, output if activation else None)
+        else:
+            again = gemm(a, b, *tensors, names, alpha, beta, "", *others)
+            grad = _of_activation(grad, again, activation)
+        dense = _dense(grad, a.dtype)
+        found: list[Any] = [None] * len(ctx.needs_input_grad)
+        if ctx.needs_input_grad[0]:
+            found[0] = _times(multiply, dense, b.mT, alpha)
+        if ctx.needs_input_grad[1]:
+            found[1] = _like_b(multiply, dense, a, b, alpha)
+        for at, name in enumerate(names.split(), start=2):
+            if ctx.needs_input_grad[at]:
+                found[at] = grad * beta if name == "c" else grad.sum_to_size(tensors[at - 2].shape)
+        return tuple(found)
+
+    return backward
+
+
 def backward_of_operator(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    """Return the gradients of the operator's arguments; a pre-activation is computed again."""
+    """Return the gradients of the registered operator's arguments, by itself."""
     import torch
 
-    a, b, output, *tensors = ctx.saved_tensors
-    names, alpha, beta, activation, *others = ctx.rest
-    if activation in ("", "relu"):
-        grad = _of_relu(grad, output if activation else None)
-    else:
-        again = torch.ops.cutegen.gemm.default(a, b, *tensors, names, alpha, beta, "", *others)
-        grad = _of_activation(grad, again, activation)
-    dense = _dense(grad, a.dtype)
-    multiply = _multiply_by_operator
-    found: list[Any] = [None] * len(ctx.needs_input_grad)
-    if ctx.needs_input_grad[0]:
-        found[0] = _times(multiply, dense, b.mT, alpha)
-    if ctx.needs_input_grad[1]:
-        found[1] = _like_b(multiply, dense, a, b, alpha)
-    for at, name in enumerate(names.split(), start=2):
-        if ctx.needs_input_grad[at]:
-            found[at] = grad * beta if name == "c" else grad.sum_to_size(tensors[at - 2].shape)
-    return tuple(found)
-
-
-def _multiply_by_operator(a: Any, b: Any, *, alpha: float) -> Any:
-    import torch
-
-    none = (None, None, None, None)
-    return torch.ops.cutegen.gemm.default(a, b, *none, "", alpha, 1.0, "", None, None, False, False)
+    return backward_of(torch.ops.cutegen.gemm.default)(ctx, grad)

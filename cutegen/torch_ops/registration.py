@@ -20,6 +20,7 @@ from cutegen.runtime.recorder import is_recording
 from cutegen.torch_ops.fake_calls import note_gemm
 from cutegen.torch_ops.gemm_gradient import backward_of_operator, setup_operator
 from cutegen.torch_ops.gemm_plan import Options, as_text
+from cutegen.torch_ops.gemm_transforms import map_operator
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +108,7 @@ def register(run: Callable[..., torch.Tensor]) -> None:
         api.register_fake(f"cutegen::{name}", shapes, lib=library)
     # Before anything can trace the operator: torch keeps what it finds then, and would lose gradients.
     api.register_autograd("cutegen::gemm", backward_of_operator, setup_context=setup_operator, lib=library)
+    api.register_vmap("cutegen::gemm", map_operator, lib=library)
     _libraries.append(library)
 
 
