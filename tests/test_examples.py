@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from run_example import ROOT, run_example
+from run_example import ROOT, needs_backend, run_example
 
 import cutegen
 
@@ -14,6 +14,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: Those that need the compiler, and those that need neither it nor a GPU; tests/gpu runs the others.
 COMPILING = ("predict_without_gpu",)
 PLAIN = ("explain_config",)
+#: Those that need PyTorch, and leave to it what a kernel would do.
+TORCH = ("llama_compiled", "llama_eager", "llama_training")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -22,6 +24,11 @@ def test_an_example_says_its_idea_and_the_documents_name_it(path: Path) -> None:
     assert summary.endswith(".")
     assert "\n" not in summary
     assert f"examples/{path.name}" in (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -38,6 +45,17 @@ def test_an_example_uses_only_public_names(path: Path) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_an_example_without_compiler_runs(name: str, tmp_path: Path) -> None:
     assert run_example(name, tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_an_example_of_a_model_runs(name: str, tmp_path: Path) -> None:
+    """Its layers are swapped or compiled; on a CPU, PyTorch computes them, which is counted."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu runs it")
+    needs_backend(name)
+    said = run_example(name, tmp_path, tmp_path / "cache")
+    assert ("the input is on cpu" in said) == (name != "llama_compiled")
 
 
 @pytest.mark.dsl

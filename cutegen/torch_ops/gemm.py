@@ -281,7 +281,7 @@ def _eager(
                 return _eager(*cast[:2], out, cast[2], plans)
             plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
-            result = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            result: torch.Tensor = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
         else:
             result = out
             start = a.data_ptr()

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from run_example import ROOT, run_example
+from run_example import ROOT, needs_backend, run_example
 
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-#: Not here: those that need no GPU, and the sweep, which takes minutes.
-ELSEWHERE = {"explain_config", "predict_without_gpu", "offline_sweep"}
+#: Not here: those that need no GPU, the sweep, which takes minutes, and the model that others run.
+ELSEWHERE = {"explain_config", "predict_without_gpu", "offline_sweep", "llama"}
 NAMES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
 
 
@@ -28,4 +28,5 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_to_its_end(name: str, cache: Path, tmp_path: Path) -> None:
+    needs_backend(name)
     assert run_example(name, tmp_path, cache)
