@@ -297,12 +297,17 @@ def _eager(
     except CutegenError:
         raise
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        if _is_transforming():  # their tensors have no memory to read
-            return _through_torch(a, b, out, options)
-        failure = explain_failure(error, _request(a, b, out, options), default_dispatcher().device_type)
-        if failure is error:
-            raise
-        raise failure from error
+        return _failed(error, a, b, out, options)
+
+
+def _failed(error: Exception, a: Any, b: Any, out: Any, options: Options) -> torch.Tensor:
+    """Return the result by another way, or raise what tells the caller why there is none."""
+    if _is_transforming():  # their tensors have no memory to read
+        return _through_torch(a, b, out, options)
+    failure = explain_failure(error, _request(a, b, out, options), default_dispatcher().device_type)
+    if failure is error:
+        raise error
+    raise failure from error
 
 
 def _request(a: Any, b: Any, out: Any, options: Options) -> Request:
