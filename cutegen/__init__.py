@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.inductor import inductor_options
     from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
+    from cutegen.torch_ops.ranks import check_ranks
     from cutegen.torch_ops.recording import record
     from cutegen.torch_ops.serving import counters, freeze, reset_counters
     from cutegen.torch_ops.warmup import warmup
@@ -51,6 +52,7 @@ __all__ = [
     "Table",
     "__version__",
     "autotune",
+    "check_ranks",
     "configure",
     "counters",
     "find_arch",
@@ -83,6 +85,7 @@ _HOMES = {
     "Store": "build.store",
     "Table": "records.table",
     "autotune": "tuning.model",
+    "check_ranks": "torch_ops.ranks",
     "configure": "torch_ops.gemm",
     "counters": "torch_ops.serving",
     "find_arch": "arch",

@@ -20,6 +20,7 @@
     ├── MeasureError                a timing cannot be trusted: names the broken promise
     ├── StoreError    (OSError)     a cache, database or folder cannot be read or written
     ├── TableError    (ValueError)  a dispatch table is malformed or for another GPU
+    ├── RankError                   ranks of a program differ, or one did not answer in time
     ├── PinError                    a deployment folder cannot be written or trusted
     └── NoWinnerError               nothing valid was found: counts trials by outcome
 
@@ -49,6 +50,7 @@ __all__ = [
     "OperandError",
     "PinError",
     "ProblemError",
+    "RankError",
     "RenderError",
     "ResourceError",
     "SpaceError",
@@ -147,6 +149,10 @@ class StoreError(CutegenError, OSError):
 
 class TableError(CutegenError, ValueError):
     """A dispatch table is malformed, or was made for another GPU."""
+
+
+class RankError(CutegenError):
+    """Ranks of a distributed program differ, or one did not answer in time."""
 
 
 class PinError(CutegenError):

@@ -279,6 +279,12 @@ class Kernels:
         with self._lock:
             return tuple(config for name, of, config in self._ready if (name, of) == (arch.name, signature))
 
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Keys of the artifacts that are loaded."""
+        with self._lock:
+            return tuple(self._loaded)
+
     def _get(
         self, problem: Problem, config: Config, arch: Arch, known_key: str, capturing: bool, *, wait: bool
     ) -> Kernel | Compilation:

@@ -1,0 +1,156 @@
+"""Ranks that differ all say so, and nobody waits long for one that is gone: processes of gloo on the CPU."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
+
+import cutegen  # noqa: E402
+from cutegen.build import Toolchain  # noqa: E402
+from cutegen.errors import RankError, UsageError  # noqa: E402
+from cutegen.families.registry import parse_problem  # noqa: E402
+from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
+from cutegen.records.table import Table  # noqa: E402
+from cutegen.torch_ops import ranks  # noqa: E402
+
+HERE = Path(__file__).parent
+RANK = """
+import datetime, json, os, sys, time
+from pathlib import Path
+rank, world, port, case, folder = *map(int, sys.argv[1:4]), sys.argv[4], Path(sys.argv[5])
+sys.path[:0] = sys.argv[6:]
+import torch.distributed as dist
+from fake_kernels import FakeGpu
+import cutegen
+from cutegen.errors import CutegenError
+from cutegen.records.table import Table
+at = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": world}
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60), **at)
+cutegen.use(FakeGpu(folder / f"cache{rank}").dispatcher(
+    Table.load(folder / ("other.json" if case == "table" and rank == 2 else "table.json"))
+))
+group = None
+if case == "groups":
+    group = [dist.new_group([0, 1]), dist.new_group([2])][rank // 2]
+dist.barrier()
+if case == f"without {rank}":
+    os._exit(0)
+began = time.monotonic()
+try:
+    for _ in range(2):
+        found = cutegen.check_ranks(group, timeout_s=2 if case.startswith("without") else 60)
+    said = {"facts": dict(found)}
+except CutegenError as error:
+    said = {"error": str(error), "kind": type(error).__name__}
+print(json.dumps({**said, "seconds": time.monotonic() - began}))
+"""
+
+
+def run_ranks(folder: Path, case: str, world: int) -> list[dict[str, Any]]:
+    """Return what each rank printed; nothing of one that printed nothing."""
+    fingerprint = Fingerprint.of(H200, Toolchain.current())
+    entries = [Entry(parse_problem(f"gemm 64x64x{k} bf16 kk"), None, source="torch") for k in (64, 128)]
+    Table(fingerprint, entries[:1]).save(folder / "table.json")
+    Table(fingerprint, entries).save(folder / "other.json")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rest = [str(world), str(port), case, str(folder), str(HERE), str(HERE.parent)]
+    commands = [[sys.executable, "-c", RANK, str(rank), *rest] for rank in range(world)]
+    children = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for command in commands
+    ]
+    texts = [child.communicate(timeout=240)[0] for child in children]
+    return [json.loads(text.splitlines()[-1]) if text.strip() else {} for text in texts]
+
+
+def test_ranks_that_are_alike_return_what_they_have(tmp_path: Path) -> None:
+    """Asked twice, in groups of their own."""
+    found = run_ranks(tmp_path, "groups", 3)
+    facts = [each["facts"] for each in found]
+    assert all(each == facts[0] for each in facts), found
+    assert facts[0]["table"] == Table.load(tmp_path / "table.json").digest
+    assert cutegen.__version__ in facts[0]["versions"] and "H200" in facts[0]["gpu"]
+
+
+def test_all_ranks_name_the_one_with_another_table(tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, "table", 4)
+    digests = [Table.load(tmp_path / f"{name}.json").digest for name in ("table", "other")]
+    assert {each["kind"] for each in found} == {"RankError"}
+    for each in found:
+        assert f"table: {digests[0]} (rank 0, 1, 3) against {digests[1]} (rank 2)" in each["error"]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_rank_that_is_gone_ends_in_an_error(tmp_path: Path, gone: int) -> None:
+    """The first keeps the store."""
+    found = run_ranks(tmp_path, f"without {gone}", 2)
+    assert found[gone] == {} and found[1 - gone]["kind"] == "RankError"
+    assert found[1 - gone]["seconds"] < 30
+    expected = "no answer from rank 1 within 2 s" if gone else "store of torch.distributed does not answer"
+    assert expected in found[1 - gone]["error"]
+
+
+# --- in this process ---
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A group of one rank."""
+    import torch.distributed as dist
+
+    with operators_ask(FakeGpu(tmp_path), monkeypatch) as fake:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        yield fake
+        dist.destroy_process_group()
+
+
+def test_loaded_kernels_and_frost_are_compared(alone: FakeGpu) -> None:
+    first = cutegen.check_ranks(timeout_s=5)
+    a = torch.ones(16, 16, dtype=torch.bfloat16)
+    cutegen.gemm(a, a)
+    cutegen.freeze()
+    second = cutegen.check_ranks(timeout_s=5)
+    assert {name for name in first if first[name] != second[name]} == {"kernels", "frozen"}
+    assert set(cutegen.check_ranks(timeout_s=5, ignore=["kernels"])) == {*ranks.FACTS} - {"kernels"}
+
+
+def test_a_store_that_does_not_answer_is_no_hang(alone: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def add(self, key: str, number: int) -> int:
+            raise RuntimeError("Connection reset by peer")
+
+    class Silent:
+        def add(self, key: str, number: int) -> int:
+            time.sleep(2)
+            raise RuntimeError("late")
+
+    monkeypatch.setattr(ranks, "_LATE_S", 0.1)
+    monkeypatch.setattr(ranks, "_READ_S", 0.1)
+    for store, message in ((Gone(), "Connection reset"), (Silent(), "no answer within 0.1 s")):
+        monkeypatch.setattr(ranks, "_store", lambda store=store: store)
+        with pytest.raises(RankError, match=message):
+            cutegen.check_ranks(timeout_s=0.1)
+
+
+def test_what_cannot_be_asked_is_refused(alone: FakeGpu) -> None:
+    import torch.distributed as dist
+
+    with pytest.raises(UsageError, match="versions, gpu, table"):
+        cutegen.check_ranks(ignore=["speed"])
+    dist.destroy_process_group()
+    with pytest.raises(UsageError, match="not initialized"):
+        cutegen.check_ranks()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
