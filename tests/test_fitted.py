@@ -22,7 +22,9 @@ from cutegen.families.gemm.perf_model.fitted import (
     load_fit,
     rooflines,
 )
+from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
+from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import Entry, Fingerprint
@@ -72,6 +74,65 @@ def test_choices_come_fastest_first_and_valid() -> None:
         for time, config in found:
             SPACE.require(problem, config)
             assert fitted_us(problem, config, 132) == pytest.approx(time, rel=1e-4)
+
+
+def test_kernels_side_by_side_are_kernels_alone() -> None:
+    """Bit for bit: no kernel's prediction depends on what is predicted beside it."""
+    fit, generator = load_fit(), np.random.default_rng(1)
+    kernels = default_kernels(SPACE, Problem(64, 64, 64))
+    together = KernelColumns(kernels, 132)
+    for m, n, k in ((1, 8, 8), (77, 1024, 4096), (4097, 520, 72), (20000, 50000, 8192)):
+        for problem in (Problem(m, n, k), Problem(m, n, k, batch=3)):
+            splits = generator.integers(1, 34, len(kernels)).astype(np.float32)
+            times, features = rooflines(problem, together, splits)
+            sums = fit.trees.sums(features, 32)
+            for at in range(0, len(kernels), 5):
+                alone = KernelColumns([kernels[at]] * 2, 132)
+                time, feature = rooflines(problem, alone, splits[[at, at]])
+                assert time[0] == times[at] and (feature[:, 0] == features[:, at]).all()
+                assert fit.trees.sums(feature, 32)[0] == sums[at]
+
+
+def test_the_choice_is_that_of_a_plain_search() -> None:
+    """Rules asked as users ask them, splits and orders counted in integers, and kernels sorted in Python."""
+    generator = np.random.default_rng(2)
+    for _ in range(60):
+        m, n, k = (int(x) for x in 20000 ** generator.random(3))
+        problem = Problem(m, 8 * n, 8 * k, any_order=bool(m % 2), out_dtype=("bf16", "fp32")[n % 2])
+        assert kernel_set(SPACE, problem, 132).fastest(problem) == _plain_choice(problem)
+
+
+#: Rules that forbid most; who breaks one is asked last.
+_STRICT = {
+    "swap_ab_is_for_narrow_m", "cluster_is_no_larger_than_problem", "split_k_leaves_work",
+    "split_k_is_for_few_tiles",
+}  # fmt: skip
+
+
+def _plain_choice(problem: Problem) -> Config | None:
+    """The fastest default kernel: 32 trees choose twelve, all trees order these."""
+    fit, configs = load_fit(), []
+    tiling = Tiling(problem, 132, find_machine(SPACE.arch))
+    for kernel in default_kernels(SPACE, problem):
+        shape, most = tiling.geometry(kernel), min(33, problem.k // (4 * kernel.integer("tile_k")))
+        whole = kernel["split_k"] == 1
+        filling = [1] if whole else [r * shape.resident // shape.clusters for r in (1, 2)]
+        configs += [kernel.replace(split_k=s if whole else min(max(s, 2), max(most, 2))) for s in filling]
+    splits = np.array([config["split_k"] for config in configs], np.float32)
+    _, features = rooflines(problem, KernelColumns(configs, 132), splits)
+    coarse = features[FEATURES.index("time_log")] + fit.trees.sums(features, 0, 32)
+    fine = coarse + fit.trees.sums(features, 32)
+    broken = [{violation.rule for violation in SPACE.explain(problem, config)} for config in configs]
+    order = sorted(range(len(configs)), key=lambda i: (bool(broken[i] & _STRICT), coarse[i]))
+    best = sorted(order[:12], key=lambda i: (bool(broken[i] & _STRICT), fine[i])) + order[12:]
+    chosen = next((configs[i] for i in best if not broken[i]), None)
+    if chosen is None:
+        return None
+    orders = [(s, along) for s in (1, 2, 4, 8) for along in (False, True)]
+    geometry = tiling.geometry(chosen)
+    some = orders if geometry.clusters > geometry.resident else orders[:1]
+    swizzle, along = min(some, key=lambda order: tiling.traffic(chosen, *order))
+    return chosen.replace(swizzle_size=swizzle, raster_along_m=along)
 
 
 def test_the_provenance_is_that_of_the_sweep() -> None:

@@ -182,6 +182,35 @@ def test_a_partial_config_is_judged_by_the_rules_it_is_enough_for() -> None:
     assert [v.rule for v in toy().explain(PROBLEM, {"size": 8, "fast": True})] == ["fast_is_small"]
 
 
+def test_a_prepared_config_is_valid_where_nothing_is_to_explain() -> None:
+    """Whatever it looks at: known knobs, a free one, the problem or the target; partial configs too."""
+    asked: list[int] = []
+
+    def counted(size: int) -> bool:
+        """size is below 8."""
+        asked.append(size)
+        return size < 8
+
+    for rules in ((fast_is_small, shape_fits, space_exists, counted), (), (space_exists,)):
+        space = toy(rules)
+        problems = [Problem(m, 64, 64) for m in (16, 32, 64, 128)]
+        for point in product(*DOMAINS.values()):
+            config = Config(dict(zip(DOMAINS, point, strict=True)))
+            free = space.prepare(config.replace(size=1), ("size",))
+            for problem in problems:
+                expected = not space.explain(problem, config)
+                assert space.is_valid(problem, config) == expected
+                assert free(problem, size=config["size"]) == expected
+        assert space.is_valid(problems[0], Config({"fast": True}))
+    space = toy((counted,))
+    valid = space.prepare(Config({"size": 4}))
+    asked.clear()
+    assert valid(PROBLEM) and valid(PROBLEM) and not asked
+    assert not toy((space_exists,), arch=find_arch("sm_100a")).is_valid(PROBLEM, Config({"size": 1}))
+    with pytest.raises(ConfigError, match="size=3"):
+        space.is_valid(PROBLEM, Config({"size": 3}))
+
+
 def test_an_incomplete_or_illegal_config_is_refused_with_everything_that_is_wrong() -> None:
     """The error carries the violations and prints them."""
     with pytest.raises(ConfigError, match="lacks fast, shape"):

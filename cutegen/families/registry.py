@@ -249,6 +249,7 @@ def find_space(family: str, arch: Arch, source: str = "cutegen", algorithm: str 
     return _space(family, arch, source, algorithm)
 
 
+@cache
 def find_spaces(family: str, arch: Arch) -> tuple[Space, ...]:
     """Return the spaces of all our own algorithms of ``family`` on ``arch``, the general one's first.
 
@@ -260,6 +261,7 @@ def find_spaces(family: str, arch: Arch) -> tuple[Space, ...]:
     return tuple(_space(family, arch, "cutegen", algorithm) for algorithm in ("", *algorithms))
 
 
+@cache
 def spaces_beside(space: Space) -> tuple[Space, ...]:
     """Return the spaces of the family's other algorithms, if ``space`` is that of its general one."""
     general, *others = find_spaces(space.family, space.arch)

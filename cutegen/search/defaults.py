@@ -111,6 +111,6 @@ def strategy_of(space: Space) -> Strategy | None:
 
 
 def _has_candidate(space: Space, problem: Problem) -> bool:
-    if space.explain(problem, {}):
+    if not space.is_valid(problem, Config({})):
         return False
-    return any(not space.explain(problem, Config(dict(knobs))) for knobs in space.default_candidates(problem))
+    return any(space.is_valid(problem, Config(dict(knobs))) for knobs in space.default_candidates(problem))

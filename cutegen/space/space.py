@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -214,6 +215,53 @@ class Space:
             if all(knob in config for knob in rule.knobs) and not self._holds(rule, config, problem)
         )
 
+    def prepare(self, config: Mapping[str, Value], free: Sequence[str] = ()) -> Callable[..., bool]:
+        """Return ``valid(problem, **values)``, which says whether :meth:`explain` has nothing to say.
+
+        Rules that look neither at the problem nor at a free knob are asked now: this is for configs that
+        many problems are asked about.
+
+        Args:
+            config: A config, partial or not.
+            free: Knobs of it whose values are given in each call, instead of those of ``config``.
+
+        Raises:
+            ConfigError: A knob or a value does not exist.
+        """
+        for knob, value in config.items():
+            self._require_known(knob, [value])
+        asked: list[tuple[Callable[..., bool], tuple[str, ...]]] = []
+        broken = False
+        for rule in self.rules:
+            if all(knob in config for knob in rule.knobs):
+                given = tuple(name for name in (*rule.knobs, *rule.context) if name in (*free, "problem"))
+                bound = {**config, "arch": self.arch}
+                names = [name for name in (*rule.knobs, *rule.context) if name not in given]
+                holds = partial(rule.holds, **{name: bound[name] for name in names})
+                asked += [(holds, given)] if given else []
+                broken |= not given and not holds()
+        of_problem = [holds for holds, given in asked if given == ("problem",)]
+        others = [(holds, given) for holds, given in asked if given != ("problem",)]
+
+        def valid(problem: Problem, **values: Value) -> bool:
+            if broken:
+                return False
+            for holds in of_problem:
+                if not holds(problem=problem):
+                    return False
+            context = {**values, "problem": problem}
+            return all(holds(**{name: context[name] for name in given}) for holds, given in others)
+
+        return valid
+
+    def is_valid(self, problem: Problem, config: Config) -> bool:
+        """Return whether :meth:`explain` has nothing to say, quickly: for configs that are asked about often.
+
+        Raises:
+            ConfigError: A knob or a value does not exist.
+        """
+        return _prepared(self, config)(problem)
+
     def require(self, problem: Problem, config: Config) -> None:
         """Do nothing if ``config`` is complete and valid for ``problem``.
 
@@ -291,6 +339,11 @@ class Space:
                 if next(self.configs(problem, {knob: [value]}), None) is not None:
                     unseen.discard((knob, value))
         return tuple(sorted(unseen, key=repr))
+
+
+@lru_cache(maxsize=1024)
+def _prepared(space: Space, config: Config) -> Callable[..., bool]:
+    return space.prepare(config)
 
 
 def _nearest(value: Value, domain: Sequence[Value]) -> Sequence[Value]:

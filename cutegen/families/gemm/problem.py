@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
 from cutegen.errors import ProblemError
@@ -282,7 +283,7 @@ class Problem:
                     f"({why}); pad {axis} to {-(-extent // step) * step}"
                 )
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         """The compiled-in part of this problem."""
         return Signature(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, UsageError
@@ -123,13 +124,36 @@ class FewRowsStrategy:
 
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config."""
-        estimator = FewRowsEstimator(problem, space.arch, sm_count)
+        times: list[_Times] = []  # made when asked for: products of more rows never do
 
         def predict(config: Config) -> float:
-            registers = as_integer(space.derive(config, problem, space.arch)["registers"])
-            return estimator.time_us(config, registers)
+            if not times:
+                times.append(_times(space, problem, sm_count))
+            return times[0].time_us(config)
 
         return predict
+
+
+class _Times:
+    """Estimates of one problem, each made once: a choice asks for those of its candidates twice."""
+
+    def __init__(self, space: Space, problem: Problem, sm_count: int) -> None:
+        self._space, self._problem = space, problem
+        self._estimator = FewRowsEstimator(problem, space.arch, sm_count)
+        self._known: dict[Config, float] = {}
+
+    def time_us(self, config: Config) -> float:
+        known = self._known.get(config)
+        if known is None:
+            derived = self._space.derive(config, self._problem, self._space.arch)
+            known = self._estimator.time_us(config, as_integer(derived["registers"]))
+            self._known[config] = known
+        return known
+
+
+@lru_cache(maxsize=8)
+def _times(space: Space, problem: Problem, sm_count: int) -> _Times:
+    return _Times(space, problem, sm_count)
 
 
 def _few_rows_of(problem: Problem) -> Iterator[Problem]:
@@ -144,7 +168,7 @@ def _few_rows_of(problem: Problem) -> Iterator[Problem]:
 
 def _candidates(space: Space, problem: Problem) -> Iterator[Config]:
     complete = (Config(dict(knobs)) for knobs in space.default_candidates(problem))
-    return (config for config in complete if not space.explain(problem, config))
+    return (config for config in complete if space.is_valid(problem, config))
 
 
 def _work_of(config: Config) -> tuple[Value, ...]:

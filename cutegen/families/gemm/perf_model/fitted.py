@@ -8,11 +8,11 @@ of a set are predicted at once, in arrays.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.arch import resident_clusters
 from cutegen.families.gemm.perf_model.trees import Trees
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[numpy.float32]
+    Doubles = NDArray[numpy.float64]
 
 __all__ = ["FEATURES", "FILE", "Fit", "KernelColumns", "fitted_us", "is_fitted", "load_fit", "rooflines"]
 
@@ -54,6 +55,7 @@ _LOOKED_AT = (
 _FIRST_TREES, _KEPT = 32, 12
 #: Larger than any difference of logarithms of times.
 _LAST = 100.0
+_TIME_LOG = FEATURES.index("time_log")
 
 
 def is_fitted(problem: Problem, arch: str) -> bool:
@@ -64,6 +66,9 @@ def is_fitted(problem: Problem, arch: str) -> bool:
 class KernelColumns:
     """Knobs of many kernels in arrays, one element for each.
 
+    They are worked out in single precision, as the trees compare, and held in double precision, in which
+    sizes of any problem are exact: numpy multiplies arrays of one type without a detour.
+
     Args:
         configs: Kernels of the Hopper GEMM space, of 16-bit operands. ``split_k`` is not looked at.
         sm_count: SMs of the GPU.
@@ -72,73 +77,135 @@ class KernelColumns:
     def __init__(self, configs: Sequence[Mapping[str, Any]], sm_count: int) -> None:
         import numpy as np
 
-        def column(values: Sequence[float]) -> Array:
+        def column(values: Sequence[Any]) -> Array:
             return np.array(values, np.float32)
 
-        tiles = [config["tile_shape_mn"] for config in configs]
-        clusters = [config["cluster_shape_mn"] for config in configs]
-        self.tile_m, self.tile_n = column([t[0] for t in tiles]), column([t[1] for t in tiles])
-        self.cluster_m, self.cluster_n = column([c[0] for c in clusters]), column([c[1] for c in clusters])
+        #: By axis of the kernel, m and then n.
+        tiles = np.ascontiguousarray(column([config["tile_shape_mn"] for config in configs]).T)
+        cluster = np.ascontiguousarray(column([config["cluster_shape_mn"] for config in configs]).T)
+        self.tiles, self.sides = tiles.astype(float), (tiles * cluster).astype(float)
+        #: Thread blocks that share what each loads along an axis.
+        self.sharing = cluster[::-1].astype(float, "C")
         self.tile_k = column([config["tile_k"] for config in configs])
         self.swap_ab = np.array([config["swap_ab"] for config in configs], bool)
-        self.blocks = self.cluster_m * self.cluster_n
-        self.resident = column([resident_clusters(sm_count, int(blocks)) for blocks in self.blocks])
-        self.side_m, self.side_n = self.tile_m * self.cluster_m, self.tile_n * self.cluster_n
-        self.sm_count = sm_count
-        area = self.tile_m * self.tile_n
-        self.tile_bytes = area * 4
-        self.mma_us = area * self.tile_k * (2 / _FLOPS_CLK / _CLOCK_MHZ)
-        moved = self.tile_m + self.tile_m / 64 * self.tile_n + self.tile_m + self.tile_n
-        self.smem_us = moved * self.tile_k * (2 / _SMEM_BYTES_CLK / _CLOCK_MHZ)
-        self.inner_us = np.maximum(self.mma_us, self.smem_us)
-        self.smem_to_mma_log = np.log(self.smem_us / self.mma_us)
-        self.epilogue_us = (_EPILOGUE_CLK + area * (2 / _STORE_BYTES_CLK)) / _CLOCK_MHZ
+        #: Which of a problem's m and n the kernel's are.
+        self.axes = np.stack([self.swap_ab, ~self.swap_ab]).astype(np.intp)
+        blocks = cluster[0] * cluster[1]
+        self.blocks = blocks.astype(float)
+        self.resident = np.array([resident_clusters(sm_count, int(count)) for count in blocks], float)
+        self.sms = np.array(float(sm_count))
         self.pingpong = np.array([config["pingpong"] for config in configs], bool)
         groups = column([config["mma_warpgroups"] for config in configs])
         pdl = column([config["use_pdl"] for config in configs])
-        static = (np.log(self.tile_m), np.log(self.tile_n), self.tile_k, self.cluster_m, self.cluster_n)
-        self.static = np.stack([*static, groups, column(self.pingpong), column(self.swap_ab), pdl])  # type: ignore[arg-type]
+        self._time_tiles(*tiles)
+        static = (*np.log(tiles), self.tile_k, *cluster)
+        switches = (groups, self.pingpong, self.swap_ab, pdl)
+        self.static = np.stack([*static, *(np.asarray(row, np.float32) for row in switches)])
         assert len(self.static) == _STATIC
 
+    def _time_tiles(self, tile_m: Array, tile_n: Array) -> None:
+        """Work out what a k step and an epilogue of each kernel take, and what its partial sums do."""
+        import numpy as np
 
-def rooflines(problem: Problem, kernels: KernelColumns, splits: Array) -> tuple[Array, Array]:
+        area = tile_m * tile_n
+        self.sum_bytes, self.line_bytes = self.blocks * area * 4, self.tile_k.astype(float) * 2
+        mma_us = area * self.tile_k * (2 / _FLOPS_CLK / _CLOCK_MHZ)
+        moved = tile_m + tile_m / 64 * tile_n + tile_m + tile_n
+        smem_us = moved * self.tile_k * (2 / _SMEM_BYTES_CLK / _CLOCK_MHZ)
+        self.smem_to_mma_log = np.log(smem_us / mma_us)
+        self.mma_us, self.inner_us = mma_us.astype(float), np.maximum(mma_us, smem_us).astype(float)
+        self.epilogue_us = ((_EPILOGUE_CLK + area * (2 / _STORE_BYTES_CLK)) / _CLOCK_MHZ).astype(float)
+
+
+class _Scalars(NamedTuple):
+    """Numbers as arrays without axes, which numpy takes in half the time that it needs for Python's."""
+
+    none: Doubles
+    half: Doubles
+    one: Doubles
+    most_waves: Doubles
+    most_clusters: Doubles
+    l2_us: Doubles
+    l2_us_sm: Doubles
+    fixed_us: Doubles
+    reduce_us: Doubles
+    reduce_bytes_us: Doubles
+
+
+@cache
+def _scalars() -> _Scalars:
+    import numpy as np
+
+    rates = (_L2_BYTES_US, _L2_BYTES_US_SM, _FIXED_US, _REDUCE_US, _REDUCE_BYTES_US)
+    return _Scalars(*(np.array(number) for number in (0.0, 0.5, 1.0, 8.0, 12.0, *rates)))
+
+
+class Cover(NamedTuple):
+    """How kernels cover a problem: by axis of the kernel, m and then n, and for each kernel.
+
+    Attributes:
+        extents: Sizes along the kernel's m and n.
+        clusters: Clusters of tiles along these.
+        total: Clusters of all batches.
+    """
+
+    extents: Doubles
+    clusters: Doubles
+    total: Doubles
+
+    @classmethod
+    def of(cls, problem: Problem, kernels: KernelColumns) -> Cover:
+        """Return how each of the kernels covers ``problem``."""
+        import numpy as np
+
+        extents = np.array((problem.m, problem.n), float).take(kernels.axes)
+        clusters = np.ceil(extents / kernels.sides)
+        return cls(extents, clusters, clusters[0] * clusters[1] * problem.batch)
+
+
+def rooflines(
+    problem: Problem, kernels: KernelColumns, splits: Array, cover: Cover | None = None
+) -> tuple[Array, Array]:
     """Return microseconds by the roofline alone, and the features of :data:`FEATURES`, one row for each.
 
     Args:
         problem: What is computed, in 16 bits.
         kernels: By which kernels.
         splits: ``split_k`` of each.
+        cover: How they cover it, where that is known already.
     """
     import numpy as np
 
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
-    c, log = kernels, np.log
-    rows, cols = np.where(c.swap_ab, n, m), np.where(c.swap_ab, m, n)
-    clusters_m, clusters_n = np.ceil(rows / c.side_m), np.ceil(cols / c.side_n)
-    units = clusters_m * clusters_n * splits * batch
+    c, one = kernels, _scalars()
+    extents, clusters, total = cover or Cover.of(problem, kernels)
+    parts = splits.astype(float)
+    units = total * parts
     rounds = units / c.resident
-    waves, steps = np.ceil(rounds), np.ceil(k / c.tile_k / splits)
+    waves, steps = np.ceil(rounds), np.ceil(np.float32(problem.k) / c.tile_k / splits)
     busy = np.minimum(units, c.resident) * c.blocks
-    loads = np.minimum(c.tile_m, rows) / c.cluster_n + np.minimum(c.tile_n, cols) / c.cluster_m
-    l2_us = loads * c.tile_k * 2 / np.minimum(_L2_BYTES_US_SM, _L2_BYTES_US / busy)
-    main = steps * np.maximum(c.inner_us, l2_us)
-    alternating = (
-        np.where(waves > 1, np.maximum(0.0, (c.epilogue_us - main) / 2) * waves, 0.0) + c.epilogue_us
-    )
-    epilogue = np.where(c.pingpong, alternating, waves * c.epilogue_us)
+    loads = np.minimum(c.tiles, extents) / c.sharing
+    l2_us = (loads[0] + loads[1]) * c.line_bytes / np.minimum(one.l2_us_sm, one.l2_us / busy)
+    main = steps.astype(float) * np.maximum(c.inner_us, l2_us)
+    # Two groups take turns: one's epilogue hides behind the other's main loop, if there is another tile.
+    turns = np.maximum(one.none, (c.epilogue_us - main) * one.half) * waves
+    turns = np.where(waves > one.one, turns, one.none) + c.epilogue_us
+    epilogue = np.where(c.pingpong, turns, waves * c.epilogue_us)
     compute = waves * main + epilogue
-    memory = problem.min_bytes / _HBM_BYTES_US
-    reduce = np.where(splits > 1, _REDUCE_US + units * c.blocks * c.tile_bytes / _REDUCE_BYTES_US, 0.0)
-    time = _FIXED_US + reduce + np.maximum(compute, memory)
+    memory = np.array(problem.min_bytes / _HBM_BYTES_US)
+    sums = one.reduce_us + units * c.sum_bytes / one.reduce_bytes_us
+    reduce = np.where(parts > one.one, sums, one.none)
+    time = one.fixed_us + reduce + np.maximum(compute, memory)
     found = np.empty((len(FEATURES), len(splits)), np.float32)
     found[:_STATIC] = c.static
-    found[_STATIC] = log(splits)
-    found[_STATIC + 1 : _STATIC + 4] = log(np.array([[m * batch], [n], [k]], np.float32))
-    found[_STATIC + 4 :] = (
-        log(rounds), rounds / waves, log(compute / memory), log(time), reduce / time, c.smem_to_mma_log,
-        log(l2_us / c.mma_us), epilogue / time, np.minimum(clusters_n, 12), rows / (clusters_m * c.side_m),
-        cols / (clusters_n * c.side_n), log(steps), busy / c.sm_count, np.minimum(waves, 8),
-    )  # fmt: skip
+    found[_STATIC] = np.log(splits)
+    sizes = ((problem.m * problem.batch,), (problem.n,), (problem.k,))
+    found[_STATIC + 1 : _STATIC + 4] = np.log(np.array(sizes, np.float32))
+    inside = extents / (clusters * c.sides)
+    found[13], found[14], found[15] = np.log(rounds), rounds / waves, np.log(compute / memory)
+    found[16], found[17], found[18] = np.log(time), reduce / time, c.smem_to_mma_log
+    found[19], found[20] = np.log(l2_us / c.mma_us), epilogue / time
+    found[21], found[22:24] = np.minimum(clusters[1], one.most_clusters), inside
+    found[24], found[25], found[26] = np.log(steps), busy / c.sms, np.minimum(waves, one.most_waves)
     return time.astype(np.float32), found
 
 
@@ -165,22 +232,30 @@ class Fit:
         return found
 
     def fastest(
-        self, problem: Problem, kernels: KernelColumns, splits: Array, likely: NDArray[numpy.bool_]
-    ) -> list[tuple[float, int]]:
-        """Return times with the places of their kernels, fastest first; those far behind are coarse.
+        self,
+        problem: Problem,
+        kernels: KernelColumns,
+        splits: Array,
+        likely: NDArray[numpy.bool_],
+        cover: Cover | None = None,
+    ) -> Iterator[tuple[float, int]]:
+        """Yield times with the places of their kernels, fastest first; those far behind are coarse.
 
         The ``likely`` ones come before all others.
         """
         import numpy as np
 
-        _, features = rooflines(problem, kernels, splits)
-        logs = features[FEATURES.index("time_log")] + self.trees.sums(features, 0, _FIRST_TREES)
-        order = np.where(likely, logs, logs + _LAST).argsort()
+        _, features = rooflines(problem, kernels, splits, cover)
+        logs = features[_TIME_LOG] + self.trees.sums(features, 0, _FIRST_TREES)
+        last = ~likely * np.float32(_LAST)
+        order = (logs + last).argsort()
         kept = order[:_KEPT]
-        logs[kept] += self.trees.sums(features[:, kept], _FIRST_TREES)
-        kept = kept[np.where(likely[kept], logs[kept], logs[kept] + _LAST).argsort()]
-        places = np.concatenate((kept, order[_KEPT:]))
-        return list(zip(np.exp(logs[places] + self.trees.base).tolist(), places.tolist(), strict=True))
+        sums = self.trees.sums(features.take(kept, 1), _FIRST_TREES)
+        best = logs.take(kept) + sums
+        again = (best + last.take(kept)).argsort()
+        for found, places in ((best.take(again), kept.take(again)), (None, order[_KEPT:])):
+            found = logs.take(places) if found is None else found
+            yield from zip(np.exp(found + self.trees.base).tolist(), places.tolist(), strict=True)
 
 
 @cache

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from cutegen.families.gemm.perf_model.fitted import KernelColumns, load_fit
+from cutegen.families.gemm.perf_model.fitted import Cover, KernelColumns, load_fit
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
@@ -42,26 +42,33 @@ class KernelSet:
 
         self._space, self._sm_count = space, sm_count
         kernels = default_kernels(space, problem)
-        found = [(c, r) for c in kernels for r in (_ROUNDS if c["split_k"] != 1 else (0,))]
-        self._configs = [config for config, _ in found]
-        self._columns = KernelColumns(self._configs, sm_count)
-        self._rounds = np.array([rounds for _, rounds in found], np.float32)
+        whole = [config for config in kernels if config["split_k"] == 1]
+        divided = [(config, rounds) for config in kernels if config not in whole for rounds in _ROUNDS]
+        self._configs = whole + [config for config, _ in divided]
+        self._valid = [space.prepare(config) for config in whole]
+        self._valid += [space.prepare(config, ("split_k",)) for config, _ in divided]
+        self._columns = c = KernelColumns(self._configs, sm_count)
+        self._whole = len(whole)
         domain = [as_integer(value) for value in space.domains["split_k"]]
         self._most = next(value for value in domain if value + 1 not in domain)
-        c = self._columns
+        #: How many clusters fill the GPU, so many times over; and elements of k that a part needs.
+        self._filling = np.array([rounds for _, rounds in divided], float) * c.resident[self._whole :]
+        self._part = 4 * c.tile_k[self._whole :]
         #: What the kernel's m and n must be above, so that clusters are not more than twice as tall or wide.
-        self._least_m = np.where(c.cluster_m > 1, c.side_m / 2, 0)
-        self._least_n = np.where(c.cluster_n > 1, c.side_n / 2, 0)
+        self._least = np.where(c.sharing[::-1] > 1, c.sides / 2, 0)
         self._last: tuple[Problem, Config, float] | None = None
         self._orders = list(product(space.domains["swizzle_size"], space.domains["raster_along_m"]))
 
     def by_time(self, problem: Problem) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first."""
-        splits, likely = self._splits(problem)
-        for time_us, at in load_fit().fastest(problem, self._columns, splits, likely):
-            config = self._configs[at].replace(split_k=int(splits[at]))
-            if not self._space.explain(problem, config):
-                yield time_us, self._ordered(problem, config)
+        cover = Cover.of(problem, self._columns)
+        splits, likely = self._splits(problem, cover)
+        for time_us, at in load_fit().fastest(problem, self._columns, splits, likely, cover):
+            if at < self._whole:
+                if self._valid[at](problem):
+                    yield time_us, self._ordered(problem, self._configs[at])
+            elif self._valid[at](problem, split_k=(split := int(splits[at]))):
+                yield time_us, self._ordered(problem, self._configs[at], split)
 
     def fastest(self, problem: Problem) -> Config | None:
         """Return the first of :meth:`by_time`, None if no kernel is valid."""
@@ -75,30 +82,34 @@ class KernelSet:
         last = self._last
         return last[2] if last is not None and last[:2] == (problem, config) else None
 
-    def _splits(self, problem: Problem) -> tuple[Array, NDArray[numpy.bool_]]:
+    def _splits(self, problem: Problem, cover: Cover) -> tuple[Array, NDArray[numpy.bool_]]:
         """``split_k`` of each kernel, which fills the GPU as far as there are k steps for it; and whether
         the kernel is valid by those rules of the space that forbid most."""
         import numpy as np
 
-        c = self._columns
-        rows = np.where(c.swap_ab, problem.n, problem.m)
-        cols = np.where(c.swap_ab, problem.m, problem.n)
-        clusters = np.ceil(rows / c.side_m) * np.ceil(cols / c.side_n) * problem.batch
-        most = np.minimum(self._most, problem.k // (4 * c.tile_k))
-        fitting = np.clip(np.floor(self._rounds * c.resident / clusters), 2, np.maximum(2, most))
-        found: Array = np.where(self._rounds > 0, fitting, 1).astype(np.float32)
-        fits = (rows > self._least_m) & (cols > self._least_n)
+        first, c = self._whole, self._columns
+        inside = cover.extents > self._least
+        likely = inside[0] & inside[1]
         if problem.m > _SWAPPED_ROWS:
-            fits &= ~c.swap_ab
-        return found, fits & ((self._rounds == 0) | ((most >= 2) & (clusters * c.blocks <= _SPLIT_TILES)))
+            likely &= ~c.swap_ab
+        count = cover.total[first:]
+        most = np.minimum(self._most, np.floor(np.float32(problem.k) / self._part))
+        splits = np.ones(len(likely), np.float32)
+        fitting = np.maximum(np.floor(self._filling / count), 2)
+        splits[first:] = np.minimum(fitting, np.maximum(most, 2))
+        likely[first:] &= (most >= 2) & (count * c.blocks[first:] <= _SPLIT_TILES)
+        return splits, likely
 
-    def _ordered(self, problem: Problem, config: Config) -> Config:
+    def _ordered(self, problem: Problem, config: Config, split: int = 1) -> Config:
         """``config`` with the rasterization of least traffic; the simplest if all tiles run at once."""
         tiling = Tiling(problem, self._sm_count, find_machine(self._space.arch))
         geometry = tiling.geometry(config)
-        orders = self._orders if geometry.clusters > geometry.resident else self._orders[:1]
-        swizzle, along = min(orders, key=lambda o: tiling.traffic(config, as_integer(o[0]), as_flag(o[1])))
-        return config.replace(swizzle_size=swizzle, raster_along_m=along)
+        swizzle, along = self._orders[0]
+        if geometry.clusters > geometry.resident and not tiling.fits_l2:
+            swizzle, along = min(
+                self._orders, key=lambda o: tiling.traffic(config, as_integer(o[0]), as_flag(o[1]))
+            )
+        return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
 
 def default_kernels(space: Space, problem: Problem) -> list[Config]:

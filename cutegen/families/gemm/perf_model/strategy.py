@@ -92,11 +92,13 @@ class GemmStrategy:
 
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config; None for kernels that are not of cutegen's templates."""
-        estimator = Estimator(problem, space.arch, sm_count)
         kernels = kernel_set(space, problem, sm_count) if is_fitted(problem, space.arch.name) else None
+        estimators: list[Estimator] = []  # made when asked for: the fit answers most calls
 
         def physics(config: Config) -> float:
-            return estimator.estimate(config, space.derive(config, problem, space.arch)).time_us
+            if not estimators:
+                estimators.append(Estimator(problem, space.arch, sm_count))
+            return estimators[0].estimate(config, space.derive(config, problem, space.arch)).time_us
 
         def predict(config: Config) -> float | None:
             if config.source != "cutegen":

@@ -13,6 +13,9 @@ from cutegen.families.gemm.problem import Problem
 
 __all__ = ["Geometry", "Tiling"]
 
+#: Part of L2 below which it keeps an operand. Source: assumed.
+_KEPT = 0.3
+
 
 class Geometry(NamedTuple):
     """How tiles of one shape cover the output.
@@ -48,6 +51,12 @@ class Tiling:
         self._out_bytes = elements * outputs * DTYPE_BYTES[problem.out_dtype]
         self._geometries: dict[Any, Geometry] = {}
         self._traffic: dict[Any, float] = {}
+
+    @property
+    def fits_l2(self) -> bool:
+        """Whether L2 keeps either operand of a batch, so that all orders cause the same traffic."""
+        longest = max(self._problem.m, self._problem.n)
+        return longest * self._line_bytes <= _KEPT * self._l2_bytes
 
     def sizes(self, swap: bool) -> tuple[int, int]:
         """Return what the kernel sees as m and n."""
@@ -100,5 +109,5 @@ class Tiling:
         """
         once = extent * self._line_bytes
         again = max(0.0, rounds * min(patch, extent) * self._line_bytes - once)
-        lost = min(1.0, max(0.0, (once / self._l2_bytes - 0.3) / 0.5))
+        lost = min(1.0, max(0.0, (once / self._l2_bytes - _KEPT) / 0.5))
         return self._problem.batch * (once + again * lost)

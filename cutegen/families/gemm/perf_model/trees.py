@@ -7,8 +7,8 @@ Trees are oblivious: each asks the same few questions of every row, whose answer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     Array = NDArray[numpy.float32]
 
 __all__ = ["Trees"]
+
+#: Parts of a model that are remembered, and the most columns that they are written out for: programs ask
+#: again and again for a few of them, tools for many sizes of sets.
+_MOST_PARTS, _WIDE = 16, 128
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Trees:
     leaves: Array
     depth: int
     base: float
+    _parts: dict[tuple[int, int, int], _Part] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Trees:
@@ -54,14 +61,52 @@ class Trees:
         """Return the sum of some trees, all by default, for each column of ``features``; without ``base``."""
         import numpy as np
 
-        last = len(self) if last is None else last
-        trees = last - first
-        asked, limits = self.asked[:, first:last].ravel(), self.limits[:, first:last].reshape(-1, 1)
-        answers = (features.take(asked, 0) > limits).view(np.uint8).reshape(self.depth, -1)
-        numbers = answers[-1].copy()
-        for answer in answers[-2::-1]:
-            numbers += numbers
-            numbers += answer
-        leaf = numbers.reshape(trees, -1) + np.arange(0, trees << self.depth, 1 << self.depth)[:, None]
-        found: Array = self.leaves[first:last].ravel().take(leaf).sum(0)
+        part = self._part(first, len(self) if last is None else last, features.shape[1])
+        answers = (features.take(part.asked, 0) > part.limits).view(np.uint8).reshape(self.depth, -1)
+        numbers = np.bitwise_or.reduce(answers * part.places, 0)
+        leaves = part.leaves.take(numbers.reshape(len(part.starts), -1) + part.starts)
+        found: Array = np.add.reduce(leaves, 0)
         return found
+
+    def _part(self, first: int, last: int, columns: int) -> _Part:
+        """Return some trees as arrays that fit so many columns; remembered, since calls ask for the same."""
+        columns = columns if columns <= _WIDE else 1
+        key = first, last, columns
+        found = self._parts.get(key)
+        if found is None:
+            if len(self._parts) >= _MOST_PARTS:
+                self._parts.clear()
+            found = self._parts[key] = _Part.of(self, first, last, columns)
+        return found
+
+
+class _Part(NamedTuple):
+    """Some of the trees, as :meth:`Trees.sums` looks at them for a number of columns.
+
+    Attributes:
+        asked: Feature of each question: those of every tree's first question, and so on.
+        limits: What it is compared with, once for each column, or only once where there are many.
+        places: What a yes to each of a tree's questions adds to the number of its leaf.
+        leaves: Of all trees, one behind the other.
+        starts: Where those of each tree start, likewise.
+    """
+
+    asked: NDArray[numpy.intp]
+    limits: Array
+    places: NDArray[numpy.uint8]
+    leaves: Array
+    starts: NDArray[numpy.int32]
+
+    @classmethod
+    def of(cls, trees: Trees, first: int, last: int, columns: int) -> _Part:
+        import numpy as np
+
+        asked, limits = trees.asked[:, first:last].ravel(), trees.limits[:, first:last].ravel()
+        starts = np.arange(0, (last - first) << trees.depth, 1 << trees.depth, dtype=np.int32)
+        return cls(
+            asked,
+            np.repeat(limits[:, None], columns, 1),
+            (1 << np.arange(trees.depth)).astype(np.uint8)[:, None],
+            trees.leaves[first:last].ravel(),
+            np.repeat(starts[:, None], columns, 1),
+        )
