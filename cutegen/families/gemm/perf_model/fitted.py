@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     Array = NDArray[numpy.float32]
     Doubles = NDArray[numpy.float64]
 
-__all__ = ["FEATURES", "FILE", "Fit", "KernelColumns", "fitted_us", "is_fitted", "load_fit", "rooflines"]
+__all__ = [
+    "FEATURES",
+    "FILE",
+    "Cover",
+    "Fit",
+    "KernelColumns",
+    "fitted_us",
+    "is_fitted",
+    "load_fit",
+    "rooflines",
+]
 
 FILE = Path(__file__).with_name("fit_sm_90a.json")
 #: Types that the sweep's kernels multiply at the same rate and load with the same bytes.
