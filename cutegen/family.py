@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cutegen.arch import Arch
+    from cutegen.families.user.closure import Opening
     from cutegen.space import Config, Launch, Space, Value
 
 __all__ = [
@@ -307,6 +308,8 @@ class Family(ABC):
         knobs: For each knob what it does and when it pays, in a few sentences.
         algorithms: Ways to compute some of its problems, beside the general one that computes all. Each has a
             space of its name, whose configs say ``algorithm=NAME``, and templates in a folder of that name.
+        default_is_its_authors: The default config is what a kernel's author runs. If it is wrong, so is the
+            reference or the declaration, and nothing is timed.
     """
 
     name: str
@@ -316,6 +319,7 @@ class Family(ABC):
     metric: Literal["TFLOP/s", "GB/s"]
     knobs: Mapping[str, str] = {}
     algorithms: tuple[str, ...] = ()
+    default_is_its_authors: bool = False
 
     # -- problems
 
@@ -401,13 +405,38 @@ class Family(ABC):
         """Return whether ``problem`` allows results whose last bits differ from run to run."""
         return False
 
-    def render_values(self, config: Config) -> Mapping[str, Any]:
+    def render_values(
+        self, problem: Any, config: Config, derived: Mapping[str, Value], arch: Arch
+    ) -> Mapping[str, Any]:
         """Return what the template of ``config`` asks for beside its knobs and what the space derives.
 
+        Args:
+            problem: What is computed.
+            config: The compiled-in part of the config.
+            derived: What the space derives.
+            arch: The target.
+
         Raises:
+            FamilyError: A module that the kernel is made of cannot be read.
             ResourceError: The package that the kernel comes from is not installed.
         """
         return {}
+
+    def identity(self) -> str:
+        """Return a digest of what else kernels depend on; empty if on template, problem and config alone.
+
+        Raises:
+            FamilyError: A module that kernels are made of cannot be read.
+        """
+        return ""
+
+    def opening(self, arch: Arch) -> Opening | None:
+        """Return what a compiling child must know to open modules of users; None if there are none.
+
+        Raises:
+            FamilyError: As :meth:`identity`.
+        """
+        return None
 
     # -- the check, and what is compared
 

@@ -176,7 +176,7 @@ def test_outcomes_are_kept_and_asked_for_without_a_daemon(  # type: ignore[no-un
     built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, results, _ = built
-    monkeypatch.setattr(Builder, "_start", lambda _: pytest.fail("a daemon was started"))
+    monkeypatch.setattr("cutegen.build.builder.DaemonProcess", lambda _: pytest.fail("a daemon was started"))
     names = {"good": GOOD, "too_big": TOO_BIG, **{n: BAD[n] for n in ("abort", "raise", "sleep", "exit")}}
     with Builder(store, timeout_s=6.0) as builder:
         again = dict(builder.build(names.values()))
@@ -207,8 +207,8 @@ def test_poll_comes_back_in_time_and_close_forgets(tmp_path: Path) -> None:
         builder.submit([BAD["sleep"], BAD["sleep"]])
         assert builder.pending == 2
         assert builder.poll(0.2) == []
-        daemon = builder._daemon
-        assert daemon is not None and daemon.poll() is None
+        daemon = builder._daemons[False]._process
+        assert daemon.poll() is None
     assert daemon.returncode is not None and builder.pending == 0
     assert Store(tmp_path).keys("sm_90a") == ()
 

@@ -24,6 +24,7 @@ from cutegen.errors import ConfigError, ResourceError
 from cutegen.families import declared
 from cutegen.families.registry import SOURCES, families, find_family, find_space
 from cutegen.family import Family
+from cutegen.kernel import Kernel
 from cutegen.space import Space, format_value
 from cutegen.torch_ops.recording import Recording
 from cutegen.tuning import Row, TuneResult
@@ -64,6 +65,10 @@ def api() -> str:
         *(text for name in errors.__all__ for text in _member(errors, "errors", name)),
         "## pinned, the loader in a deployment folder",
         *(text for name in pinned.__all__ for text in _member(pinned, "pinned", name)),
+        "## Declaring a kernel of your own",
+        "See [own_kernel.md](own_kernel.md). These are in `cutegen.kernel`, beside `read`, `write`, `update` "
+        "and `scalar`, which are those of the next section.",
+        *_class("kernel.Kernel", Kernel),
         "## Declaring a kernel family",
         "See [new_family.md](new_family.md). These are in `cutegen.families.declared` and `cutegen.family`.",
         *(text for name in declared.__all__ for text in _member(declared, "declared", name)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cutegen.build.store import Entry, Store
-from cutegen.build.toolchain import Toolchain, key_of
+from cutegen.build.toolchain import Toolchain, is_artifact_key, key_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
 from cutegen.text import shown
@@ -159,6 +159,8 @@ class Artifact:
         source_digest: The digest of its source text.
         toolchain: What compiled it.
         recipe: The recipe of its source (see :func:`~cutegen.build.render.recipe_of`); empty if not known.
+        trace: Names the kernel that a user's code was traced to, which other sources may share; else empty.
+        sm_count: Multiprocessors that a user's code was told of, so that others must not run it; else 0.
     """
 
     key: str
@@ -170,6 +172,8 @@ class Artifact:
     source_digest: str
     toolchain: Toolchain
     recipe: str = ""
+    trace: str = ""
+    sm_count: int = 0
 
     @property
     def shared_object(self) -> Path:
@@ -291,13 +295,26 @@ def _artifact(entry: Entry) -> Artifact:
         source_digest=_text(meta, "source_digest"),
         toolchain=Toolchain.from_json(cast("Mapping[str, Json]", meta["toolchain"])),
         recipe=_text(meta, "recipe") if "recipe" in meta else "",
+        trace=_text(meta, "trace") if "trace" in meta else "",
+        sm_count=_sm_count(meta),
     )
     if key_of(artifact.source_digest, artifact.arch, artifact.toolchain) != artifact.key:
         raise ValueError("its key is not that of its source, target and toolchain")
     # It becomes a file name when the kernel is pinned.
-    if not _SYMBOL.fullmatch(artifact.symbol) or not artifact.symbol.endswith(f"_{artifact.key[:12]}"):
+    compiled_as = _text(meta, "same_as") if "same_as" in meta else artifact.key
+    if not is_artifact_key(compiled_as):
+        raise ValueError(f"same_as is {shown(compiled_as)}, which is no key")
+    if not _SYMBOL.fullmatch(artifact.symbol) or not artifact.symbol.endswith(f"_{compiled_as[:12]}"):
         raise ValueError(f"symbol is {shown(artifact.symbol)}, which is not that of its key")
     return artifact
+
+
+def _sm_count(meta: Mapping[str, Json]) -> int:
+    facts = meta.get("facts") or {}
+    count = facts.get("sm_count", 0) if isinstance(facts, Mapping) else None
+    if type(count) is not int or not 0 <= count <= _MOST:
+        raise TypeError(f"facts are {shown(facts)}, not counts")
+    return count
 
 
 def _text(meta: Mapping[str, Json], name: str) -> str:

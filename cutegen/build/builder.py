@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import select
-import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from cutegen.build.artifact import LOG, Failure, Result, about, find_result
+from cutegen.build.artifact import Failure, Result, about, find_result
+from cutegen.build.daemon_process import DaemonProcess
 from cutegen.build.parallelism import default_workers
 from cutegen.build.store import Store
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
 from cutegen.system.closing import Closing
-from cutegen.system.interpreter import python_command, python_environment
-from cutegen.system.temporary import TemporaryFolder, sweep
+from cutegen.system.temporary import sweep
 
 if TYPE_CHECKING:
     from cutegen.build.render import Source
@@ -30,8 +26,6 @@ __all__ = ["Builder"]
 
 #: How often a daemon that died under its work is replaced before the builder gives up.
 RESTARTS = 2
-#: Seconds the daemon gets to end by itself.
-GOODBYE_S = 5.0
 
 
 class Builder(Closing):
@@ -61,10 +55,8 @@ class Builder(Closing):
         self.timeout_s = timeout_s
         self._ready: deque[tuple[Source, Result]] = deque()
         self._waiting: dict[str, list[Source]] = {}
-        self._daemon: subprocess.Popen[bytes] | None = None
-        self._scratch: TemporaryFolder | None = None
-        self._received = bytearray()
-        self._greeted = False
+        #: By whether torch is imported in them.
+        self._daemons: dict[bool, DaemonProcess] = {}
         self._restarts = 0
         sweep()
 
@@ -134,26 +126,16 @@ class Builder(Closing):
 
     def close(self) -> None:
         """End the daemon and everything it runs; what is pending is forgotten."""
-        daemon, self._daemon = self._daemon, None
+        daemons, self._daemons = tuple(self._daemons.values()), {}
         self._waiting.clear()
         self._ready.clear()
-        if daemon is not None:
-            try:
-                _close_quietly(daemon.stdin)
-                with suppress(subprocess.TimeoutExpired):
-                    # Before its greeting it has nothing to put in order.
-                    daemon.wait(GOODBYE_S if self._greeted else 0.0)
-            finally:
-                _kill(daemon)
-                _close_quietly(daemon.stdout)
-        if self._scratch is not None:
-            self._scratch.close()
-            self._scratch = None
+        for daemon in daemons:
+            daemon.close()
 
-    # -- the daemon
+    # -- the daemons
 
     def _require_compiler(self) -> None:
-        if self._daemon is not None:
+        if self._daemons:
             return
         self.store.require_writable()
         here = Toolchain.current()
@@ -166,80 +148,49 @@ class Builder(Closing):
             )
 
     def _send(self, key: str, source: Source) -> None:
-        job = {
-            "key": key,
-            "arch": source.arch,
-            "symbol": symbol_of(key, source.signature.family),
-            "text": source.text,
-            "about": about(source),
-        }
-        daemon = self._daemon or self._start()
-        assert daemon.stdin is not None
-        with suppress(BrokenPipeError):  # the next read finds the end of its output and tells why
-            daemon.stdin.write(json.dumps(job).encode() + b"\n")
-            daemon.stdin.flush()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = {n: v for n, v in python_environment().items() if not n.startswith("CUTE_DSL_")}
-        # The daemon forks, so it must neither look for a device nor start a pool of threads.
-        environment.update(CUDA_VISIBLE_DEVICES="", CUTE_DSL_ARCH="sm_100a")
-        environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-        self._scratch = TemporaryFolder()
-        # The C compiler and the DSL look for files in the working directory, and in the temporary one under
-        # names that others can foresee. There is nothing in this one, and what they leave in it is removed.
-        folder = self._scratch.path
-        environment["TMPDIR"] = str(folder)
-        arguments = {
-            "root": str(self.store.root),
-            "toolchain": self.toolchain.to_json(),
-            "workers": self.workers,
-            "timeout_s": self.timeout_s,
-            "scratch": str(folder),
-        }
-        command = python_command("cutegen.build.daemon", [json.dumps(arguments)])
-        self._received.clear()
-        self._greeted = False
-        try:
-            with (folder / LOG).open("wb") as log:
-                self._daemon = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=environment,
-                    cwd=folder,
-                    pass_fds=(self._scratch.lock,),  # the folder is in use while either of the two lives
-                    start_new_session=True,  # Ctrl-C is for this process, which then ends the daemon
-                )
-        except OSError as error:
-            raise StoreError(f"cannot start the compile daemon: {error}") from error
-        return self._daemon
+        torch = _needs_torch(source)
+        if torch not in self._daemons:
+            arguments: dict[str, Json] = {
+                "root": str(self.store.root),
+                "toolchain": self.toolchain.to_json(),
+                "workers": self.workers,
+                "timeout_s": self.timeout_s,
+                "torch": torch,
+            }
+            self._daemons[torch] = DaemonProcess(arguments)
+        self._daemons[torch].send(
+            {
+                "key": key,
+                "arch": source.arch,
+                "symbol": symbol_of(key, source.signature.family),
+                "text": source.text,
+                "about": about(source),
+                "opening": None if source.opening is None else asdict(source.opening),
+            }
+        )
 
     def _receive(self, timeout_s: float | None) -> bool:
-        """Take in what the daemon has sent; whether there was anything within the time."""
-        daemon = self._daemon
-        if daemon is None or daemon.stdout is None:
+        """Take in what the daemons have sent; whether there was anything within the time."""
+        if not self._daemons:
             raise BuildError("the builder is closed")
-        ready, _, _ = select.select([daemon.stdout], [], [], timeout_s)
-        if not ready:
-            return False
-        data = os.read(daemon.stdout.fileno(), 1 << 16)
-        if not data:
-            self._daemon_died()
-            return True
-        self._received += data
-        *lines, rest = bytes(self._received).split(b"\n")
-        self._received = bytearray(rest)
-        problems = [problem for line in lines if (problem := self._take(json.loads(line)))]
+        daemons = dict(self._daemons)
+        ready, _, _ = select.select([daemon.output for daemon in daemons.values()], [], [], timeout_s)
+        problems = []
+        for torch, daemon in daemons.items():
+            if daemon.output in ready:
+                messages = daemon.receive()
+                if messages is None:
+                    self._daemon_died(torch)
+                    continue
+                problems += [problem for message in messages if (problem := self._take(message))]
         if problems:
             raise StoreError(problems[0])
-        return True
+        return bool(ready)
 
     def _take(self, message: dict[str, Json]) -> str:
-        """Note what the daemon says; return what is wrong with the store, if anything."""
+        """Note what a daemon says; return what is wrong with the store, if anything."""
         status = message["status"]
         if status == "ready":
-            self._greeted = True
             return ""
         key = str(message["key"])
         sources = self._waiting.pop(key, [])
@@ -258,33 +209,21 @@ class Builder(Closing):
             self._ready.append((source, result))
         return ""
 
-    def _daemon_died(self) -> None:
-        assert self._daemon is not None and self._scratch is not None
-        status = self._daemon.wait()
-        words = (self._scratch.path / LOG).read_text(encoding="utf-8", errors="replace").strip()
-        waiting, greeted = dict(self._waiting), self._greeted
-        ready = list(self._ready)
-        self.close()
+    def _daemon_died(self, torch: bool) -> None:
+        daemon = self._daemons.pop(torch)
+        status, words = daemon.died()
         last = words.splitlines()[-1] if words else f"exit status {status}"
         self._restarts += 1
-        if not greeted or self._restarts > RESTARTS:
+        if not daemon.greeted or self._restarts > RESTARTS:
+            self.close()
             raise BuildError(
-                f"the compile daemon could not {'go on' if greeted else 'start'}: {last}", log=words
+                f"the compile daemon could not {'go on' if daemon.greeted else 'start'}: {last}", log=words
             )
-        self._ready.extend(ready)
-        self._waiting.update(waiting)
-        for key, sources in waiting.items():
-            self._send(key, sources[0])
+        for key, sources in self._waiting.items():
+            if _needs_torch(sources[0]) == torch:
+                self._send(key, sources[0])
 
 
-def _close_quietly(stream: IO[bytes] | None) -> None:
-    if stream is not None:
-        with suppress(BrokenPipeError):
-            stream.close()
-
-
-def _kill(daemon: subprocess.Popen[bytes]) -> None:
-    if daemon.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(daemon.pid, signal.SIGKILL)
-        daemon.wait()
+def _needs_torch(source: Source) -> bool:
+    """Whether a module of the user's that a source imports needs torch, which is blocked for all others."""
+    return source.opening is not None and source.opening.torch

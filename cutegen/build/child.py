@@ -6,6 +6,7 @@ import ctypes
 import errno
 import faulthandler
 import gc
+import importlib
 import json
 import linecache
 import os
@@ -26,14 +27,17 @@ from cutegen.build.artifact import LIBRARY, LOG, OBJECT, SOURCE, Resources
 from cutegen.build.cubin import kernels_in
 from cutegen.build.link import Linker
 from cutegen.build.remarks import add_remarks
-from cutegen.digest import Json
+from cutegen.build.user_code import Refused, UserCode
+from cutegen.digest import Json, digest
 from cutegen.errors import BuildError
 
-__all__ = ["Job", "compile_into", "plain", "run_and_exit", "warm_up"]
+__all__ = ["GO", "Job", "SameKernel", "Traced", "compile_into", "plain", "run_and_exit", "warm_up"]
 
 REMARKS = "remarks.yaml"
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+#: The order to compile a kernel that was traced.
+GO = b"g"
 #: Errors of the disk, not of the source.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 
@@ -73,14 +77,31 @@ class Job:
     symbol: str
     text: str
     about: dict[str, Json]
+    opening: dict[str, Any] | None = None
 
 
-def warm_up() -> dict[str, Json]:
+#: Told the digest of a traced kernel before it is compiled; whether to go on.
+Traced = Callable[[str], bool]
+
+
+class SameKernel(BaseException):
+    """The traced kernel is being compiled, or was, under another key; nobody should catch this on its way."""
+
+
+def warm_up(*, torch: bool = False) -> dict[str, Json]:
     """Import the compiler, compile one trivial kernel, and return the compiler's own version words.
 
-    torch is blocked first: the compiler would import it, which costs a second and 400 MB per process.
+    Args:
+        torch: Import torch first, for modules of users that need it. Otherwise it is blocked: the compiler
+            would import it, which costs a second and 400 MB per process.
+
+    Raises:
+        BuildError: There is no torch.
     """
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    if torch:
+        _import_torch()
+    else:
+        sys.modules["torch"] = None  # type: ignore[assignment]
     import cutlass
     from cutlass import cute
     from cutlass.base_dsl.version_info import CUDA_VERSION
@@ -94,16 +115,36 @@ def warm_up() -> dict[str, Json]:
     return {"version": str(cutlass.__version__), "cuda": f"{CUDA_VERSION.major}.{CUDA_VERSION.minor}"}
 
 
-def compile_into(job: Job, staged: Path, final: Path, linker: Linker) -> dict[str, Json]:
+def _import_torch() -> None:
+    try:
+        importlib.import_module("torch")
+    except ImportError as error:
+        raise BuildError(f"a module of the kernel imports torch, which is not installed: {error}") from error
+
+
+def compile_into(job: Job, staged: Path, final: Path, linker: Linker, traced: Traced) -> dict[str, Json]:
     """Compile, export and link ``job`` into the folder ``staged``; return what ``meta.json`` shall say.
 
     The source is imported under its final path, where line information and tracebacks will find it.
 
+    Args:
+        job: What to compile.
+        staged: Where results go.
+        final: Where they will be.
+        linker: Makes the library.
+        traced: Asked about kernels of users, which different sources may have in common.
+
     Raises:
         BuildError: The library could not be linked.
+        Refused: A user's module did not accept what it was given.
+        SameKernel: ``traced`` said no.
     """
     started = time.perf_counter()
-    _compile(_import(job, final / SOURCE), job, staged)
+    more: dict[str, Json] = {}
+    if job.opening is None:
+        _compile(_import(job, final / SOURCE), job, staged)
+    else:
+        more = _compile_users(job, staged, final, traced)
     linker.link(staged / OBJECT, staged / LIBRARY)
     remarks = (
         (staged / REMARKS).read_text(encoding="utf-8", errors="replace")
@@ -118,7 +159,36 @@ def compile_into(job: Job, staged: Path, final: Path, linker: Linker) -> dict[st
         "message": reason,
         "resources": resources.to_json(),
         "build_s": round(time.perf_counter() - started, 4),
+        **more,
     }
+
+
+def _compile_users(job: Job, staged: Path, final: Path, traced: Traced) -> dict[str, Json]:
+    """Compile a source that opens modules of users; return what ``meta.json`` shall say besides."""
+    assert job.opening is not None
+    user = UserCode.from_json(job.opening, job.arch)
+    name, refused = "", []
+
+    def finished(owner: Any, module: Any, function: str) -> None:
+        nonlocal name
+        text = str(module).replace(job.symbol, "").replace(job.key, "")
+        name = digest([text, job.arch])
+        try:
+            user.end()
+        except (BuildError, Refused) as error:  # the compiler would wrap it
+            refused.append(error)
+            raise SameKernel from error
+        if not traced(name):
+            raise SameKernel
+
+    try:
+        with user.tracing():
+            _compile(_import(job, final / SOURCE), job, staged, finished)
+    except SameKernel:
+        if refused:
+            raise refused[0] from None
+        raise
+    return {"trace": name, "facts": user.facts}
 
 
 def _import(job: Job, path: Path) -> ModuleType:
@@ -135,7 +205,9 @@ def _import(job: Job, path: Path) -> ModuleType:
     return module
 
 
-def _compile(module: Any, job: Job, folder: Path) -> None:
+def _compile(
+    module: Any, job: Job, folder: Path, finished: Callable[[Any, Any, str], None] | None = None
+) -> None:
     from cutlass import cute
     from cutlass.base_dsl.compiler import ExtraCompilerOpts
 
@@ -149,7 +221,8 @@ def _compile(module: Any, job: Job, folder: Path) -> None:
         cute.PtxasOptions("-v"),
         cute.RemarkOutput(str(folder / REMARKS)),
     )
-    compiled = cute.compile[options](module.launch, *module.fake_arguments(), no_jit_engine=True)
+    more = {} if finished is None else {"trace_finalize_hooks": finished}
+    compiled = cute.compile[options](module.launch, *module.fake_arguments(), no_jit_engine=True, **more)
     compiled.export_to_c(str(folder / OBJECT), function_name=job.symbol)
 
 
@@ -168,18 +241,24 @@ def plain(text: str) -> str:
     return _ANSI.sub("", text)
 
 
-def run_and_exit(work: Callable[[], dict[str, Json]], folder: Path, report: int, parent: int) -> NoReturn:
+def run_and_exit(
+    work: Callable[[Traced], dict[str, Json]], folder: Path, report: int, orders: int, parent: int
+) -> NoReturn:
     """Do ``work`` in this freshly forked process, write its answer to the descriptor ``report`` and exit.
 
+    A traced kernel is reported on a line of its own; what comes from the descriptor ``orders`` says whether
+    to go on.
     Whatever the source does ends here: output goes to the log file, an exception becomes the answer, an abort
     leaves its Python stack in the log, and the process dies with its parent.
     """
     try:
         _isolate(folder, parent)
-        answer = work()
+        answer = work(lambda name: _ask(report, orders, name))
         _send(report, answer)
+    except SameKernel:
+        pass
     except BaseException as error:
-        _print_from_source(error)
+        _print_from_source(error.__cause__ if isinstance(error, Refused) and error.__cause__ else error)
         _send(report, _explain(error))
         raise
     finally:
@@ -211,6 +290,12 @@ def _isolate(folder: Path, parent: int) -> None:
     os.chdir(folder)
 
 
+def _ask(report: int, orders: int, name: str) -> bool:
+    _send(report, {"traced": name})
+    os.write(report, b"\n")
+    return os.read(orders, 1) == GO
+
+
 def _send(descriptor: int, answer: dict[str, Json]) -> None:
     data = json.dumps(answer).encode()
     while data:
@@ -223,6 +308,8 @@ def _explain(error: BaseException) -> dict[str, Json]:
     message = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return {"outcome": "store", "message": f"cannot write the cache folder: {error.strerror}"}
+    if isinstance(error, Refused):
+        return {"outcome": error.outcome, "message": plain(str(error)), "keep": error.outcome == "rejected"}
     if isinstance(error, (BuildError, MemoryError)):
         return {"outcome": "error", "message": first or message, "keep": False}
     return {"outcome": "error", "message": message}

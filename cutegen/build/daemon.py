@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutegen.build.artifact import LOG, SOURCE, Failure, from_entry
-from cutegen.build.child import Job, compile_into, plain, run_and_exit, warm_up
+from cutegen.build.artifact import LIBRARY, LOG, OBJECT, SOURCE, Failure, from_entry
+from cutegen.build.child import GO, Job, compile_into, plain, run_and_exit, warm_up
 from cutegen.build.link import Linker
-from cutegen.build.store import KeyLock, Store
+from cutegen.build.store import Entry, KeyLock, Store
 from cutegen.digest import Json, digest
 from cutegen.errors import BuildError, StoreError
 
@@ -35,17 +35,37 @@ REAP_S = 0.005
 LOG_LIMIT = 65536
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
+    """A job that a child works on.
+
+    Attributes:
+        job: Which.
+        lock: Of its key.
+        folder: What the child fills.
+        pid: The child.
+        report: What the child writes to: what it traced on a line, then its answer.
+        orders: What the child reads from.
+        started: When, by the steady clock.
+        answer: What it has written.
+        ended: It writes no more.
+        timed_out: It was killed for taking too long.
+        trace: The kernel that it traced, if its source opens modules of users.
+        same: Another job compiles that kernel, or did.
+    """
+
     job: Job
     lock: KeyLock
     folder: Path
     pid: int
     report: int
+    orders: int
     started: float
     answer: bytearray = field(default_factory=bytearray)
     ended: bool = False
     timed_out: bool = False
+    trace: str = ""
+    same: bool = False
 
 
 class Daemon:
@@ -83,6 +103,8 @@ class Daemon:
         self._jobs: deque[Job] = deque()
         self._deferred: deque[tuple[float, Job]] = deque()
         self._running: dict[int, _Running] = {}
+        #: Kernels that are being compiled, by what was traced, and jobs that wait for these.
+        self._tracing: dict[str, list[_Running]] = {}
         self._in, self._out = bytearray(), bytearray()
         self._open = True
         self._selector = selectors.DefaultSelector()
@@ -130,13 +152,31 @@ class Daemon:
     def _read_answer(self, run: _Running) -> None:
         data = os.read(run.report, 1 << 16)
         run.answer += data
+        if run.job.opening is not None and not run.trace and b"\n" in run.answer:
+            self._take_trace(run)
         if not data:
             self._close_report(run)
+
+    def _take_trace(self, run: _Running) -> None:
+        """Let the child go on if nobody has compiled, or compiles, the kernel that it traced."""
+        line, _, rest = bytes(run.answer).partition(b"\n")
+        run.answer = bytearray(rest)
+        run.trace = str(json.loads(line)["traced"])
+        if run.trace in self._tracing:
+            self._tracing[run.trace].append(run)
+            run.same = True
+        else:
+            run.same = self._store.same(run.job.arch, run.trace) is not None
+            if not run.same:
+                self._tracing[run.trace] = []
+        with suppress(BrokenPipeError):
+            os.write(run.orders, b"s" if run.same else GO)
 
     def _close_report(self, run: _Running) -> None:
         if not run.ended:
             self._selector.unregister(run.report)
             os.close(run.report)
+            os.close(run.orders)
             run.ended = True
 
     def _flush(self) -> None:
@@ -211,11 +251,19 @@ class Daemon:
         final = self._store.folder(job.arch, job.key)
         parent = os.getpid()
         reading, writing = os.pipe()
+        ordered, orders = os.pipe()
         pid = os.fork()
         if pid == 0:
-            run_and_exit(lambda: compile_into(job, folder, final, self._linker), folder, writing, parent)
+            run_and_exit(
+                lambda traced: compile_into(job, folder, final, self._linker, traced),
+                folder,
+                writing,
+                ordered,
+                parent,
+            )
         os.close(writing)
-        run = _Running(job, lock, folder, pid, reading, time.monotonic())
+        os.close(ordered)
+        run = _Running(job, lock, folder, pid, reading, orders, time.monotonic())
         self._running[pid] = run
         self._selector.register(reading, selectors.EVENT_READ, pid)
 
@@ -234,8 +282,37 @@ class Daemon:
 
     def _conclude(self, run: _Running, status: int) -> None:
         _kill_group(run.pid)  # anything the child started
+        if run.same and os.WIFEXITED(status):
+            if not any(run in waiting for waiting in self._tracing.values()):
+                self._answer_same(run, None)
+            return
+        for waiting in self._tracing.values():
+            if run in waiting:  # it was killed before it could wait
+                waiting.remove(run)
         log = _tidy_log(run.folder / LOG)
         answer = _outcome(run, status, self._timeout_s, log)
+        ended = dict(answer)
+        self._tell_answer(run, answer, log)
+        for other in self._tracing.pop(run.trace, []) if run.trace and not run.same else ():
+            self._answer_same(other, ended)
+
+    def _answer_same(self, run: _Running, failed: Mapping[str, Json] | None) -> None:
+        """Answer a job whose kernel another one compiled: with that artifact, or with how it failed."""
+        key = self._store.same(run.job.arch, run.trace)
+        entry = None if key is None else self._store.find(run.job.arch, key)
+        answer: dict[str, Json]
+        if entry is not None:
+            answer = _linked(run, entry)
+        elif failed is not None and failed["outcome"] != "ok":
+            answer = dict(failed)
+        else:  # it was there a moment ago
+            self._store.unstage(run.lock)
+            run.lock.release()
+            self._jobs.append(run.job)
+            return
+        self._tell_answer(run, answer, "")
+
+    def _tell_answer(self, run: _Running, answer: dict[str, Json], log: str) -> None:
         try:
             self._store_answer(run, answer, log)
         except StoreError as error:
@@ -252,6 +329,8 @@ class Daemon:
         if keep:
             self._write_log(run, log if answer["outcome"] != "ok" else "")
             self._store.publish(run.lock, {**self._about(run.job), **answer})
+            if run.trace and answer["outcome"] == "ok" and not run.same:
+                self._store.note_same(run.job.arch, run.trace, run.job.key)
             answer.clear()
             answer.update(key=run.job.key, status="stored")
         else:
@@ -281,6 +360,8 @@ class Daemon:
             _kill_group(run.pid)
         for run in self._running.values():
             os.waitpid(run.pid, 0)
+        waiting = [run for runs in self._tracing.values() for run in runs]
+        for run in {id(run): run for run in (*self._running.values(), *waiting)}.values():
             self._store.unstage(run.lock)
             run.lock.release()
         self._running.clear()
@@ -308,6 +389,22 @@ def _outcome(run: _Running, status: int, timeout_s: float, log: str) -> dict[str
     return answer
 
 
+def _linked(run: _Running, entry: Entry) -> dict[str, Json]:
+    """Take the files of another entry for the same kernel, and return what ``meta.json`` shall say.
+
+    Raises:
+        StoreError: They cannot be copied.
+    """
+    try:
+        for name in (OBJECT, LIBRARY):
+            shutil.copyfile(entry.folder / name, run.folder / name)
+    except OSError as error:
+        raise StoreError(f"cannot copy {entry.folder}: {error.strerror}") from error
+    kept = ("outcome", "message", "resources", "trace", "facts", "symbol")
+    found = {name: entry.meta[name] for name in kept if name in entry.meta}
+    return {**found, "same_as": entry.key, "build_s": round(time.monotonic() - run.started, 4)}
+
+
 def _tidy_log(path: Path) -> str:
     try:
         return plain(path.read_text(encoding="utf-8", errors="replace"))[-LOG_LIMIT:].strip()
@@ -330,7 +427,7 @@ def main(arguments: Sequence[str]) -> int:
     scratch = Path(given["scratch"])
     try:
         linker = Linker(scratch)
-        compiler = warm_up()
+        compiler = warm_up(torch=bool(given.get("torch")))
         store = Store(Path(given["root"]))
         daemon = Daemon(store, linker, given["toolchain"], given["workers"], given["timeout_s"], 0, outbox)
         daemon.tell({"status": "ready", "compiler": compiler})

@@ -16,6 +16,7 @@ from cutegen.digest import digest
 from cutegen.errors import RenderError
 from cutegen.families.registry import find_family, find_template, space_of
 from cutegen.families.resources import resource_root
+from cutegen.families.user.closure import Opening
 from cutegen.family import Problem, Signature
 from cutegen.space import Config, Value
 
@@ -27,13 +28,14 @@ _REFERENCE = re.compile(r'{%-?\s*(?:extends|from|import|include)\s+"([^"]+)"')
 
 @dataclass(frozen=True)
 class Source:
-    """A rendered kernel: readable text that stands alone on ``cutlass``.
+    """A rendered kernel: readable text that stands alone on ``cutlass``, or opens modules of users.
 
     Attributes:
         text: The Python source of the kernel.
         arch: Name of the target, such as ``sm_90a``.
         signature: The compiled-in part of the problem.
         config: The compiled-in part of the config.
+        opening: How to open the modules of users that it imports; None if it imports none.
         recipe: What :func:`recipe_of` says about it; empty for text that did not come from rendering.
     """
 
@@ -41,6 +43,7 @@ class Source:
     arch: str
     signature: Signature
     config: Config
+    opening: Opening | None = field(default=None, compare=False)
     # Only rendering sets it, so a copy with other text has none.
     recipe: str = field(init=False, default="", compare=False)
 
@@ -70,12 +73,13 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
     if clash:
         raise RenderError(f"derived values {', '.join(sorted(clash))} shadow knobs of {problem.family}")
     recipe = _recipe(problem, compiled, derived, arch)
-    derived |= find_family(problem.family).render_values(config)
+    family = find_family(problem.family)
+    derived |= family.render_values(problem, compiled, derived, arch)
     try:
         text = template.render(**compiled, **derived, sig=problem.signature, arch=arch, knobs=str(compiled))
     except jinja2.UndefinedError as error:
         raise RenderError(f"template {problem.family}/{arch.family}: {error}") from error
-    source = Source(_tidy(text), arch.name, problem.signature, compiled)
+    source = Source(_tidy(text), arch.name, problem.signature, compiled, family.opening(arch))
     object.__setattr__(source, "recipe", recipe)
     return source
 
@@ -96,12 +100,14 @@ def recipe_of(problem: Problem, config: Config, arch: Arch) -> str:
 
 
 def _recipe(problem: Problem, compiled: Config, derived: Mapping[str, Value], arch: Arch) -> str:
+    identity = find_family(problem.family).identity()
     return digest(
         {
             "base": _base(problem.family, arch, compiled.source, compiled.algorithm),
             "signature": repr(problem.signature),
             "config": compiled.to_json(),
             "derived": dict(derived),
+            **({"identity": identity} if identity else {}),
         }
     )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from cutegen.digest import Json
 from cutegen.errors import StoreError
 from cutegen.system.private import make_private, why_untrusted
+from cutegen.system.publish import publish
 
 __all__ = ["Entry", "KeyLock", "Store", "file_digest"]
 
@@ -235,6 +236,33 @@ class Store:
             return
         except OSError as error:
             raise _failure(f"set aside the corrupt entry {folder}", error) from error
+
+    def same(self, arch: str, trace: str) -> str | None:
+        """Return the key of a kernel that was traced to ``trace``, None if none is known.
+
+        Raises:
+            StoreError: The folder may hold what another user wrote.
+        """
+        path = self.folder(arch, trace).with_suffix(".same")
+        self._require_trusted(path.parent)
+        try:
+            key = path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        return key if _KEY.fullmatch(key) else None
+
+    def note_same(self, arch: str, trace: str, key: str) -> None:
+        """Note that the entry of ``key`` is the kernel that was traced to ``trace``.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        path = self.folder(arch, trace).with_suffix(".same")
+        try:
+            make_private(path.parent)
+        except OSError as error:
+            raise _failure(f"write to {self.root}", error) from error
+        publish(path, f"{key}\n".encode(), "note of a kernel")
 
     def try_lock(self, arch: str, key: str) -> KeyLock | None:
         """Return the lock of ``key``, or None while somebody else holds it.

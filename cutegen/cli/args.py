@@ -22,6 +22,8 @@ from cutegen.text import did_you_mean, printable, shown
 __all__ = [
     "EXIT_CODES",
     "Parser",
+    "add_family_argument",
+    "add_kernel_arguments",
     "add_problem_arguments",
     "file_path",
     "integer",
@@ -132,29 +134,65 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORDS",
         help="what else a problem may say, such as 'beta bias=n activation=relu any_order'",
     )
-    group.add_argument(
+    add_kernel_arguments(group)
+    parser.add_argument(
+        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+    )
+
+
+def add_family_argument(parser: argparse.ArgumentParser, besides: str = "--kernel") -> None:
+    """Add the argument that names the family, which is not needed with ``besides``."""
+    parser.add_argument(
+        "family",
+        metavar="FAMILY",
+        nargs="?",
+        help=f"kernel family: {', '.join(families())}; not needed with {besides}",
+    )
+
+
+def add_kernel_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add the arguments that say which kernels there are beside those of the package."""
+    parser.add_argument(
         "--families",
         type=file_path,
         metavar="DIR",
         help="folder of further kernel families, each in a folder",
     )
     parser.add_argument(
-        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+        "--kernel",
+        type=file_path,
+        metavar="FILE.py",
+        help="declaration of a kernel of yours (docs/own_kernel.md)",
     )
 
 
-def load_given_families(args: argparse.Namespace) -> None:
-    """Make the families of ``--families`` known, and see that the one that was asked for exists.
+def load_given_families(args: argparse.Namespace, *, needed: bool = True) -> None:
+    """Make the families of ``--families`` and ``--kernel`` known, and see that the one asked for exists.
+
+    The family is that of ``--kernel`` if none is named.
+
+    Args:
+        args: Of the command.
+        needed: Whether there must be a family.
 
     Raises:
         FamilyError: A family is declared wrongly.
-        UsageError: There is no such family, or the folder holds none.
+        UsageError: There is no such family, or the folder holds none, or none is named.
     """
     try:
         if args.families is not None:
             load_families(args.families)
+        if args.kernel is not None:
+            declared = load_families(args.kernel)[0].name
+            args.family = args.family or declared
+            if args.family != declared:
+                raise UsageError(
+                    f"{args.kernel} declares {declared}, not {args.family}; leave out {args.family}"
+                )
         if args.family is not None:
             find_family(args.family)
+        elif needed:
+            raise UsageError(f"no FAMILY given; known: {', '.join(families())}; or --kernel FILE.py")
     except ResourceError as error:
         raise UsageError(str(error)) from error
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
+    add_family_argument,
     add_problem_arguments,
     file_path,
     load_given_families,
@@ -17,7 +18,7 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.target import find_target
 from cutegen.cli.wrapped_text import fold, line_width, say, say_json
 from cutegen.digest import Json
-from cutegen.families.registry import families, find_space
+from cutegen.families.registry import find_space
 from cutegen.records.table import FALLBACKS, Table
 from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
 
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    add_family_argument(parser)
     add_problem_arguments(parser)
     parser.add_argument(
         "--table",

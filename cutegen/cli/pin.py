@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutegen.build.store import Store
-from cutegen.cli.args import EXIT_CODES, Parser, file_path
+from cutegen.cli.args import EXIT_CODES, Parser, add_kernel_arguments, file_path
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         default="none",
         help="what answers a call that is not pinned: none refuses it (default), torch a plain product",
     )
-    parser.add_argument("--families", type=file_path, metavar="DIR", help="folder of further kernel families")
+    add_kernel_arguments(parser)
     parser.add_argument("--cache-dir", type=file_path, metavar="FOLDER", help="where compiled kernels are")
     parser.add_argument("--no-build", action="store_true", help="refuse kernels that are not compiled yet")
     return parser
@@ -88,8 +88,9 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     kernels = Kernels(store, build="never" if args.no_build else "allow")
-    if args.families is not None:
-        load_families(args.families)
+    for path in (args.families, args.kernel):
+        if path is not None:
+            load_families(path)
     problems: list[Problem | Range] = [
         parse_range(line) if is_range(line) else parse_problem(line) for line in args.problem
     ]

@@ -10,6 +10,7 @@ from cutegen.arch import Arch, find_arch
 from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
+    add_family_argument,
     add_problem_arguments,
     load_given_families,
     named_problems,
@@ -20,7 +21,7 @@ from cutegen.cli.exit_codes import run_command
 from cutegen.cli.wrapped_text import fold, line_width, say, say_json
 from cutegen.digest import Json
 from cutegen.errors import UsageError
-from cutegen.families.registry import SOURCES, families, find_family, find_space, space_of
+from cutegen.families.registry import SOURCES, find_family, find_space, space_of
 from cutegen.family import Problem
 from cutegen.search.defaults import default_config
 from cutegen.search.strategies import spread
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    add_family_argument(parser)
     add_problem_arguments(parser)
     parser.add_argument(
         "--set",

@@ -13,6 +13,7 @@ from cutegen.build.store import Store
 from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
+    add_family_argument,
     add_problem_arguments,
     file_path,
     integer,
@@ -79,12 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "family",
-        metavar="FAMILY",
-        nargs="?",
-        help=f"kernel family: {', '.join(families())}; not needed with --recorded",
-    )
+    add_family_argument(parser, "--kernel or --recorded")
     add_problem_arguments(parser)
     parser.add_argument(
         "--recorded",
@@ -233,8 +229,8 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if autotune_disabled():
         raise UsageError("CUTEGEN_DISABLE_AUTOTUNE is set, so nothing is tuned; unset it to tune")
+    load_given_families(args, needed=False)
     _require_family(args)
-    load_given_families(args)
     if args.arch and args.fallback:
         raise UsageError(
             f"--fallback {args.fallback} is a field of the table, and with --arch none is written; leave out "
@@ -270,7 +266,9 @@ def _run(args: argparse.Namespace) -> int:
 def _require_family(args: argparse.Namespace) -> None:
     """Refuse a command that names no family although it has no recording, or shapes although it has one."""
     if args.recorded is None and args.family is None:
-        raise UsageError(f"no FAMILY given; known: {', '.join(families())}; or --recorded FILE")
+        raise UsageError(
+            f"no FAMILY given; known: {', '.join(families())}; or --kernel FILE.py, or --recorded FILE"
+        )
     if args.recorded is not None and (args.shape or args.shapes or args.bundle):
         raise UsageError("--recorded says what to tune; leave out --shape, --shapes and --import")
 
@@ -433,17 +431,23 @@ def _print_places(tuner: AutoTuner, args: argparse.Namespace, found: Sequence[Tu
     lines.append(f"trials in {setting.db}")
     if setting.table:
         lines.append(f"winners in {setting.table}")
-        families = f" --families {args.families}" if args.families else ""
-        lines.append(f"  to deploy: python -m cutegen.pin{families} --table {setting.table} --out deploy/")
+        lines.append(
+            f"  to deploy: python -m cutegen.pin{_folders(args)} --table {setting.table} --out deploy/"
+        )
     elif args.table is None and setting.device is None:
         lines.append("no table is written: nothing was measured")
     say("\n".join(lines), error=True)
 
 
 def _again(args: argparse.Namespace) -> str:
-    folder = f" --families {args.families}" if args.families else ""
-    family = f" {args.family}" if args.family else f" {families()[0]}"
-    return f"python -m cutegen.tune{family}{folder}"
+    family = "" if args.kernel else f" {args.family or families()[0]}"
+    return f"python -m cutegen.tune{family}{_folders(args)}"
+
+
+def _folders(args: argparse.Namespace) -> str:
+    """Return the arguments that say which kernels there are beside those of the package."""
+    given = {"--families": args.families, "--kernel": args.kernel}
+    return "".join(f" {option} {path}" for option, path in given.items() if path is not None)
 
 
 def _print_json(

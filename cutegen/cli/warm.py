@@ -8,14 +8,22 @@ from pathlib import Path
 
 from cutegen.arch import ARCHES, Arch
 from cutegen.build.store import Store
-from cutegen.cli.args import Parser, file_path, load_given_families, positive_float, positive_int
+from cutegen.cli.args import (
+    Parser,
+    add_family_argument,
+    add_kernel_arguments,
+    file_path,
+    load_given_families,
+    positive_float,
+    positive_int,
+)
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.target import find_target
 from cutegen.cli.wrapped_text import say, say_json
 from cutegen.digest import Json
 from cutegen.errors import DeviceError, TableError, UsageError
-from cutegen.families.registry import families, find_family
+from cutegen.families.registry import find_family
 from cutegen.families.shapes import read_shapes
 from cutegen.family import Problem
 from cutegen.records.table import Table
@@ -60,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("family", metavar="FAMILY", help=f"kernel family: {', '.join(families())}")
+    add_family_argument(parser)
     _add_wanted(parser)
     parser.add_argument(
         "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
@@ -104,7 +112,7 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--table", type=file_path, metavar="FILE", help="dispatch table, all of whose kernels are wanted"
     )
-    group.add_argument("--families", type=file_path, metavar="DIR", help="folder of further kernel families")
+    add_kernel_arguments(group)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ __all__ = [
     "scalar",
     "scratch",
     "update",
+    "with_gaps",
     "write",
 ]
 
@@ -463,7 +464,9 @@ class DeclaredFamily(Family):
             values[name] = (tensor[low:high] if self._has_rows(name) else tensor).double()
         values.update(inputs.scalars)
         try:
-            found = self._reference(**values)
+            found = self.call_reference(problem, values)
+        except FamilyError:
+            raise
         except Exception as error:  # the reference is the user's code: it may raise anything
             raise FamilyError(
                 f"the reference of {self.name} raised {type(error).__name__}: {error}"
@@ -479,6 +482,12 @@ class DeclaredFamily(Family):
                     f"the reference of {self.name} gives {argument.name} of shape {got}; it must be {shape}"
                 )
         return found
+
+    def call_reference(
+        self, problem: DeclaredProblem, values: Mapping[str, Any]
+    ) -> Mapping[str, torch.Tensor]:
+        """Return what the reference gives for ``problem`` on arguments by name."""
+        return self._reference(**values)
 
     def stand_in(self, problem: DeclaredProblem) -> StandIn:
         """Return the reference in fp64, for some rows at a time, rounded once."""
@@ -591,8 +600,14 @@ def _draw(argument: Argument, generator: torch.Generator, *, gaps: bool) -> torc
     else:
         top = min(127, torch.iinfo(dtype).max)
         values = torch.randint(0, top + 1, argument.shape, dtype=dtype, device=device, generator=generator)
-    if not gaps or len(argument.shape) < 2:
-        return values
+    return values if not gaps or len(argument.shape) < 2 else with_gaps(values, argument)
+
+
+def with_gaps(values: torch.Tensor, argument: Argument) -> torch.Tensor:
+    """Return a copy of ``values``, of two dimensions or more, with NaN (0 for integers) between its rows."""
+    import torch
+
+    dtype, device = values.dtype, values.device
     extra = 3 if not argument.aligned else TMA_ALIGN_BYTES // dtype.itemsize
     width = argument.shape[-1] + extra
     if not argument.aligned and width * dtype.itemsize % TMA_ALIGN_BYTES == 0:

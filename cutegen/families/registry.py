@@ -6,6 +6,9 @@ A family is found in the package, through the entry points of group ``cutegen.fa
     rmsnorm/family.py        FAMILY = ..., a cutegen.family.Family
     rmsnorm/space.py         build_space(arch), or one file for each target: sm90.py, sm100.py
     rmsnorm/kernel.py.j2     the template, or one for each target: sm90.py.j2, sm100.py.j2
+
+The kernel of a declaration file (:mod:`cutegen.kernel`), of which :func:`load_kernel` was told, is a family
+too.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.errors import ConfigError, CutegenError, FamilyError, ProblemError, ResourceError, UsageError
 from cutegen.families.resources import load_module, load_space_module, resource_root
+from cutegen.families.user.declaration_file import read_declaration
+from cutegen.families.user.declared_space import build_space
+from cutegen.families.user.family import UserFamily
 from cutegen.family import Family, Problem
 from cutegen.space import Config, Space
 from cutegen.text import did_you_mean, shown
@@ -33,6 +40,7 @@ __all__ = [
     "find_template",
     "is_legal",
     "load_families",
+    "load_kernel",
     "loaded_folders",
     "parse_problem",
     "require_sources",
@@ -54,13 +62,24 @@ class _Registered:
         family: The family.
         templates: Folder of its templates.
         spaces: Folder of its space files.
-        load_space: Imports one of these by its name without suffix.
+        load_space: Imports one of these by its name without suffix; what it returns has ``build_space``.
+        declaration: The file that declares it, if it is the kernel of one.
     """
 
     family: Family
     templates: Path
     spaces: Path
-    load_space: Callable[[str], ModuleType]
+    load_space: Callable[[str], Any]
+    declaration: Path | None = None
+
+    def template(self, arch: Arch, source: str, algorithm: str) -> Path | None:
+        """Return the template of an architecture, None if there is none."""
+        folder = self.templates if source == "cutegen" else self.templates / source
+        folder = folder / algorithm if algorithm else folder
+        names = [f"{arch.family}.py.j2", "kernel.py.j2"]
+        if isinstance(self.family, UserFamily) and self.family.kernel.template:
+            names = [self.family.kernel.template]
+        return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 #: Families by name. Loading one under a name that is taken is refused, so no entry ever changes its meaning.
@@ -96,23 +115,51 @@ def parse_problem(line: str) -> Problem:
 def load_families(folder: Path) -> tuple[Family, ...]:
     """Make the families in the folders of ``folder`` known, and return them.
 
-    Loading the same folder again does nothing.
+    Loading the same folder again does nothing. A file is a declaration, see :func:`load_kernel`.
 
     Raises:
         FamilyError: A ``family.py`` cannot be read, declares no ``FAMILY``, or one whose name is taken or
             differs from its folder's. The message names the file.
         ResourceError: ``folder`` holds no family.
     """
+    if folder.is_file():
+        return (load_kernel(folder),)
     paths = sorted(folder.absolute().glob("*/family.py"))
     if not paths:
         raise ResourceError(f"{folder} holds no kernel family; each is a folder with a family.py")
     return tuple(_load_folder(path) for path in paths)
 
 
+def load_kernel(path: Path) -> UserFamily:
+    """Make the kernel of a declaration file known as a family, and return it.
+
+    Loading the same file again does nothing.
+
+    Raises:
+        FamilyError: The file cannot be read, declares no kernel or several, or one that contradicts itself or
+            whose name is taken. The message names the file.
+    """
+    path = path.absolute()
+    for found in _all().values():
+        if found.declaration == path and isinstance(found.family, UserFamily):
+            return found.family
+    family = read_declaration(path)
+    if family.name in _all():
+        raise FamilyError(f"{path}: a family called {family.name!r} exists already; rename the kernel")
+    templates = path.parent if family.kernel.template else resource_root("templates") / "user"
+    builder = SimpleNamespace(build_space=lambda arch: build_space(family.kernel, arch))
+    _registered[family.name] = _Registered(family, templates, path.parent, lambda stem: builder, path)
+    return family
+
+
 def loaded_folders() -> tuple[Path, ...]:
-    """Return the folders that :func:`load_families` was told of, for processes that must know them too."""
+    """Return what :func:`load_families` was told of, for processes that must know it too."""
     root = resource_root("templates")
-    outside = (found.templates.parent for found in _all().values() if found.templates.parent != root)
+    outside = (
+        found.declaration or found.templates.parent
+        for found in _all().values()
+        if found.declaration or found.templates.parent != root
+    )
     return tuple(dict.fromkeys(outside))
 
 
@@ -127,7 +174,7 @@ def _load_folder(path: Path) -> Family:
         )
     family = _read_family(path)
 
-    def load_space(stem: str) -> ModuleType:
+    def load_space(stem: str) -> Any:
         return load_module(folder / f"{stem}.py", f"cutegen_families.{name}.{stem}")
 
     _registered[name] = _Registered(family, folder, folder, load_space)
@@ -218,12 +265,12 @@ def find_template(family: str, arch: Arch, source: str = "cutegen", algorithm: s
     Raises:
         ResourceError: There is none; the message says for which targets there are some.
     """
-    folder = _find(family).templates
-    folder = folder if source == "cutegen" else folder / source
+    registered = _find(family)
+    path = registered.template(arch, source, algorithm)
+    if path is not None:
+        return path
+    folder = registered.templates if source == "cutegen" else registered.templates / source
     folder = folder / algorithm if algorithm else folder
-    for path in (folder / f"{arch.family}.py.j2", folder / "kernel.py.j2"):
-        if path.is_file():
-            return path
     whose = "" if source == "cutegen" else f" from {source}"
     targets = ", ".join(sorted(found.name.removesuffix(".py.j2") for found in folder.glob("sm*.py.j2")))
     there = f"; it has some for {targets}" if targets else ""
@@ -301,7 +348,8 @@ def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
 
 def space_files(family: str) -> tuple[Path, ...]:
     """Return the files that declare the spaces of ``family``; raises as :func:`find_space`."""
-    return tuple(sorted(_find(family).spaces.glob("*.py")))
+    found = _find(family)
+    return (found.declaration,) if found.declaration else tuple(sorted(found.spaces.glob("*.py")))
 
 
 def space_of(config: Config, family: str, arch: Arch) -> Space:

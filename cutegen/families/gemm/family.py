@@ -43,7 +43,7 @@ from cutegen.family import (
     Strategy,
     Tensors,
 )
-from cutegen.space import Config
+from cutegen.space import Config, Value
 from cutegen.text import shown
 
 if TYPE_CHECKING:
@@ -199,7 +199,9 @@ class GemmFamily(Family):
         """Return whether a nondeterministic split-K reduction is allowed."""
         return problem.any_order
 
-    def render_values(self, config: Config) -> Mapping[str, Any]:
+    def render_values(
+        self, problem: Any, config: Config, derived: Mapping[str, Value], arch: Arch
+    ) -> Mapping[str, Any]:
         """Return the installed Operator API for a config of its kernels; raises :class:`ResourceError`."""
         return {"package": require_package()} if config.source == "operators" else {}
 

@@ -1,0 +1,1 @@
+"""Kernels that users bring: a declaration file becomes a family like any other."""

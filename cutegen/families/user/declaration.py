@@ -1,0 +1,420 @@
+"""What a declaration file says about a kernel: data, and functions whose parameters name what they need.
+
+::
+
+    kernel = Kernel(
+        "my_rmsnorm",
+        entry="my_norm:RMSNorm",
+        sizes={"m": free, "n": fixed},
+        options={"dtype": ("bf16", "fp16")},
+        arguments=(read("x", "dtype", ("m", "n")), write("y", "dtype", ("m", "n"))),
+        knobs={"threads": (128, 256)},
+    )
+
+    @kernel.reference
+    def reference(x):
+        return {"y": x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()}
+
+Nothing here imports torch or the DSL, and nothing opens the kernel: it is named by a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cutegen.errors import FamilyError
+from cutegen.families.declared import Declared
+from cutegen.space import Value
+from cutegen.text import did_you_mean
+
+__all__ = ["Kernel", "Named", "fixed", "free"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+#: What a size may be: an argument of the launch, so that one kernel serves every value; or compiled in.
+free, fixed = "free", "fixed"
+#: Beside knobs, sizes and options, what functions may ask for.
+_CONTEXT = ("problem", "arch", "sm_count")
+#: Names that the adapter uses itself.
+_RESERVED = (
+    "stream",
+    "entry",
+    "launch",
+    "cutlass",
+    "cute",
+    "cuda",
+    "adapter",
+    "sig",
+    "knobs",
+    "source",
+    "algorithm",
+)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function of a declaration and what its parameters name.
+
+    Attributes:
+        function: The function.
+        names: Its parameters.
+    """
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Named:
+        """Return ``function`` with the names of its parameters."""
+        return cls(function, tuple(inspect.signature(function).parameters))
+
+    def __call__(self, values: Mapping[str, Any] | Callable[[str], Any]) -> Any:
+        """Call it with what its parameters name."""
+        get = values.__getitem__ if isinstance(values, Mapping) else values
+        return self.function(**{name: get(name) for name in self.names})
+
+
+@dataclass(frozen=True)
+class _Functions:
+    """The functions of a declaration, by what they are for."""
+
+    rules: list[Named] = field(default_factory=list)
+    derived: dict[str, Named] = field(default_factory=dict)
+    integers: dict[str, Named] = field(default_factory=dict)
+    baselines: dict[str, Named] = field(default_factory=dict)
+    single: dict[str, Named] = field(default_factory=dict)
+
+
+class Kernel:
+    """A kernel that somebody wrote, and how it is tuned, checked and called.
+
+    Args:
+        name: Of the kernel: in problem lines, of the operator, in pinned folders.
+        meaning: What it computes, in one line.
+        entry: ``module:name`` of a ``@cute.jit`` function, a class, or a function that makes one of these.
+            The module is looked for beside the declaration file, then where Python looks.
+        template: Instead of an entry: a Jinja template beside the declaration file.
+        sizes: For each size ``free`` or ``fixed``.
+        options: For each option its values, the default first; False for a flag.
+        arguments: What callers pass, made with ``read``, ``write``, ``update`` and ``scalar``.
+        knobs: For each knob its values: integers, flags, texts or tuples of integers, simplest first. The key
+            ``"a, b"`` names several knobs, whose values come together.
+        configs: Instead of knobs: the configs themselves, each with all knobs.
+        default: What its author runs; by default the first config. It always competes, and is checked first.
+            A function of what its parameters name may choose it.
+        construct: Arguments with which the entry is called once, as Python text; names in it are fixed sizes,
+            options, knobs and derived values. None for an entry that is called as it is.
+        call: Arguments of the launch, as Python text; names in it are also arguments, free sizes, integers,
+            scratch and ``stream``. By default all arguments in order, then ``stream``.
+        rows: A size along which problems are independent: the reference is then worked out for some rows at a
+            time, on the tensors that have it as their first dimension.
+        aligned: The kernel needs rows that start at multiples of 16 bytes. Others are then refused.
+        any_order: Sums are added in order of arrival, so results may differ in their last bits.
+        sm_count: What the entry is told when it asks for the number of multiprocessors while it is compiled;
+            by default that of the target's main product.
+        modules: Modules that the entry loads without an import statement that names them.
+        environment: Variables that the entry reads by names that are not written out in its modules.
+        examples: Shapes and options of problems that between them reach every knob value.
+        tails: Small shapes on which every candidate is checked too; by default a few rows.
+
+    Raises:
+        FamilyError: The declaration contradicts itself; the message names what would be valid.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        meaning: str = "",
+        *,
+        entry: str = "",
+        template: str = "",
+        sizes: Mapping[str, str],
+        arguments: Sequence[Declared],
+        options: Mapping[str, Sequence[str] | bool] | None = None,
+        knobs: Mapping[str, Sequence[Any]] | None = None,
+        configs: Sequence[Mapping[str, Value]] = (),
+        default: Mapping[str, Value] | Callable[..., Mapping[str, Value]] | None = None,
+        construct: str | None = None,
+        call: str | None = None,
+        rows: str = "",
+        aligned: bool = True,
+        any_order: bool = False,
+        sm_count: int | None = None,
+        modules: Sequence[str] = (),
+        environment: Sequence[str] = (),
+        examples: Sequence[str] = (),
+        tails: Sequence[Mapping[str, int]] = (),
+    ) -> None:
+        #: Line of the declaration in its file.
+        self.line = sys._getframe(1).f_lineno
+        self.name = name
+        self.meaning = meaning or f"the kernel {entry or template}"
+        self.entry = entry
+        self.template = template
+        self.sizes = dict(sizes)
+        self.options = dict(options or {})
+        self.arguments = tuple(arguments)
+        self.construct = construct
+        self.call = call
+        self.rows = rows
+        self.aligned = aligned
+        self.any_order = any_order
+        self.sm_count = sm_count
+        self.modules = tuple(modules)
+        self.environment = tuple(environment)
+        self.examples = tuple(examples)
+        self.tails = tuple(dict(tail) for tail in tails)
+        self.functions = _Functions()
+        self.scratch = ""
+        self.scratch_zeroed = False
+        self.default = Named.of(default) if callable(default) else default
+        self._require_name()
+        if knobs and configs:
+            raise FamilyError("knobs and configs are both given; give one of them")
+        #: Values of each knob, and of each tuple of knobs that go together the tuples of values.
+        self.domains, self.together = _from_configs(configs) if configs else _from_knobs(knobs or {})
+        #: Knobs of one value, between which there is nothing to choose.
+        self.constants = {knob: values[0] for knob, values in self.domains.items() if len(values) == 1}
+        self._require_distinct()
+        self._require_default()
+
+    def _require_name(self) -> None:
+        if not _NAME.fullmatch(self.name) or keyword.iskeyword(self.name):
+            raise FamilyError(f"name {self.name!r} must be lower-case letters, digits and _, such as my_norm")
+        if bool(self.entry) == bool(self.template):
+            raise FamilyError("give one of entry='module:name' and template='kernel.py.j2'")
+        module, colon, name = self.entry.partition(":")
+        words = [*module.split("."), name]
+        if self.entry and not (colon and all(word.isidentifier() for word in words)):
+            raise FamilyError(f"entry {self.entry!r} is not of the form module:name, such as my_norm:RMSNorm")
+        for size, kind in self.sizes.items():
+            if kind not in (free, fixed):
+                raise FamilyError(f"size {size} is {kind!r}; it must be free or fixed")
+        if not self.sizes:
+            raise FamilyError("there are no sizes; a kernel has at least one, such as sizes={'m': free}")
+
+    def _require_distinct(self) -> None:
+        seen: dict[str, str] = dict.fromkeys((*_CONTEXT, *_RESERVED), "cutegen's own")
+        groups: dict[str, Iterable[str]] = {"size": self.sizes, "option": self.options, "knob": self.domains}
+        for what, names in groups.items():
+            for name in names:
+                if not name.isidentifier() or keyword.iskeyword(name):
+                    raise FamilyError(f"{what} {name!r} is no Python identifier, such as tile_m")
+                if name in seen:
+                    raise FamilyError(f"{what} {name} has a name that is taken: {seen[name]}; rename it")
+                seen[name] = f"a {what}"
+
+    def _require_default(self) -> None:
+        if self.default is None or isinstance(self.default, Named):
+            return
+        self.default = {knob: _value(knob, value) for knob, value in self.default.items()}
+        for knob, value in self.default.items():
+            if knob not in self.domains:
+                raise FamilyError(
+                    f"default names {knob}{did_you_mean(knob, self.domains)}; "
+                    f"knobs: {', '.join(self.domains)}"
+                )
+            if not any(value == known and type(value) is type(known) for known in self.domains[knob]):
+                raise FamilyError(f"default has {knob}={value!r}; its values are {self.domains[knob]}")
+        missing = [knob for knob in self.domains if knob not in self.default and knob not in self.constants]
+        if missing:
+            raise FamilyError(
+                f"default lacks knob {missing[0]}; it needs all, since its author runs one kernel"
+            )
+
+    # -- names
+
+    @property
+    def plain_names(self) -> tuple[str, ...]:
+        """Names whose values are known before anything is derived: knobs, sizes and options."""
+        return (*self.domains, *self.sizes, *self.options)
+
+    def _known(self, function: Callable[..., Any], *more: str) -> Named:
+        """Return ``function``, all of whose parameters name what is known by now.
+
+        Raises:
+            FamilyError: One does not; the message says what would be valid.
+        """
+        found = Named.of(function)
+        known = (*self.plain_names, *self.functions.derived, *more)
+        for name in found.names:
+            if name not in known:
+                raise FamilyError(
+                    f"{function.__name__}() asks for {name}{did_you_mean(name, known)}; "
+                    f"valid: {', '.join(known)}"
+                )
+        return found
+
+    def _new(self, name: str, what: str) -> str:
+        taken = (*self.plain_names, *self.functions.derived, *self.functions.integers, self.scratch)
+        if name in taken or name in {a.name for a in self.arguments}:
+            raise FamilyError(f"{what} {name} has a name that is taken; rename it")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise FamilyError(f"{what} {name!r} is no Python identifier")
+        return name
+
+    # -- functions
+
+    def rule(self, function: _F) -> _F:
+        """Add a rule: it returns whether a config is fine, and its docstring is the reason that users read.
+
+        Its parameters name knobs, derived values, sizes, options, ``problem`` or ``arch``.
+        """
+        if not (function.__doc__ or "").strip():
+            raise FamilyError(f"rule {function.__name__} has no docstring, so no reason to show")
+        self.functions.rules.append(self._known(function, "problem", "arch"))
+        return function
+
+    def derive(self, function: _F) -> _F:
+        """Add a value of the function's name that follows from knobs, fixed sizes, options and ``arch``."""
+        found = self._known(function, "arch")
+        loose = [name for name in found.names if self.sizes.get(name) == free]
+        if loose:
+            raise FamilyError(
+                f"derived value {function.__name__} asks for {loose[0]}, which is free and so unknown while "
+                "it is compiled; make the size fixed, or the value an integer()"
+            )
+        self.functions.derived[self._new(function.__name__, "derived value")] = found
+        return function
+
+    def integer(self, function: _F) -> _F:
+        """Add an Int32 argument of the function's name, worked out at each launch's sizes.
+
+        Its parameters name what those of a rule may, earlier integers, and ``sm_count``.
+        """
+        found = self._known(function, *_CONTEXT, *self.functions.integers)
+        self.functions.integers[self._new(function.__name__, "integer")] = found
+        return function
+
+    def workspace(self, *, zeroed: bool = False) -> Callable[[_F], _F]:
+        """Add scratch memory of the function's name: it returns the bytes that a launch needs.
+
+        The entry gets it as a contiguous tensor of Float32. With ``zeroed`` it holds zeros, and the kernel
+        must leave zeros behind.
+        """
+
+        def add(function: _F) -> _F:
+            if self.scratch:
+                raise FamilyError(f"there is scratch memory already, {self.scratch}; a launch gets one piece")
+            found = self._known(function, *_CONTEXT, *self.functions.integers)
+            self.scratch = self._new(function.__name__, "scratch")
+            self.scratch_zeroed = zeroed
+            self.functions.single["scratch"] = found
+            return function
+
+        return add
+
+    def baseline(self, name: str) -> Callable[[_F], _F]:
+        """Add what PyTorch users would call instead; parameters and result are those of the reference."""
+
+        def add(function: _F) -> _F:
+            if name in self.functions.baselines:
+                raise FamilyError(f"there is a baseline {name!r} already; name it otherwise")
+            self.functions.baselines[name] = self._known(function, *self._tensors_and_scalars)
+            return function
+
+        return add
+
+    def _single(self, what: str, function: _F, *more: str) -> _F:
+        if what in self.functions.single:
+            raise FamilyError(f"{what} is declared twice; declare it once")
+        self.functions.single[what] = self._known(function, *more)
+        return function
+
+    def reference(self, function: _F) -> _F:
+        """Set what is right: parameters name arguments (tensors in fp64), sizes and options.
+
+        It returns the outputs by name, in fp64; or the tensor itself where there is one output.
+        """
+        return self._single("reference", function, *self._tensors_and_scalars)
+
+    def tolerance(self, function: _F) -> _F:
+        """Set the allowed error of each element: of parameters ``output`` (its name), ``want``, ``problem``.
+
+        By default that of rounding, and of a sum in fp32 along the longest dimension.
+        """
+        return self._single("tolerance", function, "output", "want", "problem")
+
+    def inputs(self, function: _F) -> _F:
+        """Set values of inputs: of ``generator``, sizes and options, tensors by name; others are random."""
+        return self._single("inputs", function, "generator", "problem")
+
+    def flops(self, function: _F) -> _F:
+        """Set how many operations a problem takes; by default four for each element that is read."""
+        return self._single("flops", function, "problem")
+
+    def bytes(self, function: _F) -> _F:
+        """Set how many bytes a problem moves at least; by default those of all tensors."""
+        return self._single("bytes", function, "problem")
+
+    @property
+    def _tensors_and_scalars(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.arguments if a.kind in ("in", "inout", "scalar"))
+
+
+_Domains = dict[str, tuple[Value, ...]]
+_Together = tuple[tuple[tuple[str, ...], tuple[tuple[Value, ...], ...]], ...]
+
+
+def _value(knob: str, value: Any) -> Value:
+    """Return a value of a knob; lists count as tuples."""
+    value = tuple(value) if isinstance(value, list) else value
+    plain = isinstance(value, (bool, int, str))
+    if not plain and not (isinstance(value, tuple) and value and all(type(x) is int for x in value)):
+        raise FamilyError(
+            f"knob {knob} may not be {value!r}, of type {type(value).__name__}; valid: integers, True and "
+            "False, texts, and tuples of integers, from which construct and call can make other objects"
+        )
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value):
+        raise FamilyError(f"knob {knob} may not be {value!r}; a text is a word, such as evict_first")
+    found: Value = value
+    return found
+
+
+def _from_knobs(knobs: Mapping[str, Sequence[Any]]) -> tuple[_Domains, _Together]:
+    """Return domains, and which values come together, of knobs as they are declared."""
+    domains: _Domains = {}
+    together = []
+    for key, values in knobs.items():
+        names = tuple(name.strip() for name in key.split(","))
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or not list(values):
+            raise FamilyError(f"knob {key} has the values {values!r}; it must be a list that is not empty")
+        for name in names:
+            if name in domains:
+                raise FamilyError(f"knob {name} is named twice; name it once")
+            domains[name] = ()
+        rows = [(value,) for value in values] if len(names) == 1 else [tuple(value) for value in values]
+        for row in rows:
+            if len(row) != len(names):
+                raise FamilyError(f"knobs {key} have the values {row!r}; each must be {len(names)} values")
+        typed = tuple(tuple(_value(n, v) for n, v in zip(names, row, strict=True)) for row in rows)
+        for at, name in enumerate(names):
+            domains[name] = _distinct(row[at] for row in typed)
+        if len(names) > 1:
+            together.append((names, typed))
+    return domains, tuple(together)
+
+
+def _from_configs(configs: Sequence[Mapping[str, Value]]) -> tuple[_Domains, _Together]:
+    """Return domains, and the configs as values that come together."""
+    names = tuple(configs[0])
+    for at, config in enumerate(configs, 1):
+        if set(config) != set(names):
+            odd = sorted(set(config) ^ set(names))
+            raise FamilyError(
+                f"config {at} of {len(configs)} and the first differ in knob {odd[0]}; each needs all"
+            )
+    typed = tuple(tuple(_value(n, config[n]) for n in names) for config in configs)
+    return {n: _distinct(row[at] for row in typed) for at, n in enumerate(names)}, ((names, typed),)
+
+
+def _distinct(values: Iterable[Value]) -> tuple[Value, ...]:
+    """Return values without repeats; 1 and True are two."""
+    return tuple({(type(value), value): value for value in values}.values())

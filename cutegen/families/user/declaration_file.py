@@ -1,0 +1,51 @@
+"""A declaration file is read: one kernel, or an error that names the file and the line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from cutegen.digest import digest
+from cutegen.errors import CutegenError, FamilyError
+from cutegen.families.resources import load_module
+from cutegen.families.user.declaration import Kernel
+from cutegen.families.user.family import UserFamily
+
+__all__ = ["read_declaration"]
+
+
+def read_declaration(path: Path) -> UserFamily:
+    """Return the kernel that the file ``path`` declares, as a family.
+
+    Raises:
+        FamilyError: It cannot be read, or declares no kernel, or several, or one that contradicts itself.
+    """
+    name = f"cutegen_kernels.{path.stem}_{digest(str(path), length=8)}"
+    line = 1
+    try:
+        module = load_module(path, name)
+        found = {id(value): value for value in vars(module).values() if isinstance(value, Kernel)}
+        if len(found) != 1:
+            why = f"{len(found)} kernels" if found else "no kernel"
+            raise FamilyError(f"the file declares {why}; it must hold one: kernel = Kernel(...)")
+        (kernel,) = found.values()
+        line = kernel.line
+        return UserFamily(kernel, path)
+    except CutegenError as error:
+        sys.modules.pop(name, None)  # so that it can be mended and read again
+        raise FamilyError(f"{_place(path, error, line)}: {error}") from error
+    except SystemExit as error:
+        raise FamilyError(
+            f"{_place(path, error)}: the file ends the program (SystemExit) while it is read"
+        ) from error
+    except Exception as error:  # running a user's file may raise anything
+        raise FamilyError(f"{_place(path, error)} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _place(path: Path, error: BaseException, line: int = 1) -> str:
+    """Return the file, with the line in it that led to ``error``, else ``line``."""
+    if isinstance(error, SyntaxError) and error.lineno and error.filename == str(path):
+        return f"{path}, line {error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{path}, line {lines[-1] if lines else line}"

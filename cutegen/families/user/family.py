@@ -1,0 +1,258 @@
+"""The family of a declared kernel: what every family says, from what its declaration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutegen.digest import digest
+from cutegen.errors import FamilyError, ProblemError
+from cutegen.families.declared import DeclaredFamily, DeclaredProblem, integers, scratch
+from cutegen.families.declared import with_gaps as _with_gaps
+from cutegen.families.user.adapter import adapter_values
+from cutegen.families.user.call_text import call_text, require_texts
+from cutegen.families.user.closure import Closure, Opening, find_closure
+from cutegen.families.user.declaration import Kernel, Named, free
+from cutegen.families.user.scope import Scope
+from cutegen.family import Argument, Baseline, Inputs, Option, Size, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from cutegen.arch import Arch
+    from cutegen.space import Config, Value
+
+__all__ = ["UserFamily"]
+
+#: Free sizes of the small problem on which candidates are checked where nothing says which rows are
+#: independent: one that may be the last of a tensor, and so decide its alignment, and others.
+_SMALL, _SMALL_ODD = 48, 37
+
+
+class UserFamily(DeclaredFamily):
+    """A declared kernel as a family.
+
+    Args:
+        kernel: The declaration.
+        path: Its file; what it names is looked for beside it.
+
+    Raises:
+        FamilyError: The declaration contradicts itself, or lacks a reference.
+    """
+
+    default_is_its_authors = True
+
+    def __init__(self, kernel: Kernel, path: Path) -> None:
+        self.kernel = kernel
+        self.path = path
+        functions = kernel.functions
+        if "reference" not in functions.single:
+            raise FamilyError(
+                "there is no reference; write a function that says what is right under @kernel.reference"
+            )
+        require_texts(kernel)
+        arguments = [*kernel.arguments]
+        arguments += [integers()] if functions.integers else []
+        arguments += [scratch()] if kernel.scratch else []
+        super().__init__(
+            kernel.name,
+            kernel.meaning,
+            sizes=tuple(Size(name, name, free=kind == free) for name, kind in kernel.sizes.items()),
+            options=tuple(_option(name, values) for name, values in kernel.options.items()),
+            arguments=tuple(arguments),
+            reference=self._no_reference,
+            rows=kernel.rows,
+            examples=kernel.examples,
+        )
+
+    # -- problems
+
+    def tails(self, problem: DeclaredProblem) -> Sequence[DeclaredProblem]:
+        """Return the problems that were declared, else few rows, else small free sizes."""
+        if self.kernel.tails:
+            return [problem.with_sizes(**tail) for tail in self.kernel.tails]
+        if self.kernel.rows:
+            return super().tails(problem)
+        last = {a.dims[-1] for a in self.declared_arguments if a.dims}
+        sizes = {
+            name: _SMALL if name in last else _SMALL_ODD
+            for name, kind in self.kernel.sizes.items()
+            if kind == free
+        }
+        try:
+            return [problem.with_sizes(**sizes)] if sizes else []
+        except ProblemError:
+            return []
+
+    def any_order(self, problem: Any) -> bool:
+        """Return whether the declaration allows results whose last bits differ."""
+        return self.kernel.any_order
+
+    def count_bytes(self, problem: DeclaredProblem) -> int:
+        """Return the bytes as declared, else those of all tensors."""
+        declared = self.kernel.functions.single.get("bytes")
+        return super().count_bytes(problem) if declared is None else int(declared(self._scope(problem)))
+
+    def count_flops(self, problem: DeclaredProblem) -> int:
+        """Return the operations as declared, else four for each element that is read."""
+        declared = self.kernel.functions.single.get("flops")
+        return super().count_flops(problem) if declared is None else int(declared(self._scope(problem)))
+
+    def _scope(self, problem: DeclaredProblem) -> Scope:
+        return Scope(self.kernel, {}, problem)
+
+    # -- the check, and what is compared
+
+    def inputs(
+        self, problem: DeclaredProblem, generator: torch.Generator, *, awkward: bool = False
+    ) -> Inputs:
+        """Return the declared values, and normal ones for the rest."""
+        drawn = super().inputs(problem, generator, awkward=awkward)
+        declared = self.kernel.functions.single.get("inputs")
+        if declared is None:
+            return drawn
+        given = declared(self._with(self._scope(problem), {"generator": generator}))
+        arguments = {a.name: a for a in self.arguments(problem)}
+        unknown = [name for name in given if name not in drawn.tensors]
+        if unknown:
+            raise FamilyError(f"inputs() gives {unknown[0]}; it may give {', '.join(drawn.tensors)}")
+        made = {
+            name: _like(arguments[name], tensor, drawn.tensors[name], awkward)
+            for name, tensor in given.items()
+        }
+        return Inputs({**drawn.tensors, **made}, drawn.scalars)
+
+    def _with(self, scope: Scope, more: Mapping[str, Any]) -> Callable[[str], Any]:
+        return lambda name: more[name] if name in more else scope(name)
+
+    def _no_reference(self, **values: Any) -> Mapping[str, torch.Tensor]:
+        raise AssertionError("the reference of a declared kernel is asked with its problem")
+
+    def call_reference(
+        self, problem: DeclaredProblem, values: Mapping[str, Any]
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the declared reference on the arguments that it names."""
+        return self._ask(self.kernel.functions.single["reference"], problem, values)
+
+    def _ask(self, function: Named, problem: DeclaredProblem, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return outputs by name of a function of arguments, sizes and options."""
+        found = function(self._with(self._scope(problem), values))
+        if isinstance(found, Mapping):
+            return dict(found)
+        outputs = [a.name for a in self.arguments(problem) if a.kind in ("out", "inout")]
+        if len(outputs) != 1:
+            raise FamilyError(
+                f"{function.function.__name__}() returns one value, but {self.name} has the outputs "
+                f"{', '.join(outputs)}; return a dictionary"
+            )
+        return {outputs[0]: found}
+
+    def allowed(self, problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
+        """Return the allowed error as declared, else that of rounding and of a sum."""
+        declared = self.kernel.functions.single.get("tolerance")
+        if declared is None:
+            return super().allowed(problem, output, want)
+        allowed = declared(self._with(self._scope(problem), {"output": output, "want": want}))
+        return allowed if hasattr(allowed, "expand_as") else want.new_full(want.shape, float(allowed))
+
+    def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
+        """Return the declared baselines."""
+        absent = {a.name: None for a in self.kernel.arguments if a.kind in ("in", "inout", "scalar")}
+
+        def called(function: Named) -> Baseline:
+            def call(inputs: Inputs, outputs: Tensors) -> Tensors:
+                return self._ask(function, problem, {**absent, **inputs.tensors, **inputs.scalars})
+
+            return call
+
+        return {name: called(function) for name, function in self.kernel.functions.baselines.items()}
+
+    # -- kernels
+
+    @cached_property
+    def closure(self) -> Closure:
+        """The modules that the kernel is made of, as they are when this is first asked for."""
+        kernel = self.kernel
+        module = kernel.entry.partition(":")[0]
+        try:
+            return find_closure(module, self.path.parent, kernel.modules, kernel.environment)
+        except FamilyError as error:
+            raise FamilyError(f"{self.path}, line {kernel.line}: {error}") from error
+
+    def opening(self, arch: Arch) -> Opening | None:
+        """Return what the child that compiles must know; None for a kernel that stands alone."""
+        if not self.kernel.entry:
+            return None
+        closure = self.closure
+        return Opening(
+            (str(self.path.parent),),
+            bool(closure.wants_torch),
+            closure.files,
+            closure.packages,
+            closure.environment,
+            self.kernel.sm_count or arch.nominal_sm_count,
+        )
+
+    def identity(self) -> str:
+        """Return a digest of what kernels depend on beside template, problem and config."""
+        kernel = self.kernel
+        if not kernel.entry:
+            return ""
+        arguments = [repr(argument) for argument in kernel.arguments]
+        return digest(
+            [
+                kernel.entry,
+                kernel.construct or "",
+                call_text(kernel),
+                kernel.meaning,
+                arguments,
+                list(kernel.functions.integers),
+                kernel.scratch,
+                kernel.sm_count or 0,
+                {name: str(value) for name, value in kernel.constants.items()},
+                [list(pair) for pair in (*self.closure.modules, *self.closure.variables())],
+            ]
+        )
+
+    def render_values(
+        self, problem: Any, config: Config, derived: Mapping[str, Value], arch: Arch
+    ) -> Mapping[str, Any]:
+        """Return what the template of adapters asks for, as ``adapter``."""
+        if not self.kernel.entry:
+            return {}
+        arguments: tuple[Argument, ...] = self.arguments(problem)
+        adapter = {
+            **adapter_values(self.kernel, problem, {**config, **derived}, arguments),
+            "modules": self.closure.modules,
+            "variables": self.closure.variables(),
+            "sm_count": self.kernel.sm_count or arch.nominal_sm_count,
+        }
+        return {"adapter": adapter}
+
+    def files(self) -> Sequence[Path]:
+        """Return the declaration and the modules that are not installed packages."""
+        return (
+            (self.path, *(Path(path) for path, _ in self.closure.files))
+            if self.kernel.entry
+            else (self.path,)
+        )
+
+
+def _option(name: str, values: Sequence[str] | bool) -> Option:
+    if values is False:
+        return Option(name, name)
+    if not isinstance(values, (tuple, list)) or not all(isinstance(value, str) for value in values):
+        raise FamilyError(f"option {name} is {values!r}; it must be a list of texts, or False for a flag")
+    return Option(name, name, tuple(values), values[0])
+
+
+def _like(argument: Argument, given: Any, drawn: torch.Tensor, awkward: bool) -> torch.Tensor:
+    """Return given values as the tensor that would have been drawn: its place, dtype, shape and strides."""
+    if tuple(given.shape) != argument.shape:
+        raise FamilyError(
+            f"inputs() gives {argument.name} of shape {tuple(given.shape)}; it must be {argument.shape}"
+        )
+    values = given.to(device=drawn.device, dtype=drawn.dtype).contiguous()
+    return _with_gaps(values, argument) if awkward and len(argument.shape) > 1 else values
