@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
-from cutegen.families.declared import NONE, UNALIGNED, DeclaredFamily, DeclaredProblem
+from cutegen.families.declared import NONE, DeclaredFamily, DeclaredProblem, multiple
 from cutegen.family import Option
 
 __all__ = ["call_of", "describe", "same_call", "why_no_call"]
@@ -33,7 +33,8 @@ def describe(family: DeclaredFamily) -> dict[str, Json]:
         ],
         "sizes": {size.name: size.default for size in family.sizes},
         "options": {
-            option.name: False if option.is_flag else option.default or NONE for option in _untold(family)
+            option.name: False if option.is_flag else option.default or NONE
+            for option in family.named_options
         },
     }
 
@@ -45,7 +46,8 @@ def call_of(problem: DeclaredProblem) -> dict[str, Json]:
         "sizes": list(problem.sizes.values()),
         "dtypes": {a.name: a.dtype for a in problem.declared.arguments(problem)},
         "options": {
-            option.name: options[option.name] or _of_nothing(option) for option in _untold(problem.declared)
+            option.name: options[option.name] or _of_nothing(option)
+            for option in problem.declared.named_options
         },
         "unaligned": problem.unaligned,
     }
@@ -59,7 +61,8 @@ def same_call(problem: DeclaredProblem) -> Hashable:
 def why_no_call(problem: DeclaredProblem) -> str:
     """Return why no call of a deployment can pose ``problem``; empty if one can."""
     names = {a.name for a in problem.declared.declared_arguments}
-    untold = [*(option.name for option in _untold(problem.declared)), *_untold_sizes(problem.declared)]
+    named = [option.name for option in problem.declared.named_options]
+    untold = [*named, *_untold_sizes(problem.declared)]
     for name in untold:
         if name in names:
             return f"a call would give both the argument {name} and an option or size of that name"
@@ -69,15 +72,8 @@ def why_no_call(problem: DeclaredProblem) -> str:
     return ""
 
 
-def _untold(family: DeclaredFamily) -> list[Option]:
-    """Return the options that no argument tells by its dtype or by being there."""
-    told = {UNALIGNED, *(a.when for a in family.declared_arguments)}
-    told |= {a.dtype for a in family.declared_arguments if a.kind in _TENSORS}
-    return [option for option in family.options if option.name not in told]
-
-
 def _untold_sizes(family: DeclaredFamily) -> list[str]:
-    told = {dim for a in family.declared_arguments for dim in a.dims}
+    told = {multiple(dim)[1] for a in family.declared_arguments for dim in a.dims}
     return [size.name for size in family.sizes if size.name not in told]
 
 

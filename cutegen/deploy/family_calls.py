@@ -48,7 +48,7 @@ class _Argument(NamedTuple):
 
     name: str
     kind: str
-    dims: tuple[str, ...]
+    dims: tuple[tuple[int, str], ...]
     optional: bool
     may_alias: tuple[str, ...]
 
@@ -114,7 +114,7 @@ class FamilyCalls:
         self._absent = tuple(
             (a.name, True if a.kind == "out" and not a.optional else None) for a in self._tensors
         )
-        told = {dim for a in self._arguments for dim in a.dims}
+        told = {dim for a in self._arguments for _, dim in a.dims}
         #: What tensors do not tell: optional scalars, options, and sizes that are no tensor's.
         self._words = (
             *(a.name for a in self._arguments if a.kind == "scalar" and a.optional),
@@ -232,7 +232,7 @@ class FamilyCalls:
                 tensor = given[argument.name]
                 shape, stride, dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
             elif argument.name in dtypes:
-                shape = tuple(sizes[dim] for dim in argument.dims)
+                shape = tuple(times * sizes[dim] for times, dim in argument.dims)
                 stride = _dense(shape)
                 dtype = self._torch_dtype(dtypes[argument.name])
                 made.append((at, shape, dtype))
@@ -289,8 +289,12 @@ class FamilyCalls:
             shape, stride = tuple(given[argument.name].shape), tuple(given[argument.name].stride())
             where = f"{argument.name} has shape {shape}"
             if len(shape) != len(argument.dims):
-                raise PinnedError(f"{where}; it must be ({', '.join(argument.dims)})")
-            for dim, extent in zip(argument.dims, shape, strict=True):
+                form = ", ".join(f"{times if times > 1 else ''}{dim}" for times, dim in argument.dims)
+                raise PinnedError(f"{where}; it must be ({form})")
+            for (times, dim), whole in zip(argument.dims, shape, strict=True):
+                extent, rest = divmod(whole, times)
+                if rest:
+                    raise PinnedError(f"{where}, but {whole} is no multiple of {times}")
                 known, by = found.setdefault(dim, (extent, argument.name))
                 if known != extent:
                     raise PinnedError(f"{where}, which makes {dim} {extent}, but {by} makes it {known}")
@@ -377,7 +381,7 @@ class FamilyCalls:
     def _is_odd(self, dtypes: dict[str, str], sizes: dict[str, int]) -> bool:
         """Whether rows of some argument, one behind the other, do not start at multiples of 16 bytes."""
         return any(
-            sizes[a.dims[-1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % _ALIGNED_BYTES
+            a.dims[-1][0] * sizes[a.dims[-1][1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % _ALIGNED_BYTES
             for a in self._tensors
             if a.name in dtypes and len(a.dims) > 1
         )
@@ -394,14 +398,14 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
         made = _Argument(
             item["name"],
             item["kind"],
-            tuple(item["dims"]),
+            tuple(map(_multiple, item["dims"])),
             item["optional"],
             tuple(item["may_alias"]),
         )
         right = (
             isinstance(made.name, str)
             and made.kind in _KINDS
-            and sizes.keys() >= set(made.dims)
+            and all(times and dim in sizes for times, dim in made.dims)
             and bool(made.dims) == (made.kind in _TENSORS)
             and isinstance(made.optional, bool)
             and all(isinstance(other, str) for other in made.may_alias)
@@ -410,6 +414,12 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
             raise ValueError(f"argument {made.name!r:.40} is not one that was pinned")
         found.append(made)
     return tuple(found)
+
+
+def _multiple(dim: str) -> tuple[int, str]:
+    """Return how many times which size an axis is: ``2n`` is twice ``n``."""
+    size = dim.lstrip("0123456789")
+    return int(dim[: len(dim) - len(size)] or 1), size
 
 
 def _number(name: str, is_integer: bool, value: Any) -> float:

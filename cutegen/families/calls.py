@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
 from cutegen.errors import OperandError, ProblemError
-from cutegen.families.declared import NONE, SAME, UNALIGNED, Declared, DeclaredFamily, DeclaredProblem
+from cutegen.families.declared import (
+    NONE,
+    SAME,
+    UNALIGNED,
+    Declared,
+    DeclaredFamily,
+    DeclaredProblem,
+    multiple,
+)
 from cutegen.families.strides import is_aligned, may_repeat, overlap
 from cutegen.family import Option
 
@@ -24,6 +32,7 @@ def describe_call(
     family: DeclaredFamily,
     tensors: Mapping[str, torch.Tensor],
     wanted: frozenset[str],
+    named: Mapping[str, str | bool] | None = None,
     *,
     device_type: str = "cuda",
 ) -> DeclaredProblem:
@@ -33,6 +42,7 @@ def describe_call(
         family: Whose.
         tensors: The tensors that were given, by argument name: inputs, and outputs of the caller's.
         wanted: The outputs that are to be made, whether given or not.
+        named: Options that no tensor tells.
         device_type: Where tensors must be; tests pass ``cpu``.
 
     Raises:
@@ -40,10 +50,13 @@ def describe_call(
     """
     sizes: dict[str, tuple[int, str]] = {}
     options: dict[str, str | bool] = {}
+    named = {**{o.name: False if o.is_flag else o.default for o in family.named_options}, **(named or {})}
     given = {o.name: o for o in family.options}
     for declared in family.declared_arguments:
         present = declared.name in tensors or declared.name in wanted
-        if declared.when and declared.kind != "scalar":
+        if "=" in declared.when:
+            _agree_with_option(declared, present, named)
+        elif declared.when and declared.kind != "scalar":
             _agree_on_presence(declared, present, given[declared.when], options)
         if declared.name in tensors:
             tensor = tensors[declared.name]
@@ -58,7 +71,8 @@ def describe_call(
         raise OperandError(f"{family.name}: no tensor tells the size {missing[0]}")
     try:
         return family.problem(
-            {name: value for name, (value, _) in sizes.items()}, {**options, UNALIGNED: not aligned}
+            {name: value for name, (value, _) in sizes.items()},
+            {**named, **options, UNALIGNED: not aligned},
         )
     except ProblemError as error:
         raise OperandError(str(error)) from error
@@ -75,6 +89,15 @@ def _agree_on_presence(
     if before != present:
         raise OperandError(
             f"{declared.name} and the others of {declared.when!r} go together; pass all or none"
+        )
+
+
+def _agree_with_option(declared: Declared, present: bool, named: Mapping[str, str | bool]) -> None:
+    option = declared.when.partition("=")[0]
+    if present != declared.is_present(named):
+        raise OperandError(
+            f"{declared.name} is {'given' if present else 'missing'}, but {option} is {named[option]}; "
+            f"it goes with {declared.when}"
         )
 
 
@@ -95,7 +118,10 @@ def _take_sizes(declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple
     form = f"({', '.join(declared.dims)}{',' if len(declared.dims) == 1 else ''})"
     if len(shape) != len(declared.dims):
         raise OperandError(f"{name} has shape {shape}; it must be {form}")
-    for dim, extent in zip(declared.dims, shape, strict=True):
+    for (times, dim), whole in zip(map(multiple, declared.dims), shape, strict=True):
+        extent, rest = divmod(whole, times)
+        if rest:
+            raise OperandError(f"{name} has shape {shape}, but {whole} is no multiple of {times}")
         known, by = sizes.setdefault(dim, (extent, name))
         if known != extent:
             raise OperandError(
@@ -166,9 +192,6 @@ def refuse_overlap(family: DeclaredFamily, tensors: Mapping[str, torch.Tensor]) 
             same = out.data_ptr() == tensor.data_ptr() and out.stride() == tensor.stride()
             if name in argument.may_alias and same:
                 continue
-            may = (
-                f"it may only be {' or '.join(argument.may_alias)} itself"
-                if argument.may_alias
-                else "pass another"
-            )
+            allowed = [other for other in argument.may_alias if other in tensors]
+            may = f"it may only be {' or '.join(allowed)} itself" if allowed else "pass another"
             raise OperandError(f"{argument.name} shares memory with {name}; {may}")

@@ -19,8 +19,10 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,7 @@ __all__ = [
     "DeclaredReference",
     "DeclaredSignature",
     "integers",
+    "multiple",
     "read",
     "rounding_error",
     "scalar",
@@ -77,8 +80,9 @@ class Declared:
         name: Its name.
         kind: What the kernel does with it.
         dtype: A short name of a dtype, or the option that holds one, or ``same``: that of option ``dtype``.
-        dims: The sizes of its axes, in order.
-        when: The option that says whether it is there: a flag, or one whose value may be ``none``; empty for
+        dims: The sizes of its axes, in order; ``2n`` for an axis of twice the size ``n``.
+        when: What says whether it is there: an option that is a flag, or whose value may be ``none``; or an
+            option and the values with which it is there, such as ``layout=halves,interleaved``. Empty for
             always.
         may_alias: As :class:`cutegen.family.Argument` has it.
         values: Of a scalar: what it is in most runs, and in the check on awkward sizes.
@@ -91,6 +95,22 @@ class Declared:
     when: str = ""
     may_alias: tuple[str, ...] = ()
     values: tuple[float, float] = (1.0, -0.5)
+
+    def is_present(self, options: Mapping[str, str | bool]) -> bool:
+        """Return whether a problem of these options has it."""
+        option, equals, values = self.when.partition("=")
+        return not option or (options[option] in values.split(",") if equals else bool(options[option]))
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return its shape in a problem of these sizes."""
+        return tuple(times * sizes[size] for times, size in map(multiple, self.dims))
+
+
+def multiple(dim: str) -> tuple[int, str]:
+    """Return how many times which size an axis is: ``2n`` is twice ``n``."""
+    digits = re.match("[0-9]*", dim)
+    assert digits is not None
+    return int(digits[0] or 1), dim[digits.end() :]
 
 
 def read(name: str, dtype: str, dims: Sequence[str], *, when: str = "") -> Declared:
@@ -223,8 +243,12 @@ class DeclaredProblem:
         return " ".join(words)
 
 
-def _may_be_absent(option: Option | None) -> bool:
-    return option is not None and (option.is_flag or NONE in option.values)
+def _may_be_absent(when: str, options: Mapping[str, Option]) -> bool:
+    name, equals, values = when.partition("=")
+    option = options.get(name)
+    if option is None or not equals:
+        return option is not None and (option.is_flag or NONE in option.values)
+    return {*option.values} > {*values.split(",")}
 
 
 def _dtype_of(declared: Declared, options: Mapping[str, str | bool]) -> str:
@@ -249,7 +273,8 @@ class DeclaredFamily(Family):
         sizes: Its sizes.
         options: What else a problem may say. The one called ``dtype`` is always written.
         arguments: Of the kernels, in the order of their parameters.
-        reference: Called with every argument by name, tensors in fp64; returns the wanted outputs in fp64.
+        reference: Called with every argument by name, tensors in fp64, and with those of
+            :attr:`named_options` that it has parameters for; returns the wanted outputs in fp64.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
         tolerance: The allowed error; by default that of rounding and of adding up along the last dimension.
@@ -315,13 +340,13 @@ class DeclaredFamily(Family):
         options = {option.name: option for option in self.options}
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name):
             return "the name is no Python identifier, such as weight"
-        unknown = [dim for dim in argument.dims if dim not in sizes]
+        unknown = [dim for times, dim in map(multiple, argument.dims) if dim not in sizes or not times]
         if unknown:
             return f"no size is called {unknown[0]!r}; sizes: {', '.join(sizes)}"
         if argument.dtype and argument.dtype not in DTYPE_BYTES and argument.dtype not in options:
             return f"dtype {argument.dtype!r} is neither an option nor of {', '.join(TORCH_DTYPES)}"
-        if argument.when and not _may_be_absent(options.get(argument.when)):
-            return f"when={argument.when!r} is no flag and no option that may be none"
+        if argument.when and not _may_be_absent(argument.when, options):
+            return f"when={argument.when!r} is no flag, no option that may be none, and no value of an option"
         inputs = [other.name for other in self.declared_arguments if other.kind == "in"]
         if not {*inputs}.issuperset(argument.may_alias):
             return f"it may alias inputs only; inputs: {', '.join(inputs)}"
@@ -330,9 +355,17 @@ class DeclaredFamily(Family):
         if not argument.dims:
             return f"a tensor has at least one size; sizes: {', '.join(sizes)}"
         first = self._rows == argument.dims[0] or argument.kind == "in"
-        if self._rows and (not first or self._rows in argument.dims[1:]):
+        later = [size for _, size in map(multiple, argument.dims[1:])]
+        if self._rows and (not first or self._rows in later):
             return f"rows={self._rows!r} must be its first size, because rows are independent of each other"
         return ""
+
+    @property
+    def named_options(self) -> tuple[Option, ...]:
+        """The options that no tensor of a call tells, by its dtype or by being there."""
+        told = {UNALIGNED, *(a.when for a in self.declared_arguments)}
+        told |= {a.dtype for a in self.declared_arguments if a.kind in ("in", "out", "inout")}
+        return tuple(option for option in self.options if option.name not in told)
 
     # -- problems
 
@@ -409,12 +442,12 @@ class DeclaredFamily(Family):
                 a.name,
                 a.kind,
                 _dtype_of(a, options),
-                tuple(sizes[dim] for dim in a.dims),
+                a.shape(sizes),
                 aligned=not problem.unaligned,
                 may_alias=a.may_alias,
             )
             for a in self.declared_arguments
-            if not a.when or options[a.when]
+            if a.is_present(options)
         )
 
     def count_bytes(self, problem: DeclaredProblem) -> int:
@@ -487,7 +520,12 @@ class DeclaredFamily(Family):
         self, problem: DeclaredProblem, values: Mapping[str, Any]
     ) -> Mapping[str, torch.Tensor]:
         """Return what the reference gives for ``problem`` on arguments by name."""
-        return self._reference(**values)
+        return self._reference(**values, **self._named(problem))
+
+    def _named(self, problem: DeclaredProblem) -> dict[str, str | bool]:
+        """Return the named options that the reference has parameters for."""
+        asked, chosen = inspect.signature(self._reference).parameters, dict(problem.options)
+        return {o.name: chosen[o.name] for o in self.named_options if o.name in asked}
 
     def stand_in(self, problem: DeclaredProblem) -> StandIn:
         """Return the reference in fp64, for some rows at a time, rounded once."""

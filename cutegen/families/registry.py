@@ -207,10 +207,11 @@ def _all() -> dict[str, _Registered]:
 
 
 def _shipped() -> tuple[Family, ...]:
+    from cutegen.families.gated.family import GATED, GATED_BACKWARD
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
     from cutegen.families.rmsnorm.family import RMSNORM
 
-    return GEMM, BLOCK_SCALED_GEMM, RMSNORM
+    return GEMM, BLOCK_SCALED_GEMM, RMSNORM, GATED, GATED_BACKWARD
 
 
 def _in_package(family: Family) -> _Registered:

@@ -91,14 +91,19 @@ def note_gemm(a: Any, b: Any, out: Any, options: Options) -> None:
         note(problem)
 
 
-def note_family_call(family: DeclaredFamily, tensors: Mapping[str, Any], wanted: frozenset[str]) -> None:
+def note_family_call(
+    family: DeclaredFamily,
+    tensors: Mapping[str, Any],
+    wanted: frozenset[str],
+    named: Mapping[str, str | bool],
+) -> None:
     """Count a call of a declared family with fake tensors; one that no kernel takes is none."""
     if _is_compiling():
         return
     try:
         stands = {name: _stand(tensor) for name, tensor in tensors.items()}
         device = next(iter(stands.values())).device
-        problem = describe_call(family, stands, wanted, device_type=device.type)
+        problem = describe_call(family, stands, wanted, named, device_type=device.type)
     except OperandError:
         return
     note(problem)

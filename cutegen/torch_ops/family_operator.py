@@ -6,12 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.dtypes import torch_dtype
 from cutegen.errors import CutegenError, LaunchError, OperandError
 from cutegen.families.calls import describe_call, output_shapes, refuse_overlap
-from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem
+from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, multiple
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.dispatch import Dispatcher, Served
 from cutegen.runtime.recorder import is_recording
@@ -84,7 +85,7 @@ class DeclaredOperator:
     """The operator of one family.
 
     Tensors are passed in the order in which the family declares them: None for one that is not there,
-    :data:`MAKE` for an output that is to be allocated.
+    :data:`MAKE` for an output that is to be allocated. So are the options that no tensor tells.
 
     Args:
         family: Whose.
@@ -103,6 +104,7 @@ class DeclaredOperator:
             a for a in family.declared_arguments if a.kind in ("in", "out", "inout")
         )
         self.scalars: tuple[Declared, ...] = tuple(a for a in family.declared_arguments if a.kind == "scalar")
+        self.options = family.named_options
         self._names = tuple(a.name for a in self.tensors)
         self._outputs = tuple(at for at, a in enumerate(self.tensors) if a.kind == "out")
         self._dispatcher = dispatcher
@@ -121,7 +123,11 @@ class DeclaredOperator:
         self._asked = None
 
     def __call__(
-        self, values: Sequence[Any], scalars: Sequence[float], config: Config | None = None
+        self,
+        values: Sequence[Any],
+        scalars: Sequence[float],
+        config: Config | None = None,
+        options: tuple[str | bool, ...] = (),
     ) -> list[Any]:
         """Launch the kernel for ``values`` and return them, with the outputs that were made in their places.
 
@@ -130,10 +136,15 @@ class DeclaredOperator:
             LaunchError: There is no kernel to launch, or it failed to.
             CutegenError: As :meth:`cutegen.runtime.dispatch.Dispatcher.kernel`.
         """
-        return self._answer(values, scalars, config, self._plans)
+        return self._answer(values, scalars, config, options, self._plans)
 
     def _answer(
-        self, values: Sequence[Any], scalars: Sequence[float], config: Config | None, plans: _Plans
+        self,
+        values: Sequence[Any],
+        scalars: Sequence[float],
+        config: Config | None,
+        options: tuple[str | bool, ...],
+        plans: _Plans,
     ) -> list[Any]:
         dispatcher = self._dispatcher()
         if dispatcher is not self._asked:
@@ -143,6 +154,7 @@ class DeclaredOperator:
         try:
             key: tuple[Any, ...] = (
                 config,
+                options,
                 *[
                     v
                     if v is None or v is MAKE
@@ -150,7 +162,7 @@ class DeclaredOperator:
                     for v in values
                 ],
             )
-            plan = plans.known.get(key) or self._plan(key, values, config, dispatcher, plans)
+            plan = plans.known.get(key) or self._plan(key, values, config, options, dispatcher, plans)
             found = list(values)
             if plan.made:
                 import torch
@@ -164,7 +176,7 @@ class DeclaredOperator:
         except CutegenError:
             raise
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise self._explained(error, values, dispatcher) from error
+            raise self._explained(error, values, options, dispatcher) from error
         return found
 
     def _given(self, values: Sequence[Any]) -> dict[str, Any]:
@@ -175,8 +187,29 @@ class DeclaredOperator:
         if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
             refuse_overlap(self.family, self._given(values))
 
+    def _problem(
+        self, values: Sequence[Any], options: tuple[str | bool, ...], dispatcher: Dispatcher
+    ) -> DeclaredProblem:
+        wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
+        return describe_call(
+            self.family,
+            self._given(values),
+            wanted,
+            self._named(options),
+            device_type=dispatcher.device_type,
+        )
+
+    def _named(self, options: Sequence[str | bool]) -> dict[str, str | bool]:
+        return {option.name: value for option, value in zip(self.options, options, strict=True)}
+
     def _plan(
-        self, key: Any, values: Sequence[Any], config: Config | None, dispatcher: Dispatcher, plans: _Plans
+        self,
+        key: Any,
+        values: Sequence[Any],
+        config: Config | None,
+        options: tuple[str | bool, ...],
+        dispatcher: Dispatcher,
+        plans: _Plans,
     ) -> _Plan:
         import torch
 
@@ -185,8 +218,7 @@ class DeclaredOperator:
             for name, tensor in given.items():
                 if getattr(tensor, "requires_grad", False):
                     raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
-        wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
-        problem = describe_call(self.family, given, wanted, device_type=dispatcher.device_type)
+        problem = self._problem(values, options, dispatcher)
         first = next(at for at, v in enumerate(values) if v is not None and v is not MAKE)
         index = max(0, values[first].get_device())
         on_gpu = values[first].is_cuda
@@ -224,12 +256,16 @@ class DeclaredOperator:
             return make_launcher(choice.function, arguments, choice.launch, workspace, index)
         return call_by_name(self.family.stand_in(problem), arguments)
 
-    def _explained(self, error: Exception, values: Sequence[Any], dispatcher: Dispatcher) -> Exception:
+    def _explained(
+        self,
+        error: Exception,
+        values: Sequence[Any],
+        options: tuple[str | bool, ...],
+        dispatcher: Dispatcher,
+    ) -> Exception:
         import torch
 
-        given = self._given(values)
-        wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
-        problem = describe_call(self.family, given, wanted, device_type=dispatcher.device_type)
+        problem = self._problem(values, options, dispatcher)
         if isinstance(error, torch.OutOfMemoryError):
             return error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -239,7 +275,7 @@ class DeclaredOperator:
 
     @property
     def schema(self) -> str:
-        """The operator for torch: inputs, scalars, the names of the outputs wanted; returns these.
+        """The operator for torch: inputs, scalars, options, the names of the outputs wanted; returns these.
 
         Arguments that the kernel updates in place are marked as mutated.
         """
@@ -249,10 +285,16 @@ class DeclaredOperator:
                 mark = "(a!)" if a.kind == "inout" else ""
                 words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
         words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
+        words += [f"{'bool' if option.is_flag else 'str'} {option.name}" for option in self.options]
         return f"{self.family.name}({', '.join(words)}, str[] outputs, str? config) -> Tensor[]"
 
-    def register(self) -> None:
-        """Define the operator for torch, for real and for fake tensors; again does nothing."""
+    def register(self, backward: Callable[..., Any] | None = None, setup: Any = None) -> None:
+        """Define the operator for torch, for real and for fake tensors; again does nothing.
+
+        Args:
+            backward: Its gradients, as ``torch.library.register_autograd`` takes them; None for none.
+            setup: Keeps what they need.
+        """
         import torch
         from torch import library as registry
 
@@ -263,52 +305,68 @@ class DeclaredOperator:
         strict = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
         library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag, strict))
         library.impl(self.family.name, self._run_traced, "CompositeExplicitAutograd")
-        api.register_fake(f"cutegen::{self.family.name}", self._shapes, lib=library)
+        name = f"cutegen::{self.family.name}"
+        api.register_fake(name, self._shapes, lib=library)
+        if backward is not None:
+            api.register_autograd(name, backward, setup_context=setup, lib=library)
 
-    def traced(self, values: Sequence[Any], scalars: Sequence[float], config: Config | None) -> list[Any]:
+    def traced(
+        self,
+        values: Sequence[Any],
+        scalars: Sequence[float],
+        config: Config | None,
+        options: tuple[str | bool, ...] = (),
+    ) -> list[Any]:
         """As a call, through the registered operator: torch is tracing, or a tensor has rules of its own."""
         import torch
 
         inputs = [v for v, a in zip(values, self.tensors, strict=True) if a.kind != "out"]
         if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
-            return self._into_given(values, scalars, config)
+            return self._into_given(values, scalars, config, options)
         names = [self._names[at] for at in self._outputs if values[at] is MAKE]
         operator = getattr(torch.ops.cutegen, self.family.name)
         text = None if config is None else str(config)
-        outputs = iter(operator(*inputs, *scalars, names, text))
+        outputs = iter(operator(*inputs, *scalars, *options, names, text))
         return [next(outputs) if value is MAKE else value for value in values]
 
     def _into_given(
-        self, values: Sequence[Any], scalars: Sequence[float], config: Config | None
+        self,
+        values: Sequence[Any],
+        scalars: Sequence[float],
+        config: Config | None,
+        options: tuple[str | bool, ...],
     ) -> list[Any]:
         """Outputs of the caller's are filled by copies, which a compiler can take away."""
         made = [MAKE if v is not None and at in self._outputs else v for at, v in enumerate(values)]
-        found = self.traced(made, scalars, config)
+        found = self.traced(made, scalars, config, options)
         return [
             v if v is None or v is MAKE or at not in self._outputs else v.copy_(found[at])
             for at, v in enumerate(values)
         ]
 
-    def _split(self, arguments: Sequence[Any]) -> tuple[list[Any], Sequence[float], Config | None]:
-        """Return values, scalars and config of a call of the registered operator."""
+    def _split(
+        self, arguments: Sequence[Any]
+    ) -> tuple[list[Any], Sequence[float], Config | None, tuple[str | bool, ...]]:
+        """Return values, scalars, config and options of a call of the registered operator."""
         *rest, names, text = arguments
         inputs = iter(rest)
         values = [
             (MAKE if a.name in names else None) if a.kind == "out" else next(inputs) for a in self.tensors
         ]
-        return values, list(inputs), None if text is None else Config.parse(text)
+        scalars = list(islice(inputs, len(self.scalars)))
+        return values, scalars, None if text is None else Config.parse(text), tuple(inputs)
 
     def _run_traced(self, *arguments: Any) -> list[torch.Tensor]:
-        values, scalars, config = self._split(arguments)
-        found = self._answer(values, scalars, config, self._traced_plans)
+        values, scalars, config, options = self._split(arguments)
+        found = self._answer(values, scalars, config, options, self._traced_plans)
         return [found[at] for at in self._outputs if values[at] is MAKE]
 
     def _shapes(self, *arguments: Any) -> list[torch.Tensor]:
         """Shapes and dtypes of the outputs; sizes may be symbols."""
-        values, _, _ = self._split(arguments)
+        values, _, _, options = self._split(arguments)
         if is_recording():
             names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
-            note_family_call(self.family, self._given(values), names)
+            note_family_call(self.family, self._given(values), names, self._named(options))
         given = {
             a.name: v for a, v in zip(self.tensors, values, strict=True) if v is not None and v is not MAKE
         }
@@ -316,12 +374,12 @@ class DeclaredOperator:
         dtypes: dict[str, Any] = {}
         for a in self.tensors:
             if a.name in given:
-                for dim, size in zip(a.dims, given[a.name].shape, strict=True):
-                    sizes.setdefault(dim, size)
+                for (times, dim), size in zip(map(multiple, a.dims), given[a.name].shape, strict=True):
+                    sizes.setdefault(dim, size // times)
                 dtypes.setdefault(a.dtype, given[a.name].dtype)
         like = next(iter(given.values()))
         return [
-            like.new_empty([sizes[dim] for dim in a.dims], dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype))
+            like.new_empty(a.shape(sizes), dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype))
             for at, a in enumerate(self.tensors)
             if at in self._outputs and values[at] is MAKE
         ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cutegen.errors import OperandError
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.rows import as_rows
 
 if TYPE_CHECKING:
     import torch
@@ -63,11 +64,11 @@ def rms_norm(
     if x.numel() == 0:
         return _of_nothing(x, out, residual_out, return_rstd)
     values = [
-        _rows("x", x),
+        as_rows("x", x),
         weight,
-        None if residual is None else _rows("residual", residual),
-        MAKE if out is None else _rows("out", out),
-        None if not wants_sum else MAKE if residual_out is True else _rows("residual_out", residual_out),
+        None if residual is None else as_rows("residual", residual),
+        MAKE if out is None else as_rows("out", out),
+        None if not wants_sum else MAKE if residual_out is True else as_rows("residual_out", residual_out),
         MAKE if return_rstd else None,
     ]
     chosen = None if config is None else as_config(config)
@@ -82,21 +83,6 @@ def rms_norm(
     if return_rstd:
         found.append(rstd.view(shape[:-1]))
     return tuple(found)
-
-
-def _rows(name: str, tensor: Any) -> Any:
-    """Return ``tensor`` as a matrix of its rows, without a copy."""
-    if not hasattr(tensor, "stride") or tensor.dim() == 2:
-        return tensor
-    if tensor.dim() == 0:
-        raise OperandError(f"{name} has no dimensions; it must have rows, (..., n)")
-    try:
-        return tensor.view(-1, tensor.shape[-1])
-    except RuntimeError as error:
-        raise OperandError(
-            f"{name} has strides {tuple(tensor.stride())}, under which its rows are not evenly spaced; "
-            f"pass {name}.contiguous()"
-        ) from error
 
 
 def _of_nothing(

@@ -1,0 +1,1 @@
+"""Gated activations: ``act(gate) * up``, forward and backward."""

@@ -1,0 +1,137 @@
+"""Which configs of gates exist, which are legal, and what follows from each of them, on every target.
+
+Each element is computed by itself, so that a config says only how many threads and loads run at a time. ``n``
+is compiled in, which turns divisions by it into multiplications; ``m`` is free. Forward and backward share
+all of it but their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+ACCESS_BYTES = 16
+"""The widest access of a thread to memory. Source: PTX ISA, ld.global.v4.b32."""
+SM_THREADS = 2048
+"""Threads that a multiprocessor holds. Source: CUDA C++ Programming Guide, technical specifications."""
+OTHER_REGISTERS = 40
+"""Registers of a thread beside those for what it loads: addresses, values in fp32 on their way."""
+FULL = 4 * SM_THREADS
+"""Accesses for each multiprocessor from which a thread has several at a time."""
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = {
+    "threads": (128, 256, 512),
+    "vectors_per_thread": (1, 2, 4, 8),
+    "ctas_per_sm": (0, 2, 4, 8),
+    "streamed": (False, True),
+    "pdl": ("off", "early"),
+}
+
+
+def access_elements(problem: Any) -> int:
+    """Return the elements of one access: 16 bytes, or a single element where rows are not aligned to that."""
+    return 1 if problem.signature.unaligned else ACCESS_BYTES // ELEMENT_BYTES[problem.signature.dtype]
+
+
+def vectors(problem: Any) -> int:
+    """Return the accesses that all rows of the narrowest tensor take."""
+    return int(problem.m * (problem.n // access_elements(problem)))
+
+
+def loads(problem: Any) -> int:
+    """Return the accesses for one vector of results: gate, up, and backward the gradient."""
+    return 3 if problem.family == "gated_backward" else 2
+
+
+# --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
+
+
+def accesses_are_numbered_with_31_bits(problem: Any) -> bool:
+    """Accesses are numbered with 31 bits, so m * n must stay below 2147483648 accesses of 16 bytes; of single
+    elements, where rows are not aligned, below as many CTAs."""
+    return vectors(problem) < 2**31 * (128 if problem.signature.unaligned else 1)
+
+
+def loads_fit_registers(threads: int, vectors_per_thread: int, problem: Any, arch: Arch) -> bool:
+    """What a thread loads at a time stays in registers, and so many are left that a multiprocessor holds a
+    quarter of its threads, or one CTA."""
+    packed = max(1, access_elements(problem) * ELEMENT_BYTES[problem.signature.dtype] // 4)
+    taken = vectors_per_thread * loads(problem) * packed + OTHER_REGISTERS
+    return taken <= min(arch.registers // max(threads, SM_THREADS // 4), arch.registers_per_thread)
+
+
+def threads_have_work(threads: int, vectors_per_thread: int, problem: Any, arch: Arch) -> bool:
+    """More than one vector per thread needs a CTA for every multiprocessor; with fewer, half of them idle."""
+    return vectors_per_thread == 1 or vectors(problem) >= threads * vectors_per_thread * arch.nominal_sm_count
+
+
+def persistent_ctas_fit(threads: int, ctas_per_sm: int) -> bool:
+    """CTAs that take one tile after another must all be resident: a multiprocessor holds 2048 threads."""
+    return threads * ctas_per_sm <= SM_THREADS
+
+
+def persistent_ctas_have_several_tiles(
+    threads: int, vectors_per_thread: int, ctas_per_sm: int, problem: Any, arch: Arch
+) -> bool:
+    """With ctas_per_sm, each CTA must have at least two tiles of threads * vectors_per_thread accesses."""
+    tile = threads * vectors_per_thread
+    return ctas_per_sm == 0 or vectors(problem) >= 2 * tile * ctas_per_sm * arch.nominal_sm_count
+
+
+RULES = tuple(
+    Rule.of(function)
+    for function in (
+        accesses_are_numbered_with_31_bits,
+        loads_fit_registers,
+        threads_have_work,
+        persistent_ctas_fit,
+        persistent_ctas_have_several_tiles,
+    )
+)
+
+
+# --- what follows from a config ---
+
+
+def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
+    """Return elements per access, and the CTAs that run at a time where they take one tile after another."""
+    return {
+        "access_elements": access_elements(problem),
+        "ctas": config.integer("ctas_per_sm") * arch.nominal_sm_count,
+        "smem_bytes": 0,
+    }
+
+
+def choose_default(space: Space, problem: Any) -> Config:
+    """Return the config that has many loads in flight if there is work for all multiprocessors."""
+    base = Config(
+        {"threads": 128, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
+    )
+    for count in (4, 2):
+        config = base.replace(vectors_per_thread=count)
+        if not space.explain(problem, config) and vectors(problem) >= FULL * space.arch.nominal_sm_count:
+            return config
+    return base
+
+
+def build(family: str, arch: Arch) -> Space:
+    """Return the space of gates, forward or backward, bound to ``arch``."""
+    return Space(
+        family=family,
+        arch=arch,
+        domains=DOMAINS,
+        rules=RULES,
+        derive=derive,
+        choose_default=choose_default,
+        launch=lambda config, problem, sm_count: Launch((), 0),
+        compile_view=lambda config: config,
+    )
+
+
+def build_space(arch: Arch) -> Space:
+    """Return the space of the forward kernels bound to ``arch``."""
+    return build("gated", arch)
