@@ -1,0 +1,89 @@
+"""Kernels of gates through the real compiler, on every target.
+
+Needs the compiler but no GPU; takes some seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families.registry import find_space, parse_problem
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL"),
+]
+#: The target, a problem, and knobs that differ from its default config.
+KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("sm_90a", "gated 8192x14336 bf16", {}),
+    ("sm_90a", "gated 8192x14336 bf16 layout=split", {"ctas_per_sm": 4, "vectors_per_thread": 2}),
+    ("sm_90a", "gated 8192x14336 fp32 layout=interleaved activation=gelu", {"streamed": True}),
+    ("sm_90a", "gated 4096x4099 fp16 activation=gelu_tanh", {"streamed": True, "pdl": "off"}),
+    ("sm_90a", "gated_backward 8192x14336 bf16", {"ctas_per_sm": 8, "vectors_per_thread": 1}),
+    ("sm_90a", "gated_backward 8192x14336 bf16 layout=interleaved", {"streamed": True}),
+    ("sm_90a", "gated_backward 77x1001 fp16 layout=split activation=relu", {}),
+    ("sm_100a", "gated 8192x14336 bf16 layout=interleaved", {"vectors_per_thread": 8}),
+    ("sm_100a", "gated_backward 8192x14336 bf16 layout=split activation=gelu", {}),
+    ("sm_103a", "gated_backward 8192x14336 fp16 activation=gelu_tanh", {"ctas_per_sm": 2}),
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Artifact]:
+    """The kernels, compiled; whatever fails to compile fails every test with its reason."""
+    sources = []
+    for target, line, changes in KERNELS:
+        arch, problem = find_arch(target), parse_problem(line)
+        space = find_space(problem.family, arch)
+        sources.append(render(problem, space.default(problem).replace(**changes), arch))
+    done, failed = {}, []
+    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+        for source, result in builder.build(sources):
+            if isinstance(result, Artifact):
+                done[source] = result
+            else:
+                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
+    assert not failed, "\n".join(failed)
+    return done
+
+
+def test_a_kernel_spills_nothing_and_leaves_room_for_others(built: dict[Source, Artifact]) -> None:
+    """A multiprocessor holds at least a quarter of its threads."""
+    assert len(built) == len(KERNELS)
+    for source, artifact in built.items():
+        found = artifact.resources
+        assert (found.smem_bytes, found.stack_bytes, found.spill_store_bytes, found.notes) == (0, 0, 0, ())
+        assert found.threads == source.config["threads"]
+        assert found.registers <= 65536 // max(512, found.threads), source.config
+
+
+def test_a_knob_is_what_is_rendered(built: dict[Source, Artifact]) -> None:
+    """All loads of a thread come before its arithmetic; hints, grids and launches follow the knobs."""
+    for source in built:
+        text, config = source.text, source.config
+        assert ("grid_dim()" in text) == ("CTAS = " in text) == (config["ctas_per_sm"] != 0)
+        assert ("NO_ALLOCATE" in text) == ("StoreCacheMode.STREAMING" in text) == bool(config["streamed"])
+        assert ("use_pdl=True" in text) == ("griddepcontrol_wait" in text) == (config["pdl"] != "off")
+        assert (
+            text.index("loaded.append")
+            < text.index("= loaded[step]")
+            < text.index("store(", text.index("= loaded"))
+        )
+
+
+def test_blackwell_runs_the_text_of_hopper() -> None:
+    """But for the number of its multiprocessors."""
+    problem = parse_problem("gated 8192x14336 bf16")
+    config = find_space("gated", find_arch("sm_90a")).default(problem)
+    texts = {
+        render(problem, config, find_arch(name)).text.replace(name, "TARGET")
+        for name in ("sm_90a", "sm_100a", "sm_103a")
+    }
+    assert len(texts) == 1

@@ -1,0 +1,82 @@
+"""The space of gates: a default for every problem, rules with examples, the same for the gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cutegen.arch import ARCHES
+from cutegen.families.gated.family import ACTIVATIONS, GATED, GATED_BACKWARD, LAYOUTS
+from cutegen.families.registry import find_space
+from cutegen.family import Problem
+
+HOPPER = find_space("gated", ARCHES["sm_90a"])
+BACKWARD = find_space("gated_backward", ARCHES["sm_90a"])
+
+
+def rows(m: int, n: int, **options: Any) -> Problem:
+    return GATED.problem({"m": m, "n": n}, options)
+
+
+LARGE = rows(8192, 14336)
+#: A problem, knobs that differ from its default config, and the one rule that they break.
+REJECTED: tuple[tuple[Problem, dict[str, Any], str], ...] = (
+    (
+        GATED_BACKWARD.problem({"m": 8192, "n": 14336}, {}),
+        {"threads": 512, "vectors_per_thread": 8},
+        "loads_fit_registers",
+    ),
+    (rows(64, 4096), {"vectors_per_thread": 2}, "threads_have_work"),
+    (LARGE, {"threads": 512, "ctas_per_sm": 8, "vectors_per_thread": 1}, "persistent_ctas_fit"),
+    (
+        rows(256, 4096),
+        {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 8},
+        "persistent_ctas_have_several_tiles",
+    ),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_problem_has_a_default(activation: str, layout: str) -> None:
+    for family, space in ((GATED, HOPPER), (GATED_BACKWARD, BACKWARD)):
+        for m in (1, 7, 64, 1000, 100_000):
+            for n in (1, 8, 17, 2880, 14336, 53248):
+                for dtype in ("bf16", "fp16", "fp32"):
+                    options: dict[str, Any] = {"dtype": dtype, "activation": activation, "layout": layout}
+                    problem = family.problem({"m": m, "n": n}, options)
+                    assert not space.explain(problem, space.default(problem)), problem
+
+
+@pytest.mark.parametrize(("problem", "changes", "rule"), REJECTED, ids=lambda value: str(value)[:40])
+def test_a_rule_alone_rejects_its_example(problem: Problem, changes: dict[str, Any], rule: str) -> None:
+    space = find_space(problem.family, HOPPER.arch)
+    config = space.default(problem).replace(**changes)
+    assert {violation.rule for violation in space.explain(problem, config)} == {rule}
+
+
+def test_more_accesses_than_32_bits_count_are_refused() -> None:
+    broken = {violation.rule for violation in HOPPER.explain(rows(2**30, 64), {})}
+    assert broken == {"accesses_are_numbered_with_31_bits"}
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {rule for _, _, rule in REJECTED} == {rule.name for rule in HOPPER.rules[1:]}
+
+
+def test_single_elements_are_numbered_with_64_bits() -> None:
+    problem = rows(2**22, 1001)
+    assert problem.signature.unaligned and not HOPPER.explain(problem, HOPPER.default(problem))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ARCHES)
+@pytest.mark.parametrize("family", ["gated", "gated_backward"])
+def test_every_target_has_the_same_space(family: str, name: str) -> None:
+    space = find_space(family, ARCHES[name])
+    assert (space.domains, [rule.name for rule in space.rules]) == (
+        HOPPER.domains,
+        [rule.name for rule in HOPPER.rules],
+    )
+    problem = (GATED if family == "gated" else GATED_BACKWARD).problem({"m": 8192, "n": 14336}, {})
+    assert 1 <= len(list(space.configs(problem))) <= 200
