@@ -66,6 +66,9 @@ LINES = (
     "mixed 8x64x3 bf16",
     "mixed 8x64x5 bf16 mode=exact causal shift again",
     "mixed 8x64x3 fp32 sums=bf16",
+    "gated 64x4096 bf16",
+    "gated 9x4096 bf16 activation=gelu layout=interleaved",
+    "gated_backward 7x1001 bf16 layout=split",
 )
 
 
@@ -91,6 +94,5 @@ def values_of(line: str, torch: Torch) -> dict[str, Any]:
             strides = {} if len(argument.shape) == 1 else {"strides": (pitch, 1)}
             dtype = TORCH_DTYPES[argument.dtype]
             found[argument.name] = torch.tensor(*argument.shape, dtype=dtype, **strides)
-    if problem.family == "mixed":
-        found |= {"mode": problem.mode, "causal": problem.causal, "window": problem.window}
-    return found
+    found |= {option.name: getattr(problem, option.name) for option in problem.declared.named_options}
+    return found | ({"window": problem.window} if problem.family == "mixed" else {})

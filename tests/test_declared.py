@@ -14,6 +14,7 @@ from cutegen.families.declared import (  # noqa: E402
     DeclaredFamily,
     DeclaredProblem,
     integers,
+    multiple,
     read,
     rounding_error,
     scalar,
@@ -345,3 +346,47 @@ def test_integers_must_be_exact_and_other_types_need_a_tolerance() -> None:
     assert float(rounding_error("int64", torch.tensor([2.0**40]))) < 0.5
     with pytest.raises(FamilyError, match="no tolerance is known for outputs of e8m0"):
         rounding_error("e8m0", torch.ones(1))
+
+
+def test_an_axis_may_be_a_multiple_of_a_size_and_an_argument_may_go_with_values_of_an_option() -> None:
+    """The shape, the bytes and the reference follow; the options that no tensor tells are known."""
+    assert [multiple(dim) for dim in ("n", "2n", "16groups")] == [(1, "n"), (2, "n"), (16, "groups")]
+
+    def halves(x: Any, weight: Any, mode: str) -> dict[str, Any]:
+        return {"y": x[:, ::2] + x[:, 1::2] if mode == "sum" else x[:, ::2] * weight}
+
+    declared = family(
+        arguments=(
+            read("x", "dtype", ("m", "2n")),
+            read("weight", "weight", ("n",), when="mode=mean"),
+            write("y", "dtype", ("m", "n")),
+        ),
+        reference=halves,
+        tolerance=lambda problem, output, want: want.abs() * 2**-8,
+    )
+    assert [option.name for option in declared.named_options] == ["mode", "stats"]
+    added = declared.parse("toy 8x16x1 bf16 mode=sum")
+    assert [(a.name, a.shape) for a in declared.arguments(added)] == [("x", (8, 32)), ("y", (8, 16))]
+    assert added.min_bytes == 8 * 48 * 2
+    inputs = declared.inputs(added, torch.Generator().manual_seed(0))
+    want = declared.wanted(added, inputs, 2, 5)["y"]
+    x = inputs.tensors["x"].double()
+    assert torch.equal(want, x[2:5, ::2] + x[2:5, 1::2])
+    assert "weight" in {a.name for a in declared.arguments(declared.parse("toy 8x16x1 bf16"))}
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (read("z", "dtype", ("m", "0n")), "no size is called 'n'"),
+        (read("z", "dtype", ("m", "2k")), "no size is called 'k'"),
+        (write("z", "dtype", ("m", "2m")), "must be its first size"),
+        (read("z", "dtype", ("m", "n"), when="mode=max"), "when='mode=max' is no flag"),
+        (read("z", "dtype", ("m", "n"), when="mode=mean,sum"), "when='mode=mean,sum' is no flag"),
+        (read("z", "dtype", ("m", "n"), when="kind=mean"), "when='kind=mean' is no flag"),
+    ],
+    ids=str,
+)
+def test_a_multiple_or_value_that_is_none_is_refused(argument: Any, message: str) -> None:
+    with pytest.raises(FamilyError, match=message):
+        family(arguments=(*ARGUMENTS, argument))

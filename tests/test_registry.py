@@ -90,7 +90,8 @@ def test_families_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
     loaded = load_families(tmp_path)
     assert [family.name for family in loaded] == ["again", "twice"]
     assert load_families(tmp_path) == loaded and find_family("twice") is loaded[1]
-    assert {"again", "twice", "gemm", "gemm_blockscaled", "rmsnorm"} == {*families()}
+    shipped = {"gated", "gated_backward", "gemm", "gemm_blockscaled", "rmsnorm"}
+    assert {"again", "twice", *shipped} == {*families()}
     problem = parse_problem("twice 5x8")
     assert (problem.family, problem.sizes, str(problem)) == ("twice", {"m": 5, "n": 8}, "twice 5x8")
     assert parse_problem("gemm 64x64x64 bf16 kk") == Problem(64, 64, 64)
@@ -99,7 +100,10 @@ def test_families_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["twice 5x8", "", "  "])
 def test_a_line_of_no_family_is_refused_with_those_there_are(line: str) -> None:
-    with pytest.raises(ProblemError, match="names no kernel family; known: gemm, gemm_blockscaled, rmsnorm"):
+    with pytest.raises(
+        ProblemError,
+        match="names no kernel family; known: gated, gated_backward, gemm, gemm_blockscaled, rmsnorm",
+    ):
         parse_problem(line)
 
 
@@ -163,7 +167,7 @@ def test_spaces_and_templates_lie_beside_the_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"no template of 'twice' for sm_90a; families: gemm"),
+        ({}, r"no template of 'twice' for sm_90a; families: gated, gated_backward, gemm"),
         ({"sm100.py.j2": ""}, "no template of 'twice' for sm_90a; it has some for sm100"),
         ({"kernel.py.j2": ""}, "sm90.py does not exist"),
         ({"kernel.py.j2": "", "space.py": ""}, "space.py declares no build_space"),

@@ -21,6 +21,8 @@ KERNELS = (
     ("gemm_blockscaled", "sm_100a"),
     ("rmsnorm", "sm_90a"),
     ("rmsnorm", "sm_100a"),
+    ("gated", "sm_90a"),
+    ("gated_backward", "sm_100a"),
 )
 
 

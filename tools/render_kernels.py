@@ -64,6 +64,8 @@ COPIES = (
         "mma_tiler_mn=256x256 use_2cta_instrs=true cluster_shape_mn=2x1",
     ),
     Copy("rmsnorm", "sm_90a", "rmsnorm 16384x4096 bf16 residual residual_out", ""),
+    Copy("gated", "sm_90a", "gated 8192x14336 bf16", ""),
+    Copy("gated_backward", "sm_90a", "gated_backward 8192x14336 bf16", ""),
 )
 
 
