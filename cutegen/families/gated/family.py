@@ -32,7 +32,7 @@ _RELATIVE = 2.0**-18
 _ABSOLUTE = 2.0**-22 * 6.5**3
 
 
-def unpacked(
+def _unpacked(
     x: torch.Tensor | None, gate: torch.Tensor | None, up: torch.Tensor | None, layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return gate and up, whichever way they are given."""
@@ -55,7 +55,7 @@ def _apply(name: str, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
 
 
-def slope(name: str, x: torch.Tensor) -> torch.Tensor:
+def _slope(name: str, x: torch.Tensor) -> torch.Tensor:
     """Return the derivative of an activation."""
     import torch
 
@@ -79,7 +79,7 @@ def _reference(
     activation: str,
     layout: str,
 ) -> dict[str, torch.Tensor]:
-    gates, ups = unpacked(x, gate, up, layout)
+    gates, ups = _unpacked(x, gate, up, layout)
     return {"out": _apply(activation, gates) * ups}
 
 
@@ -93,8 +93,8 @@ def _reference_backward(
 ) -> dict[str, torch.Tensor]:
     import torch
 
-    gates, ups = unpacked(x, gate, up, layout)
-    dgate, dup = dout * ups * slope(activation, gates), dout * _apply(activation, gates)
+    gates, ups = _unpacked(x, gate, up, layout)
+    dgate, dup = dout * ups * _slope(activation, gates), dout * _apply(activation, gates)
     if layout == "split":
         return {"dgate": dgate, "dup": dup}
     if layout == "halves":
@@ -120,7 +120,7 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     activation, layout = str(problem.activation), str(problem.layout)
 
     def gated(x: torch.Tensor | None, gate: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
-        gates, ups = unpacked(x, gate, up, layout)
+        gates, ups = _unpacked(x, gate, up, layout)
         return _apply(activation, gates) * ups
 
     def called(function: object) -> Baseline:
@@ -154,7 +154,7 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
         gate: torch.Tensor | None,
         up: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
-        gates, ups = unpacked(x, gate, up, layout)
+        gates, ups = _unpacked(x, gate, up, layout)
         dgate, dup = derived(dout * ups, gates), dout * _apply(activation, gates)
         if layout == "split":
             return {"dgate": dgate, "dup": dup}
