@@ -11,7 +11,9 @@ down = torch.nn.Linear(2816, 1024, bias=False, device="cuda", dtype=torch.bfloat
 
 y = down(cutegen.swiglu(gate_and_up(x)))
 y.float().square().mean().backward()
-print(y.shape, gate_and_up.weight.grad.float().norm().item())
+grad = gate_and_up.weight.grad
+assert grad is not None
+print(y.shape, grad.float().norm().item())
 
 gate, up = gate_and_up(x).detach().chunk(2, dim=-1)
 with torch.no_grad():
