@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.ranks import check_ranks
     from cutegen.torch_ops.recording import record
     from cutegen.torch_ops.serving import counters, freeze, reset_counters
+    from cutegen.torch_ops.softmax import softmax
     from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
     from cutegen.tuning.model import autotune
@@ -71,6 +72,7 @@ __all__ = [
     "restore",
     "rms_norm",
     "scaled_gemm",
+    "softmax",
     "swiglu",
     "use",
     "wait_for_kernels",
@@ -108,6 +110,7 @@ _HOMES = {
     "restore": "torch_ops.modules",
     "rms_norm": "torch_ops.norms",
     "scaled_gemm": "torch_ops.gemm",
+    "softmax": "torch_ops.softmax",
     "swiglu": "torch_ops.gates",
     "use": "torch_ops.gemm",
     "wait_for_kernels": "torch_ops.gemm",

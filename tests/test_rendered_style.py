@@ -23,6 +23,7 @@ KERNELS = (
     ("rmsnorm", "sm_100a"),
     ("gated", "sm_90a"),
     ("gated_backward", "sm_100a"),
+    ("softmax", "sm_90a"),
 )
 
 

@@ -260,6 +260,8 @@ def _dtype_of(declared: Declared, options: Mapping[str, str | bool]) -> str:
 ReferenceFunction = Callable[..., Mapping[str, "torch.Tensor"]]
 #: Problem, name of an output and what it should be, to the error that each element is allowed.
 Tolerance = Callable[[DeclaredProblem, str, "torch.Tensor"], "torch.Tensor"]
+#: Problem and drawn inputs by name, which it changes in place for the check on awkward values.
+Adjust = Callable[[DeclaredProblem, Mapping[str, Any]], None]
 #: A problem to what PyTorch offers for it, by name.
 Baselines = Callable[[DeclaredProblem], Mapping[str, Baseline]]
 
@@ -278,6 +280,7 @@ class DeclaredFamily(Family):
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
         tolerance: The allowed error; by default that of rounding and of adding up along the last dimension.
+        adjust: Makes the normal values of the inputs harder in the check on awkward values, in place.
         baselines: What to compare with; none by default.
         flops: Counts operations; by default four for each element that is read.
         examples: Shapes and options of problems that between them reach every knob value.
@@ -301,6 +304,7 @@ class DeclaredFamily(Family):
         reference: ReferenceFunction,
         rows: str = "",
         tolerance: Tolerance | None = None,
+        adjust: Adjust | None = None,
         baselines: Baselines | None = None,
         flops: Callable[[DeclaredProblem], int] | None = None,
         examples: Sequence[str] = (),
@@ -315,6 +319,7 @@ class DeclaredFamily(Family):
         self._reference = reference
         self._rows = rows
         self._tolerance = tolerance or _default_tolerance
+        self._adjust = adjust
         self._baselines = baselines
         self._flops = flops
         self._examples = tuple(examples)
@@ -471,6 +476,8 @@ class DeclaredFamily(Family):
         """Return normal values, and the declared scalars."""
         arguments = self.arguments(problem)
         tensors = {a.name: _draw(a, generator, gaps=awkward) for a in arguments if a.kind in ("in", "inout")}
+        if awkward and self._adjust is not None:
+            self._adjust(problem, tensors)
         present = {a.name for a in arguments}
         scalars = {
             a.name: a.values[1 if awkward else 0]

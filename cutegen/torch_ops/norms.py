@@ -9,7 +9,7 @@ from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
-from cutegen.torch_ops.rows import as_rows
+from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +53,7 @@ def rms_norm(
         LaunchError: There is no kernel to launch, or it failed to.
         CutegenError: As :func:`cutegen.gemm`.
     """
-    if not hasattr(x, "stride"):
-        raise OperandError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
-    if x.dim() == 0:
-        raise OperandError("x has no dimensions; it must have rows, (..., n)")
+    require_rows(x)
     shape = x.shape
     wants_sum = residual_out is not False
     if wants_sum and residual is None:

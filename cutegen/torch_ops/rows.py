@@ -6,7 +6,19 @@ from typing import Any
 
 from cutegen.errors import OperandError
 
-__all__ = ["as_rows"]
+__all__ = ["as_rows", "require_rows"]
+
+
+def require_rows(x: Any) -> None:
+    """Do nothing if ``x`` is a tensor with rows.
+
+    Raises:
+        OperandError: It is none, or has no dimensions.
+    """
+    if not hasattr(x, "stride"):
+        raise OperandError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
+    if x.dim() == 0:
+        raise OperandError("x has no dimensions; it must have rows, (..., n)")
 
 
 def as_rows(name: str, tensor: Any) -> Any:

@@ -30,7 +30,7 @@ CALL = "call-family"
 #: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
 COPIES = ("copy", "copy kernel")
 #: Peers by the family that they know.
-_KNOWN = {"rmsnorm": ("quack rmsnorm",)}
+_KNOWN = {"rmsnorm": ("quack rmsnorm",), "softmax": ("quack softmax",)}
 
 
 def call_names(problem: Problem, *, peers: bool = True) -> list[str]:
@@ -175,5 +175,11 @@ def _quack_rms_norm(inputs: Inputs, outputs: Tensors) -> None:
     )
 
 
+def _quack_softmax(inputs: Inputs, outputs: Tensors) -> Tensors:
+    """QuACK's softmax, which makes its output."""
+    softmax: Any = importlib.import_module("quack.softmax")
+    return {"out": softmax.softmax_fwd(inputs.tensors["x"])}
+
+
 #: Peers by the name that they have in results.
-PEERS: dict[str, Baseline] = {"quack rmsnorm": _quack_rms_norm}
+PEERS: dict[str, Baseline] = {"quack rmsnorm": _quack_rms_norm, "quack softmax": _quack_softmax}

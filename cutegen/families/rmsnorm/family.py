@@ -7,10 +7,12 @@ sum is stored as ``residual_out``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, scalar, write
-from cutegen.family import Baseline, Inputs, Option, Size, Tensors
+from cutegen.families.row_baselines import eager_and_compiled
+from cutegen.families.row_knobs import PREFETCH_WEIGHT, ROW_KNOBS
+from cutegen.family import Baseline, Option, Size
 
 if TYPE_CHECKING:
     import torch
@@ -36,65 +38,20 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
     n, residual_out, rstd = problem.n, problem.residual_out, problem.rstd
 
-    def norm(
-        x: torch.Tensor, weight: torch.Tensor | None, residual: torch.Tensor | None, eps: float
-    ) -> dict[str, torch.Tensor]:
+    def norm(tensors: Mapping[str, Any], scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        x: torch.Tensor = tensors["x"]
+        weight, residual = tensors.get("weight"), tensors.get("residual")
         h = x if residual is None else x + residual
-        found = {
-            "out": torch.nn.functional.rms_norm(h, (n,), None if weight is None else weight.to(h.dtype), eps)
-        }
+        weight = None if weight is None else weight.to(h.dtype)
+        found = {"out": torch.nn.functional.rms_norm(h, (n,), weight, scalars["eps"])}
         if residual_out:
             found["residual_out"] = h
         if rstd:
-            found["rstd"] = (h.float().square().mean(-1) + eps).rsqrt()
+            found["rstd"] = (h.float().square().mean(-1) + scalars["eps"]).rsqrt()
         return found
 
-    # Shapes that another problem compiled must not make this one's symbolic.
-    torch._dynamo.reset()
-    compiled = torch.compile(norm, dynamic=False)
+    return eager_and_compiled("rms_norm", norm)
 
-    def called(function: object) -> Baseline:
-        def call(inputs: Inputs, outputs: Tensors) -> Tensors:
-            given = inputs.tensors
-            found: Tensors = function(  # type: ignore[operator]
-                given["x"], given.get("weight"), given.get("residual"), inputs.scalars["eps"]
-            )
-            return found
-
-        return call
-
-    return {"torch rms_norm": called(norm), "torch.compile of rms_norm": called(compiled)}
-
-
-_KNOBS = {
-    "threads_per_row": (
-        "Threads of a CTA that share a row. Few leave more values, and more loads in flight, to each "
-        "thread; many shorten a long row."
-    ),
-    "rows_per_cta": "Rows of a CTA at a time. More than one fills a CTA where rows are short.",
-    "rows_per_thread": (
-        "Rows that a thread works on at a time. More than one keeps more loads in flight where a thread has "
-        "one or two accesses to a row."
-    ),
-    "cluster_n": (
-        "CTAs of a cluster that share a row and exchange their sums through distributed shared memory. Pays "
-        "for rows too long for the registers of one CTA, and for few rows."
-    ),
-    "prefetch_weight": (
-        "Load the weight before the row's sum is known. Without it the load comes after, which saves "
-        "registers."
-    ),
-    "row_in": (
-        "Where a row waits until its sum is known: in registers, or in shared memory, from which it is read "
-        "twice. Shared memory pays for rows of more than 64 KiB, where registers have few loads in flight."
-    ),
-    "turn": "Vectors of 16 bytes that a thread holds at a time where the row is in shared memory; else 1.",
-    "pdl": (
-        "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
-        "kernel after it start up as soon as there is room (early) or behind the sums (late). Pays for short "
-        "kernels that follow one another; off launches without it."
-    ),
-}
 
 RMSNORM = DeclaredFamily(
     "rmsnorm",
@@ -119,7 +76,7 @@ RMSNORM = DeclaredFamily(
     reference=_reference,
     rows="m",
     baselines=_baselines,
-    knobs=_KNOBS,
+    knobs={**ROW_KNOBS, **PREFETCH_WEIGHT},
     examples=(
         "4096x4096 bf16",
         "16384x4096 bf16",

@@ -1,0 +1,41 @@
+"""What the knobs of kernels over rows do, and when each of them pays; ``docs/knobs.md`` quotes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["PREFETCH_WEIGHT", "ROW_KNOBS"]
+
+#: Those of every such kernel.
+ROW_KNOBS: Mapping[str, str] = {
+    "threads_per_row": (
+        "Threads of a CTA that share a row. Few leave more values, and more loads in flight, to each "
+        "thread; many shorten a long row."
+    ),
+    "rows_per_cta": "Rows of a CTA at a time. More than one fills a CTA where rows are short.",
+    "rows_per_thread": (
+        "Rows that a thread works on at a time. More than one keeps more loads in flight where a thread has "
+        "one or two accesses to a row."
+    ),
+    "cluster_n": (
+        "CTAs of a cluster that share a row and exchange their sums through distributed shared memory. Pays "
+        "for rows too long for the registers of one CTA, and for few rows."
+    ),
+    "row_in": (
+        "Where a row waits until its sum is known: in registers, or in shared memory, from which it is read "
+        "twice. Shared memory pays for rows of more than 64 KiB, where registers have few loads in flight."
+    ),
+    "turn": "Vectors of 16 bytes that a thread holds at a time where the row is in shared memory; else 1.",
+    "pdl": (
+        "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
+        "kernel after it start up as soon as there is room (early) or behind the sums (late). Pays for short "
+        "kernels that follow one another; off launches without it."
+    ),
+}
+#: That of kernels with a weight.
+PREFETCH_WEIGHT: Mapping[str, str] = {
+    "prefetch_weight": (
+        "Load the weight before the row's sum is known. Without it the load comes after, which saves "
+        "registers."
+    )
+}

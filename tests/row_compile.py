@@ -1,0 +1,58 @@
+"""Kernels over rows through the real compiler, beside what their space says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import Problem
+from cutegen.space import Config
+
+__all__ = ["Compiled", "build", "require_predicted"]
+
+
+class Compiled(NamedTuple):
+    """A kernel, what it is of, and its text."""
+
+    artifact: Artifact
+    problem: Problem
+    config: Config
+    text: str
+
+
+def build(family: str, kernels: Iterable[tuple[str, str, Mapping[str, Any]]], cache: Path) -> list[Compiled]:
+    """Compile kernels: the target, a problem, and knobs that differ from its default config."""
+    asked = {}
+    for target, line, changes in kernels:
+        arch, problem = find_arch(target), parse_problem(f"{family} {line}")
+        space = find_space(family, arch)
+        config = space.default(problem).replace(**changes)
+        assert not space.explain(problem, config), f"{problem}: {config}"
+        asked[render(problem, config, arch)] = (problem, config)
+    done, failed = [], []
+    with Builder(Store(cache)) as builder:
+        for source, result in builder.build(asked):
+            if isinstance(result, Artifact):
+                done.append(Compiled(result, *asked[source], source.text))
+            else:
+                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
+    assert not failed, "\n".join(failed)
+    return done
+
+
+def require_predicted(kernels: Iterable[Compiled]) -> None:
+    """Shared memory and threads are what the space derives, and nothing is spilled or remarked on."""
+    for artifact, problem, config, _ in kernels:
+        arch = find_arch(artifact.arch)
+        derived = find_space(problem.family, arch).derive(config, problem, arch)
+        resources = artifact.resources
+        assert resources.smem_bytes == derived["smem_bytes"], (problem, config)
+        assert resources.threads == derived["threads"], (problem, config)
+        found = (resources.stack_bytes, resources.spill_store_bytes, resources.notes)
+        assert found == (0, 0, ()), (problem, config)
