@@ -39,6 +39,7 @@ from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.markdown import down, launches, line, up, where
+from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.quoted import QuotedFile
 from tools.benchmark.results import COPY, ENERGY, FAMILY, OWN, TABLES, Results, ShapeResult, kind_of
@@ -59,6 +60,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     SWEEP: Sweep,
     FAMILY: FamilyResults,
     TRANSCRIPT: Transcript,
+    MODEL: ModelResults,
     UNTUNED: UntunedResults,
 }
 #: Names of shapes to the Markdown of their rows.

@@ -1,0 +1,120 @@
+"""tools/bench_model.py on the CPU: it measures what it says, checks results, and its file is rendered."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
+
+from cutegen.errors import CheckError  # noqa: E402
+from tools import bench_model as tool  # noqa: E402
+from tools.benchmark import model_steps  # noqa: E402
+from tools.benchmark.environment import check_facts  # noqa: E402
+from tools.benchmark.model_table import COMPILED, GEMMS, MODEL, STEP  # noqa: E402
+from tools.results_table import main as render  # noqa: E402
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    torch._dynamo.reset()
+    with operators_ask(FakeGpu(tmp_path / "cache"), monkeypatch) as fake:
+        yield fake
+
+
+def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
+    args = argparse.Namespace(
+        out=tmp_path / "model.json",
+        size="tiny",
+        layers=2,
+        decode=(1, 3),
+        context=16,
+        prefill=(24,),
+        training=32,
+        training_layers=1,
+        compiled_layers=1,
+        rounds=2,
+        settle=0.001,
+        autotune=None,
+        table=None,
+        cache_dir=None,
+    )
+    vars(args).update(changes)
+    facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
+    return tool.ModelBench(args, {**facts, "model": {"size": "tiny", "layers": 2, "context": 16}}, "cpu")
+
+
+def rows(tmp_path: Path) -> dict[tuple[str, str], Any]:
+    found = json.loads((tmp_path / "model.json").read_text())["rows"]
+    return {(row["name"], row["what"]): row for row in found}
+
+
+def test_steps_of_inference_are_measured_whole_and_by_their_gemms(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Nine GEMMs a step, of the model's sizes; those of torch call no kernel."""
+    subject = bench(tmp_path)
+    subject.decode()
+    subject.prefill()
+    found = rows(tmp_path)
+    assert set(found) == {(n, w) for n in ("decode 1", "decode 3", "prefill 24") for w in (GEMMS, STEP)}
+    answers = found["decode 3", GEMMS]["answers"]
+    assert sum(answer["calls"] for answer in answers.values()) == 9
+    assert answers["gemm 3x384x256 bf16 kk"]["calls"] == 2 and "gemm 3x1024x256 bf16 kk" in answers
+    assert found["prefill 24", GEMMS]["answers"].keys() >= {
+        "gemm 1x1024x256 bf16 kk",
+        "gemm 24x256x512 bf16 kk",
+    }
+    assert len(gpu.calls) % 9 == 0 and gpu.calls
+
+
+def test_training_and_compiled_steps_are_measured(gpu: FakeGpu, tmp_path: Path) -> None:
+    subject = bench(tmp_path, decode=(2,), prefill=())
+    subject.training()
+    launched = len(gpu.calls)
+    assert launched
+    subject.compiled()
+    assert len(gpu.calls) > launched
+    assert set(rows(tmp_path)) == {("training 32", STEP), ("decode 2", COMPILED), ("training 32", COMPILED)}
+
+
+def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: Any) -> None:
+    """Above 1 is faster; nothing is rounded in favour of cutegen."""
+    subject = bench(tmp_path)
+    subject.decode()
+    document = json.loads((tmp_path / "model.json").read_text())
+    for row in document["rows"]:
+        row.update(torch_us=[1, 2000.4567, 3], cutegen_us=[1, 1000.0001, 3], ratio=[1.5, 1.99999, 2.5])
+    held = {"allocated": 1, "reserved": 2**20}
+    document["memory"] = {"steps": 1000, "early": held, "late": held}
+    (tmp_path / "model.json").write_text(json.dumps(document))
+    assert render([str(tmp_path / "model.json")]) == 0
+    said = capsys.readouterr().out
+    assert "| decode 3 | whole step | 2 | 2.000 | 1.001 | 1.999 (1.500 to 2.500) |" in said
+    assert "inference, GEMMs alone: torch / cutegen in geometric mean **1.999**, smallest 1.999 of 2" in said
+    assert "1 MiB at the end" in said
+
+
+def test_results_that_differ_are_not_measured() -> None:
+    with pytest.raises(CheckError, match="step: cutegen and torch differ by"):
+        model_steps.require_close(torch.ones(3), torch.zeros(3) + 2, "step")
+
+
+def test_steps_take_turns_in_any_order() -> None:
+    """Each as often as the others, after a warm-up."""
+    seen: list[str] = []
+    steps = {name: (lambda name=name: seen.append(name)) for name in ("a", "b")}
+    found = model_steps.timed(steps, 5, 0.0)
+    assert {name: len(samples) for name, samples in found.items()} == {"a": 5, "b": 5}
+    assert seen.count("a") == seen.count("b") == 6
+
+
+def test_memory_is_asked_early_and_late(gpu: FakeGpu) -> None:
+    found = model_steps.memory_of_mixed_steps(model_steps.make_model("tiny", 1, "cpu"), "eager", steps=20)
+    assert found["steps"] == 20 and found["early"].keys() == found["late"].keys() == {"allocated", "reserved"}

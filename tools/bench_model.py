@@ -1,0 +1,296 @@
+"""Time steps of a Llama-shaped model by torch and with cutegen's layers, in the same interleaved rounds.
+
+    python tools/bench_model.py --size 8B --out docs/results/model.json
+
+Decoding and prefill run in CUDA graphs, training eagerly; weights are random, in bf16. Of each step of
+inference, the GEMMs are timed alone as well, in their order and with their own weights. With torch.compile,
+every block is compiled by Inductor's default and by the backend ``cutegen``. Kernels are chosen as the
+dispatch table says, or tuned before with ``--autotune``; all are compiled before anything is timed. Results
+of both are compared before they are timed. Render the file with tools/results_table.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.build.store import Store, file_digest
+from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.digest import Json
+from cutegen.measure.device import present_device
+from cutegen.measure.statistics import median_interval, ratio_interval
+from tools.benchmark.environment import check_facts
+from tools.benchmark.model_table import COMPILED, GEMMS, MODEL, STEP
+from tools.benchmark.results import write_json
+
+#: What may be measured, in this order.
+PARTS = ("decode", "prefill", "training", "compiled", "memory")
+TORCH, OWN = "torch", "cutegen"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json")
+    parser.add_argument("--size", default="8B", help="of examples/llama.py (%(default)s)")
+    parser.add_argument("--layers", type=int, default=0, metavar="N", help="0, all of them, by default")
+    parser.add_argument("--parts", type=_parts, default=PARTS, metavar="A,B", help=f"of {','.join(PARTS)}")
+    parser.add_argument("--decode", type=_counts, default=(1, 8, 64), metavar="N,...", help="texts")
+    parser.add_argument("--context", type=positive_int, default=1024, help="places of a text (%(default)s)")
+    parser.add_argument("--prefill", type=_counts, default=(2048, 8192), metavar="N,...", help="tokens")
+    parser.add_argument("--training", type=positive_int, default=8192, metavar="N", help="tokens")
+    parser.add_argument("--training-layers", type=positive_int, default=4, metavar="N")
+    parser.add_argument("--compiled-layers", type=positive_int, default=4, metavar="N")
+    parser.add_argument("--rounds", type=positive_int, default=21)
+    parser.add_argument("--settle", type=positive_float, default=0.5, help="seconds of turns before (0.5)")
+    parser.add_argument("--autotune", type=positive_float, metavar="SECONDS", help="tune before, so long")
+    parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    args = parser.parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(positive_int(part) for part in text.split(","))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    if unknown := set(text.split(",")) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}; valid: {', '.join(PARTS)}")
+    return tuple(part for part in PARTS if part in text.split(","))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write."""
+    device = present_device()
+    facts: dict[str, Json] = {
+        **check_facts(MODEL, device, args.commit),
+        "model": {"size": args.size, "layers": args.layers, "context": args.context},
+        "rounds": args.rounds,
+        "settle_s": args.settle,
+        "table": "" if args.table is None else file_digest(args.table),
+    }
+    bench = ModelBench(args, facts)
+    for part in args.parts:
+        getattr(bench, part)()
+    return EXIT_OK
+
+
+class ModelBench:
+    """Measures the parts, and writes the file after each row.
+
+    Args:
+        args: Of the command line.
+        facts: What the file says beside its rows.
+        device: Where the model is.
+    """
+
+    def __init__(self, args: argparse.Namespace, facts: dict[str, Json], device: str = "cuda") -> None:
+        from cutegen.runtime.dispatch import Dispatcher
+        from cutegen.runtime.kernel_cache import Kernels
+        from cutegen.torch_ops import gemm
+        from tools.benchmark import model_steps
+
+        self._args, self._facts, self._device, self._steps = args, facts, device, model_steps
+        self._rows: list[Json] = []
+        if device == "cuda":  # elsewhere tests have chosen what the operators ask
+            kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
+            gemm.use(Dispatcher(kernels=kernels))
+        if args.table is not None:
+            gemm.load_table(args.table)
+
+    def decode(self) -> None:
+        """One token of each text, by the number of texts."""
+        model = self._model(self._args.layers)
+        for texts in self._args.decode:
+            step = self._steps.decode(model, self._args.size, texts, self._args.context)
+            self._infer(f"decode {texts}", model, step)
+
+    def prefill(self) -> None:
+        """A text, by the number of its tokens."""
+        model = self._model(self._args.layers)
+        for length in self._args.prefill:
+            self._infer(f"prefill {length}", model, self._steps.prefill(model, length))
+
+    def training(self) -> None:
+        """Gradients of a few layers, eager."""
+        import cutegen
+
+        layers, length = self._args.training_layers, self._args.training
+        model, twin = self._model(layers), self._model(layers)
+        self._prepare(model, self._steps.training(model, length), backward=True)
+        cutegen.optimize(twin)
+        steps = {TORCH: self._steps.training(model, length), OWN: self._steps.training(twin, length)}
+        self._row(f"training {length}", STEP, model, steps)
+
+    def compiled(self) -> None:
+        """All of these, with each block compiled by Inductor's default and by the backend."""
+        import torch
+
+        model, args = self._model(self._args.compiled_layers), self._args
+        inference = {
+            f"decode {n}": self._steps.decode(model, args.size, n, args.context) for n in args.decode
+        }
+        inference.update({f"prefill {n}": self._steps.prefill(model, n) for n in args.prefill})
+        for name, step in inference.items():
+            self._prepare(model, step)
+            graphs = {}
+            for who, backend in self._backends().items():
+                with compiled_by(model, backend, self._steps):
+                    graphs[who] = self._steps.Captured(step)
+            self._row(name, COMPILED, model, graphs)
+        model = self._model(args.training_layers)
+        self._prepare(model, self._steps.training(model, args.training), backward=True)
+        torch._dynamo.reset()
+        steps = {}
+        for who, backend in self._backends().items():
+            copy = self._model(args.training_layers)
+            self._steps.compiled_blocks(copy, backend)
+            steps[who] = self._steps.training(copy, args.training)
+        self._row(f"training {args.training}", COMPILED, model, steps)
+
+    def memory(self) -> None:
+        """Bytes that torch holds before and after a thousand steps of mixed lengths, ``reduce-overhead``."""
+        from cutegen.torch_ops.inductor import compile_with_cutegen
+
+        model = self._model(2)
+        self._facts["memory"] = found = self._steps.memory_of_mixed_steps(model, compile_with_cutegen)
+        print(f"memory: {found}", flush=True)
+        self._write()
+
+    def _model(self, layers: int) -> Any:
+        return self._steps.make_model(self._args.size, layers, self._device)
+
+    def _backends(self) -> dict[str, Any]:
+        from cutegen.torch_ops.inductor import compile_with_cutegen
+
+        return {TORCH: "inductor", OWN: compile_with_cutegen}
+
+    def _infer(self, name: str, model: Any, step: Callable[[], Any]) -> None:
+        """Measure a step of inference: its GEMMs alone, and all of it."""
+        import torch
+
+        import cutegen
+
+        answers = self._prepare(model, step)
+        own = self._steps.gemms(model, step, cutegen.linear)
+        products = {
+            TORCH: self._steps.gemms(model, step, torch.nn.functional.linear),
+            OWN: own,
+        }
+        self._row(
+            name, GEMMS, model, {w: self._steps.Captured(s) for w, s in products.items()}, answers=answers
+        )
+        graphs = {TORCH: self._steps.Captured(step)}
+        with swapped(model):
+            graphs[OWN] = self._steps.Captured(step)
+        self._row(name, STEP, model, graphs)
+
+    def _prepare(self, model: Any, step: Callable[[], Any], *, backward: bool = False) -> dict[str, Json]:
+        """Tune if asked to, compile the kernels of a step, and return how each GEMM is answered."""
+        import cutegen
+        from cutegen.families.registry import parse_problem
+        from cutegen.torch_ops import gemm
+
+        calls = self._steps.problems(model, step, backward=backward)
+        if self._args.autotune is not None:
+            self._autotune(list(calls))
+        if self._device == "cuda":
+            cutegen.warmup(problems=list(calls))
+        dispatcher = gemm.default_dispatcher()
+        answers = {line: dispatcher.explain(parse_problem(line)) for line in calls}
+        return {
+            line: {"calls": calls[line], "how": answer.how, "config": str(answer.config or "torch")}
+            for line, answer in answers.items()
+        }
+
+    def _autotune(self, lines: Sequence[str]) -> None:
+        from cutegen.families.registry import parse_problem
+        from cutegen.torch_ops import gemm
+        from cutegen.tuning import AutoTuner
+
+        begun, dispatcher = time.monotonic(), gemm.default_dispatcher()
+        problems = [parse_problem(line) for line in lines]
+        missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
+        if not missing:
+            return
+        with AutoTuner(cache_dir=self._args.cache_dir, table=self._args.table, effort="quick") as tuner:
+            for _ in tuner.tune_all(missing, budget_s=self._args.autotune):
+                pass
+            table = tuner.setting.table
+        if table is not None and table.exists():
+            gemm.load_table(table)
+        print(f"tuned {len(missing)} problems in {time.monotonic() - begun:.1f} s", flush=True)
+
+    def _row(
+        self,
+        name: str,
+        what: str,
+        model: Any,
+        steps: Mapping[str, Callable[[], Any]],
+        *,
+        answers: dict[str, Json] | None = None,
+    ) -> None:
+        """Compare results, measure, print and write one row."""
+        results = {who: step() for who, step in steps.items()}
+        if results[TORCH] is not None:
+            self._steps.require_close(results[OWN], results[TORCH], f"{name}, {what}")
+        samples = self._steps.timed(steps, self._args.rounds, self._args.settle)
+        ratio = ratio_interval(samples[TORCH], samples[OWN])
+        row: dict[str, Json] = {
+            "name": name,
+            "what": what,
+            "layers": len(model.blocks),
+            **{f"{who}_us": _rounded(median_interval(samples[who]), 2) for who in (TORCH, OWN)},
+            "ratio": _rounded(ratio, 4),
+        }
+        self._rows.append({**row, **({"answers": answers} if answers else {})})
+        print(f"{ratio.mid:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]  {name}, {what}", flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self._args.out, {**self._facts, "rows": list(self._rows)})
+
+
+def _rounded(interval: Any, digits: int) -> list[Json]:
+    return [round(value, digits) for value in (interval.low, interval.mid, interval.high)]
+
+
+@contextmanager
+def swapped(model: Any) -> Iterator[None]:
+    """Let the linear layers of a model call cutegen for as long as the block takes."""
+    import cutegen
+
+    cutegen.optimize(model)
+    try:
+        yield
+    finally:
+        cutegen.restore(model)
+
+
+@contextmanager
+def compiled_by(model: Any, backend: Any, steps: Any) -> Iterator[None]:
+    """Compile the blocks of a model by a backend for as long as the block takes."""
+    import torch
+
+    torch._dynamo.reset()
+    steps.compiled_blocks(model, backend)
+    try:
+        yield
+    finally:
+        steps.compiled_blocks(model, None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Steps of a model by torch and by cutegen: the results file of tools/bench_model.py, read and rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutegen.measure.statistics import geometric_mean
+from tools.benchmark.markdown import down, line, short_commit, up
+from tools.benchmark.quoted import QuotedFile
+
+__all__ = ["COMPILED", "GEMMS", "MODEL", "STEP", "ModelResults"]
+
+#: What such a file says that it is.
+MODEL = "model"
+#: What is timed of a step.
+GEMMS, STEP, COMPILED = "GEMMs alone", "whole step", "whole step, compiled"
+
+
+class ModelResults(QuotedFile):
+    """What tools/bench_model.py measured."""
+
+    tool = "tools/bench_model.py"
+
+    def summary(self) -> list[str]:
+        """Return the geometric mean of what was timed of all steps of inference, and of training."""
+        lines = []
+        for training in (False, True):
+            for what in (GEMMS, STEP, COMPILED):
+                rows = [r for r in self._rows() if r["what"] == what and _is_training(r) == training]
+                if not rows:
+                    continue
+                ratios = [row["ratio"][1] for row in rows]
+                lines.append(
+                    f"- {'training' if training else 'inference'}, {what}: torch / cutegen in geometric mean "
+                    f"**{down(geometric_mean(ratios), 3)}**, smallest {down(min(ratios), 3)} of {len(ratios)}"
+                )
+        memory = self.facts.get("memory")
+        if memory:
+            early, late = memory["early"]["reserved"], memory["late"]["reserved"]
+            lines.append(
+                f"- memory that PyTorch holds, {memory['steps']} steps of mixed lengths under "
+                f"`reduce-overhead`: {up(early / 2**20, 0)} MiB after a tenth of them, "
+                f"{up(late / 2**20, 0)} MiB at the end"
+            )
+        return lines
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        head = ["step", "timed", "layers", "torch ms", "cutegen ms", "torch / cutegen (95 %)"]
+        table = [line(head), line([*["---"] * 2, *["---:"] * 4]), *map(_line, self._rows())]
+        return "\n".join([*self.summary(), "", *table, "", self._footing()])
+
+    def _rows(self) -> Sequence[Any]:
+        rows: Sequence[Any] = self.facts["rows"]
+        return rows
+
+    def _footing(self) -> str:
+        facts: Any = self.facts
+        packages = facts["software"]["packages"]
+        named = ", ".join(f"{n} {packages[n]}" for n in ("torch", "nvidia-cutlass-dsl") if n in packages)
+        model = facts["model"]
+        return (
+            f"A Llama-shaped model of the size {model['size']}, random weights, bf16; decoding at place "
+            f"{model['context']}; inference in CUDA graphs, training eager or compiled, without embedding "
+            f"and the head. {facts['gpu']}, driver {facts['machine']['driver']}; {named}; commit "
+            f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Medians of {facts['rounds']} "
+            "interleaved rounds; above 1 cutegen is faster."
+        )
+
+
+def _is_training(row: Any) -> bool:
+    return str(row["name"]).startswith("training")
+
+
+def _line(row: Any) -> str:
+    low, mid, high = (down(value, 3) for value in row["ratio"])
+    torch_ms, own_ms = down(row["torch_us"][1] / 1e3, 3), up(row["cutegen_us"][1] / 1e3, 3)
+    return line([row["name"], row["what"], str(row["layers"]), torch_ms, own_ms, f"{mid} ({low} to {high})"])
