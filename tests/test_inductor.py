@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,13 +51,20 @@ def rand(*shape: int, dtype: Any = BF16) -> Any:
     return (torch.rand(shape) * 2 - 1).to(dtype)
 
 
-LINEAR = torch.nn.functional.linear
+FP8 = torch.float8_e4m3fn
+LINEAR, GELU, SILU = torch.nn.functional.linear, torch.nn.functional.gelu, torch.nn.functional.silu
 W, BIAS = rand(24, 32), rand(24)
 #: What is computed for x, and the arguments of the kernel behind a and b that show what was fused.
 FORMS: dict[str, Any] = {
     "plain": lambda x, r: LINEAR(x, W),
     "bias": lambda x, r: LINEAR(x, W, BIAS),
     "bias, relu": lambda x, r: torch.relu(LINEAR(x, W, BIAS)),
+    "silu": lambda x, r: SILU(LINEAR(x, W)),
+    "bias, silu": lambda x, r: SILU(LINEAR(x, W, BIAS)),
+    "bias, gelu": lambda x, r: GELU(LINEAR(x, W, BIAS)),
+    "bias, gelu_tanh": lambda x, r: GELU(LINEAR(x, W, BIAS), approximate="tanh"),
+    "residual, gelu": lambda x, r: GELU(r + LINEAR(x, W)),
+    "bias, residual, silu": lambda x, r: SILU(LINEAR(x, W, BIAS) + r),
     "residual": lambda x, r: LINEAR(x, W) + r,
     "bias, residual, relu": lambda x, r: torch.relu(r + LINEAR(x, W, BIAS)),
     "addmm": lambda x, r: torch.addmm(r.flatten(0, -2), x.flatten(0, -2), W.t(), alpha=0.5, beta=2.0),
@@ -69,13 +79,18 @@ def rand_like_w() -> Any:
 @pytest.mark.parametrize("name", FORMS)
 def test_a_linear_layer_and_what_is_behind_it_is_one_kernel(gpu: FakeGpu, name: str) -> None:
     """Of 2 and 3 dimensions; no other call of the graph adds, or cuts off, anything."""
+    from torch._inductor.utils import run_and_get_code
+
     for shape in ((16,), (2, 8)):
         x, residual = rand(*shape, 32), rand(*shape, 24)
         want = FORMS[name](x, residual)
         launched = len(gpu.calls)
         with torch.no_grad():
-            same(compiled(FORMS[name])(x, residual), want)
+            found, code = run_and_get_code(compiled(FORMS[name]), x, residual)
+            same(found, want)
         assert len(gpu.calls) == launched + 1
+        left = any("cpp_fused" in text for text in code)
+        assert left == (name == "not contiguous"), "only the copy is left for Inductor"
         extras = sum(word in name for word in ("bias", "residual", "addmm"))
         assert len([t for t in gpu.calls[-1] if hasattr(t, "shape")]) == 3 + extras
 
@@ -86,7 +101,7 @@ def test_training_graphs_call_kernels_for_every_gemm_and_compile_once(gpu: FakeG
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16)).to(BF16)
     twin = copy.deepcopy(model)
     run = compiled(model, dynamic=True)
-    for rows in (8, 16, 40):
+    for rows in (8, 64, 1000):
         x = rand(rows, 32).requires_grad_()
         y = x.detach().clone().requires_grad_()
         launched = len(gpu.calls)
@@ -97,6 +112,56 @@ def test_training_graphs_call_kernels_for_every_gemm_and_compile_once(gpu: FakeG
         for own, other in zip(model.parameters(), twin.parameters(), strict=True):
             same(own.grad, other.grad)
     assert counters["stats"]["unique_graphs"] == 1
+    assert len({source.config for source in gpu.compiled}) > 3, "rows have configs of their own"
+
+
+def test_an_activation_whose_input_is_read_elsewhere_stays_a_call(gpu: FakeGpu) -> None:
+    """The kernel keeps the input of gelu in training, and what is returned beside it."""
+
+    def both(x: Any) -> Any:
+        before = LINEAR(x, W, BIAS)
+        return before, GELU(before)
+
+    x = rand(16, 32)
+    with torch.no_grad():
+        for found, want in zip(compiled(both)(x), both(x), strict=True):
+            same(found, want)
+    x = rand(16, 32).requires_grad_()
+    compiled(lambda x: GELU(LINEAR(x, W, BIAS)))(x).float().sum().backward()
+    y = x.detach().float().requires_grad_()
+    GELU(LINEAR(y, W.float(), BIAS.float())).sum().backward()
+    same(x.grad, y.grad)
+    assert len(gpu.calls) == 3
+
+
+SCALE, WIDE_BIAS = torch.tensor(0.5), rand(48)
+#: Products of fp8 operands: what is computed, and whether a kernel of ours does.
+SCALED: dict[str, tuple[Any, bool]] = {
+    "plain": (lambda a, b: torch._scaled_mm(a, b, SCALE, SCALE, out_dtype=BF16), True),
+    "fast": (
+        lambda a, b: torch._scaled_mm(a, b, SCALE, SCALE, out_dtype=BF16, use_fast_accum=True),
+        True,
+    ),
+    "bias, gelu": (lambda a, b: GELU(torch._scaled_mm(a, b, SCALE, SCALE, WIDE_BIAS, out_dtype=BF16)), True),
+    "scales of rows": (
+        lambda a, b: torch._scaled_mm(a, b, torch.ones(16, 1), torch.ones(1, 48), out_dtype=BF16),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_products_of_fp8_operands_are_replaced(gpu: FakeGpu, name: str) -> None:
+    function, ours = SCALED[name]
+    a, b = rand(16, 64).to(FP8), rand(48, 64).to(FP8).t()
+    launched = len(gpu.calls)
+    with torch.no_grad():
+        try:
+            want = function(a, b)
+        except RuntimeError:
+            pytest.skip("this torch does not compute it on a CPU")
+        same(compiled(function)(a, b), want)
+    assert len(gpu.calls) == launched + ours
 
 
 def test_batched_gemms_are_replaced(gpu: FakeGpu) -> None:
@@ -126,6 +191,60 @@ def test_options_and_modes_of_inductor_are_kept(gpu: FakeGpu) -> None:
         same(compiled(FORMS["bias"], mode="max-autotune-no-cudagraphs")(x, None), LINEAR(x, W, BIAS))
     with pytest.raises(cutegen.CutegenError, match="does not know speed"):
         inductor.compile_with_cutegen(None, [], speed=1)
+
+
+WARM = """
+import sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+import torch
+from fake_kernels import FakeGpu
+import cutegen
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.table import Table
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.torch_ops import inductor
+from fake_kernels import H200
+from torch._dynamo.utils import counters
+
+inductor._DEVICE = "cpu"
+gpu = FakeGpu(Path(sys.argv[1]))
+problem = parse_problem("gemm 64x128x64 bf16 kk bias=n act=relu")
+config = find_space("gemm", H200.arch).default(problem).replace(tile_shape_mn=(64, int(sys.argv[2])))
+table = Table(Fingerprint.of(H200), [Entry(problem, config)]) if sys.argv[2] != "0" else None
+cutegen.use(gpu.dispatcher(table))
+w, bias, x = (torch.full(shape, 0.5, dtype=torch.bfloat16) for shape in ((128, 64), (128,), (64, 64)))
+run = torch.compile(
+    lambda x: torch.relu(torch.nn.functional.linear(x, w, bias)), backend=inductor.compile_with_cutegen
+)
+with torch.no_grad():
+    result = run(x)
+hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+print(hits, len(gpu.calls), result.float().mean().item(), gpu.compiled[-1].config["tile_shape_mn"])
+"""
+
+
+def test_a_warm_cache_calls_kernels_and_a_new_table_answers_at_once(tmp_path: Path) -> None:
+    """A second process does not run the pass, and its kernel is what its own table says; so without one."""
+    here = Path(__file__).parent
+    code = WARM.format(paths=[str(here), str(here.parent)])
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+
+    def said(tile: int) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "kernels"), str(tile)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip().split(maxsplit=3)
+
+    cold, warm, other, none = (said(tile) for tile in (64, 64, 128, 0))
+    assert cold[0] == "0" and all(int(each[0]) >= 1 for each in (warm, other, none))
+    assert {(each[1], each[2]) for each in (cold, warm, other, none)} == {("1", "16.5")}
+    assert [each[3] for each in (cold, warm, other)] == ["(64, 64)", "(64, 64)", "(64, 128)"]
 
 
 def test_the_key_of_the_cache_depends_on_versions_only() -> None:

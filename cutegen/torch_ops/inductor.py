@@ -1,8 +1,9 @@
 """``torch.compile(model, backend="cutegen")``: Inductor, with its GEMMs replaced by the operators of cutegen.
 
 A pass runs over each graph, forward or backward, before Inductor's own rewriting. It replaces ``mm``,
-``addmm`` and ``bmm`` where kernels take the operands, and takes a bias, an addend and a relu behind them
-along. It never adds a guard: rows may be symbols, and the config is chosen at run time.
+``addmm``, ``bmm`` and ``_scaled_mm`` where kernels take the operands, and takes a bias, an addend and an
+activation behind them along. It never adds a guard: rows may be symbols, and the config is chosen at run
+time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import cutegen
 from cutegen.errors import OperandError
+from cutegen.families.gemm.operands import out_dtype_name
 from cutegen.torch_ops.gemm import prepare
+from cutegen.torch_ops.graph_patterns import activation_behind, patterns
 from cutegen.torch_ops.registration import pack
 
 if TYPE_CHECKING:
@@ -24,9 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["compile_with_cutegen", "inductor_options", "prepare"]
 
 #: Part of the key of Inductor's cache: raised with every change of what the pass does.
-_VERSION = 1
+_VERSION = 2
 _DEVICE = "cuda"
 _ROW_BYTES = 16  # what TMA asks of a pitch
+_DTYPES, _FP8 = ("torch.bfloat16", "torch.float16"), ("torch.float8_e4m3fn", "torch.float8_e5m2")
+#: Options of a GEMM, in the order of :data:`cutegen.torch_ops.gemm_plan.Options`.
+_PLAIN: dict[str, Any] = {
+    "c": None,
+    "alpha": 1.0,
+    "beta": 1.0,
+    "bias": None,
+    "activation": "",
+    "out_dtype": None,
+    "config": None,
+    "more": None,
+}
 
 
 def compile_with_cutegen(module: Any, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
@@ -74,7 +89,11 @@ def _mode(mode: str | None) -> dict[str, Any]:
 @cache
 def _pass() -> Any:
     """Return the pass; its base class is torch's, by which Inductor knows how to cache what it made."""
+    import torch
     from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        patterns(dtype)  # traced now: while a graph is being compiled, torch would trace on symbols
 
     class Replace(CustomGraphPass):  # type: ignore[misc, unused-ignore]
         """Replaces GEMMs by operators of cutegen. What it does depends on the graph alone, on no table."""
@@ -96,6 +115,8 @@ def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
     import torch
 
     aten = torch.ops.aten
+    if node.target is aten._scaled_mm.default:
+        return _scaled(node)
     if node.target in (aten.mm.default, aten.bmm.default):
         a, b = node.args
         options: dict[str, Any] = {}
@@ -108,6 +129,29 @@ def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
         return None
     fit = _fits(_value(a)) and _fits(_value(b)) and _value(a).dtype == _value(b).dtype
     return (a, b, options) if fit and _value(node).dtype == _value(a).dtype else None
+
+
+def _scaled(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
+    """Return the same of a product of fp8 operands with one scale each, contiguous along k."""
+    import torch
+
+    names = [argument.name for argument in torch.ops.aten._scaled_mm.default._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    a, b, bias, scales = given["self"], given["mat2"], given.get("bias"), (given["scale_a"], given["scale_b"])
+    left, right, result = _value(a), _value(b), _value(node)
+    try:
+        out_dtype_name(left.dtype, result.dtype)
+    except OperandError:
+        return None
+    ones = all(_same(_value(scale).numel(), 1) and _value(scale).dtype == torch.float32 for scale in scales)
+    along_k = _same(left.stride(1), 1) and _same(right.stride(0), 1)
+    fit = left.dtype == right.dtype and _fits(left, _FP8) and _fits(right, _FP8)
+    if not (ones and along_k and fit) or given.get("scale_result") is not None:
+        return None
+    if bias is not None and _value(bias).dtype != result.dtype:
+        return None
+    more = (*scales, bool(given.get("use_fast_accum")), False)
+    return a, b, {"bias": bias, "out_dtype": result.dtype, "more": more}
 
 
 def _addend(node: Node, addend: Any, alpha: Any, beta: Any) -> dict[str, Any]:
@@ -130,12 +174,13 @@ def _replace(node: Node, a: Any, b: Any, options: dict[str, Any]) -> None:
     behind = _only_user(node)
     if behind is not None and behind.target in (torch.ops.aten.view.default, torch.ops.aten.reshape.default):
         view, behind = behind, _only_user(behind)  # rows of more than one dimension
+    seen = view or node
     # The kernel adds C before the bias and rounds once: the sums of torch in another order.
-    addend = None if "c" in options or behind is None else _residual(view or node, behind)
-    if addend is not None and behind is not None:
-        options, last, behind = {**options, "c": addend}, behind, _only_user(behind)
-    if behind is not None and behind.target is torch.ops.aten.relu.default:
-        options, last = {**options, "activation": "relu"}, behind
+    takes_addend = behind is not None and not options.keys() & {"c", "more"}
+    if takes_addend and behind is not None and (addend := _residual(seen, behind)) is not None:
+        options, seen, last = {**options, "c": addend}, behind, behind
+    if (found := activation_behind(seen)) is not None:
+        options, last = {**options, "activation": found[0]}, found[1]
     _insert(node, last, view if last is not node else None, a, b, options)
 
 
@@ -143,7 +188,7 @@ def _insert(node: Node, last: Node, view: Node | None, a: Any, b: Any, options: 
     """Put the operator in the place of ``last``, seen through ``view`` if there is one."""
     import torch
 
-    full = {"c": None, "alpha": 1.0, "beta": 1.0, "bias": None, "activation": "", **options}
+    full = {**_PLAIN, **options}
     aten, graph = torch.ops.aten, node.graph
     with graph.inserting_before(last):
         if view is not None and full["c"] is not None:
@@ -151,7 +196,7 @@ def _insert(node: Node, last: Node, view: Node | None, a: Any, b: Any, options: 
             flat = graph.call_function(aten.view.default, (full["c"], [-1, columns]))
             flat.meta["val"] = _value(full["c"]).view(-1, columns)
             full["c"] = flat
-        arguments = (a, b, *pack((*full.values(), None, None, None)))
+        arguments = (a, b, *pack((*full.values(),)))
         made = graph.call_function(torch.ops.cutegen.gemm.default, arguments)
         made.meta = dict(node.meta)
         # Inductor keeps the strides that the pass relied on: those of the operands in eager mode.
@@ -184,11 +229,9 @@ def _value(item: Any) -> Any:
     return item.meta["val"] if hasattr(item, "meta") else item
 
 
-def _fits(matrix: torch.Tensor) -> bool:
+def _fits(matrix: torch.Tensor, dtypes: tuple[str, ...] = _DTYPES) -> bool:
     """Return whether it is known for sure that kernels read a tensor of this shape and these strides."""
-    import torch
-
-    if matrix.device.type != _DEVICE or matrix.dtype not in (torch.bfloat16, torch.float16):
+    if matrix.device.type != _DEVICE or str(matrix.dtype) not in dtypes:
         return False
     if matrix.dim() == 3 and not _known(matrix.stride(0) >= matrix.shape[1] * matrix.shape[2]):
         return False

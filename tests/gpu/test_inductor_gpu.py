@@ -70,6 +70,54 @@ def test_a_block_is_right_in_inference_and_names_our_operators() -> None:
         assert (run(x).double() - want).norm() < 1e-2 * want.norm()
 
 
+ACTIVATIONS: dict[str, Any] = {
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_fused_and_right(name: str) -> None:
+    """Behind a bias and a residual; one call of ours is all that is left."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(256, 512).to("cuda", BF16)
+    x, residual = (
+        torch.randn(3, 40, 256, device="cuda", dtype=BF16),
+        torch.randn(3, 40, 512, device="cuda").to(BF16),
+    )
+
+    def step(x: Any, residual: Any, layer: Any = layer) -> Any:
+        return ACTIVATIONS[name](layer(x) + residual)
+
+    with torch.no_grad():
+        found, code = run_and_get_code(
+            torch.compile(step, backend=compile_with_cutegen, fullgraph=True), x, residual
+        )
+        want = step(x.double(), residual.double(), copy.deepcopy(layer).double())
+    assert (found.double() - want).norm() < 1e-2 * want.norm()
+    assert not any("triton_" in text for text in code)
+
+
+def test_fp8_products_are_replaced_and_right() -> None:
+    """With the operands and scales of ``torch._scaled_mm``, summed in fp32 as there."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(rows, 512, device="cuda").to(torch.float8_e4m3fn) for rows in (64, 256))
+    scale = torch.tensor(0.5, device="cuda")
+
+    def step(a: Any, b: Any) -> Any:
+        return torch._scaled_mm(a, b.t(), scale, scale, out_dtype=BF16)
+
+    run = torch.compile(step, backend=compile_with_cutegen, fullgraph=True)
+    with torch.no_grad():
+        assert len(targets(run, a, b)) >= 1
+        want = 0.25 * (a.double() @ b.double().t())
+        assert (run(a, b).double() - want).norm() < 1e-2 * want.norm()
+
+
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_training_step_has_the_gradients_of_torch(mode: str | None) -> None:
     torch.manual_seed(0)
