@@ -92,6 +92,8 @@ class Torch(SimpleNamespace):
             allocated=[],
             grad=False,
             cuda=SimpleNamespace(get_device_properties=lambda index: facts),
+            compiler=SimpleNamespace(is_compiling=lambda: False),
+            ops=SimpleNamespace(cutegen_pinned=SimpleNamespace(gemm=None)),
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0x5EED),
         )
 

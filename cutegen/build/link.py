@@ -64,6 +64,26 @@ class Linker:
         objects = [str(compiled), str(self._runtime), str(self._ffi)]
         _run([self._compiler, "-shared", *options, "-o", str(library), *objects])
 
+    def part(self, compiled: Path, symbol: str, target: Path) -> Path:
+        """Write and return an object file of a kernel with a launch runtime, to be linked with others.
+
+        The runtime keeps state for one kernel, so each has its own; only the function to call is seen.
+
+        Args:
+            compiled: The object file of the kernel.
+            symbol: Its name.
+            target: The file to write.
+
+        Raises:
+            BuildError: The linker refused, or there is no objcopy.
+        """
+        tool = shutil.which("objcopy")
+        if tool is None:
+            raise BuildError("no objcopy; install binutils")
+        _run([self._compiler, "-r", "-nostdlib", "-o", str(target), str(compiled), str(self._runtime)])
+        _run([tool, f"--keep-global-symbol=__tvm_ffi_{symbol}", str(target)])
+        return target
+
 
 def _run(command: list[str]) -> None:
     try:

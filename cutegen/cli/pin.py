@@ -13,12 +13,15 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
 from cutegen.deploy.manifest import OUTSIDE
-from cutegen.deploy.selection import ranges_over
+from cutegen.deploy.selection import ranges_over, widened
 from cutegen.errors import UsageError
 from cutegen.families.ranges import Range, is_range, parse_range
 from cutegen.families.registry import load_families, parse_problem
 from cutegen.family import Problem
+from cutegen.measure.device import present_device
+from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
+from cutegen.runtime.dispatch import default_table_path
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.text import shown
 
@@ -28,6 +31,7 @@ _EXAMPLES = """examples:
   python -m cutegen.pin --table TABLE.json --out deploy/
   python -m cutegen.pin --table TABLE.json --out deploy/ --problem 'gemm 17x7168x2048 bf16 kk'
   python -m cutegen.pin --table TABLE.json --out deploy/ --range m=1..8192 --outside torch
+  python -m cutegen.pin --recorded model.jsonl --m 1:8192 --out deploy/ --cpp
 
 then, with deploy/ on sys.path and only torch and tvm-ffi installed:
   import pinned; c = pinned.gemm(a, b); y = pinned.call("rmsnorm", x=x, weight=w, eps=1e-6)
@@ -49,7 +53,24 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--table", type=file_path, required=True, metavar="FILE.json", help="the dispatch table"
+        "--table",
+        type=file_path,
+        metavar="FILE.json",
+        help="the dispatch table; by default, with --recorded, that of the cache folder for the GPU at hand",
+    )
+    parser.add_argument(
+        "--recorded",
+        type=file_path,
+        nargs="+",
+        default=[],
+        metavar="FILE.jsonl",
+        help="pin what cutegen.record saw called forward, answered by the table, and nothing else",
+    )
+    parser.add_argument(
+        "--m",
+        metavar="FIRST:LAST",
+        default="",
+        help="serve all of these m of every recorded problem that has one, such as 1:8192",
     )
     parser.add_argument(
         "--out",
@@ -79,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
         default="none",
         help="what answers a call that is not pinned: none refuses it (default), torch a plain product",
     )
+    parser.add_argument(
+        "--cpp",
+        action="store_true",
+        help="also build libcutegen_ops.so, the GEMMs as an operator for C++ programs and AOTInductor",
+    )
     add_kernel_arguments(parser)
     parser.add_argument("--cache-dir", type=file_path, metavar="FOLDER", help="where compiled kernels are")
     parser.add_argument("--no-build", action="store_true", help="refuse kernels that are not compiled yet")
@@ -94,20 +120,63 @@ def _run(args: argparse.Namespace) -> int:
     problems: list[Problem | Range] = [
         parse_range(line) if is_range(line) else parse_problem(line) for line in args.problem
     ]
+    table = _table(args, store)
     for text in args.range:
-        problems += _ranges(text, Table.load(args.table))
+        problems += _ranges(text, Table.load(table))
+    problems += _recorded(args)
     pinned = pin_table(
-        args.table,
+        table,
         args.out,
         kernels=kernels,
         problems=problems,
         outside=args.outside,
+        cpp=args.cpp,
+        whole_table=not args.recorded,
         leave_out=lambda problem, why: say(f"left out: {problem}; {why}"),
     )
     for item in pinned:
         say(str(item))
     say(_summary(pinned, args.out))
     return EXIT_OK
+
+
+def _table(args: argparse.Namespace, store: Store) -> Path:
+    """Return the table that answers.
+
+    Raises:
+        DeviceError: None is named, and there is no GPU whose table could be meant.
+        UsageError: None is named, and problems are not from a recording.
+    """
+    if args.table is not None:
+        return Path(args.table)
+    if not args.recorded:
+        raise UsageError("one of --table and --recorded is needed")
+    return default_table_path(store.root, present_device())
+
+
+def _recorded(args: argparse.Namespace) -> tuple[Problem | Range, ...]:
+    """Return what was recorded: pinned kernels compute no gradients, so backward calls are left out.
+
+    Raises:
+        UsageError: A file cannot be read, holds no such call, or ``--m`` is malformed or alone.
+    """
+    if not args.recorded:
+        if args.m:
+            raise UsageError("--m is of recorded problems; use --range with --table")
+        return ()
+    found = read_recordings(args.recorded)
+    for note in found.notes:
+        say(f"note: {note}")
+    calls = [call for call in found.calls if call.phase == "forward" and call.how != "given"]
+    if not calls:
+        raise UsageError(f"no forward call in {', '.join(map(str, args.recorded))}")
+    problems = tuple(dict.fromkeys(call.problem for call in calls))
+    if not args.m:
+        return problems
+    ends = re.fullmatch(r"([0-9]{1,18})(?::|\.\.)([0-9]{1,18})", args.m)
+    if ends is None or not 0 < int(ends[1]) <= int(ends[2]):
+        raise UsageError(f"--m is {shown(args.m)}, not FIRST:LAST with FIRST up to LAST, such as 1:8192")
+    return widened(problems, "m", int(ends[1]), int(ends[2]))
 
 
 def _ranges(text: str, table: Table) -> tuple[Range, ...]:

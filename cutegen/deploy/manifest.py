@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 __all__ = [
+    "CPP_LIBRARY",
     "FAMILY_CALLS",
     "FIELDS",
     "KERNELS",
     "MANIFEST",
+    "NAMESPACE",
+    "OPERATOR",
     "OUTSIDE",
     "RANGE_LOOKUP",
     "TABLE",
@@ -32,6 +35,14 @@ FIELDS = (
 #: What answers calls that are not pinned: nobody, or torch where the call is a plain product.
 OUTSIDE = ("none", "torch")
 
+#: The library of C++ operators, and the operator that it and the loader register with torch.
+CPP_LIBRARY, NAMESPACE = "libcutegen_ops.so", "cutegen_pinned"
+OPERATOR = (
+    "gemm(Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? scale_a=None, "
+    'Tensor? scale_b=None, *, float alpha=1.0, float beta=1.0, str activation="", '
+    "ScalarType? out_dtype=None, bool fast_accum=False, bool any_order=False) -> Tensor"
+)
+
 _GPU_FIELDS = ("gpu_name", "compute_capability", "sm_count")
 
 
@@ -42,7 +53,7 @@ def is_symbol(text: object) -> bool:
 
 def is_pinned_name(name: str) -> bool:
     """Return whether a manifest may list a file of this name: nothing outside the folder has one."""
-    if name in (TABLE, FAMILY_CALLS, RANGE_LOOKUP):
+    if name in (TABLE, FAMILY_CALLS, RANGE_LOOKUP, CPP_LIBRARY):
         return True
     folder, _, file = name.partition("/")
     stem, _, ending = file.rpartition(".")

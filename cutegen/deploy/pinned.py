@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.deploy.launch import Call, Ffi, PinnedError, block, matrix
 from cutegen.deploy.manifest import (
+    CPP_LIBRARY,
     FAMILY_CALLS,
     FIELDS,
     MANIFEST,
+    NAMESPACE,
+    OPERATOR,
     RANGE_LOOKUP,
     TABLE,
     is_pinned_name,
@@ -388,12 +391,86 @@ def _deployment() -> Deployment:
 
 def gemm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the product of two GPU matrices; options as :meth:`Deployment.gemm`."""
-    return _deployment().gemm(a, b, **options)
+    import torch
+
+    found: torch.Tensor
+    answer = _traced if torch.compiler.is_compiling() else _deployment().gemm
+    found = answer(a, b, **options)
+    return found
 
 
 def linear(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return ``x @ w.T``; options as :meth:`Deployment.linear`."""
-    return _deployment().linear(x, w, **options)
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return gemm(rows, w.t(), **options).view(*x.shape[:-1], w.shape[0])
+
+
+def _traced(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    scales: Any = (),
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    **options: Any,
+) -> Any:
+    """Call the operator, while torch.compile or torch.export traces."""
+    import torch
+
+    if _operator_of != __file__:
+        raise PinnedError(f"{NAMESPACE}::gemm is that of {_operator_of}; a process traces one folder's")
+    if scales:
+        options = {**options, "scale_a": scales[0], "scale_b": scales[1]}
+    # An operator that writes into a given tensor would not be worth one more schema.
+    found = torch.ops.cutegen_pinned.gemm.default(a, b, alpha=float(alpha), beta=float(beta), **options)
+    return found if out is None else out.copy_(found)
+
+
+def _run_operator(
+    a: Any, b: Any, c: Any = None, bias: Any = None, scale_a: Any = None, scale_b: Any = None, **options: Any
+) -> Any:
+    """What the operator does if no library of C++ operators is there."""
+    scales = () if scale_a is None else (scale_a, scale_b)
+    return _deployment().gemm(a, b, c=c, bias=bias, scales=scales, **options)
+
+
+def _shape(a: Any, b: Any, *tensors: Any, out_dtype: Any = None, **options: Any) -> Any:
+    """The result without computing it; sizes may be symbols."""
+    import torch
+
+    shape = (*a.shape[:-1], b.shape[-1])
+    return a.new_empty(shape, dtype=out_dtype or getattr(torch, dtype_of(a)[3]))
+
+
+def _register() -> str:
+    """Let torch know the operator, so that calls can be traced; return the loader whose operator it is."""
+    try:
+        import torch
+    except ImportError:  # said by the first call
+        return ""
+    known: Any = torch.ops.cutegen_pinned
+    if hasattr(known, "gemm"):  # of a C++ library that was loaded before, or of another folder
+        return str(getattr(known, "loader", __file__))
+    library = Path(__file__).parent / CPP_LIBRARY
+    if library.exists():
+        deployment = _deployment()
+        deployment._read(CPP_LIBRARY, deployment._digest(CPP_LIBRARY))
+        loaders: Any = torch.ops
+        loaders.load_library(library)
+    else:
+        registry: Any = torch.library
+        made = registry.Library(NAMESPACE, "FRAGMENT")
+        made.define(OPERATOR, tags=(torch.Tag.pt2_compliant_tag,))
+        made.impl("gemm", _run_operator, "CompositeExplicitAutograd")
+        registry.register_fake(f"{NAMESPACE}::gemm", _shape, lib=made)
+        known.library = made  # registrations end with the object
+    known.loader = __file__
+    return __file__
+
+
+#: The loader whose operator traced calls of this process go to.
+_operator_of = _register() if MANIFEST_SHA256 else ""
 
 
 def call(family: str, /, **values: Any) -> Any:

@@ -21,7 +21,7 @@ from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Launch
 
-__all__ = ["Pinned", "PinnedRange", "Selection", "Step", "ranges_over", "require_countable"]
+__all__ = ["Pinned", "PinnedRange", "Selection", "Step", "ranges_over", "require_countable", "widened"]
 
 #: Sizes that a range may hold: a few tens of microseconds each, and a second for each thousand at worst.
 MOST_SIZES = 2**18
@@ -263,18 +263,33 @@ def ranges_over(table: Table, size: str, first: int, last: int) -> tuple[Range, 
         PinError: No kind of problem has that size, or none of these sizes is one of its problems.
         ProblemError: The ends are no ends of a range.
     """
-    found: dict[Range, None] = {}
-    for problem in (*table.entries, *(entry.range.low for entry in table.ranges)):
+    problems = (*table.entries, *(entry.range.low for entry in table.ranges))
+    found = [each for each in widened(problems, size, first, last) if isinstance(each, Range)]
+    if not found:
+        raise PinError(f"no problem of the table has a size {size!r} that is an argument of its kernels")
+    return tuple(found)
+
+
+def widened(problems: Iterable[Problem], size: str, first: int, last: int) -> tuple[Problem | Range, ...]:
+    """Return the ranges of ``size`` from ``first`` to ``last`` that hold ``problems``, each once.
+
+    A problem of a family that has no such size, or compiles it in, stays as it is.
+
+    Raises:
+        PinError: None of these sizes is one of a problem's kind.
+        ProblemError: The ends are no ends of a range.
+    """
+    found: dict[Problem | Range, None] = {}
+    for problem in problems:
         declared = {known.name: known for known in find_family(problem.family).sizes}
         if size not in declared or not declared[size].free:
+            found[problem] = None
             continue
         low = _nearest(problem, size, range(first, min(first + _STRIDE, last + 1)))
         high = _nearest(problem, size, range(last, max(last - _STRIDE, first - 1), -1))
         if low is None or high is None:
             raise PinError(f"{problem} has no problem of its kind with {size} from {first} to {last}")
-        found[Range(low, high)] = None
-    if not found:
-        raise PinError(f"no problem of the table has a size {size!r} that is an argument of its kernels")
+        found[low if low == high else Range(low, high)] = None
     return tuple(found)
 
 

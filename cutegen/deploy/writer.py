@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from cutegen import __version__
 from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
+from cutegen.deploy.cpp_library import build_library, tables_text
 from cutegen.deploy.described import call_of, describe, same_call, why_no_call
 from cutegen.deploy.folder import SCHEMA, ready_place, replace_folder
-from cutegen.deploy.manifest import FAMILY_CALLS, FIELDS, KERNELS, MANIFEST, OUTSIDE, RANGE_LOOKUP, TABLE
+from cutegen.deploy.manifest import (
+    CPP_LIBRARY,
+    FAMILY_CALLS,
+    FIELDS,
+    KERNELS,
+    MANIFEST,
+    OUTSIDE,
+    RANGE_LOOKUP,
+    TABLE,
+)
 from cutegen.deploy.selection import Pinned, PinnedRange, Selection, require_countable
 from cutegen.deploy.shipped_loader import LOADER, bytecode, loader_text, part_text, sealed
 from cutegen.digest import Json
@@ -39,6 +49,8 @@ def pin_table(
     kernels: Kernels | None = None,
     problems: Iterable[Problem | Range] = (),
     outside: str = "none",
+    cpp: bool = False,
+    whole_table: bool = True,
     leave_out: Callable[[Problem | Range, str], None] = lambda problem, why: None,
 ) -> tuple[Pinned | PinnedRange, ...]:
     """Write the winners of ``table`` into the folder ``out``, ready to ship, and return them.
@@ -55,11 +67,15 @@ def pin_table(
             range among them. Ranges of the table are pinned anyway.
         outside: What answers a call that is not pinned: ``none`` refuses it, ``torch`` computes a plain
             product.
+        cpp: Whether the folder also gets ``libcutegen_ops.so``, for C++ programs and packages of AOTInductor:
+            the GEMMs as the operator ``cutegen_pinned::gemm`` in torch's stable ABI.
+        whole_table: Whether everything that the table answers is pinned, or ``problems`` alone.
         leave_out: Told of each entry or range that is left out, and why.
 
     Raises:
         PinError: The table is empty or does not say for what, a kernel is not to be had, no call can pose one
-            of ``problems`` or any entry, or ``out`` holds something else or cannot be written.
+            of ``problems`` or any entry, ``out`` holds something else or cannot be written, or the C++
+            library cannot be built.
         UsageError: There is no such ``outside``.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
@@ -69,8 +85,10 @@ def pin_table(
     source = Table.load(table)
     selection = Selection(source, kernels or Kernels())
     asked: dict[Problem | Range, None] = dict.fromkeys(problems)
-    held = [entry.range for entry in source.ranges if not _is_within(entry.range, asked)]
-    known: list[Problem | Range] = [*source.entries, *held]
+    held: list[Problem | Range] = [
+        entry.range for entry in source.ranges if not _is_within(entry.range, asked)
+    ]
+    known = [*source.entries, *held] if whole_table else []
     left_out = _left_out([*asked, *known])
     wanted = [problem for problem in dict.fromkeys([*known, *asked]) if problem not in left_out]
     for problem in [*asked] if wanted else [*asked, *left_out]:
@@ -87,7 +105,7 @@ def pin_table(
             selection.range(problem) if isinstance(problem, Range) else selection.problem(problem)
             for problem in wanted
         )
-        replace_folder(place, out, _files(table, source.fingerprint, pinned, outside))
+        replace_folder(place, out, _files(table, source.fingerprint, pinned, outside, cpp=cpp))
     except CutegenError:
         raise
     except OSError as error:
@@ -128,7 +146,7 @@ def _left_out(problems: Iterable[Problem | Range]) -> dict[Problem | Range, str]
 
 
 def _files(
-    table: Path, fingerprint: Fingerprint, pinned: Sequence[Pinned | PinnedRange], outside: str
+    table: Path, fingerprint: Fingerprint, pinned: Sequence[Pinned | PinnedRange], outside: str, *, cpp: bool
 ) -> dict[str, bytes]:
     """Return the contents of the folder by name: the manifest first, the loader and its bytecode last."""
     listed = {TABLE: table.read_bytes()}
@@ -161,11 +179,28 @@ def _files(
         "outside": outside,
         "families": families,
         "loader": _sha256(loader),
-        "files": {name: _sha256(data) for name, data in sorted(listed.items())},
     }
+    if cpp:
+        objects = {artifact.symbol: artifact.object for artifact in artifacts}
+        listed[CPP_LIBRARY] = build_library(_called(manifest, objects), tables_text(manifest))
+    manifest["files"] = {name: _sha256(data) for name, data in sorted(listed.items())}
     text = (json.dumps(manifest, indent=1) + "\n").encode()
     own = sealed(loader, text)
     return {MANIFEST: text, **listed, **parts, LOADER: own, **bytecode(own)}
+
+
+def _called(manifest: Mapping[str, Any], objects: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the object files of the kernels of GEMMs.
+
+    Raises:
+        PinError: One is missing: the cache has the library alone.
+    """
+    kernels = [k for record in manifest["ranges"] for k in record["kernels"]] + manifest["kernels"]
+    found = {kernel["symbol"]: objects[kernel["symbol"]] for kernel in kernels if kernel["symbol"]}
+    for symbol, path in found.items():
+        if not path.is_file():
+            raise PinError(f"{path}, the object file of {symbol}, is missing in the cache; build it again")
+    return found
 
 
 def _families(pinned: Sequence[Pinned | PinnedRange]) -> dict[str, Json]:
