@@ -6,11 +6,33 @@ An architecture is a value, so that every step up to an artifact works for a GPU
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
 
 from cutegen.errors import ArchError
 
-__all__ = ["ARCHES", "Arch", "find_arch", "from_compute_capability", "resident_clusters"]
+__all__ = [
+    "ARCHES",
+    "Arch",
+    "Calibration",
+    "find_arch",
+    "from_compute_capability",
+    "resident_clusters",
+    "with_calibration",
+]
+
+
+class Calibration(NamedTuple):
+    """A file of what was measured on one GPU, which performance models prefer to what the package ships.
+
+    Attributes:
+        path: The file.
+        digest: Of its content: a process that read it goes on with what it read.
+    """
+
+    path: str
+    digest: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +60,7 @@ class Arch:
             2250 TFLOP/s on 148 at 1.856 GHz.
         known_parts: SMs of known products, by the name NVML reports.
             Source: NVIDIA datasheets of the H100, H200, B200 and B300.
+        calibration: What predictions for the GPU at hand follow from; None leaves them to the package.
     """
 
     name: str
@@ -53,6 +76,7 @@ class Arch:
     smem_bytes_per_clk: int
     mma_flops_per_clk: int
     known_parts: Mapping[str, int]
+    calibration: Calibration | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -119,6 +143,12 @@ def find_arch(name: str) -> Arch:
     except KeyError:
         hint = f"; did you mean {name}a" if f"{name}a" in ARCHES else ""
         raise ArchError(f"unknown architecture {name!r}{hint}; known: {', '.join(ARCHES)}") from None
+
+
+@cache
+def with_calibration(arch: Arch, calibration: Calibration) -> Arch:
+    """Return ``arch`` with what its models shall read: the same object for the same file and content."""
+    return replace(arch, calibration=calibration)
 
 
 def from_compute_capability(capability: tuple[int, int]) -> Arch:

@@ -57,11 +57,11 @@ def test_trees_add_up_one_by_one() -> None:
 
 def test_what_was_measured_is_fitted() -> None:
     """16 bits on Hopper; nothing is said of other types and targets."""
-    assert is_fitted(Problem(64, 64, 64), "sm_90a") and is_fitted(
-        Problem(64, 64, 64, ab_dtype="fp16"), "sm_90a"
+    assert is_fitted(Problem(64, 64, 64), SPACE.arch) and is_fitted(
+        Problem(64, 64, 64, ab_dtype="fp16"), SPACE.arch
     )
-    assert not is_fitted(Problem(64, 64, 64, ab_dtype="e4m3"), "sm_90a")
-    assert not is_fitted(Problem(64, 64, 64), "sm_100a")
+    assert not is_fitted(Problem(64, 64, 64, ab_dtype="e4m3"), SPACE.arch)
+    assert not is_fitted(Problem(64, 64, 64), find_arch("sm_100a"))
 
 
 def test_choices_come_fastest_first_and_valid() -> None:

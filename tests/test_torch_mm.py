@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
+from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.torch_mm import describe, load_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem
 from tests.test_fitted import SWEEP
@@ -38,7 +39,7 @@ def test_trees_correct_the_roofline() -> None:
         ]
         total += trees.leaves[tree, sum(int(yes) << q for q, yes in enumerate(answers))]
     assert fit.time_us(*sizes, 132) == pytest.approx(time * np.exp(total), rel=1e-4)
-    assert torch_mm_us(Problem(*sizes), "sm_90a", 132) == fit.time_us(*sizes, 132)
+    assert torch_mm_us(Problem(*sizes), find_arch("sm_90a"), 132) == fit.time_us(*sizes, 132)
 
 
 def test_the_outcomes_are_those_that_the_settings_promise() -> None:

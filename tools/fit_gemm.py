@@ -23,20 +23,19 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import find_arch
+from cutegen.families.gemm.perf_model import judging
 from cutegen.families.gemm.perf_model.fitted import FEATURES, FILE, KernelColumns, rooflines
+from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, nearness
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
 
 SWEEP = Path(__file__).parent.parent / "docs" / "results" / "gemm_sweep_h200.json.xz"
-FOLDS = 5
 #: Trees; more of them, or deeper ones, cost more at every new shape and choose no better.
 DEPTH = 6
 SETTINGS = {"depth": DEPTH, "iterations": 250, "learning_rate": 0.16, "l2_leaf_reg": 3.0, "random_seed": 0}
 #: Kernels that answer by default count more.
 _DEFAULT_WEIGHT = 4.0
-#: What is this much slower than the best counts 1/e of it: nobody chooses it.
-_FAR = 0.25
 _UNIT = 1e-4
 
 Array = NDArray[np.float64]
@@ -71,9 +70,7 @@ class Points:
     @property
     def behind_best(self) -> Array:
         """Each time over the best of its shape."""
-        best = np.full(len(self.sizes), np.inf)
-        np.minimum.at(best, self.shape, self.us)
-        return np.asarray(self.us / best[self.shape])
+        return behind_best(self.shape, self.us)
 
 
 def load(path: Path) -> tuple[dict[str, Any], Points]:
@@ -117,8 +114,7 @@ def default_views() -> set[str]:
 
 def train(points: Points, chosen: NDArray[np.bool_]) -> Any:
     """Return trees fitted to some of the points."""
-    weight = np.exp(-(points.behind_best - 1) / _FAR) + 0.03
-    weight *= np.where(points.default, _DEFAULT_WEIGHT, 1.0)
+    weight = nearness(points.behind_best) * np.where(points.default, _DEFAULT_WEIGHT, 1.0)
     wanted = np.log(points.us / points.roofline_us)
     return boosted(SETTINGS, points.features[chosen], wanted[chosen], weight[chosen])
 
@@ -133,12 +129,6 @@ def boosted(settings: dict[str, Any], features: Array, wanted: Array, weight: Ar
     return model.fit(features, wanted, sample_weight=weight)
 
 
-def folds(weights: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the fold that leaves out each (n, k), by its number."""
-    order = np.random.default_rng(0).permutation(weights.max() + 1)
-    return np.asarray(order[weights] % FOLDS)
-
-
 def left_out(points: Points) -> Array:
     """Return predicted microseconds, each by trees that have not seen its (n, k)."""
     fold = folds(points.weights)
@@ -150,25 +140,11 @@ def left_out(points: Points) -> Array:
 
 def regret(points: Points, predicted: Array, among: NDArray[np.bool_]) -> dict[str, float]:
     """Return how far the choice among some points is behind the best of them, and of all of the shape."""
-    behind, ratios = points.behind_best, []
-    for number in range(len(points.sizes)):
-        here = np.flatnonzero((points.shape == number) & among)
-        if len(here):
-            times = behind[here[predicted[here].argsort()]]
-            ratios.append(
-                (
-                    times[0] / times.min(),
-                    times[:3].min() / times.min(),
-                    times[:8].min() / times.min(),
-                    times[0],
-                )
-            )
-    found = np.array(ratios)
-    first, three, eight, of_all = np.exp(np.log(found).mean(0)) - 1
-    tenth, worst = np.quantile(found[:, 0], 0.9) - 1, found[:, 0].max() - 1
-    names = ("first", "best_of_3", "best_of_8", "first_of_all", "first_tenth", "first_worst")
-    values = (first, three, eight, of_all, tenth, worst)
-    return {name: round(float(value), 4) for name, value in zip(names, values, strict=True)}
+    shape, us, predicted = points.shape[among], points.us[among], predicted[among]
+    found = judging.regret(judging.regrets(shape, us, predicted))
+    first = [places[0] for places in judging.choices(shape, predicted)]
+    of_all = np.exp(np.log(points.behind_best[among][first]).mean()) - 1
+    return {**found, "first_of_all": round(float(of_all), 4)}
 
 
 def as_arrays(model: Any, depth: int) -> dict[str, Any]:

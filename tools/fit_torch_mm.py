@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cutegen.families.gemm.perf_model.judging import folds
 from cutegen.families.gemm.perf_model.torch_mm import FILE, describe
 from cutegen.families.gemm.problem import Problem
-from tools.fit_gemm import SWEEP, Array, Points, as_arrays, boosted, folds, left_out, lines, load
+from tools.fit_gemm import SWEEP, Array, Points, as_arrays, boosted, left_out, lines, load
 
 DEPTH = 4
 #: More trees, deeper ones, more tiles or the kernel's own time as a feature decide no better.

@@ -18,6 +18,7 @@ _COMMANDS = {
     "space": ("cutegen.space.__main__", "say which configs are valid, and why others are not"),
     "explain": ("cutegen.explain", "say which config a call would run, and why"),
     "warm": ("cutegen.warm", "compile kernels before the first calls that need them"),
+    "calibrate": ("cutegen.calibrate", "fit the performance model to the GPU at hand"),
     "pin": ("cutegen.pin", "write winners as a folder that needs neither compiler nor cutegen"),
 }
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _usage() -> str:
     lines = ["usage: cutegen COMMAND ...", "", "commands:"]
-    lines += [f"  {name:<8} {what}" for name, (_, what) in _COMMANDS.items()]
+    lines += [f"  {name:<9} {what}" for name, (_, what) in _COMMANDS.items()]
     return "\n".join(
         [*lines, "", "cutegen COMMAND --help shows its options; cutegen --version prints the version"]
     )

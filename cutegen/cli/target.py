@@ -7,6 +7,7 @@ import argparse
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
 from cutegen.measure.device import present_device
+from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import Fingerprint
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import default_table_path
@@ -17,12 +18,12 @@ __all__ = ["find_target"]
 def find_target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
     """Return architecture, SMs, the table that counts, and why one that was found does not."""
     device = None if args.arch else present_device()
-    arch = device.arch if device else find_arch(args.arch)
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    arch = calibrated_arch(store.root, device) if device else find_arch(args.arch)
     sm_count = device.sm_count if device else arch.nominal_sm_count
     if args.table is not None:
         table: Table | None = Table.load(args.table)
     elif device is not None:
-        store = Store(args.cache_dir) if args.cache_dir else Store.default()
         table = Table.find(default_table_path(store.root, device))
     else:
         table = None

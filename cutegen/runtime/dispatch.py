@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cutegen.arch import Arch
 from cutegen.errors import CutegenError, FrozenError, LaunchError
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Problem
 from cutegen.measure.device import Device, present_device
+from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import ANY, Entry, Fingerprint
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Lookup, Table, require_fallback
@@ -170,6 +172,7 @@ class Dispatcher:
         self._given = table
         self._device = device
         self._devices: dict[int, Device] = {}
+        self._arches: dict[int, Arch] = {}
         self._tables: dict[int, Table | None] = {}
         self._read: dict[Path, Table | None] = {}
 
@@ -251,6 +254,17 @@ class Dispatcher:
             self._devices[index] = self._device(index)
         return self._devices[index]
 
+    def arch(self, index: int = 0) -> Arch:
+        """Return the target for GPU ``index``, with the calibration that the cache folder has of it, if any.
+
+        Raises:
+            ArchError: cutegen has no target for that GPU.
+            DeviceError: There is no such GPU.
+        """
+        if index not in self._arches:
+            self._arches[index] = calibrated_arch(self.kernels.store.root, self.device(index))
+        return self._arches[index]
+
     def explain(self, problem: Problem, index: int = 0) -> Answer:
         """Return which config answers ``problem`` on GPU ``index``, and which rule of lookup found it.
 
@@ -262,7 +276,7 @@ class Dispatcher:
             ProblemError: No config computes the problem there.
         """
         device = self.device(index)
-        space = find_space(problem.family, device.arch)
+        space = find_space(problem.family, self.arch(index))
         table = None if autotune_disabled() else self.table(index)
         return look_up(table, problem, space, device.sm_count, self.fallback)
 
@@ -287,7 +301,7 @@ class Dispatcher:
         answer = self._answer(problem, index, config)
         if answer.config is None:
             return None
-        arch, known = self.device(index).arch, answer.known_key
+        arch, known = self.arch(index), answer.known_key
         kernel = self.kernels.get(problem, answer.config, arch, known_key=known, capturing=capturing)
         if self.kernels.on_miss and not self._has_run(kernel, index):
             raise frozen_error(problem)
@@ -330,7 +344,7 @@ class Dispatcher:
 
     def _ask(self, answer: Answer, config: Config, index: int, capturing: bool) -> Kernel | Compilation:
         """Return the kernel, or what there is in its place; of frozen kernels only those that ran there."""
-        arch, known = self.device(index).arch, answer.known_key
+        arch, known = self.arch(index), answer.known_key
         found = self.kernels.ask(answer.problem, config, arch, known_key=known, capturing=capturing)
         if self.kernels.on_miss and isinstance(found, Kernel) and not self._has_run(found, index):
             return self.kernels.miss(answer.problem)
@@ -341,7 +355,7 @@ class Dispatcher:
 
     def _default(self, problem: Problem, index: int) -> Config:
         device = self.device(index)
-        return default_config(find_space(problem.family, device.arch), problem, device.sm_count)
+        return default_config(find_space(problem.family, self.arch(index)), problem, device.sm_count)
 
     def _counted(self, served: Served, rule: str) -> Served:
         """Remember what answers a problem; calls are counted too once nothing may be loaded any more."""
@@ -366,7 +380,7 @@ class Dispatcher:
         family = find_family(problem.family)
         near = None if family.is_library_call(problem) else self._nearest(problem, index)
         if near is not None:
-            kernel = self.kernels.get(problem, near, self.device(index).arch, capturing=capturing)
+            kernel = self.kernels.get(problem, near, self.arch(index), capturing=capturing)
             return Served(answer, self._choice(answer, near, kernel, index, capturing), awaited)
         if family.stand_in(problem) is not None:
             return Served(answer, None, awaited)
@@ -378,18 +392,18 @@ class Dispatcher:
     def _nearest(self, problem: Problem, index: int) -> Config | None:
         """Return the loaded config that is valid for ``problem`` and predicted to be the fastest, if any."""
         device = self.device(index)
-        known = self.kernels.configs(device.arch, problem.signature)
-        valid = [config for config in known if is_legal(config, problem, device.arch)]
+        known = self.kernels.configs(self.arch(index), problem.signature)
+        valid = [config for config in known if is_legal(config, problem, self.arch(index))]
         if self.kernels.on_miss:
             get = self.kernels.get
-            valid = [c for c in valid if self._has_run(get(problem, c, device.arch), index)]
-        estimate = _estimate(find_space(problem.family, device.arch), problem, device.sm_count)
+            valid = [c for c in valid if self._has_run(get(problem, c, self.arch(index)), index)]
+        estimate = _estimate(find_space(problem.family, self.arch(index)), problem, device.sm_count)
         return min(valid, key=estimate or (lambda config: 0.0), default=None)
 
     def _answer(self, problem: Problem, index: int, config: Config | None) -> Answer:
         if config is None:
             return self.explain(problem, index)
-        space_of(config, problem.family, self.device(index).arch).require(problem, config)
+        space_of(config, problem.family, self.arch(index)).require(problem, config)
         return Answer(problem, "given", config)
 
     def _choice(self, answer: Answer, config: Config, kernel: Kernel, index: int, capturing: bool) -> Choice:
@@ -399,7 +413,7 @@ class Dispatcher:
             raise not_in_capture(answer.problem)
         self.kernels.launched.add(seen)
         device = self.device(index)
-        space = space_of(config, answer.problem.family, device.arch)
+        space = space_of(config, answer.problem.family, self.arch(index))
         return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))
 
     def table(self, index: int = 0) -> Table | None:

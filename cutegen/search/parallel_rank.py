@@ -86,6 +86,7 @@ def rank_all(
     count = min(workers or default_workers(), -(-len(problems) // _WORTH_A_CHILD))
     asked: dict[str, Json] = {
         "arch": arch.name,
+        "calibration": None if arch.calibration is None else list(arch.calibration),
         "sm_count": sm_count,
         "limit": limit,
         "twins": twins,

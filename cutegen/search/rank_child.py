@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutegen.arch import find_arch
+from cutegen.arch import Calibration, find_arch, with_calibration
 from cutegen.families.registry import find_space, load_families, parse_problem
 from cutegen.search.parallel_rank import rank_algorithms
 from cutegen.space import Config
@@ -25,6 +25,8 @@ def main(arguments: Sequence[str]) -> int:
     for folder in asked["families"]:
         load_families(Path(folder))
     arch, found = find_arch(asked["arch"]), {}
+    if asked["calibration"]:
+        arch = with_calibration(arch, Calibration(*asked["calibration"]))
     fixed = {
         knob: tuple(Config.from_json({knob: v})[knob] for v in values)
         for knob, values in asked["fixed"].items()

@@ -191,6 +191,7 @@ class Request:
             {
                 "problem": str(self.problem),
                 "arch": self.arch.name,
+                **({"calibration": self.arch.calibration.digest} if self.arch.calibration else {}),
                 "sm_count": self.sm_count,
                 "effort": [
                     effort.classes,

@@ -16,6 +16,7 @@ from cutegen.measure.contention import Guard, require_busy
 from cutegen.measure.device import Device
 from cutegen.measure.watch import NvmlWatch
 from cutegen.operator_api import Offers, find_offers
+from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Table, require_fallback
@@ -91,7 +92,7 @@ class Setting:
         store = Store(cache_dir) if cache_dir else Store.default()
         usual = default_table_path(store.root, device) if device else None
         return cls(
-            arch=arch,
+            arch=calibrated_arch(store.root, device) if device else arch,
             device=device,
             store=store,
             db=db or store.root / "trials.db",

@@ -239,11 +239,11 @@ class GemmFamily(Family):
 
     def baseline_us(self, problem: Problem, arch: Arch, sm_count: int) -> float | None:
         """Return what ``torch.mm`` takes by a fit to measured times; None for what was not measured."""
-        return torch_mm_us(problem, arch.name, sm_count)
+        return torch_mm_us(problem, arch, sm_count)
 
     def is_fitted(self, problem: Problem, arch: Arch) -> bool:
         """Return whether the recorded sweep says how fast such products are: 16 bits on Hopper."""
-        return self.name == "gemm" and is_fitted(problem, arch.name)
+        return self.name == "gemm" and is_fitted(problem, arch)
 
     def accuracy(self, arch: Arch) -> str:
         """Return how the model's order compares with measurements, where there are some."""

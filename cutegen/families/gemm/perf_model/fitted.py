@@ -14,10 +14,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cutegen.arch import resident_clusters
+from cutegen.arch import Arch, Calibration, resident_clusters
+from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
+from cutegen.system.documents import read_json
 
 if TYPE_CHECKING:
     import numpy
@@ -29,12 +31,16 @@ if TYPE_CHECKING:
 __all__ = [
     "FEATURES",
     "FILE",
+    "H200",
     "Cover",
     "Fit",
     "KernelColumns",
+    "Rates",
+    "fit_of",
     "fitted_us",
     "is_fitted",
     "load_fit",
+    "read_fit",
     "rooflines",
 ]
 
@@ -68,9 +74,24 @@ _LAST = 100.0
 _TIME_LOG = FEATURES.index("time_log")
 
 
-def is_fitted(problem: Problem, arch: str) -> bool:
-    """Return whether the fit says anything of ``problem``: 16-bit operands, on the GPU that was measured."""
-    return problem.ab_dtype in _DTYPES and arch == load_fit().arch
+def is_fitted(problem: Problem, arch: Arch) -> bool:
+    """Return whether a fit says anything of ``problem``: 16-bit operands, and a target that was measured."""
+    return problem.ab_dtype in _DTYPES and arch.name == load_fit().arch
+
+
+class Rates(NamedTuple):
+    """How fast a GPU is beside the H200 that the round constants are of.
+
+    Attributes:
+        clock: Of the SMs and of L2.
+        memory: Bandwidth of device memory.
+    """
+
+    clock: float = 1.0
+    memory: float = 1.0
+
+
+H200 = Rates()
 
 
 class KernelColumns:
@@ -82,9 +103,10 @@ class KernelColumns:
     Args:
         configs: Kernels of the Hopper GEMM space, of 16-bit operands. ``split_k`` is not looked at.
         sm_count: SMs of the GPU.
+        rates: How fast it is.
     """
 
-    def __init__(self, configs: Sequence[Mapping[str, Any]], sm_count: int) -> None:
+    def __init__(self, configs: Sequence[Mapping[str, Any]], sm_count: int, rates: Rates = H200) -> None:
         import numpy as np
 
         def column(values: Sequence[Any]) -> Array:
@@ -107,6 +129,7 @@ class KernelColumns:
         self.pingpong = np.array([config["pingpong"] for config in configs], bool)
         groups = column([config["mma_warpgroups"] for config in configs])
         pdl = column([config["use_pdl"] for config in configs])
+        self.rates = rates
         self._time_tiles(*tiles)
         static = (*np.log(tiles), self.tile_k, *cluster)
         switches = (groups, self.pingpong, self.swap_ab, pdl)
@@ -119,12 +142,15 @@ class KernelColumns:
 
         area = tile_m * tile_n
         self.sum_bytes, self.line_bytes = self.blocks * area * 4, self.tile_k.astype(float) * 2
-        mma_us = area * self.tile_k * (2 / _FLOPS_CLK / _CLOCK_MHZ)
+        mhz = _CLOCK_MHZ * self.rates.clock
+        mma_us = area * self.tile_k * (2 / _FLOPS_CLK / mhz)
         moved = tile_m + tile_m / 64 * tile_n + tile_m + tile_n
-        smem_us = moved * self.tile_k * (2 / _SMEM_BYTES_CLK / _CLOCK_MHZ)
+        smem_us = moved * self.tile_k * (2 / _SMEM_BYTES_CLK / mhz)
         self.smem_to_mma_log = np.log(smem_us / mma_us)
         self.mma_us, self.inner_us = mma_us.astype(float), np.maximum(mma_us, smem_us).astype(float)
-        self.epilogue_us = ((_EPILOGUE_CLK + area * (2 / _STORE_BYTES_CLK)) / _CLOCK_MHZ).astype(float)
+        self.epilogue_us = ((_EPILOGUE_CLK + area * (2 / _STORE_BYTES_CLK)) / mhz).astype(float)
+        self.l2_us = np.array(_L2_BYTES_US * self.rates.clock)
+        self.l2_us_sm = np.array(_L2_BYTES_US_SM * self.rates.clock)
 
 
 class _Scalars(NamedTuple):
@@ -135,8 +161,6 @@ class _Scalars(NamedTuple):
     one: Doubles
     most_waves: Doubles
     most_clusters: Doubles
-    l2_us: Doubles
-    l2_us_sm: Doubles
     fixed_us: Doubles
     reduce_us: Doubles
     reduce_bytes_us: Doubles
@@ -146,7 +170,7 @@ class _Scalars(NamedTuple):
 def _scalars() -> _Scalars:
     import numpy as np
 
-    rates = (_L2_BYTES_US, _L2_BYTES_US_SM, _FIXED_US, _REDUCE_US, _REDUCE_BYTES_US)
+    rates = (_FIXED_US, _REDUCE_US, _REDUCE_BYTES_US)
     return _Scalars(*(np.array(number) for number in (0.0, 0.5, 1.0, 8.0, 12.0, *rates)))
 
 
@@ -194,14 +218,14 @@ def rooflines(
     waves, steps = np.ceil(rounds), np.ceil(np.float32(problem.k) / c.tile_k / splits)
     busy = np.minimum(units, c.resident) * c.blocks
     loads = np.minimum(c.tiles, extents) / c.sharing
-    l2_us = (loads[0] + loads[1]) * c.line_bytes / np.minimum(one.l2_us_sm, one.l2_us / busy)
+    l2_us = (loads[0] + loads[1]) * c.line_bytes / np.minimum(c.l2_us_sm, c.l2_us / busy)
     main = steps.astype(float) * np.maximum(c.inner_us, l2_us)
     # Two groups take turns: one's epilogue hides behind the other's main loop, if there is another tile.
     turns = np.maximum(one.none, (c.epilogue_us - main) * one.half) * waves
     turns = np.where(waves > one.one, turns, one.none) + c.epilogue_us
     epilogue = np.where(c.pingpong, turns, waves * c.epilogue_us)
     compute = waves * main + epilogue
-    memory = np.array(problem.min_bytes / _HBM_BYTES_US)
+    memory = np.array(problem.min_bytes / (_HBM_BYTES_US * c.rates.memory))
     sums = one.reduce_us + units * c.sum_bytes / one.reduce_bytes_us
     reduce = np.where(parts > one.one, sums, one.none)
     time = one.fixed_us + reduce + np.maximum(compute, memory)
@@ -227,11 +251,13 @@ class Fit:
         arch: The target that was measured.
         provenance: GPU, driver, versions, number of points, range of sizes, regret: for people.
         trees: Corrections of the logarithm of the roofline's time.
+        rates: How fast the GPU is beside the H200.
     """
 
     arch: str
     provenance: Mapping[str, Any]
     trees: Trees
+    rates: Rates = H200
 
     def times_us(self, problem: Problem, kernels: KernelColumns, splits: Array) -> Array:
         """Return the microseconds of each kernel in a graph, operands in device memory."""
@@ -275,15 +301,54 @@ def load_fit() -> Fit:
     return Fit(found["arch"], found["provenance"], Trees.of(found))
 
 
-def fitted_us(problem: Problem, config: Config, sm_count: int) -> float:
-    """Return the microseconds of one config by the fit that the package ships."""
+def fit_of(arch: Arch) -> Fit:
+    """Return the fit that predictions for ``arch`` follow from: that of its calibration, else the shipped.
+
+    Raises:
+        StoreError: The file of its calibration cannot be read, or is none.
+    """
+    return load_fit() if arch.calibration is None else _calibrated(arch.calibration)
+
+
+@lru_cache(maxsize=8)
+def _calibrated(calibration: Calibration) -> Fit:
+    return read_fit(Path(calibration.path))
+
+
+def read_fit(path: Path) -> Fit:
+    """Return the fit in a file that a calibration wrote.
+
+    Raises:
+        StoreError: There is no such file, or it is no fit that this version of cutegen understands.
+    """
+    found = read_json(path, "calibration", malformed=StoreError)
+    try:
+        assert isinstance(found, dict)
+        if found["features"] != list(FEATURES):
+            raise StoreError(f"calibration {path} was made by another version of cutegen; calibrate again")
+        rates = Rates(**found["rates"])
+        if not all(0.01 < rate < 100 for rate in rates):
+            raise StoreError(
+                f"calibration {path} says that the GPU is {max(rates):g} times as fast as an H200"
+            )
+        trees = Trees.of(found)
+        if not 0 <= trees.asked.min(initial=0) <= trees.asked.max(initial=0) < len(FEATURES):
+            raise ValueError("trees ask about features that there are not")
+        return Fit(str(found["arch"]), found["provenance"], trees, rates)
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
+
+
+def fitted_us(problem: Problem, config: Config, sm_count: int, fit: Fit | None = None) -> float:
+    """Return the microseconds of one config by a fit, the one that the package ships by default."""
     import numpy as np
 
+    fit = fit or load_fit()
     shape = tuple(config[knob] for knob in _LOOKED_AT)
     split = np.array([config.integer("split_k")], np.float32)
-    return float(load_fit().times_us(problem, _columns_of(shape, sm_count), split)[0])
+    return float(fit.times_us(problem, _columns_of(shape, sm_count, fit.rates), split)[0])
 
 
 @lru_cache(maxsize=1024)
-def _columns_of(values: tuple[Any, ...], sm_count: int) -> KernelColumns:
-    return KernelColumns([dict(zip(_LOOKED_AT, values, strict=True))], sm_count)
+def _columns_of(values: tuple[Any, ...], sm_count: int, rates: Rates) -> KernelColumns:
+    return KernelColumns([dict(zip(_LOOKED_AT, values, strict=True))], sm_count, rates)

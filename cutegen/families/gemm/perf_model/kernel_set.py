@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from cutegen.families.gemm.perf_model.fitted import Cover, KernelColumns, load_fit
+from cutegen.families.gemm.perf_model.fitted import Cover, KernelColumns, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
@@ -47,7 +47,8 @@ class KernelSet:
         self._configs = whole + [config for config, _ in divided]
         self._valid = [space.prepare(config) for config in whole]
         self._valid += [space.prepare(config, ("split_k",)) for config, _ in divided]
-        self._columns = c = KernelColumns(self._configs, sm_count)
+        self._fit = fit_of(space.arch)
+        self._columns = c = KernelColumns(self._configs, sm_count, self._fit.rates)
         self._whole = len(whole)
         domain = [as_integer(value) for value in space.domains["split_k"]]
         self._most = next(value for value in domain if value + 1 not in domain)
@@ -63,7 +64,7 @@ class KernelSet:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first."""
         cover = Cover.of(problem, self._columns)
         splits, likely = self._splits(problem, cover)
-        for time_us, at in load_fit().fastest(problem, self._columns, splits, likely, cover):
+        for time_us, at in self._fit.fastest(problem, self._columns, splits, likely, cover):
             if at < self._whole:
                 if self._valid[at](problem):
                     yield time_us, self._ordered(problem, self._configs[at])
@@ -122,10 +123,9 @@ def default_kernels(space: Space, problem: Problem) -> list[Config]:
 class _Key:
     """What a set of kernels depends on; the rest is what it is made from."""
 
-    arch: str
+    space: Space
     signature: object
     sm_count: int
-    space: Space = field(compare=False)
     problem: Problem = field(compare=False)
 
 
@@ -136,4 +136,4 @@ def _made(key: _Key) -> KernelSet:
 
 def kernel_set(space: Space, problem: Problem, sm_count: int) -> KernelSet:
     """Return the kernels for the signature of ``problem``, prepared once."""
-    return _made(_Key(space.arch.name, problem.signature, sm_count, space, problem))
+    return _made(_Key(space, problem.signature, sm_count, problem))

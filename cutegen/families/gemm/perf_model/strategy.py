@@ -8,7 +8,7 @@ from itertools import islice
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model import proposals
 from cutegen.families.gemm.perf_model.estimator import Estimator
-from cutegen.families.gemm.perf_model.fitted import fitted_us, is_fitted
+from cutegen.families.gemm.perf_model.fitted import fit_of, fitted_us, is_fitted
 from cutegen.families.gemm.perf_model.gpu_params import is_modelled
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.ranking import Ranker
@@ -48,7 +48,7 @@ class GemmStrategy:
         sees to it that the work is cut up in several ways. Raises as :func:`proposals.rank`.
         """
         first: Iterable[Config] = ()
-        if is_fitted(problem, space.arch.name):
+        if is_fitted(problem, space.arch):
             best = kernel_set(space, problem, sm_count).by_time(problem)
             first = (config for _, config in islice(best, min(_BY_FIT, 3 * limit // 4)))
         return proposals.rank(space, problem, sm_count, limit, fixed, default=default, first=first)
@@ -61,7 +61,7 @@ class GemmStrategy:
 
         They are few, so that programs that never tune compile few kernels.
         """
-        if is_fitted(problem, space.arch.name):
+        if is_fitted(problem, space.arch):
             return kernel_set(space, problem, sm_count).fastest(problem) or space.default(problem)
         ranker = Ranker(space, problem, sm_count, None)
         valid = (c for c in default_kernels(space, problem) if not space.explain(problem, c))
@@ -92,7 +92,7 @@ class GemmStrategy:
 
     def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
         """Return the model's time of a config; None for kernels that are not of cutegen's templates."""
-        kernels = kernel_set(space, problem, sm_count) if is_fitted(problem, space.arch.name) else None
+        kernels = kernel_set(space, problem, sm_count) if is_fitted(problem, space.arch) else None
         estimators: list[Estimator] = []  # made when asked for: the fit answers most calls
 
         def physics(config: Config) -> float:
@@ -111,6 +111,6 @@ class GemmStrategy:
             plain = config.replace(stream_k=False, reduction="fixed")
             # Of these two knobs nothing was measured: what they change is taken from the analytic model.
             share = 1.0 if plain == config else physics(config) / physics(plain)
-            return share * fitted_us(problem, plain, sm_count)
+            return share * fitted_us(problem, plain, sm_count, fit_of(space.arch))
 
         return predict

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cutegen.arch import Arch, Calibration
+from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
+from cutegen.system.documents import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE", "TorchMm", "describe", "load_torch_mm", "torch_mm_us"]
+__all__ = ["FILE", "TorchMm", "describe", "load_torch_mm", "read_torch_mm", "torch_mm_us"]
 
 FILE = Path(__file__).with_name("torch_mm.json")
 #: Tiles of D that libraries have kernels for. Source: names of cuBLAS kernels in profiles of an H200.
@@ -73,9 +76,33 @@ def load_torch_mm() -> TorchMm:
     return TorchMm(found["arch"], found["provenance"], Trees.of(found))
 
 
-def torch_mm_us(problem: Problem, arch: str, sm_count: int) -> float | None:
-    """Return what ``torch.mm`` is expected to take for ``problem``, None where it is not known."""
+@lru_cache(maxsize=8)
+def _calibrated(calibration: Calibration) -> TorchMm:
+    return read_torch_mm(Path(calibration.path))
+
+
+def read_torch_mm(path: Path) -> TorchMm:
+    """Return what a calibration's file says of the library.
+
+    Raises:
+        StoreError: There is no such file, or it says nothing that this version of cutegen understands.
+    """
+    found = read_json(path, "calibration", malformed=StoreError)
+    try:
+        assert isinstance(found, dict)
+        return TorchMm(str(found["arch"]), found["provenance"], Trees.of(found["torch_mm"]))
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
+
+
+def torch_mm_us(problem: Problem, arch: Arch, sm_count: int) -> float | None:
+    """Return what ``torch.mm`` is expected to take for ``problem``, None where it is not known.
+
+    Raises:
+        StoreError: The file of the target's calibration cannot be read.
+    """
     plain = problem.ab_dtype in _DTYPES and problem.out_dtype == problem.ab_dtype and problem.batch == 1
-    if not plain or arch != load_torch_mm().arch:
+    if not plain or arch.name != load_torch_mm().arch:
         return None
-    return load_torch_mm().time_us(problem.m, problem.n, problem.k, sm_count)
+    known = load_torch_mm() if arch.calibration is None else _calibrated(arch.calibration)
+    return known.time_us(problem.m, problem.n, problem.k, sm_count)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Trees"]
 
+#: What a leaf is a multiple of in a file, and more than any feature is.
+_UNIT, _NEVER = 1e-5, 1e30
+#: Questions of a tree whose answers fit a byte.
+_MOST_DEPTH = 8
 #: Parts of a model that are remembered, and the most columns that they are written out for: programs ask
 #: again and again for a few of them, tools for many sizes of sets.
 _MOST_PARTS, _WIDE = 16, 128
@@ -46,13 +50,57 @@ class Trees:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Trees:
-        """Return the trees of a file: its ``asked``, ``limits``, ``leaves`` in ``unit``, and ``base``."""
+        """Return the trees of a file: its ``asked``, ``limits``, ``leaves`` in ``unit``, and ``base``.
+
+        Raises:
+            LookupError: One of these is missing.
+            ValueError: They do not fit each other.
+        """
         import numpy as np
 
         asked = np.array(found["asked"], np.intp)
         leaves = np.array(found["leaves"], np.float32) * np.float32(found["unit"])
         limits = np.array(found["limits"], np.float32)
-        return cls(asked, limits, leaves, len(asked), found["base"])
+        fits = asked.ndim == 2 and limits.shape == asked.shape and len(asked) <= _MOST_DEPTH
+        if not fits or leaves.shape != (asked.shape[1], 1 << len(asked)):
+            raise ValueError(
+                f"trees of {asked.shape}, {limits.shape} and {leaves.shape} do not fit each other"
+            )
+        return cls(asked, limits, leaves, len(asked), float(found["base"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`of` reads: leaves as integers, each rounded to a hundred-thousandth."""
+        return {
+            "unit": _UNIT,
+            "base": round(self.base, 6),
+            "asked": self.asked.tolist(),
+            "limits": [[float(f"{limit:.7g}") for limit in row] for row in self.limits.tolist()],
+            "leaves": [[round(leaf / _UNIT) for leaf in row] for row in self.leaves.tolist()],
+        }
+
+    def joined(self, others: Trees) -> Trees:
+        """Return trees whose sum is that of both."""
+        import numpy as np
+
+        depth = max(self.depth, others.depth)
+        parts = [trees._deepened(depth) for trees in (self, others)]
+        return Trees(
+            np.concatenate([part.asked for part in parts], 1),
+            np.concatenate([part.limits for part in parts], 1),
+            np.concatenate([part.leaves for part in parts]),
+            depth,
+            self.base + others.base,
+        )
+
+    def _deepened(self, depth: int) -> Trees:
+        """Return the same trees with further questions, whose answers are always no."""
+        import numpy as np
+
+        more = depth - self.depth
+        asked = np.pad(self.asked, ((0, more), (0, 0)))
+        limits = np.pad(self.limits, ((0, more), (0, 0)), constant_values=_NEVER)
+        leaves = np.pad(self.leaves, ((0, 0), (0, (1 << depth) - (1 << self.depth))))
+        return Trees(asked, limits, leaves, depth, self.base)
 
     def __len__(self) -> int:
         return len(self.leaves)

@@ -1,0 +1,10 @@
+"""``python -m cutegen.calibrate``: fit the performance model to the GPU at hand."""
+
+from __future__ import annotations
+
+import sys
+
+from cutegen.cli.calibrate import main
+
+if __name__ == "__main__":
+    sys.exit(main())

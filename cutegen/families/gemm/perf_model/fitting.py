@@ -1,0 +1,195 @@
+"""Fits the model to what was measured on one GPU, starting from the fit that the package ships.
+
+First the two rates, by which a GPU differs most from the one that was measured at length: they are facts of
+the GPU, and few points tell them. Then trees on what is left, as far as they choose better on matrices that
+they have not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from cutegen.families.gemm.perf_model.boosting import Boosting
+from cutegen.families.gemm.perf_model.fitted import FEATURES, Fit, KernelColumns, Rates, rooflines
+from cutegen.families.gemm.perf_model.judging import (
+    FOLDS,
+    behind_best,
+    folds,
+    nearness,
+    regret,
+    regrets,
+)
+from cutegen.families.gemm.perf_model.torch_mm import TorchMm, describe
+from cutegen.families.gemm.perf_model.trees import Trees
+from cutegen.families.gemm.problem import Problem
+from cutegen.space import Config
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Doubles = NDArray[numpy.float64]
+
+__all__ = ["Measured", "Refit", "refit"]
+
+#: Few and shallow: there are some thousand points at most.
+_TREES = Boosting(trees=60, depth=4, rate=0.15, hold=6.0, borders=24)
+_TORCH_TREES = Boosting(trees=20, depth=2, rate=0.2, hold=6.0, borders=12)
+#: Steps by which rates are sought, as factors.
+_STEPS = (1.3, 1.1, 1.03)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Kernels timed on one problem.
+
+    Attributes:
+        problem: In 16 bits.
+        configs: Of the default kernels, with their ``split_k``.
+        us: Microseconds of each.
+        torch_us: Microseconds of ``torch.mm``.
+    """
+
+    problem: Problem
+    configs: Sequence[Config]
+    us: Sequence[float]
+    torch_us: float
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A fit to one GPU.
+
+    Attributes:
+        rates: How fast the GPU is beside the H200.
+        trees: Corrections of the kernels' times, those of the first fit among them.
+        torch_trees: Corrections of the time of ``torch.mm``, likewise.
+        judged: Regret of the choice on matrices left out: by the first fit alone (``shipped``), with the
+            rates (``rates``), with the trees (``trees``); and which of the last two was ``taken``.
+    """
+
+    rates: Rates
+    trees: Trees
+    torch_trees: Trees
+    judged: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :func:`~cutegen.families.gemm.perf_model.fitted.read_fit` reads, without a header."""
+        return {
+            "features": list(FEATURES),
+            "rates": self.rates._asdict(),
+            **self.trees.to_json(),
+            "torch_mm": self.torch_trees.to_json(),
+        }
+
+
+def refit(measured: Sequence[Measured], sm_count: int, start: Fit, torch_start: TorchMm) -> Refit:
+    """Return the fit to ``measured``.
+
+    Args:
+        measured: At least two shapes.
+        sm_count: SMs of the GPU.
+        start: The fit to correct.
+        torch_start: The same for ``torch.mm``.
+    """
+    import numpy as np
+
+    us = np.concatenate([np.array(each.us, float) for each in measured])
+    shape = np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+    pairs: dict[tuple[int, int], int] = {}
+    matrix = np.array([pairs.setdefault((m.problem.n, m.problem.k), len(pairs)) for m in measured])
+    weight = nearness(behind_best(shape, us))
+    shipped = _predict(measured, sm_count, start, start.rates)[0]
+    rates = _find_rates(measured, sm_count, start, np.log(us), weight)
+    logs, features = _predict(measured, sm_count, start, rates)
+    wanted, fold = np.log(us) - logs, folds(matrix)
+    left_out = _left_out(_TREES, features, wanted, weight, fold[shape])
+    judged: dict[str, Any] = {
+        name: regret(regrets(shape, us, found))
+        for name, found in (("shipped", shipped), ("rates", logs), ("trees", logs + left_out))
+    }
+    better = judged["trees"]["first"] <= judged["rates"]["first"]
+    judged["taken"] = "trees" if better else "rates"
+    trees = _TREES.fit(features, wanted, weight) if better else _constant(float(np.median(wanted)))
+    return Refit(
+        rates, start.trees.joined(trees), _torch_trees(measured, sm_count, torch_start, fold), judged
+    )
+
+
+def _predict(measured: Sequence[Measured], sm_count: int, fit: Fit, rates: Rates) -> tuple[Doubles, Doubles]:
+    """Return the logarithms of predicted times, and the features of each point as a row."""
+    import numpy as np
+
+    logs, rows = [], []
+    for each in measured:
+        columns = KernelColumns(each.configs, sm_count, rates)
+        splits = np.array([config["split_k"] for config in each.configs], np.float32)
+        time, features = rooflines(each.problem, columns, splits)
+        logs.append(np.log(time.astype(float)) + fit.trees.sums(features) + fit.trees.base)
+        rows.append(features.T)
+    return np.concatenate(logs), np.concatenate(rows).astype(float)
+
+
+def _find_rates(
+    measured: Sequence[Measured], sm_count: int, fit: Fit, wanted: Doubles, weight: Doubles
+) -> Rates:
+    """Return the rates under which the fit is least off, found by steps that become smaller."""
+
+    def error(rates: Rates) -> float:
+        off = abs(wanted - _predict(measured, sm_count, fit, rates)[0])
+        return float((off * weight).sum() / weight.sum())
+
+    best, least = fit.rates, error(fit.rates)
+    for step in _STEPS:
+        moved = True
+        while moved:
+            moved = False
+            for clock, memory in product((1 / step, 1.0, step), repeat=2):
+                tried = Rates(best.clock * clock, best.memory * memory)
+                off = least if tried == best else error(tried)
+                if off < least:
+                    best, least, moved = tried, off, True
+    return best
+
+
+def _left_out(
+    boosting: Boosting, features: Doubles, wanted: Doubles, weight: Doubles | None, fold: NDArray[numpy.intp]
+) -> Doubles:
+    """Return what trees say of each point that have not seen its fold."""
+    import numpy as np
+
+    found = np.zeros(len(wanted))
+    for number in range(FOLDS):
+        there = fold == number
+        if there.any() and not there.all():
+            trees = boosting.fit(features[~there], wanted[~there], None if weight is None else weight[~there])
+            rows = np.ascontiguousarray(features[there].T.astype(np.float32))
+            found[there] = trees.sums(rows) + trees.base
+    return found
+
+
+def _torch_trees(
+    measured: Sequence[Measured], sm_count: int, start: TorchMm, fold: NDArray[numpy.intp]
+) -> Trees:
+    """Return corrections of the time of ``torch.mm``: trees where they help on what they have not seen."""
+    import numpy as np
+
+    sizes = [(each.problem.m, each.problem.n, each.problem.k) for each in measured]
+    features = np.array([describe(*mnk, sm_count)[1] for mnk in sizes])
+    known = np.log([start.time_us(*mnk, sm_count) for mnk in sizes])
+    wanted = np.log([each.torch_us for each in measured]) - known
+    middle = float(np.median(wanted))
+    left_out = _left_out(_TORCH_TREES, features, wanted, None, fold)
+    better = abs(wanted - left_out).mean() < abs(wanted - middle).mean()
+    return start.trees.joined(_TORCH_TREES.fit(features, wanted) if better else _constant(middle))
+
+
+def _constant(value: float) -> Trees:
+    """Return no trees, but what is added before them."""
+    import numpy as np
+
+    none = np.zeros((1, 0))
+    return Trees(none.astype(np.intp), none.astype(np.float32), np.zeros((0, 2), np.float32), 1, value)

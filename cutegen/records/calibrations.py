@@ -1,0 +1,81 @@
+"""Calibrations: what was measured on one kind of GPU, in a file of its own that its models read."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from cutegen.arch import Arch, Calibration, with_calibration
+from cutegen.digest import Json
+from cutegen.errors import CutegenError, DeviceError, StoreError
+from cutegen.families.gemm.perf_model.fitted import read_fit
+from cutegen.families.gemm.perf_model.torch_mm import read_torch_mm
+from cutegen.measure.device import Device
+from cutegen.system.documents import read_json
+from cutegen.text import printable, shown
+
+__all__ = ["calibrated_arch", "calibration_path", "made_on", "require_calibration"]
+
+_log = logging.getLogger("cutegen")
+
+
+def calibration_path(root: Path, device: Device) -> Path:
+    """Return where the calibration of a kind of GPU is in the cache folder ``root``."""
+    name = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
+    return root / "calibrations" / f"{name}.json"
+
+
+def made_on(device: Device) -> dict[str, Json]:
+    """Return what a calibration says of its GPU, all of which must be the same where it is used.
+
+    The patch level of the driver is left out, or every security update would void it.
+    """
+    return {"gpu": device.name, "sm_count": device.sm_count, "cuda_driver": device.cuda_driver_version}
+
+
+def require_calibration(path: Path, device: Device) -> Calibration:
+    """Return the calibration in a file, which must be of this GPU and driver.
+
+    Raises:
+        DeviceError: It is of another GPU or driver; the message names the field.
+        StoreError: There is no such file, it is none, or another version of cutegen made it.
+    """
+    found = read_json(path, "calibration", malformed=StoreError)
+    said = found.get("made_on") if isinstance(found, dict) else None
+    if not isinstance(said, dict) or not isinstance(found, dict):
+        raise StoreError(f"{path} is no calibration: it does not say what GPU it was made on")
+    if found.get("arch") != device.arch.name:
+        raise DeviceError(f"calibration {path} is for {shown(found.get('arch'))}, not for {device.arch}")
+    for name, here in made_on(device).items():
+        if said.get(name) != here:
+            raise DeviceError(
+                f"calibration {path} is of another GPU or driver: {name} is {shown(said.get(name))} there "
+                f"and {here!r} here; python -m cutegen.calibrate measures this one"
+            )
+    read_fit(path)
+    read_torch_mm(path)
+    return Calibration(str(path), hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+
+
+def calibrated_arch(root: Path, device: Device) -> Arch:
+    """Return the target for a GPU, with the calibration that the cache folder ``root`` has of it.
+
+    One that cannot be used counts as none, with one warning.
+    """
+    path = calibration_path(root, device)
+    if not path.is_file():
+        return device.arch
+    found = _usable(path, path.stat().st_mtime_ns, device)
+    return device.arch if found is None else with_calibration(device.arch, found)
+
+
+@lru_cache(maxsize=64)
+def _usable(path: Path, changed_ns: int, device: Device) -> Calibration | None:
+    try:
+        return require_calibration(path, device)
+    except CutegenError as error:
+        _log.warning("ignoring a calibration: %s", printable(str(error)))
+        return None

@@ -1,0 +1,284 @@
+"""Calibration: default kernels timed on designed problems of one GPU, and the model fitted to them.
+
+Every trial is written down as soon as it is known. A calibration that was interrupted leaves no file; the
+same command measures what is missing, on the same GPU and driver.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+
+from cutegen import __version__
+from cutegen.arch import Arch
+from cutegen.build.render import Source, recipe_of, render
+from cutegen.digest import Json, digest
+from cutegen.errors import ArchError, CheckError, DeviceError, LaunchError, MeasureError, NoWinnerError
+from cutegen.families.gemm.perf_model.fitted import is_fitted, load_fit
+from cutegen.families.gemm.perf_model.fitting import Measured, Refit, refit
+from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.family import Problem as AnyProblem
+from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.device import Device
+from cutegen.measure.statistics import median
+from cutegen.records.calibrations import made_on
+from cutegen.records.trials import TrialStore
+from cutegen.space import Config
+from cutegen.system.publish import publish
+from cutegen.tuning.backends import Children
+from cutegen.tuning.history import Ledger
+from cutegen.tuning.problem_run import ProblemRun
+from cutegen.tuning.progress import Observer, Progress, ignore_progress
+from cutegen.tuning.range_request import SizeRequest
+from cutegen.tuning.request import Effort
+from cutegen.tuning.setting import Setting
+
+__all__ = ["FEWEST", "Calibrated", "CalibrationRun", "designed"]
+
+#: A fit to fewer problems than this says little.
+FEWEST = 24
+#: Problems may not take longer than so many operations, a few milliseconds of an H200.
+_MOST_FLOPS = 1.5e12
+#: Sizes: m to 8192, n and k multiples of 64 between these. Source: those of the recorded sweep.
+_MOST_M, _STEP, _N, _K = 8192, 64, (512, 32768), (512, 16384)
+#: Rows that are measured with the same matrix.
+_ROWS_EACH = 3
+#: Of the kernels timed on a problem, so many are drawn from further behind the best predicted.
+_DRAWN, _DRAWN_OF = 3, 30
+#: What a problem may be given up for.
+_OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
+
+
+def designed(count: int) -> list[Problem]:
+    """Return problems that cover the sizes evenly, in the order in which they are measured.
+
+    The first of them cover the sizes too, so a calibration may end early.
+    """
+    found: list[Problem] = []
+    at = 0
+    while len(found) < count:
+        at += 1
+        n, k = (_between(low, high, _halton(at, base)) for (low, high), base in ((_N, 3), (_K, 5)))
+        for row in range(_ROWS_EACH):
+            m = round(_MOST_M ** _halton(at * _ROWS_EACH + row, 2))
+            problem = Problem(m, n, k)
+            if problem.flops <= _MOST_FLOPS and len(found) < count:
+                found.append(problem)
+    return found
+
+
+def _halton(at: int, base: int) -> float:
+    """Return the ``at``-th number of a sequence that fills the interval from 0 to 1 evenly."""
+    found, share = 0.0, 1.0
+    while at:
+        at, digit = divmod(at, base)
+        share /= base
+        found += digit * share
+    return found
+
+
+def _between(low: int, high: int, share: float) -> int:
+    return _STEP * round(low / _STEP * math.exp(share * math.log(high / low)))
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A finished calibration.
+
+    Attributes:
+        device: The GPU.
+        problems: How many were measured.
+        points: Timed kernels, in all.
+        fit: What was fitted.
+        document: What the file holds.
+        seconds: Of this run.
+    """
+
+    device: Device
+    problems: int
+    points: int
+    fit: Refit
+    document: dict[str, Json] = field(repr=False)
+    seconds: float = 0.0
+
+    def write(self, path: Path) -> None:
+        """Write the file in one step; raises :class:`StoreError`."""
+        publish(path, (json.dumps(self.document) + "\n").encode(), "calibration")
+
+
+class CalibrationRun:
+    """Measures and fits; an interrupted one continues where it stopped.
+
+    Args:
+        setting: Where and with what.
+        children: Compiler and measuring child.
+        trials: The open database.
+        problems: How many are measured.
+        kernels: How many are timed on each.
+        observe: Told about progress.
+        again: Whether to measure anew what earlier runs did.
+        clock: Seconds of a steady clock.
+
+    Raises:
+        ArchError: The model of that target has no fit to start from.
+        DeviceError: There is no GPU.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        children: Children,
+        trials: TrialStore,
+        *,
+        problems: int,
+        kernels: int,
+        observe: Observer = ignore_progress,
+        again: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if setting.device is None:
+            raise DeviceError("a calibration measures the GPU at hand, and there is none")
+        self._setting, self._device = setting, setting.device
+        self._arch = setting.device.arch  # proposals must not follow from an earlier calibration
+        self._problems = designed(problems)
+        if not is_fitted(self._problems[0], self._arch):
+            raise ArchError(
+                f"cutegen has no fitted model of {self._arch} to calibrate; valid: {load_fit().arch}"
+            )
+        self._children, self._trials = children, trials
+        self._kernels = kernels
+        self._observe, self._again, self._clock = observe, again, clock
+        self._space = find_space("gemm", self._arch)
+        self._sources: dict[str, Source] = {}
+        self._checked: set[Config] = set()
+        self._start = clock()
+        self._name = digest(
+            ["calibration", problems, kernels, self._device.key, time.time_ns() if again else 0]
+        )
+
+    def run(self, budget_s: float | None = None) -> Calibrated:
+        """Measure what is not known yet, and fit.
+
+        Args:
+            budget_s: No further problem is begun after so many seconds.
+
+        Raises:
+            MeasureError: Too few problems were measured; the same command continues.
+            CutegenError: As :meth:`~cutegen.tuning.AutoTuner.tune`.
+        """
+        asked = {problem: self._candidates(problem) for problem in self._problems}
+        self._children.start_bench()
+        found: list[Measured] = []
+        for number, (problem, configs) in enumerate(asked.items()):
+            if budget_s is not None and self._clock() - self._start >= budget_s:
+                break
+            self._submit_some(list(asked.items())[number : number + 4])
+            one = self._measure(problem, configs)
+            found += [] if one is None else [one]
+            self._tell("screen", problem, number + 1)
+        if len(found) < FEWEST:
+            raise MeasureError(
+                f"the calibration has {len(found)} problems, and a fit needs {FEWEST} at least; the same "
+                "command continues, with a larger --budget if it ended by that"
+            )
+        return self._conclude(found)
+
+    def _candidates(self, problem: Problem) -> list[Config]:
+        """Return the kernels that are predicted to be the fastest, and some of the others by chance."""
+        ranked = kernel_set(self._space, problem, self._device.sm_count).by_time(problem)
+        likely = [config for _, config in islice(ranked, _DRAWN_OF)]
+        count = max(1, self._kernels - _DRAWN)
+        rest = likely[count:]
+        return likely[:count] + random.Random(str(problem)).sample(rest, min(_DRAWN, len(rest)))
+
+    def _submit_some(self, asked: Sequence[tuple[Problem, Sequence[Config]]]) -> None:
+        self._children.submit(
+            self._render(problem, config, self._arch) for problem, configs in asked for config in configs
+        )
+
+    def _render(self, problem: AnyProblem, config: Config, arch: Arch) -> Source:
+        recipe = recipe_of(problem, config, arch)
+        if recipe not in self._sources:
+            self._sources[recipe] = render(problem, config, arch)
+        return self._sources[recipe]
+
+    def _measure(self, problem: Problem, configs: Sequence[Config]) -> Measured | None:
+        """Time ``configs`` beside each other and ``torch.mm``; None if fewer than two of them work."""
+        request = SizeRequest(
+            problem=problem,
+            arch=self._arch,
+            sm_count=self._device.sm_count,
+            effort=replace(Effort(), chunk=len(configs) + 1),
+            context=BACK_TO_BACK,
+        )
+        run = ProblemRun(
+            request,
+            self._children,
+            self._ledger(request),
+            self._setting.toolchain,
+            observe=ignore_progress,
+            render=self._render,
+            checked=self._checked,
+        )
+        try:
+            run.screen(configs)
+        except _OF_ONE_PROBLEM:
+            return None
+        timed = {
+            config: attempt.timing
+            for config, attempt in run.attempts.items()
+            if attempt.timing is not None and not attempt.timing.contended_by
+        }
+        torch = [timing.reference_us for timing in timed.values() if timing.reference_us is not None]
+        if len(timed) < 2 or not torch:
+            return None
+        times = [timing.paired.mid for timing in timed.values()]
+        return Measured(problem, list(timed), times, median(torch))
+
+    def _ledger(self, request: SizeRequest) -> Ledger:
+        return Ledger(
+            self._trials,
+            request.problem,
+            self._arch.name,
+            self._device,
+            self._name,
+            request.final_policy,
+            forget=self._again,
+        )
+
+    def _conclude(self, found: Sequence[Measured]) -> Calibrated:
+        fit = refit(found, self._device.sm_count, load_fit(), load_torch_mm())
+        points = sum(len(each.us) for each in found)
+        sizes = [list(each.problem.sizes.values())[:3] for each in found]
+        provenance: dict[str, Json] = {
+            "gpu": self._device.name,
+            "driver": self._device.driver_version,
+            "cutegen": __version__,
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "shapes": len(found),
+            "points": points,
+            "kernels": len({self._space.compile_view(c) for each in found for c in each.configs}),
+            "dtype": "bf16",
+            "layout": "kk",
+            "smallest": [min(column) for column in zip(*sizes, strict=True)],
+            "largest": [max(column) for column in zip(*sizes, strict=True)],
+            "regret_on_matrices_left_out": fit.judged,
+        }
+        header: dict[str, Json] = {"arch": self._arch.name, "made_on": made_on(self._device)}
+        document = {**header, "provenance": provenance, **fit.to_json()}
+        self._tell("done", found[-1].problem, len(self._problems))
+        return Calibrated(self._device, len(found), points, fit, document, self._clock() - self._start)
+
+    def _tell(self, stage: str, problem: Problem, done: int) -> None:
+        elapsed = self._clock() - self._start
+        self._observe(Progress(problem, stage, done, len(self._problems), elapsed_s=elapsed))
