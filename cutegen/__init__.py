@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         wait_for_kernels,
     )
     from cutegen.torch_ops.inductor import inductor_options
+    from cutegen.torch_ops.layer_norm import layer_norm
     from cutegen.torch_ops.modules import optimize, restore
     from cutegen.torch_ops.norms import rms_norm
     from cutegen.torch_ops.ranks import check_ranks
@@ -63,6 +64,7 @@ __all__ = [
     "geglu",
     "gemm",
     "inductor_options",
+    "layer_norm",
     "linear",
     "load_table",
     "optimize",
@@ -101,6 +103,7 @@ _HOMES = {
     "geglu": "torch_ops.gates",
     "gemm": "torch_ops.gemm",
     "inductor_options": "torch_ops.inductor",
+    "layer_norm": "torch_ops.layer_norm",
     "linear": "torch_ops.gemm",
     "load_table": "torch_ops.gemm",
     "optimize": "torch_ops.modules",

@@ -1,4 +1,4 @@
-"""Kernels over rows beside torch's: a norm behind a residual, and a softmax in place."""
+"""Kernels over rows: a norm behind a residual, a softmax in place, a layer norm with its statistics."""
 
 import torch
 
@@ -17,3 +17,6 @@ print(
 )
 cutegen.softmax(y, out=y)  # nothing is allocated
 print(f"in place: {'the same' if torch.equal(y, scores) else 'DIFFERENT'} bits")
+
+y, mean, rstd = cutegen.layer_norm(x, weight, weight, return_stats=True)
+print(f"layer norm: means between {mean.min().item():.3g} and {mean.max().item():.3g}")

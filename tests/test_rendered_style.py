@@ -24,6 +24,7 @@ KERNELS = (
     ("gated", "sm_90a"),
     ("gated_backward", "sm_100a"),
     ("softmax", "sm_90a"),
+    ("layernorm", "sm_90a"),
 )
 
 

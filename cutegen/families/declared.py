@@ -276,7 +276,8 @@ class DeclaredFamily(Family):
         options: What else a problem may say. The one called ``dtype`` is always written.
         arguments: Of the kernels, in the order of their parameters.
         reference: Called with every argument by name, tensors in fp64, and with those of
-            :attr:`named_options` that it has parameters for; returns the wanted outputs in fp64.
+            :attr:`named_options` that it has parameters for; returns the wanted outputs in fp64. Where an
+            output ``y`` is a difference, it may return as ``y terms`` what cancels, whose error is allowed.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
         tolerance: The allowed error; by default that of rounding and of adding up along the last dimension.
@@ -594,9 +595,12 @@ class DeclaredReference:
         whole = count == 1 and step == 1
         for low in range(0, count, step):
             high = min(low + step, count)
-            want = self._family.wanted(self._problem, self._inputs, low, high)[output]
+            found = self._family.wanted(self._problem, self._inputs, low, high)
+            want, terms = found[output], found.get(f"{output} terms")
             part = got if whole else got[low:high]
             allowed = self._family.allowed(self._problem, output, want)
+            if terms is not None:
+                allowed = allowed + terms * _sum_units(self._problem)
             yield Chunk(part.double(), want, allowed, _shifted(low))
 
 
@@ -621,17 +625,21 @@ def rounding_error(dtype: str, want: torch.Tensor) -> torch.Tensor:
 
 
 def _default_tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
-    """Rounding, and the error of a sum in fp32 along the longest dimension that is read.
-
-    A tree of partial sums errs by log2 of the terms; 8 more units of 2**-24 are left for what follows.
-    """
+    """Rounding, and the error of a sum in fp32 along the longest dimension that is read."""
     arguments = {a.name: a for a in problem.declared.arguments(problem)}
     dtype = arguments[output].dtype
     if "int" in dtype:
         return rounding_error(dtype, want)
-    longest = max((a.shape[-1] for a in arguments.values() if a.shape), default=1)
-    units = (math.log2(longest) + 8) * 2.0**-24
-    return rounding_error(dtype, want).add_(want.abs().mul_(units))
+    return rounding_error(dtype, want).add_(want.abs().mul_(_sum_units(problem)))
+
+
+def _sum_units(problem: DeclaredProblem) -> float:
+    """Return the relative error of a sum in fp32 along the longest dimension.
+
+    A tree of partial sums errs by log2 of the terms; 8 more units of 2**-24 are left for what follows.
+    """
+    shapes = [a.shape for a in problem.declared.arguments(problem) if a.shape]
+    return (math.log2(max((shape[-1] for shape in shapes), default=1)) + 8) * 2.0**-24
 
 
 def _draw(argument: Argument, generator: torch.Generator, *, gaps: bool) -> torch.Tensor:

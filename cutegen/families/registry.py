@@ -209,10 +209,11 @@ def _all() -> dict[str, _Registered]:
 def _shipped() -> tuple[Family, ...]:
     from cutegen.families.gated.family import GATED, GATED_BACKWARD
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
+    from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
     from cutegen.families.softmax.family import SOFTMAX
 
-    return GEMM, BLOCK_SCALED_GEMM, RMSNORM, SOFTMAX, GATED, GATED_BACKWARD
+    return GEMM, BLOCK_SCALED_GEMM, RMSNORM, LAYERNORM, SOFTMAX, GATED, GATED_BACKWARD
 
 
 def _in_package(family: Family) -> _Registered:

@@ -60,9 +60,16 @@ def inputs(problem: Any) -> int:
     return 2 if getattr(problem.signature, "residual", False) else 1
 
 
-def weight_of(problem: Any) -> str:
-    """Return what is said of the weight: same, fp32, or nothing for none."""
-    return str(getattr(problem.signature, "weight", ""))
+def along_row(problem: Any) -> list[str]:
+    """Return the dtypes of what is read along with every row: a weight, a bias."""
+    sig = problem.signature
+    found = [getattr(sig, name, "") for name in ("weight", "bias")]
+    return [sig.dtype if dtype == "same" else dtype for dtype in found if dtype]
+
+
+def is_wide(problem: Any) -> bool:
+    """Return whether rows are in 16 bits and something along them in fp32."""
+    return bool(problem.signature.dtype != "fp32" and "fp32" in along_row(problem))
 
 
 def access_elements(problem: Any) -> int:
@@ -104,11 +111,10 @@ def values_registers(problem: Any, accesses: int, rows_per_thread: int, prefetch
 
     loaded = accesses * packed(ELEMENT_BYTES[sig.dtype]) * inputs(problem)
     values = max(loaded, accesses * access_elements(problem))
-    if not (weight_of(problem) and prefetch_weight):
+    if not prefetch_weight:
         return values
-    weight_bytes = 4 if weight_of(problem) == "fp32" else ELEMENT_BYTES[sig.dtype]
-    weights = 2 if getattr(sig, "bias", False) else 1
-    return values + weights * (accesses // rows_per_thread) * packed(weight_bytes)
+    weights = sum(packed(ELEMENT_BYTES[dtype]) for dtype in along_row(problem))
+    return values + accesses // rows_per_thread * weights
 
 
 def staged_bytes(problem: Any, cluster_n: int) -> int:
@@ -228,7 +234,7 @@ def weight_is_late_where_registers_are_short(
         return True
     held = values_per_thread(problem, threads_per_row, cluster_n)
     useful = held >= 32 and threads_per_row >= 256 and row_in == "registers"
-    return bool(problem.signature.weight) and useful
+    return bool(along_row(problem)) and useful
 
 
 def turns_are_for_rows_in_smem(
@@ -318,8 +324,7 @@ def min_blocks(config: Config, problem: Any, arch: Arch, values_at_a_time: int) 
     if config["row_in"] == "registers":
         return 1
     taken = staged_bytes(problem, config.integer("cluster_n")) + SUMS_BYTES
-    wide = problem.signature.dtype != "fp32" and weight_of(problem) == "fp32"
-    wide = wide or config.integer("turn") * access_elements(problem) > values_at_a_time
+    wide = is_wide(problem) or config.integer("turn") * access_elements(problem) > values_at_a_time
     threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
     return max(1, min(arch.smem_bytes // taken, threads // config.integer("threads_per_row")))
 

@@ -30,7 +30,7 @@ CALL = "call-family"
 #: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
 COPIES = ("copy", "copy kernel")
 #: Peers by the family that they know.
-_KNOWN = {"rmsnorm": ("quack rmsnorm",), "softmax": ("quack softmax",)}
+_KNOWN = {"rmsnorm": ("quack rmsnorm",), "softmax": ("quack softmax",), "layernorm": ("quack layernorm",)}
 
 
 def call_names(problem: Problem, *, peers: bool = True) -> list[str]:
@@ -181,5 +181,27 @@ def _quack_softmax(inputs: Inputs, outputs: Tensors) -> Tensors:
     return {"out": softmax.softmax_fwd(inputs.tensors["x"])}
 
 
+class _QuackLayerNorm:
+    """QuACK's LayerNorm, which makes its output; weight and bias are in fp32, made so once."""
+
+    def __init__(self) -> None:
+        self._wide: dict[int, Any] = {}
+
+    def __call__(self, inputs: Inputs, outputs: Tensors) -> Tensors:
+        rmsnorm: Any = importlib.import_module("quack.rmsnorm")
+        given = inputs.tensors
+        weight, bias = (self._in_fp32(given.get(name)) for name in ("weight", "bias"))
+        return {"out": rmsnorm.layernorm_fwd(given["x"], weight, bias=bias, eps=inputs.scalars["eps"])}
+
+    def _in_fp32(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        return self._wide.setdefault(tensor.data_ptr(), tensor.float())  # type: ignore[no-any-return]
+
+
 #: Peers by the name that they have in results.
-PEERS: dict[str, Baseline] = {"quack rmsnorm": _quack_rms_norm, "quack softmax": _quack_softmax}
+PEERS: dict[str, Baseline] = {
+    "quack rmsnorm": _quack_rms_norm,
+    "quack softmax": _quack_softmax,
+    "quack layernorm": _QuackLayerNorm(),
+}

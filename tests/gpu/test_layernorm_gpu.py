@@ -1,0 +1,166 @@
+"""LayerNorm on a real GPU: every kind of row and kernel against fp64, broken kernels, the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hopper import NEEDS_HOPPER
+from row_kernels import ARCH, Broken, cases, check, compiled, mutants, require_rejected
+
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.family import Problem
+from cutegen.measure import Bench
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.space import Config
+
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+LINES = (
+    "1x4096 bf16",
+    "64x7168 bf16 stats",
+    "300x1000 bf16 weight=none bias=none",
+    "4096x5120 bf16 stats",
+    "2048x8192 fp16 weight=fp32 bias=fp32",
+    "1024x16384 bf16 stats",
+    "513x32768 bf16 bias=none",
+    "300x65536 fp32",
+    "129x131072 bf16 weight=fp32 stats",
+    "70x262144 fp32 weight=none",
+    "64x100008 bf16 stats",
+    "70x100008 fp16 weight=fp32 bias=fp32",
+    "40000x128 bf16",
+    "3000x64 fp16 weight=none bias=none stats",
+    "777x1 bf16",
+    "777x17 fp32 stats",
+    "301x4097 bf16 stats",
+    "300x2880 bf16 unaligned",
+    "11x99991 bf16",
+)
+LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
+NORMALISE = f"normalise(x_part, weight_row, bias_row, y_row, mean, rms, {TURN}"
+END = "    end = cutlass.min(PART, VECTORS - first)\n"
+WRONG = r"(out|mean|rstd)(\[\d+.* should be|: \d+ of \d+ elements .*not finite or were never written)"
+#: Rows of a warp each, four in a CTA.
+SHORT = {
+    "rows unwritten": Broken(
+        "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
+    ),
+    "stale output": Broken(
+        LAST, LAST.replace("end)", "end if row != 5 else 0)"), r"out: 1000 of .*first at \(5, 0\)"
+    ),
+    "one element past the end": Broken(
+        LAST,
+        LAST + "    if lane == 0 and row == rows - 1:\n        y[row, N] = X(0.0)\n",
+        "out: 1 elements outside of the output were written",
+    ),
+    "input modified": Broken(
+        LAST,
+        LAST + "    if lane == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
+        r"wrote its input x, first at \(17, 3\)",
+    ),
+    "tail column skipped": Broken("    end = PART\n", "    end = PART - 1\n", WRONG),
+    "eps compiled in": Broken("+ eps, fastmath", "+ 1e-5, fastmath", WRONG),
+    "what lies beyond the end counts": Broken(
+        "mean if first + step * THREADS_PER_ROW < last else cutlass.Float32(0.0)", "mean", WRONG
+    ),
+    "squares about zero": Broken("centre = mean\n", "centre = cutlass.Float32(0.0)\n", WRONG),
+    "mean wrong beside a right y": Broken(
+        "row_mean[row] = mean", "row_mean[row] = mean + 0.01", r"mean\[\d+"
+    ),
+    "no bias": Broken(" * w + b for", " * w for", WRONG),
+}
+#: Rows of several warps that hold different numbers of elements: 640 vectors of 192 threads.
+WIDE = {
+    "distances between warps do not count": Broken("p + a * a * h for", "p for", WRONG),
+    "every warp holds as much": Broken("[m * h for m, h in", "[m * (N / SUMS) for m, h in", WRONG),
+}
+#: Rows in shared memory: 7 CTAs of a cluster have 1563 vectors, the last 1560, in 2 turns each.
+STAGED = {
+    "the last CTA of a ragged cluster reads on": Broken(
+        END, "    end = PART\n", r"outside of the output|should be|never written"
+    ),
+    "tail column skipped": Broken(END, END.replace("- first", "- first - 1"), WRONG),
+    "stale output": Broken(
+        NORMALISE,
+        NORMALISE.replace("end, 0)", "end if row != 5 else 0, 0)"),
+        r"out: \d+ of .*first at \(5, 8192\)",
+    ),
+    "the mean of a warp for the row's": Broken(
+        "    mean, squares = over_row(", "    _, squares = over_row(", WRONG
+    ),
+}
+MUTANTS = {
+    **dict(mutants("layernorm 300x1000 bf16 stats", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT)),
+    **dict(mutants("layernorm 64x5120 bf16 stats", {"threads_per_row": 192}, WIDE)),
+    **dict(
+        mutants(
+            "layernorm 64x100008 bf16 stats",
+            {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
+            STAGED,
+        )
+    ),
+}
+CASES = cases("layernorm", LINES)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def kernels(store: Store) -> dict[Source, object]:
+    return compiled(store, CASES, MUTANTS.values())
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(timeout_s=60) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
+def test_a_config_computes_the_norm(
+    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
+) -> None:
+    """The problem and a few rows of it, far from zero and with outliers, agree with fp64, apart and in place,
+    and again with the same bits."""
+    result = check(bench, kernels[render(problem, config, ARCH)], problem, config)
+    assert result.ok, result.error
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
+    mutant = MUTANTS[name]
+    require_rejected(bench, kernels[mutant.source], mutant, 1 + list(MUTANTS).index(name))
+
+
+def test_the_operator_agrees_with_torch(store: Store) -> None:
+    """Values, statistics, and the gradients of x, weight and bias, eager and compiled."""
+    import torch
+
+    import cutegen
+    from cutegen.torch_ops import gemm as ops
+
+    cutegen.gemm  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
+    try:
+        x, g = (torch.randn(3, 50, 1000, device="cuda", dtype=torch.bfloat16) for _ in "xg")
+        leaves = [x.requires_grad_(), *(torch.randn(1000, device="cuda").requires_grad_() for _ in "wb")]
+        for run in (cutegen.layer_norm, torch.compile(cutegen.layer_norm, fullgraph=True)):
+            for leaf in leaves:
+                leaf.grad = None
+            got = run(*leaves)
+            (got.float() * g.float()).sum().backward()
+            wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+            want = torch.nn.functional.layer_norm(wide[0], (1000,), wide[1], wide[2])
+            (want * g.double()).sum().backward()
+            assert torch.allclose(got.double(), want, rtol=2**-8, atol=2**-9)
+            for leaf, exact in zip(leaves, wide, strict=True):
+                assert torch.allclose(leaf.grad.double(), exact.grad, rtol=2**-6, atol=0.1)
+    finally:
+        cutegen.use(before)

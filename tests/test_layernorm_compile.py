@@ -1,0 +1,107 @@
+"""LayerNorm kernels through the real compiler: what the space says of them holds, on every target."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from row_compile import build, require_predicted
+
+from cutegen.arch import ARCHES, find_arch
+from cutegen.build.render import render
+from cutegen.families.layernorm.family import LAYERNORM
+from cutegen.families.registry import find_space, parse_problem
+
+SMEM: dict[str, Any] = {"row_in": "smem", "turn": 2}
+#: The target, a problem, and knobs that differ from its default config.
+KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("sm_90a", "16384x4096 bf16 stats", {}),
+    ("sm_90a", "16384x5120 bf16", {"pdl": "late"}),
+    (
+        "sm_90a",
+        "16384x128 fp16 weight=none bias=none",
+        {"threads_per_row": 16, "rows_per_thread": 2, "rows_per_cta": 16},
+    ),
+    ("sm_90a", "16x1001 bf16 stats", {"pdl": "late"}),
+    ("sm_90a", "256x32768 bf16 weight=fp32 bias=fp32 stats", {"threads_per_row": 256, "cluster_n": 4}),
+    ("sm_90a", "16384x8192 bf16", {"threads_per_row": 256, "prefetch_weight": False, "pdl": "late"}),
+    ("sm_90a", "1x262143 bf16", {}),
+    ("sm_90a", "2048x65536 bf16", {}),
+    ("sm_90a", "1024x100008 bf16 stats", {"pdl": "late"}),
+    ("sm_90a", "1024x262144 fp32", {**SMEM, "turn": 4}),
+    ("sm_100a", "1024x131072 bf16", {**SMEM, "threads_per_row": 256, "cluster_n": 8}),
+    ("sm_103a", "16384x4096 fp32 stats", {"threads_per_row": 256}),
+    ("sm_103a", "256x32768 bf16 bias=none", {"threads_per_row": 256, "cluster_n": 4, "pdl": "early"}),
+)
+HOPPER = find_space("layernorm", find_arch("sm_90a"))
+LENGTHS = (
+    1,
+    2,
+    7,
+    17,
+    64,
+    128,
+    1000,
+    2880,
+    4099,
+    8192,
+    16384,
+    32771,
+    65536,
+    100_008,
+    131_072,
+    262_143,
+    262_144,
+)
+
+
+@pytest.mark.dsl
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
+def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    require_predicted(build("layernorm", KERNELS, tmp_path_factory.mktemp("cache")))
+
+
+def test_there_is_one_exchange() -> None:
+    for line in ("16384x4096 bf16", "32768x32768 bf16", "1024x131072 bf16"):
+        problem = parse_problem(f"layernorm {line}")
+        text = render(problem, HOPPER.default(problem), HOPPER.arch).text
+        assert text.count("share_pair(") == 2 and text.count("over_row(") == 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "fp32", "weight": "none"}, {"weight": "fp32", "bias": "fp32"}]
+)
+@pytest.mark.parametrize("m", [1, 64, 16384, 1_000_000])
+def test_every_length_of_row_has_a_default(m: int, options: dict[str, str]) -> None:
+    for n in LENGTHS:
+        for unaligned in (False, True):
+            problem = LAYERNORM.problem({"m": m, "n": n}, {**options, "unaligned": unaligned})
+            assert not HOPPER.explain(problem, HOPPER.default(problem)), problem
+
+
+def test_every_knob_value_is_reached_by_an_example() -> None:
+    assert not HOPPER.unreachable(LAYERNORM.typical())
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHES.values() if arch.name != "sm_90a"], ids=str)
+def test_blackwell_has_the_same_space(arch: Any) -> None:
+    problem = parse_problem("layernorm 16384x4096 bf16")
+    assert list(find_space("layernorm", arch).configs(problem)) == list(HOPPER.configs(problem))
+
+
+@pytest.mark.parametrize("n", [5120, 100_008, 4096, 2880, 32_771, 262_144])
+def test_warps_hold_a_row_between_them(n: int) -> None:
+    """The kernel's count of a warp, worked out here as its text has it, adds up to the row."""
+    problem = LAYERNORM.problem({"m": 16384, "n": n}, {})
+    for config in HOPPER.configs(problem, {"pdl": ["off"]}):
+        derived = {k: int(str(v)) for k, v in HOPPER.derive(config, problem, HOPPER.arch).items()}
+        threads, warps = int(str(config["threads_per_row"])), derived["warps_per_row"]
+        held = 0
+        for warp in range(warps * int(str(config["cluster_n"]))):
+            inside = min(derived["part"], derived["vectors"] - warp // warps * derived["part"])
+            inside = max(inside - warp % warps * 32, 0)
+            held += inside // threads * 32 + min(inside % threads, 32)
+        assert threads < 32 or held == derived["vectors"], config
