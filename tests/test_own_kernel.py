@@ -18,6 +18,7 @@ from cutegen.build.store import Store
 from cutegen.cli.main import main
 from cutegen.errors import FamilyError
 from cutegen.families import registry
+from cutegen.families.user.checking_code import checking_code
 from cutegen.families.user.family import UserFamily
 from cutegen.space import Config
 
@@ -236,3 +237,36 @@ def test_a_tuning_run_compiles_it(folder: Path, capsys: pytest.CaptureFixture[st
 def test_the_page_shows_the_declaration() -> None:
     page = (EXAMPLE.parents[1] / "docs" / "own_kernel.md").read_text()
     assert (EXAMPLE / "my_norm_kernel.py").read_text() in page
+
+
+def test_a_record_counts_while_kernel_and_check_are_the_same(folder: Path) -> None:
+    """Another rule or baseline leaves it alone; another reference makes it void."""
+    declaration = folder / "my_norm_kernel.py"
+    before = text(folder)
+    for old, new, same in (
+        ("128 * threads_per_row", "256 * threads_per_row", True),
+        ("import torch\n", "import torch  # here\n", True),
+        ("(x.square().mean", "(1.0 * x.square().mean", False),
+    ):
+        edit(declaration, old, new)
+        checking_code.cache_clear()
+        assert (text(folder) == before) is same
+
+
+@pytest.mark.dsl
+def test_a_dead_knob_is_compiled_once_and_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(folder / "my_norm.py", "threads, threads_per_row):", "threads, threads_per_row, bits=0):")
+    edit(
+        folder / "my_norm_kernel.py",
+        '"dtype, n, threads, threads_per_row"',
+        '"dtype, n, threads, threads_per_row, bits"',
+    )
+    edit(folder / "my_norm_kernel.py", '"threads": (128, 256),', '"bits": (64, 128), "threads": (128, 256),')
+    edit(folder / "my_norm_kernel.py", '{"threads": 128, ', '{"bits": 128, "threads": 128, ')
+    assert run(folder, "tune", "--shape", "64x4096", "--candidates", "30", "--quiet", "--json") == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["dead_knobs"] == ["knob bits changes no kernel: 14 configs are 7 kernels"]
+    # Two more are refused by the kernel's author.
+    assert result["outcomes"] == {"ok": 7, "invalid": 7, "build_failed": 2}
+    libraries = [path.stat().st_ino for path in (folder.parent / "cache").rglob("kernel.so")]
+    assert len(libraries) == 14

@@ -78,6 +78,7 @@ def result_lines(name: str, result: AnyResult, width: int | None = None) -> list
     if result.contended_by:
         notes.append(f"  contended: {result.contended_by} used the GPU meanwhile; run again when it is free")
     notes += [f"  not tried: {printable(reason)}" for reason in result.refused]
+    notes += [f"  no effect: {printable(sentence)}" for sentence in result.dead_knobs]
     notes += _conclusion(result)
     return lines + _folded(notes, width)
 
@@ -330,6 +331,7 @@ def _result_json(name: str, result: AnyResult) -> dict[str, Json]:
         "winner": "torch" if result.baseline_wins else result.config.to_json(),
         "source": "torch" if result.baseline_wins else result.config.source,
         "refused": list(result.refused),
+        "dead_knobs": list(result.dead_knobs),
         "ratio_to_default": None if ratio is None else [ratio.low, ratio.mid, ratio.high],
         "baseline": result.baseline,
         "torch": result.torch.to_json() if result.torch else None,

@@ -54,6 +54,11 @@ class Attempt:
         return self.artifact_key, self.launch.scalars
 
     @property
+    def kernel(self) -> str:
+        """Names the kernel: different sources of a user's code may be one."""
+        return (self.artifact.trace if self.artifact else "") or self.artifact_key
+
+    @property
     def done(self) -> bool:
         """Whether it has its outcome."""
         return bool(self.outcome)

@@ -12,7 +12,7 @@ from cutegen.arch import Arch
 from cutegen.build import Artifact, Toolchain, artifact_key
 from cutegen.build.render import Source, render
 from cutegen.errors import MeasureError, NoWinnerError
-from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
+from cutegen.families.registry import find_family, find_space, is_legal, space_of, spaces_beside
 from cutegen.family import Problem
 from cutegen.measure import Candidate
 from cutegen.measure.context import BACK_TO_BACK
@@ -28,6 +28,7 @@ from cutegen.tuning.finalists import comparable_us, pick_finalists, preference
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.progress import Observer, Progress
 from cutegen.tuning.request import Request
+from cutegen.tuning.same_kernels import SameKernels, unfit
 
 __all__ = ["ProblemRun"]
 
@@ -94,6 +95,8 @@ class ProblemRun:
         self._checked = set() if checked is None else checked
         self._opened = False
         self._broken: dict[str, Attempt] = {}
+        self._same = SameKernels()
+        self._strict = find_family(request.problem.family).default_is_its_authors
         self._stage = "compile"
         self._space = find_space(request.problem.family, request.arch)
         self._further = [space for space in spaces_beside(self._space) if self._competes(space)]
@@ -177,6 +180,7 @@ class ProblemRun:
         """
         self._start = self._noted = self._clock()
         self._budget_s = budget_s
+        self._require_right_default(self.attempts[self.default])  # an earlier run may have found it wrong
         self._try(list(self.attempts.values()))
         if not self._children.measures:
             return self._compiled()
@@ -208,7 +212,7 @@ class ProblemRun:
     @property
     def kernels(self) -> int:
         """Kernels behind the candidates with an outcome: those that differ in run-time knobs share one."""
-        return len({attempt.artifact_key for attempt in self.attempts.values() if attempt.done})
+        return len({attempt.kernel for attempt in self.attempts.values() if attempt.done})
 
     @property
     def untried(self) -> int:
@@ -261,18 +265,50 @@ class ProblemRun:
             self._note(self._stage)
 
     def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
-        """Move what the compiler is done with to ``built``, or write its failure down; return the rest."""
+        """Move what the compiler is done with to ``built``, or write its failure down; return the rest.
+
+        Where different configs may turn out to be one kernel, the default and what the table names now come
+        first: they are what is measured then.
+        """
         still = []
         for attempt in waiting:
             result = self._children.result(attempt.source)
-            if result is None:
+            if result is None or (self._strict and self._comes_later(attempt)):
                 still.append(attempt)
             elif isinstance(result, Artifact):
                 attempt.built(result)
-                built.append(attempt)
+                why = unfit(result, self.request.sm_count) or self._same.note(attempt)
+                if why:
+                    self._fail(attempt, "invalid", why)
+                else:
+                    built.append(attempt)
             else:
                 self._fail(attempt, "build_failed", f"{result.outcome}: {result.message}")
         return still
+
+    def _comes_later(self, attempt: Attempt) -> bool:
+        first = [
+            self.attempts[c] for c in (self.default, self.incumbent) if c is not None and c in self.attempts
+        ]
+        return attempt not in first and any(each.artifact is None and not each.done for each in first)
+
+    def _require_right_default(self, attempt: Attempt) -> None:
+        """Stop if what a kernel's author runs is not what the author says is right.
+
+        Raises:
+            NoWinnerError: It is so.
+        """
+        if self._strict and attempt.config == self.default and attempt.outcome == "wrong_result":
+            raise NoWinnerError(
+                f"{self.request.problem}: the default config disagrees with the reference, so nothing was "
+                f"timed: {attempt.error}; mend the reference, the declaration or the kernel",
+                self.outcomes(),
+            )
+
+    @property
+    def dead_knobs(self) -> tuple[str, ...]:
+        """Sentences on knobs that change nothing; empty where all do, or that is not known."""
+        return self._same.dead_knobs(self._space)
 
     def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
         if not self._children.measures:
@@ -348,6 +384,7 @@ class ProblemRun:
         attempt.fail(outcome, error, self.ledger.write(attempt, outcome, error=error))
         if outcome in ("timeout", "launch_failed"):
             self._broken.setdefault(attempt.artifact_key, attempt)
+        self._require_right_default(attempt)
 
     # -- refine and decide
 

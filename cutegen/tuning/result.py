@@ -72,6 +72,7 @@ class TuneResult:
         reused: Whether everything came from records and nothing ran.
         run: Name of the run that measured it.
         refused: Kernels of the Operator API that were no candidates, with reasons.
+        dead_knobs: Sentences on knobs of a user's kernel that changed nothing.
     """
 
     problem: Problem
@@ -91,6 +92,7 @@ class TuneResult:
     reused: bool = False
     run: str = ""
     refused: tuple[str, ...] = ()
+    dead_knobs: tuple[str, ...] = ()
 
     @property
     def winner(self) -> Row:

@@ -254,6 +254,7 @@ class Tuning:
             reused=not problem_run.ran,
             run=problem_run.ledger.run,
             refused=refused,
+            dead_knobs=problem_run.dead_knobs,
         )
 
     def _result(self, problem_run: ProblemRun, finalists: Sequence[Attempt]) -> TuneResult:

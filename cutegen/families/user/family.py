@@ -13,6 +13,7 @@ from cutegen.families.declared import DeclaredFamily, DeclaredProblem, integers,
 from cutegen.families.declared import with_gaps as _with_gaps
 from cutegen.families.user.adapter import adapter_values
 from cutegen.families.user.call_text import call_text, require_texts
+from cutegen.families.user.checking_code import checking_code
 from cutegen.families.user.closure import Closure, Opening, find_closure
 from cutegen.families.user.declaration import Kernel, Named, free
 from cutegen.families.user.scope import Scope
@@ -211,6 +212,7 @@ class UserFamily(DeclaredFamily):
                 list(kernel.functions.integers),
                 kernel.scratch,
                 kernel.sm_count or 0,
+                checking_code(self.path),
                 {name: str(value) for name, value in kernel.constants.items()},
                 [list(pair) for pair in (*self.closure.modules, *self.closure.variables())],
             ]
@@ -226,6 +228,7 @@ class UserFamily(DeclaredFamily):
         adapter = {
             **adapter_values(self.kernel, problem, {**config, **derived}, arguments),
             "modules": self.closure.modules,
+            "checked_by": checking_code(self.path),
             "variables": self.closure.variables(),
             "sm_count": self.kernel.sm_count or arch.nominal_sm_count,
         }
