@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.recording import record
     from cutegen.torch_ops.serving import counters, freeze, reset_counters
     from cutegen.torch_ops.softmax import softmax
+    from cutegen.torch_ops.user_kernels import load
     from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
     from cutegen.tuning.model import autotune
@@ -66,6 +67,7 @@ __all__ = [
     "inductor_options",
     "layer_norm",
     "linear",
+    "load",
     "load_table",
     "optimize",
     "record",
@@ -105,6 +107,7 @@ _HOMES = {
     "inductor_options": "torch_ops.inductor",
     "layer_norm": "torch_ops.layer_norm",
     "linear": "torch_ops.gemm",
+    "load": "torch_ops.user_kernels",
     "load_table": "torch_ops.gemm",
     "optimize": "torch_ops.modules",
     "record": "torch_ops.recording",

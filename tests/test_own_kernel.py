@@ -33,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy.mkdir(parents=True)
     for name in ("my_norm.py", "my_norm_kernel.py"):
         shutil.copy(EXAMPLE / name, copy / name)
-    monkeypatch.setattr(registry, "_registered", dict(registry._all()))
+    others = {name: found for name, found in registry._all().items() if found.declaration is None}
+    monkeypatch.setattr(registry, "_registered", others)
     registry._space.cache_clear()
     monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path / "cache"))
     return copy

@@ -416,8 +416,8 @@ class Dispatcher:
         told = kernel.artifact.sm_count
         if told not in (0, device.sm_count):
             raise LaunchError(
-                f"the kernel for {answer.problem} was compiled for a GPU of {told} multiprocessors, which its "
-                f"code asked for; this one has {device.sm_count}; declare sm_count={device.sm_count}"
+                f"the kernel for {answer.problem} was compiled for a GPU of {told} multiprocessors, which "
+                f"its code asked for; this one has {device.sm_count}; declare sm_count={device.sm_count}"
             )
         space = space_of(config, answer.problem.family, self.arch(index))
         return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))

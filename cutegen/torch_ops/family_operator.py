@@ -46,8 +46,8 @@ class _Plan:
     """How to answer every call with the same shapes, strides, dtypes, device and outputs.
 
     Attributes:
-        launch: Takes the tensors and scalars that there are, in the order of the kernel's arguments. Replaced
-            once, where a kernel is being compiled.
+        launch: Takes the tensors that there are, in the declared order, then the scalars. Replaced once,
+            where a kernel is being compiled.
         made: Position, shape and dtype of each output to allocate.
         present: Positions of the tensors that there are.
         first: Position of a tensor that tells the device.
@@ -68,6 +68,18 @@ class _Plans:
 
     workspace: Callable[[], GetWorkspace]
     known: dict[Any, _Plan]
+
+
+def _key(values: Sequence[Any], config: Config | None, options: tuple[str | bool, ...]) -> tuple[Any, ...]:
+    """Return what calls with the same plan have in common."""
+    return (
+        config,
+        options,
+        *[
+            v if v is None or v is MAKE else (v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15)
+            for v in values
+        ],
+    )
 
 
 def _unbound(*arguments: Any) -> None:
@@ -107,6 +119,7 @@ class DeclaredOperator:
         self.options = family.named_options
         self._names = tuple(a.name for a in self.tensors)
         self._outputs = tuple(at for at, a in enumerate(self.tensors) if a.kind == "out")
+        self._in_place = any(a.kind == "inout" for a in self.tensors)
         self._dispatcher = dispatcher
         self._asked: Dispatcher | None = None
         #: Registrations end when their library object does.
@@ -115,12 +128,19 @@ class DeclaredOperator:
         #: Calls through the registered operator: CUDA graph trees (mode "reduce-overhead") refuse memory of
         #: their pool that outlives a call, so each call takes its own workspace.
         self._traced_plans = _Plans(lambda: new_workspace, {})
+        #: What code that is written for the family remembers of plans; emptied when they are.
+        self.fast: dict[Any, Any] = {}
         self._lock = threading.RLock()
         _operators.add(self)
 
     def forget(self) -> None:
         """Look every kind of call up anew."""
         self._asked = None
+        self.fast.clear()
+
+    def planned(self, values: Sequence[Any], options: tuple[str | bool, ...]) -> Any:
+        """Return the plan of a call that was just answered, whose ``launch`` takes what is not absent."""
+        return self._plans.known[_key(values, None, options)]
 
     def __call__(
         self,
@@ -150,18 +170,10 @@ class DeclaredOperator:
         if dispatcher is not self._asked:
             self._plans.known.clear()
             self._traced_plans.known.clear()
+            self.fast.clear()
             self._asked = dispatcher
         try:
-            key: tuple[Any, ...] = (
-                config,
-                options,
-                *[
-                    v
-                    if v is None or v is MAKE
-                    else (v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15)
-                    for v in values
-                ],
-            )
+            key = _key(values, config, options)
             plan = plans.known.get(key) or self._plan(key, values, config, options, dispatcher, plans)
             found = list(values)
             if plan.made:
@@ -252,9 +264,12 @@ class DeclaredOperator:
         self, served: Served, problem: DeclaredProblem, workspace: GetWorkspace, index: int
     ) -> Callable[..., Any]:
         arguments, choice = self.family.arguments(problem), served.choice
-        if choice is not None:
-            return make_launcher(choice.function, arguments, choice.launch, workspace, index)
-        return call_by_name(self.family.stand_in(problem), arguments)
+        tensors = [a for a in arguments if a.kind in ("in", "out", "inout")]
+        given = [*tensors, *(a for a in arguments if a.kind == "scalar")]  # as calls here pass them
+        if choice is None:
+            return call_by_name(self.family.stand_in(problem), given)
+        names = [a.name for a in given]
+        return make_launcher(choice.function, arguments, choice.launch, workspace, index, parameters=names)
 
     def _explained(
         self,
@@ -277,15 +292,19 @@ class DeclaredOperator:
     def schema(self) -> str:
         """The operator for torch: inputs, scalars, options, the names of the outputs wanted; returns these.
 
-        Arguments that the kernel updates in place are marked as mutated.
+        If the kernel updates arguments in place they are marked as mutated, as are the outputs then, which
+        are tensors: an operator that mutates something can return nothing whose number varies.
         """
         words = []
-        for a in self.tensors:
+        for at, a in enumerate(self.tensors):
             if a.kind != "out":
-                mark = "(a!)" if a.kind == "inout" else ""
+                mark = f"(a{at}!)" if a.kind == "inout" else ""
                 words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
         words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
         words += [f"{'bool' if option.is_flag else 'str'} {option.name}" for option in self.options]
+        if self._in_place:
+            words += [f"Tensor(b{at}!)? {self._names[at]}" for at in self._outputs]
+            return f"{self.family.name}({', '.join(words)}, str? config) -> ()"
         return f"{self.family.name}({', '.join(words)}, str[] outputs, str? config) -> Tensor[]"
 
     def register(self, backward: Callable[..., Any] | None = None, setup: Any = None) -> None:
@@ -321,6 +340,8 @@ class DeclaredOperator:
         import torch
 
         inputs = [v for v, a in zip(values, self.tensors, strict=True) if a.kind != "out"]
+        if self._in_place:
+            return self._updated(values, scalars, config, options)
         if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
             return self._into_given(values, scalars, config, options)
         names = [self._names[at] for at in self._outputs if values[at] is MAKE]
@@ -328,6 +349,23 @@ class DeclaredOperator:
         text = None if config is None else str(config)
         outputs = iter(operator(*inputs, *scalars, *options, names, text))
         return [next(outputs) if value is MAKE else value for value in values]
+
+    def _updated(
+        self,
+        values: Sequence[Any],
+        scalars: Sequence[float],
+        config: Config | None,
+        options: tuple[str | bool, ...],
+    ) -> list[Any]:
+        """Call the operator of a kernel that updates in place, with outputs that are there."""
+        import torch
+
+        found = self.of_nothing(values)
+        inputs = [v for v, a in zip(found, self.tensors, strict=True) if a.kind != "out"]
+        outputs = [found[at] for at in self._outputs]
+        operator = getattr(torch.ops.cutegen, self.family.name)
+        operator(*inputs, *scalars, *options, *outputs, None if config is None else str(config))
+        return found
 
     def _into_given(
         self,
@@ -348,6 +386,13 @@ class DeclaredOperator:
         self, arguments: Sequence[Any]
     ) -> tuple[list[Any], Sequence[float], Config | None, tuple[str | bool, ...]]:
         """Return values, scalars, config and options of a call of the registered operator."""
+        if self._in_place:
+            *rest, text = arguments
+            outputs = iter(rest[len(rest) - len(self._outputs) :])
+            inputs = iter(rest[: len(rest) - len(self._outputs)])
+            values = [next(outputs) if a.kind == "out" else next(inputs) for a in self.tensors]
+            scalars = list(islice(inputs, len(self.scalars)))
+            return values, scalars, None if text is None else Config.parse(text), tuple(inputs)
         *rest, names, text = arguments
         inputs = iter(rest)
         values = [
@@ -356,17 +401,28 @@ class DeclaredOperator:
         scalars = list(islice(inputs, len(self.scalars)))
         return values, scalars, None if text is None else Config.parse(text), tuple(inputs)
 
-    def _run_traced(self, *arguments: Any) -> list[torch.Tensor]:
+    def _run_traced(self, *arguments: Any) -> list[torch.Tensor] | None:
         values, scalars, config, options = self._split(arguments)
         found = self._answer(values, scalars, config, options, self._traced_plans)
+        if self._in_place:
+            return None
         return [found[at] for at in self._outputs if values[at] is MAKE]
 
-    def _shapes(self, *arguments: Any) -> list[torch.Tensor]:
+    def _shapes(self, *arguments: Any) -> list[torch.Tensor] | None:
         """Shapes and dtypes of the outputs; sizes may be symbols."""
         values, _, _, options = self._split(arguments)
         if is_recording():
             names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
             note_family_call(self.family, self._given(values), names, self._named(options))
+        return None if self._in_place else self._made_like(values)
+
+    def of_nothing(self, values: Sequence[Any]) -> list[Any]:
+        """Answer a call of tensors without elements: outputs are made, and nothing is launched."""
+        made = iter(self._made_like(values))
+        return [next(made) if value is MAKE else value for value in values]
+
+    def _made_like(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """Return new tensors for the outputs that are to be made."""
         given = {
             a.name: v for a, v in zip(self.tensors, values, strict=True) if v is not None and v is not MAKE
         }

@@ -16,6 +16,7 @@ from cutegen.errors import CutegenError, OperandError, UsageError
 from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
+from cutegen.torch_ops.family_operator import drop_family_plans
 from cutegen.torch_ops.gemm_gradient import (
     activate,
     autocast,
@@ -443,6 +444,7 @@ def drop_plans() -> None:
     global _plans, _operator_plans
     with _lock:
         _plans, _operator_plans = {}, OperatorPlans()
+    drop_family_plans()
 
 
 def configure(*, build: str | None = None, fallback: str | None = None) -> Dispatcher:
@@ -545,6 +547,11 @@ def must_trace(*tensors: Any) -> bool:
         if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             return True
     return _is_compiling()
+
+
+def is_grad_enabled() -> bool:
+    """Return whether autograd records."""
+    return _is_grad_enabled()
 
 
 def _not_prepared() -> bool:

@@ -42,7 +42,7 @@ class SameKernels:
         return f"the same kernel as with {words}, which is measured in its place"
 
     def dead_knobs(self, space: Space) -> tuple[str, ...]:
-        """Return a sentence for each knob that changed no kernel although another value of it was compiled."""
+        """Return a sentence for each knob that changed no kernel although several values were compiled."""
         found = []
         for knob in space.domains:
             if knob in space.run_time_knobs:

@@ -1,0 +1,249 @@
+"""``cutegen.load``: a declared kernel as a function of tensors, with kernels that compute on the CPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kernels import FakeGpu
+
+torch = pytest.importorskip("torch")
+
+import cutegen  # noqa: E402
+from cutegen.errors import LaunchError, OperandError  # noqa: E402
+from cutegen.families import registry  # noqa: E402
+from cutegen.runtime.call_plan import call_by_name  # noqa: E402
+from cutegen.torch_ops import gemm as operators  # noqa: E402
+from cutegen.torch_ops import user_kernels  # noqa: E402
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_kernel" / "my_norm_kernel.py"
+N = 256
+
+#: A kernel with everything that may be absent, or is updated in place.
+MIXED = """
+from cutegen.kernel import Kernel, fixed, free, read, scalar, update, write
+
+kernel = Kernel(
+    "mixed_{name}",
+    entry="mixed_entry:launch",
+    sizes={{"m": free, "n": fixed}},
+    options={{"dtype": ("bf16", "fp32"), "residual": False, "sums": False}},
+    arguments=(
+        read("x", "dtype", ("m", "n")),
+        read("residual", "dtype", ("m", "n"), when="residual"),
+        update("state", "fp32", ("m", "n")),
+        scalar("factor", "fp32", (2.0, -0.5)),
+        write("y", "dtype", ("m", "n"), may_alias=("x",)),
+        write("sums", "fp32", ("m",), when="sums"),
+    ),
+    knobs={{"threads": (32, 64)}},
+    rows="m",
+)
+
+@kernel.reference
+def reference(x, residual, state, factor):
+    h = x if residual is None else x + residual
+    return {{"y": factor * h, "state": state + h, "sums": h.sum(-1)}}
+"""
+
+
+class FakeUserGpu(FakeGpu):
+    """Kernels that compute the reference of their family."""
+
+    refuse_unaligned = True
+
+    def load(self, library: Path, symbol: str) -> Callable[..., Any]:
+        self.loaded.append(symbol)
+        source = self._signatures[symbol]
+        family: Any = registry.find_family(source.signature.family)
+        sizes = dict.fromkeys(family.kernel.sizes, 1)
+        sizes.update(source.signature.fixed)
+        options = {k: "none" if v == "" else v for k, v in source.signature.options}
+
+        def function(*arguments: Any) -> None:
+            self.calls.append(arguments)
+            tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+            if self.refuse_unaligned and any(t.data_ptr() % 16 for t in tensors):
+                raise ValueError("Misaligned pointer")
+            problem = family.problem({**sizes, "m": tensors[0].shape[0]}, options)
+            call_by_name(family.stand_in(problem), family.arguments(problem))(*arguments)
+
+        return function
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeUserGpu]:
+    """Every call of the test goes to kernels on the CPU."""
+    fake = FakeUserGpu(tmp_path / "cache")
+    before = operators._dispatcher
+    operators.use(fake.dispatcher())
+    yield fake
+    operators._dispatcher = before
+
+
+def tensor(*shape: int, dtype: Any = None) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype or torch.bfloat16)
+
+
+def norm(x: Any, w: Any, eps: float) -> Any:
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * w.double()
+
+
+def close(got: Any, wanted: Any) -> bool:
+    return bool(torch.allclose(got.double(), wanted, rtol=2**-8, atol=1e-6))
+
+
+def mixed(tmp_path: Path, name: str) -> Any:
+    (tmp_path / "mixed.py").write_text(MIXED.format(name=name))
+    (tmp_path / "mixed_entry.py").write_text("def launch(*a, **k): ...\n")
+    return cutegen.load(tmp_path / "mixed.py")
+
+
+def test_it_has_the_declared_names(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    assert str(inspect.signature(kernel)) == "(x, w, eps=1e-06, *, y=None, config=None)"
+    assert cutegen.load(str(EXAMPLE)) is kernel and kernel.__name__ == "my_rmsnorm"
+    signature = inspect.signature(mixed(tmp_path, "names"))
+    assert str(signature) == "(x, residual=None, factor=2.0, *, state, y=None, sums=None, config=None)"
+
+
+def test_calls_compute_the_reference(gpu: FakeUserGpu) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    w = tensor(N)
+    for m in (3, 3, 5):  # the second call is one of known shapes
+        x = tensor(m, N)
+        assert close(kernel(x, w), norm(x, w, 1e-6))
+        assert close(kernel(x=x, w=w, eps=0.5), norm(x, w, 0.5))
+        out = torch.empty_like(x)
+        assert kernel(x, w, 0.5, y=out) is out and close(out, norm(x, w, 0.5))
+    assert len(gpu.compiled) == 1 and len(gpu.calls) == 9
+
+
+def test_an_output_may_be_its_input_and_nothing_else(gpu: FakeUserGpu) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    w = tensor(N)
+    for _ in range(2):
+        x = tensor(4, N)
+        wanted = norm(x, w, 1e-6)
+        assert kernel(x, w, y=x) is x and close(x, wanted)
+        whole = tensor(8, N)
+        with pytest.raises(OperandError, match="y shares memory with x; it may only be x itself"):
+            kernel(whole[:4], w, y=whole[2:6])
+
+
+def test_what_is_absent_and_what_is_updated(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = mixed(tmp_path, "absent")
+    for _ in range(2):
+        x, residual = tensor(4, N), tensor(4, N)
+        state = torch.zeros(4, N)
+        y = kernel(x, state=state)
+        assert close(y, 2 * x.double()) and close(state, x.double())
+        y, sums = kernel(x, residual, state=state, sums=True)
+        assert close(sums, (x.double() + residual.double()).sum(-1)) and close(y, 2 * (x.double() + residual))
+        y, given = kernel(x, state=state, factor=3, sums=sums)
+        assert given is sums and close(y, 3 * x.double())
+    assert len(gpu.compiled) == 3
+
+
+def test_what_cannot_be_an_operand_is_named(gpu: FakeUserGpu) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    x, w = tensor(4, N), tensor(N)
+    kernel(x, w)
+    cases = {
+        "x has shape .*; it must be \\(m, n\\)": (x[0], w),
+        "w has shape .*makes n": (x, tensor(2 * N)),
+        "x has dtype torch.float32; valid": (x.float(), w),
+        "dtype torch.float16 but others": (x, w.half()),
+        "x has strides": (tensor(N, 4).t()[:, ::2], tensor(2)),
+        "x is a list": ([1.0], w),
+    }
+    for said, operands in cases.items():
+        with pytest.raises(OperandError, match=said):
+            kernel(*operands)
+    with pytest.raises(OperandError, match="x requires grad"):
+        kernel(x.clone().requires_grad_(), w)
+    with pytest.raises(OperandError, match="eps is 'small'; it must be a number"):
+        kernel(tensor(9, N), w, "small")
+    with pytest.raises(TypeError, match="wight"):
+        kernel(x, wight=w)
+
+
+def test_an_address_that_is_not_aligned_is_refused_also_with_known_shapes(gpu: FakeUserGpu) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    w, whole = tensor(N), tensor(5 * N)
+    kernel(whole[: 4 * N].view(4, N), w)
+    with pytest.raises((OperandError, LaunchError, cutegen.CutegenError), match="16 bytes"):
+        kernel(whole[1 : 4 * N + 1].view(4, N), w)
+
+
+def test_no_rows_launch_nothing(gpu: FakeUserGpu) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    y = kernel(tensor(0, N), tensor(N))
+    assert y.shape == (0, N) and y.dtype == torch.bfloat16 and not gpu.calls
+
+
+def test_another_dispatcher_is_asked_at_once(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    x, w = tensor(4, N), tensor(N)
+    kernel(x, w), kernel(x, w)
+    other = FakeUserGpu(tmp_path / "other")
+    operators.use(other.dispatcher())
+    kernel(x, w)
+    assert len(gpu.calls) == 2 and len(other.calls) == 1
+
+
+def test_a_config_of_the_callers_is_used(gpu: FakeUserGpu) -> None:
+    kernel = cutegen.load(EXAMPLE)
+    kernel(tensor(4, N), tensor(N), config="threads=256 threads_per_row=64")
+    assert dict(gpu.compiled[-1].config) == {"threads": 256, "threads_per_row": 64}
+    with pytest.raises(cutegen.CutegenError, match="not in its domain"):
+        kernel(tensor(4, N), tensor(N), config="threads=96 threads_per_row=64")
+
+
+def test_compiled_graphs_see_one_operator(gpu: FakeUserGpu) -> None:
+    """With another number of rows nothing is compiled again, and outputs of the caller's are filled."""
+    kernel = cutegen.load(EXAMPLE)
+    w = tensor(N)
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def doubled(x: Any) -> Any:
+        return 2 * kernel(x, w, 0.5)
+
+    for m in (4, 7):
+        x = tensor(m, N)
+        assert close(doubled(x), 2 * norm(x, w, 0.5))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def into(x: Any, out: Any) -> Any:
+        kernel(x, w, 0.5, y=out)
+        return out + 0
+
+    x, out = tensor(4, N), torch.empty(4, N, dtype=torch.bfloat16)
+    assert close(into(x, out), norm(x, w, 0.5)) and close(out, norm(x, w, 0.5))
+    schema = str(torch.ops.cutegen.my_rmsnorm.default._schema)
+    assert (
+        schema == "cutegen::my_rmsnorm(Tensor x, Tensor w, float eps, str[] outputs, str? config) -> Tensor[]"
+    )
+
+
+def test_updates_in_place_are_seen_by_a_compiler(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = mixed(tmp_path, "updates")
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(x: Any, state: Any) -> Any:
+        y = kernel(x, state=state)
+        return y + state.sum()
+
+    x, state = tensor(4, N), torch.zeros(4, N)
+    got = step(x, state)
+    assert close(state, x.double()) and torch.allclose(got.float(), 2 * x.float() + state.sum(), rtol=2**-6)
+    assert "Tensor(a2!) state" in str(torch.ops.cutegen.mixed_updates.default._schema)
+
+
+def test_a_module_with_it_is_prepared_again(gpu: FakeUserGpu) -> None:
+    user_kernels.prepare()
+    assert cutegen.load(EXAMPLE)(tensor(1, N), tensor(N)).shape == (1, N)
