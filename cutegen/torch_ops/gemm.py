@@ -46,6 +46,7 @@ __all__ = [
     "default_dispatcher",
     "drop_plans",
     "gemm",
+    "is_grad_enabled",
     "linear",
     "load_table",
     "must_trace",

@@ -46,13 +46,13 @@ class FastPlan:
                 vars(self)[f"dtype{at}"] = tensor.dtype
                 vars(self)[f"bytes{at}"] = span * tensor.element_size()
         absent = {a.name for a, t in zip(operator.tensors, found, strict=True) if t is None}
-        every = [a.name for a in passed(operator)]
+        every = [a.name for a in _passed(operator)]
         present = [name for name in every if name not in absent]
         text = f"lambda __plan, {', '.join(every)}: __plan.launch({', '.join(present)})"
         self.call: Callable[..., Any] = eval(text)
 
 
-def passed(operator: DeclaredOperator) -> tuple[Declared, ...]:
+def _passed(operator: DeclaredOperator) -> tuple[Declared, ...]:
     """Return tensors and scalars in the order in which plans take them."""
     return (*operator.tensors, *operator.scalars)
 
@@ -105,7 +105,7 @@ class _Writer:
         asked = f"({''.join(f'{self._asked(a)}, ' for a in self._tensors)}), ({scalars}), ({options})"
         if all(a.when for a in self._given):
             return f"def __call{signature}:\n    return __slow(None, {asked}, config)\n"
-        names = [a.name for a in passed(self._operator)]
+        names = [a.name for a in _passed(self._operator)]
         call = (
             f"call(__plan.plan, {', '.join(names)})" if self._varies else f"plan.launch({', '.join(names)})"
         )
