@@ -2,62 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from contextlib import suppress
 from itertools import product
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from cutegen.arch import find_arch
-from cutegen.build.render import render
-from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space
-from cutegen.space import Config
-
-SPACE = find_space("gemm", find_arch("sm_100a"))
-#: Stand-ins for what the text asks of the DSL: a divisor is the integer itself.
-DSL = {
-    "cute": SimpleNamespace(
-        jit=lambda function: function,
-        ceil_div=lambda a, b: -(-a // b),
-        fast_divmod_create_divisor_v2=lambda divisor: divisor,
-        FastDivmodDivisorV2=int,
-    ),
-    "cutlass": SimpleNamespace(Int32=int, min=min, max=max),
-}
-
-
-class Text:
-    """A rendered kernel whose constants, functions and lines are executed one by one."""
-
-    def __init__(self, line: str, words: str) -> None:
-        problem = Problem.parse(line)
-        config = SPACE.default(problem).replace(**Config.parse(words))
-        self.problem = problem
-        self.text = render(problem, config, SPACE.arch).text
-        self.known: dict[str, Any] = {}
-        self._lines: dict[tuple[str, str], CodeType] = {}
-        for name, value in re.findall(r"^(\w+(?:, \w+)*) = ([^#\n]+)", self.text, re.MULTILINE):
-            with suppress(NameError, SyntaxError):
-                exec(f"{name} = {value}", {}, self.known)
-
-    def function(self, name: str) -> Any:
-        """A function of the text, as Python."""
-        found = {node.name: node for node in ast.parse(self.text).body if isinstance(node, ast.FunctionDef)}
-        names: dict[str, Any] = {**DSL, **self.known}
-        exec(ast.unparse(found[name]), names)
-        return names[name]
-
-    def value(self, where: str, name: str, **values: Any) -> Any:
-        """The value of the first assignment to ``name`` in the function ``where``."""
-        if (where, name) not in self._lines:
-            body = re.split(rf"^def {where}\(", self.text, flags=re.MULTILINE)[1]
-            expression = re.findall(rf"^ +{re.escape(name)} = ([^#\n]+)", body, re.MULTILINE)[0]
-            self._lines[where, name] = compile(expression.strip(), name, "eval")
-        return eval(self._lines[where, name], DSL, {**self.known, **values})
+from kernel_text import Text
 
 
 @pytest.mark.parametrize(
@@ -74,7 +24,7 @@ class Text:
 @pytest.mark.parametrize("splits", [2, 3, 7])
 def test_partial_sums_are_read_where_they_were_written(line: str, words: str, splits: int) -> None:
     """The second kernel reads each of them once, those of a tile in the order of the parts."""
-    text = Text(line, words)
+    text = Text(line, words, "sm_100a")
     known, batch, blocks_m, blocks_n = text.known, text.problem.batch, 4, 3
     blocks = batch * blocks_m * blocks_n
     pieces, chunks, per_unit = known["PIECES"], known["CHUNKS"], known["REDUCED"] // 4
@@ -120,7 +70,7 @@ def test_partial_sums_are_read_where_they_were_written(line: str, words: str, sp
 )
 def test_every_tile_is_worked_on_once(line: str, words: str, splits: int, swizzle: int, along_m: int) -> None:
     """Whatever the order: each block of D in each batch, and each of its k tiles in one of the parts."""
-    text = Text(line, words)
+    text = Text(line, words, "sm_100a")
     p, known = text.problem, text.known
     shape = SimpleNamespace(shape=(p.m, p.n, p.batch))
     names: dict[str, Any] = {"m_d": shape, "swizzle": swizzle, "along_m": along_m, "splits": splits}

@@ -54,6 +54,14 @@ def load_atom(tensor, smem, rows, multicast):
     )
 
 
+def tiles_along_k(tma, tensor, smem, first, rows, part, parts):
+    """Stages, and tiles of ``rows`` rows from ``first`` on: what block ``part`` of ``parts`` loads."""
+    tiles = cute.local_tile(cute.domain_offset((first, 0), tensor), (rows, TILE_K), (0, None))
+    return cpasync.tma_partition(
+        tma, part, cute.make_layout(parts), cute.group_modes(smem, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
 def reorder(tensor, modes):
     """The same memory with its modes in the kernel's order."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
@@ -224,24 +232,10 @@ def kernel(
     )
     pipeline_init_arrive(cluster_shape_mn=(CLUSTER_M, CLUSTER_N), is_relaxed=True)
 
-    gt_a = cute.local_tile(g_a, (TILE_M, TILE_K), (None, None))
-    gt_b = cute.local_tile(g_b, (TILE_N, TILE_K), (None, None))
     gt_d = cute.local_tile(m_d, (TILE_M, TILE_N), (None, None))
-    ts_a, tg_a = cpasync.tma_partition(
-        tma_a,
-        rank[1],
-        cute.make_layout(CLUSTER_N),
-        cute.group_modes(sm_a, 0, 2),
-        cute.group_modes(gt_a, 0, 2),
-    )
-    ts_b, tg_b = cpasync.tma_partition(
-        tma_b,
-        rank[0],
-        cute.make_layout(CLUSTER_M),
-        cute.group_modes(sm_b, 0, 2),
-        cute.group_modes(gt_b, 0, 2),
-    )
-    k_tiles = cute.size(gt_a, mode=[3])
+    k_tiles = cute.ceil_div(g_a.shape[1], TILE_K)
+    # The last tiles end with D, since TMA is slow beyond. Rows that two tiles share get the same bits twice.
+    last_m, last_n = cutlass.max(m_d.shape[0] - TILE_M, 0), cutlass.max(m_d.shape[1] - TILE_N, 0)
     # Objects whose methods are called inside a run-time branch have to be made outside.
     r2s = to_smem_copy(EPI_N)
     pipeline_init_wait(cluster_shape_mn=(CLUSTER_M, CLUSTER_N))
@@ -254,20 +248,23 @@ def kernel(
             while work < total:
                 cm, cn = locate(work, div_band, div_full, div_last, band, last_band, along_m)
                 m, n = cm * CLUSTER_M + bx, cn * CLUSTER_N + by
+                m_0, n_0 = cutlass.min(m * TILE_M, last_m), cutlass.min(n * TILE_N, last_n)
+                to_a, from_a = tiles_along_k(tma_a, g_a, sm_a, m_0, TILE_M, rank[1], CLUSTER_N)
+                to_b, from_b = tiles_along_k(tma_b, g_b, sm_b, n_0, TILE_N, rank[0], CLUSTER_M)
                 for k in cutlass.range(k_tiles, unroll=1):
                     loads.producer_acquire(put)
                     full = loads.producer_get_barrier(put)
                     cute.copy(
                         tma_a,
-                        tg_a[(None, m, k)],
-                        ts_a[(None, put.index)],
+                        from_a[(None, k)],
+                        to_a[(None, put.index)],
                         tma_bar_ptr=full,
                         mcast_mask=mask_a,
                     )
                     cute.copy(
                         tma_b,
-                        tg_b[(None, n, k)],
-                        ts_b[(None, put.index)],
+                        from_b[(None, k)],
+                        to_b[(None, put.index)],
                         tma_bar_ptr=full,
                         mcast_mask=mask_b,
                     )
@@ -302,6 +299,7 @@ def kernel(
         while work < total:
             cm, cn = locate(work, div_band, div_full, div_last, band, last_band, along_m)
             m, n = cm * CLUSTER_M + bx, cn * CLUSTER_N + by
+            m_0, n_0 = cutlass.min(m * TILE_M, last_m), cutlass.min(n * TILE_N, last_n)
             cute.arch.barrier(barrier_id=my_turn, number_of_threads=2 * WG)
             mma.set(warpgroup.Field.ACCUMULATE, False)
             for k in cutlass.range(k_tiles, unroll=1):
@@ -324,9 +322,9 @@ def kernel(
             get.advance(k_tiles)  # the other group's tile
             free.advance(k_tiles)
             for rep in cutlass.range_constexpr(REPS):
-                row = m * TILE_M + (rep * MMA_WGS + mma_wg) * 64
+                row = m_0 + (rep * MMA_WGS + mma_wg) * 64
                 for sub in cutlass.range_constexpr(SUBTILES):
-                    col = n * TILE_N + sub * EPI_N
+                    col = n_0 + sub * EPI_N
                     frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
                     out = cute.make_rmem_tensor((FRAGMENT,), OUT)
                     for v in cutlass.range_constexpr(FRAGMENT):

@@ -60,6 +60,14 @@ def load_atom(tensor, smem, rows, multicast):
     )
 
 
+def tiles_along_k(tma, tensor, smem, first, rows, part, parts):
+    """Stages, and tiles of ``rows`` rows from ``first`` on: what block ``part`` of ``parts`` loads."""
+    tiles = cute.local_tile(cute.domain_offset((first, 0), tensor), (rows, TILE_K), (0, None))
+    return cpasync.tma_partition(
+        tma, part, cute.make_layout(parts), cute.group_modes(smem, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
 def reorder(tensor, modes):
     """The same memory with its modes in the kernel's order."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
@@ -271,24 +279,10 @@ def kernel(
     )
     pipeline_init_arrive(cluster_shape_mn=(CLUSTER_M, CLUSTER_N), is_relaxed=True)
 
-    gt_a = cute.local_tile(g_a, (TILE_M, TILE_K), (None, None))
-    gt_b = cute.local_tile(g_b, (TILE_N, TILE_K), (None, None))
     gt_d = cute.local_tile(m_d, (TILE_M, TILE_N), (None, None))
-    ts_a, tg_a = cpasync.tma_partition(
-        tma_a,
-        rank[1],
-        cute.make_layout(CLUSTER_N),
-        cute.group_modes(sm_a, 0, 2),
-        cute.group_modes(gt_a, 0, 2),
-    )
-    ts_b, tg_b = cpasync.tma_partition(
-        tma_b,
-        rank[0],
-        cute.make_layout(CLUSTER_M),
-        cute.group_modes(sm_b, 0, 2),
-        cute.group_modes(gt_b, 0, 2),
-    )
-    k_all = cute.size(gt_a, mode=[3])
+    k_all = cute.ceil_div(g_a.shape[1], TILE_K)
+    # The last tiles end with D, since TMA is slow beyond. Rows that two tiles share get the same bits twice.
+    last_m, last_n = cutlass.max(m_d.shape[0] - TILE_M, 0), cutlass.max(m_d.shape[1] - TILE_N, 0)
     pipeline_init_wait(cluster_shape_mn=(CLUSTER_M, CLUSTER_N))
     # The next kernel may take over multiprocessors as they fall free; it waits for our results itself.
     cute.arch.griddepcontrol_launch_dependents()
@@ -300,23 +294,26 @@ def kernel(
             while work < total:
                 rest, cm, cn = locate(work, div_tiles, div_band, div_full, div_last, band, last_band, along_m)
                 m, n = cm * CLUSTER_M + bx, cn * CLUSTER_N + by
+                m_0, n_0 = cutlass.min(m * TILE_M, last_m), cutlass.min(n * TILE_N, last_n)
                 part = rest
                 # Each part takes every splits-th k tile: parts that run together read memory side by side.
                 k_tiles, _ = divmod(k_all - part + splits - 1, div_splits)
+                to_a, from_a = tiles_along_k(tma_a, g_a, sm_a, m_0, TILE_M, rank[1], CLUSTER_N)
+                to_b, from_b = tiles_along_k(tma_b, g_b, sm_b, n_0, TILE_N, rank[0], CLUSTER_M)
                 for k in cutlass.range(k_tiles, unroll=1):
                     loads.producer_acquire(put)
                     full = loads.producer_get_barrier(put)
                     cute.copy(
                         tma_a,
-                        tg_a[(None, m, part + k * splits)],
-                        ts_a[(None, put.index)],
+                        from_a[(None, part + k * splits)],
+                        to_a[(None, put.index)],
                         tma_bar_ptr=full,
                         mcast_mask=mask_a,
                     )
                     cute.copy(
                         tma_b,
-                        tg_b[(None, n, part + k * splits)],
-                        ts_b[(None, put.index)],
+                        from_b[(None, part + k * splits)],
+                        to_b[(None, put.index)],
                         tma_bar_ptr=full,
                         mcast_mask=mask_b,
                     )
@@ -394,8 +391,11 @@ def reduce_kernel(
     n, m = divmod(block, div_m)
     rest, sub = unit // PIECES, unit % PIECES
     mma_wg, rep = rest // REPS, rest % REPS
-    m_g = m * TILE_M + (rep * MMA_WGS + mma_wg) * 64 + wg_tid // 32 * 16 + wg_tid % 32 // 4
-    n_g = n * TILE_N + sub * RED_N + wg_tid % 4 * 2
+    # The last tiles end with D, since TMA is slow beyond. Rows that two tiles share get the same bits twice.
+    last_m, last_n = cutlass.max(m_d.shape[0] - TILE_M, 0), cutlass.max(m_d.shape[1] - TILE_N, 0)
+    row, col = cutlass.min(m * TILE_M, last_m), cutlass.min(n * TILE_N, last_n)
+    m_g = row + (rep * MMA_WGS + mma_wg) * 64 + wg_tid // 32 * 16 + wg_tid % 32 // 4
+    n_g = col + sub * RED_N + wg_tid % 4 * 2
     first, end = (adder * splits) >> log_adders, ((adder + 1) * splits) >> log_adders
     part_slots = blocks * MMA_WGS * CHUNKS
     slot = (block * MMA_WGS + mma_wg) * CHUNKS + (rep * PIECES + sub) * (RED_FRAGMENT // 4)
