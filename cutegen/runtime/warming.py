@@ -113,6 +113,7 @@ def wanted_kernels(
     sm_count: int,
     *,
     whole_table: bool = False,
+    only_answers: bool = False,
     fallback: str = "",
 ) -> tuple[Wanted, ...]:
     """Return the kernels that calls may need, each once.
@@ -124,6 +125,7 @@ def wanted_kernels(
         arch: The target.
         sm_count: SMs of the GPU.
         whole_table: Also every kernel that the table names.
+        only_answers: Of ``problems`` the kernels that answer them alone.
         fallback: As for :func:`~cutegen.runtime.dispatch.look_up`.
 
     Raises:
@@ -144,7 +146,7 @@ def wanted_kernels(
     for wanted in _of_table(table, arch) if whole_table and table is not None else ():
         add(wanted)
     first: dict[Signature, Problem] = {}
-    for problem in (*of_kinds, *given):
+    for problem in (*of_kinds, *(() if only_answers else given)):
         first.setdefault(problem.signature, problem)
     for problem in first.values():
         space = find_space(problem.family, arch)

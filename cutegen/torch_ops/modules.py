@@ -18,7 +18,7 @@ from cutegen.torch_ops.gemm import prepare as prepare_gemm
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Swapped", "optimize", "prepare", "restore"]
+__all__ = ["Swapped", "optimize", "prepare", "restore", "unfit"]
 
 _ROW_BYTES = 16  # what TMA asks of addresses and pitches
 _DEVICE = "cuda"
@@ -101,7 +101,7 @@ def _linear_class() -> Any:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             weight, bias = self.weight, self.bias
             if torch.compiler.is_compiling():
-                reason = _unfit(input, weight, bias)
+                reason = unfit(input, weight, bias)
                 if not reason:
                     return linear(input, weight, bias)
                 note(reason)
@@ -126,7 +126,7 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
         except FrozenError:  # asked for by freeze(on_miss="error")
             raise
         except (CutegenError, NotImplementedError) as error:  # the latter from classes such as DTensor
-            reason = _unfit(x, w, bias) or _unaligned(x, w) or str(error)
+            reason = unfit(x, w, bias) or _unaligned(x, w) or str(error)
             fallbacks.refuse(_kind(x, w, bias), reason)
     fallbacks.count(reason)
     return torch.nn.functional.linear(x, w, bias)
@@ -145,7 +145,7 @@ def _kind(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
     )
 
 
-def _unfit(x: Any, w: Any, bias: Any) -> str:
+def unfit(x: Any, w: Any, bias: Any) -> str:
     """Return why no kernel takes these operands, as far as torch knows it while tracing; else nothing."""
     import torch
 

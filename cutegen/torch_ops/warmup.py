@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cutegen.arch import Arch, find_arch
 from cutegen.dtypes import torch_dtype
@@ -17,16 +17,16 @@ from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.warming import Wanted, Warming, compile_wanted, kinds, wanted_kernels
 from cutegen.runtime.workspace import new_workspace
 from cutegen.torch_ops import gemm as state
-
-if TYPE_CHECKING:
-    pass
+from cutegen.torch_ops.family_operator import drop_family_plans
+from cutegen.torch_ops.warm_sources import Rows, Source, read_source
 
 __all__ = ["launch_once", "prepare", "warmup"]
 
 
 def warmup(
-    family: str = "gemm",
+    source: Any = "gemm",
     *,
+    m: Rows | None = None,
     dtypes: Sequence[str] = (),
     layouts: Sequence[str] = (),
     options: Sequence[str] = (),
@@ -38,13 +38,20 @@ def warmup(
     budget_s: float | None = None,
     observe: Callable[[Warming], None] = lambda warming: None,
 ) -> Warming:
-    """Compile what untuned calls of some kinds may need, and load it into this process.
+    """Compile what calls will need, and load it into this process.
 
-    Afterwards calls of these kinds compile nothing, whatever their sizes. What is there already is not
-    compiled again, so an interrupted warm-up goes on where it was.
+    With a model, a recording or a table for ``source``, the kernels that answer its problems. With a family's
+    name, all that untuned calls of some kinds may need: afterwards calls of these kinds compile nothing,
+    whatever their sizes. What is there already is not compiled again, so an interrupted warm-up goes on where
+    it was. After :func:`cutegen.freeze`, it still compiles and loads what it is asked for.
 
     Args:
-        family: Whose kernels; more families by further calls.
+        source: A module: what its linear layers call, optimized or not. A recording, or the path of its file
+            (``.jsonl``): what was called, but for calls with a ``config``. A table, or its path: all of its
+            kernels. A family's name: what the next arguments say; more families by further calls.
+        m: Rows of the calls of a model, recording or table: numbers; ``"1:8192"``, which visits the sizes at
+            which another kernel may begin to answer; ``"vllm"`` or ``"sglang"``, for which these capture CUDA
+            graphs. By default as recorded, or as in the table; a model needs it.
         dtypes: Of the operands; by default the family's first.
         layouts: By default the family's first.
         options: Words of options, such as ``"bias=n act=silu"``; one text for each kind of epilogue. By
@@ -63,13 +70,17 @@ def warmup(
         What was there, what was compiled, and what could not be, with reasons.
 
     Raises:
-        UsageError: An option does not exist, or the family needs problems to know its kinds.
+        UsageError: An option does not exist, the source is none of these, a model has no ``m``, or the family
+            needs problems to know its kinds.
         CutegenError: There is no compiler and something is missing, the cache or table cannot be used, or
             there is no GPU and no ``arch``.
     """
     import torch
 
     dispatcher = state.default_dispatcher()
+    frozen = bool(dispatcher.kernels.on_miss)
+    if frozen:
+        dispatcher = dispatcher.with_build("allow")  # what was asked for by name is no late compilation
     index = torch.cuda.current_device() if arch is None and torch.cuda.is_available() else 0
     if arch is None:
         device = dispatcher.device(index)
@@ -79,9 +90,12 @@ def warmup(
         sm_count = target.nominal_sm_count
     asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
     given = [parse_problem(each) if isinstance(each, str) else each for each in problems]
-    only_given = bool(given) and not (dtypes or layouts or options)
-    of_kinds = () if only_given else kinds(find_family(family), dtypes, layouts, options)
-    wanted = wanted_kernels(of_kinds, given, asked, target, sm_count, whole_table=table is not None)
+    expected = read_source(source, m, asked)
+    only_given = not expected.family or (bool(given) and not (dtypes or layouts or options))
+    of_kinds = () if only_given else kinds(find_family(expected.family), dtypes, layouts, options)
+    wanted = _wanted(
+        expected, of_kinds, given, asked, target, sm_count, table is not None, dispatcher.fallback
+    )
     warmed = compile_wanted(
         wanted, dispatcher.kernels.store, target, workers=workers, budget_s=budget_s, observe=observe
     )
@@ -91,7 +105,39 @@ def warmup(
         launch_once(dispatcher, each, index)
         warmed = replace(warmed, launched=count)
         observe(warmed)
+    if dispatcher.device_type == "cuda":
+        small = torch.ones(16, 16, dtype=torch.bfloat16, device=torch.device("cuda", index))
+        torch.mm(small, small)  # where torch answers, it is not made ready in a capture either
+    if frozen:
+        state.drop_plans()
+        drop_family_plans()
     return warmed
+
+
+def _wanted(
+    expected: Source,
+    of_kinds: Iterable[Problem],
+    given: Sequence[Problem],
+    table: Table | None,
+    target: Arch,
+    sm_count: int,
+    whole: bool,
+    fallback: str,
+) -> tuple[Wanted, ...]:
+    """Return the kernels, those of a source first."""
+    named = expected.table
+    of_source = wanted_kernels(
+        (),
+        expected.problems,
+        table if named is None else named,
+        target,
+        sm_count,
+        whole_table=named is not None,
+        only_answers=True,
+        fallback=fallback,
+    )
+    more = wanted_kernels(of_kinds, given, table, target, sm_count, whole_table=whole, fallback=fallback)
+    return tuple(dict.fromkeys((*of_source, *more)))
 
 
 def launch_once(dispatcher: Dispatcher, wanted: Wanted, index: int = 0) -> None:

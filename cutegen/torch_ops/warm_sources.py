@@ -1,0 +1,150 @@
+"""What a warm-up may be told to prepare for: a model, a recording or a table, and the rows of its calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutegen.dtypes import short_dtype
+from cutegen.errors import ProblemError, ResourceError, UsageError
+from cutegen.families.registry import find_family, parse_problem
+from cutegen.family import Problem
+from cutegen.records.recorded_calls import read_recordings
+from cutegen.records.table import Table
+from cutegen.text import shown
+from cutegen.torch_ops.modules import unfit
+from cutegen.torch_ops.recording import Recording
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CAPTURE_SIZES", "Rows", "Source", "read_source"]
+
+#: Batch sizes for which servers capture CUDA graphs of decoding, by the server's name. Source: the defaults
+#: of vLLM 0.33 and SGLang 0.5.23 for GPUs of this class.
+CAPTURE_SIZES = {
+    "vllm": (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)),
+    "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16)),
+}
+#: Rows: one number, several, ``vllm``, ``sglang``, or ``1:8192``.
+Rows = int | str | Iterable[int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What calls are expected.
+
+    Attributes:
+        problems: Those that are called.
+        table: All of whose kernels are wanted, if one was given.
+        family: Whose kinds are wanted, if neither.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    table: Table | None = None
+    family: str = ""
+
+
+def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
+    """Return what ``source`` stands for.
+
+    Args:
+        source: A family's name, a module, a recording or its file (``.jsonl``), a table or its file.
+        m: The rows that its problems are called with.
+        answering: The table that will answer, whose sizes a range of rows visits.
+
+    Raises:
+        UsageError: It is nothing of these, or a model without ``m``.
+        CutegenError: A file cannot be read.
+    """
+    m = tuple(m) if m is not None and not isinstance(m, (int, str)) else m
+    if isinstance(source, str) and not (_is_family(source) or Path(source).suffix):
+        raise UsageError(
+            f"{shown(source)} is no family, and no file of a table (.json) or recording (.jsonl)"
+        )
+    if isinstance(source, str) and _is_family(source):
+        if m is not None:
+            raise UsageError("m says with how many rows a model, a recording or a table is called; name one")
+        return Source(family=source)
+    if isinstance(source, (str, Path)) and Path(source).suffix != ".jsonl":
+        source = Table.load(source)
+    if isinstance(source, Table):
+        return Source(_widened(source.entries, m, source) if m is not None else (), source)
+    if isinstance(source, (str, Path)):
+        calls: Iterable[Any] = read_recordings([Path(source)]).calls
+    elif isinstance(source, Recording):
+        calls = source.calls
+    elif hasattr(source, "named_modules"):
+        if m is None:
+            raise UsageError("a model does not say how many rows its layers get; pass m, such as [1, 8]")
+        return Source(_widened(_of_layers(source), m, answering))
+    else:
+        raise UsageError(f"source is a {type(source).__name__}; it must be a model, a recording or a table")
+    found = dict.fromkeys(call.problem for call in calls if call.how != "given")
+    return Source(tuple(found) if m is None else _widened(found, m, answering))
+
+
+def _is_family(name: str) -> bool:
+    try:
+        find_family(name)
+    except ResourceError:
+        return False
+    return True
+
+
+def _of_layers(model: torch.nn.Module) -> Iterator[Problem]:
+    """Yield what each linear layer that kernels take poses for one row."""
+    import torch
+
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and not unfit(layer.weight, layer.weight, layer.bias):
+            n, k = layer.weight.shape
+            bias = "" if layer.bias is None else " bias=n"
+            yield parse_problem(f"gemm 1x{n}x{k} {short_dtype(str(layer.weight.dtype))} kk{bias}")
+
+
+def _widened(problems: Iterable[Problem], m: Rows, table: Table | None) -> tuple[Problem, ...]:
+    """Return ``problems`` with each number of rows; those that have none as they are."""
+    found: dict[Problem, None] = {}
+    for problem in problems:
+        if "m" not in problem.sizes:
+            found[problem] = None
+            continue
+        for rows in _rows(m, problem, table):
+            try:
+                found[problem.with_sizes(m=rows)] = None
+            except ProblemError:
+                continue  # such as int8 with an odd number
+    return tuple(found)
+
+
+def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:
+    """Return numbers of rows; of a range those at which another kernel may begin to answer.
+
+    Raises:
+        UsageError: They are no numbers of rows.
+    """
+    if isinstance(m, int):
+        return (m,)
+    if not isinstance(m, str):
+        return m
+    if m in CAPTURE_SIZES:
+        return CAPTURE_SIZES[m]
+    ends = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", m)
+    if ends is None or not 0 < int(ends[1]) <= int(ends[2]):
+        names = ", ".join(CAPTURE_SIZES)
+        raise UsageError(f"m is {shown(m)}; valid: numbers, FIRST:LAST such as '1:8192', {names}")
+    first, last = int(ends[1]), int(ends[2])
+    visited = {first, last}
+    for power in range(last.bit_length()):
+        visited |= {2**power, 2**power + 1, 3 * 2**power // 2}
+    for entry in table.entries if table is not None else ():
+        if entry.family == problem.family and "m" in entry.sizes:
+            visited.add(entry.sizes["m"])
+    for each in table.ranges if table is not None else ():
+        if each.range.size == "m":
+            visited |= {piece.first for piece in each.pieces}
+    return sorted(size for size in visited if first <= size <= last)
