@@ -23,6 +23,7 @@ from cutegen.families.gemm.perf_model.fitted import (
     rooflines,
 )
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
@@ -31,6 +32,7 @@ from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.space import Config
+from tools import replay
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 SWEEP = Path(__file__).parents[1] / "docs" / "results" / "gemm_sweep_h200.json.xz"
@@ -146,26 +148,14 @@ def test_the_provenance_is_that_of_the_sweep() -> None:
 
 def test_replayed_defaults_are_near_the_best() -> None:
     """A fifth of the sweep: the first choice among timed defaults, against the best timed kernel."""
-    sweep = json.loads(lzma.decompress(SWEEP.read_bytes()))
-    views = [Config.parse(text) for text in sweep["kernels"]]
-    points = sweep["points"]
-    sample = Problem(4096, 4096, 4096)
-    defaults = {SPACE.compile_view(config) for config in default_kernels(SPACE, sample)}
-    isdefault = [SPACE.compile_view(view) in defaults for view in views]
-    assert sum(isdefault) == len(defaults) == 60
-    start, logs = 0, []
-    for number, row in enumerate(sweep["shapes"]):
-        here = range(start, start + row["points"])
-        start += row["points"]
-        mine = [i for i in here if isdefault[points["kernel"][i]]]
-        if number % 5 or not mine or "judge" in row:
-            continue
-        columns = KernelColumns([views[points["kernel"][i]] for i in mine], sweep["sm_count"])
-        splits = np.array([points["split_k"][i] for i in mine], np.float32)
-        chosen = mine[int(load_fit().times_us(Problem(*row["mnk"]), columns, splits).argmin())]
-        logs.append(np.log(points["us"][chosen] / min(points["us"][i] for i in here)))
+    found, points, configs = replay.read(SWEEP, 5)
+    assert len({points.kernel[i] for i in np.flatnonzero(points.default)}) == 60
+    predicted = replay.by_fit(load_fit(), points, configs, found["sm_count"])
+    places = np.flatnonzero(points.default)
+    first = [places[order[0]] for order in choices(points.shape[places], predicted[places])]
+    logs = np.log(points.behind_best[first])
     assert len(logs) > 150
-    assert fmean(logs) < 0.04 and max(logs) < 0.5
+    assert logs.mean() < 0.04 and logs.max() < 0.5
 
 
 def test_a_table_of_some_sizes_makes_the_others_no_slower() -> None:

@@ -13,7 +13,7 @@ import json
 import lzma
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ class Points:
     default: NDArray[np.bool_]
     judge: NDArray[np.bool_]
     sizes: Sequence[tuple[int, int, int]]
+
+    def only(self, chosen: NDArray[np.bool_]) -> Points:
+        """Return some of the points; shapes, kernels and matrices keep their numbers."""
+        parts = {f.name: getattr(self, f.name)[chosen] for f in fields(self) if f.name != "sizes"}
+        return Points(**parts, sizes=self.sizes)
 
     @property
     def behind_best(self) -> Array:
