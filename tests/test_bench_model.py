@@ -46,6 +46,7 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         autotune=None,
         table=None,
         cache_dir=None,
+        parts=tool.PARTS,
     )
     vars(args).update(changes)
     facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
@@ -72,6 +73,17 @@ def test_steps_of_inference_are_measured_whole_and_by_their_gemms(gpu: FakeGpu, 
         "gemm 24x256x512 bf16 kk",
     }
     assert len(gpu.calls) % 9 == 0 and gpu.calls
+
+
+def test_what_is_tuned_is_what_is_called(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Known without running anything: forward, both gradients, and what the backend fuses an addition to."""
+    subject = bench(tmp_path)
+    lines = subject.lines()
+    subject.decode()
+    subject.prefill()
+    called = {line for row in rows(tmp_path).values() for line in row.get("answers", ())}
+    assert called < set(lines) and len(set(lines)) == len(lines)
+    assert {"gemm 32x512x256 bf16 kn", "gemm 256x512x32 bf16 mn", "gemm 3x256x512 bf16 kk beta"} <= set(lines)
 
 
 def test_training_and_compiled_steps_are_measured(gpu: FakeGpu, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         "model": {"size": args.size, "layers": args.layers, "context": args.context},
         "rounds": args.rounds,
         "settle_s": args.settle,
-        "table": "" if args.table is None else file_digest(args.table),
+        "table": "" if args.table is None or not args.table.exists() else file_digest(args.table),
     }
     bench = ModelBench(args, facts)
     for part in args.parts:
@@ -107,7 +107,9 @@ class ModelBench:
         if device == "cuda":  # elsewhere tests have chosen what the operators ask
             kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
             gemm.use(Dispatcher(kernels=kernels))
-        if args.table is not None:
+        if args.autotune is not None:
+            self._facts["tuning"] = self._tune(args.autotune)
+        elif args.table is not None:
             gemm.load_table(args.table)
 
     def decode(self) -> None:
@@ -144,7 +146,7 @@ class ModelBench:
         }
         inference.update({f"prefill {n}": self._steps.prefill(model, n) for n in args.prefill})
         for name, step in inference.items():
-            self._prepare(model, step)
+            self._prepare(model, step, addends=True)
             graphs = {}
             for who, backend in self._backends().items():
                 with compiled_by(model, backend, self._steps):
@@ -197,17 +199,17 @@ class ModelBench:
             graphs[OWN] = self._steps.Captured(step)
         self._row(name, STEP, model, graphs)
 
-    def _prepare(self, model: Any, step: Callable[[], Any], *, backward: bool = False) -> dict[str, Json]:
-        """Tune if asked to, compile the kernels of a step, and return how each GEMM is answered."""
+    def _prepare(
+        self, model: Any, step: Callable[[], Any], *, backward: bool = False, addends: bool = False
+    ) -> dict[str, Json]:
+        """Compile the kernels of a step, and return how each of its GEMMs is answered."""
         import cutegen
         from cutegen.families.registry import parse_problem
         from cutegen.torch_ops import gemm
 
         calls = self._steps.problems(model, step, backward=backward)
-        if self._args.autotune is not None:
-            self._autotune(list(calls))
         if self._device == "cuda":
-            cutegen.warmup(problems=list(calls))
+            cutegen.warmup(problems=[*calls, *(_with_addends(calls, model) if addends else ())])
         dispatcher = gemm.default_dispatcher()
         answers = {line: dispatcher.explain(parse_problem(line)) for line in calls}
         return {
@@ -215,23 +217,45 @@ class ModelBench:
             for line, answer in answers.items()
         }
 
-    def _autotune(self, lines: Sequence[str]) -> None:
+    def lines(self) -> list[str]:
+        """Return the GEMMs of all parts, each once, in the order of the parts; no memory is needed for it."""
+        args, steps = self._args, self._steps
+        model = steps.make_model(args.size, 1, "meta")
+        asked = []
+        if "decode" in args.parts or "compiled" in args.parts:
+            asked += [(steps.decode(model, args.size, texts, args.context), False) for texts in args.decode]
+        if "prefill" in args.parts or "compiled" in args.parts:
+            asked += [(steps.prefill(model, length), False) for length in args.prefill]
+        found = {line: None for step, _ in asked for line in steps.problems(model, step)}
+        if "training" in args.parts or "compiled" in args.parts:
+            step = steps.training(model, args.training)
+            found.update(dict.fromkeys(steps.problems(model, step, backward=True)))
+        if "compiled" in args.parts:
+            found.update(dict.fromkeys(_with_addends(found, model)))
+        return list(found)
+
+    def _tune(self, budget_s: float) -> dict[str, Json]:
+        """Tune the GEMMs of all parts that the table does not answer, and use the answers."""
         from cutegen.families.registry import parse_problem
         from cutegen.torch_ops import gemm
         from cutegen.tuning import AutoTuner
+        from cutegen.tuning.sweep import Failed
 
-        begun, dispatcher = time.monotonic(), gemm.default_dispatcher()
-        problems = [parse_problem(line) for line in lines]
+        begun, args = time.monotonic(), self._args
+        if args.table is not None and args.table.exists():
+            gemm.load_table(args.table)
+        dispatcher, problems = gemm.default_dispatcher(), [parse_problem(line) for line in self.lines()]
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
-        if not missing:
-            return
-        with AutoTuner(cache_dir=self._args.cache_dir, table=self._args.table, effort="quick") as tuner:
-            for _ in tuner.tune_all(missing, budget_s=self._args.autotune):
-                pass
+        failed = []
+        with AutoTuner(cache_dir=args.cache_dir, table=args.table, effort="quick") as tuner:
+            for result in tuner.tune_all(missing, budget_s=budget_s):
+                failed += [str(result.problem)] if isinstance(result, Failed) else []
+                print(f"{time.monotonic() - begun:.1f} s: tuned {result.problem}", flush=True)
             table = tuner.setting.table
         if table is not None and table.exists():
             gemm.load_table(table)
-        print(f"tuned {len(missing)} problems in {time.monotonic() - begun:.1f} s", flush=True)
+        seconds = round(time.monotonic() - begun, 1)
+        return {"problems": len(problems), "tuned": len(missing), "failed": list(failed), "seconds": seconds}
 
     def _row(
         self,
@@ -261,6 +285,12 @@ class ModelBench:
 
     def _write(self) -> None:
         write_json(self._args.out, {**self._facts, "rows": list(self._rows)})
+
+
+def _with_addends(lines: Iterable[str], model: Any) -> list[str]:
+    """Return the GEMMs of two layers of each block as the backend fuses the additions behind them."""
+    width = model.head.weight.shape[1]
+    return [f"{line} beta" for line in lines if f"x{width}x" in line and line.endswith(" kk")]
 
 
 def _rounded(interval: Any, digits: int) -> list[Json]:

@@ -81,8 +81,8 @@ def training(model: Llama, length: int) -> Step:
     tokens, at = torch.zeros(1, length, dtype=torch.long, device=device), torch.arange(length, device=device)
 
     first: Any = model.blocks[0]
-    shape, generator = (1, length, model.embed.embedding_dim), torch.Generator(device).manual_seed(0)
-    gradient = torch.randn(shape, device=device, generator=generator).to(torch.bfloat16)
+    shape, generator = (1, length, model.embed.embedding_dim), torch.Generator().manual_seed(0)
+    gradient = torch.randn(shape, generator=generator).to(device, torch.bfloat16)
 
     def step() -> torch.Tensor:
         for parameter in model.parameters():
