@@ -18,6 +18,7 @@ from torch import library as registry  # noqa: E402
 import cutegen  # noqa: E402
 from cutegen.errors import OperandError  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
+from cutegen.torch_ops.gemm_gradient import record_gemm, record_linear  # noqa: E402
 
 BF16 = torch.bfloat16
 ACTIVATIONS = {
@@ -180,6 +181,57 @@ def test_autocast_casts_fp32_operands(gpu: FakeGpu) -> None:
     assert torch.autograd.grad(cutegen.linear(x.to(BF16), w.to(BF16)).sum(), w)[0].dtype == torch.float32
 
 
+def test_regions_of_autocast_are_kept_apart(gpu: FakeGpu) -> None:
+    """fp16 gives fp16, a disabled region inside casts nothing, and scales of 8-bit products stay fp32."""
+    x, w = leaf(16, 32, dtype=torch.float32), leaf(24, 32, dtype=torch.float32)
+    eight = [t.detach().to(torch.float8_e4m3fn) for t in (x, w)]
+    scale = torch.tensor(0.5)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert cutegen.linear(x, w).dtype == torch.float16
+        with torch.autocast("cpu", enabled=False):
+            with pytest.raises(OperandError, match="float32"):
+                cutegen.linear(x, w)
+            assert cutegen.linear(x.to(BF16), w.to(BF16)).dtype == BF16
+        found = cutegen.scaled_gemm(eight[0], eight[1].mT, scale, scale)
+    assert found.dtype == BF16 and gpu.calls[-1][0].dtype == torch.float8_e4m3fn
+    assert [t.dtype for t in gpu.calls[-1] if getattr(t, "shape", None) == (1,)] == [torch.float32] * 2
+    want = 0.25 * (eight[0].double() @ eight[1].double().mT)
+    torch.testing.assert_close(found.double(), want, rtol=1e-2, atol=1e-2)
+
+
+def exact(
+    a: Any, b: Any, *, out: Any = None, c: Any = None, alpha: float = 1.0, beta: float = 1.0, **more: Any
+) -> Any:
+    """The definition, in whatever dtype."""
+    assert out is None
+    value = alpha * (a @ b) + (0 if c is None else beta * c)
+    value = value if more.get("bias") is None else value + more["bias"]
+    return torch.relu(value) if more.get("activation") == "relu" else value
+
+
+@pytest.mark.parametrize("activation", ["", "relu"])
+def test_the_formulas_are_exact_to_second_order(activation: str) -> None:
+    """In fp64, against differences, with the definition in the kernel's place."""
+    generator = torch.Generator().manual_seed(5)
+
+    def rand(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    a, b, c, bias, x = rand(6, 4), rand(4, 8), rand(6, 8), rand(8), rand(3, 2, 4)
+    options = {"alpha": 0.5, "beta": 2.0, "activation": activation}
+
+    def gemm(a: Any, b: Any, c: Any, bias: Any) -> Any:
+        return record_gemm(exact, a, b, c, bias, options)
+
+    def linear(x: Any, w: Any, bias: Any) -> Any:
+        return record_linear(exact, x, w, bias, bool(activation), False)
+
+    w = b.detach().t().contiguous().requires_grad_()
+    for function, inputs in ((gemm, (a, b, c, bias)), (linear, (x, w, bias))):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
 def test_second_derivatives_and_checkpoints(gpu: FakeGpu) -> None:
     """Of a penalty on the gradient, and with activations that are computed again."""
     x, w = leaf(16, 32), leaf(24, 32)
@@ -194,6 +246,10 @@ def test_second_derivatives_and_checkpoints(gpu: FakeGpu) -> None:
     assert (own - ref).norm() < 3e-2 * ref.norm()
     again = torch.utils.checkpoint.checkpoint(cutegen.linear, x, w, use_reentrant=False)
     same_gradients(again, u @ v.T, (x, w), (u, v))
+    torch.utils.checkpoint.checkpoint(cutegen.linear, x, w, use_reentrant=True).float().sum().backward()
+    (u @ v.T).sum().backward()
+    for own, other in ((x, u), (w, v)):
+        torch.testing.assert_close(own.grad.double(), other.grad, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("activation", ["", "relu", "gelu"])

@@ -171,15 +171,29 @@ def test_batched_gemms_are_replaced(gpu: FakeGpu) -> None:
     assert len(gpu.calls) == launched + 1
 
 
-@pytest.mark.parametrize(
-    "operands",
-    [(rand(16, 32, dtype=torch.float32), rand(32, 24, dtype=torch.float32)), (rand(16, 31), rand(31, 24))],
-    ids=["fp32", "odd k"],
-)
-def test_what_no_kernel_takes_stays_with_inductor(gpu: FakeGpu, operands: Any) -> None:
+def misaligned() -> Any:
+    return torch.randn(16 * 32 + 1).to(BF16)[1:].view(16, 32)
+
+
+#: Operands, and whether a kernel takes them: what Inductor cannot know when it compiles is found at run time.
+OPERANDS: dict[str, tuple[Any, bool]] = {
+    "fp32": (lambda: (rand(16, 32, dtype=torch.float32), rand(32, 24, dtype=torch.float32)), False),
+    "fp64": (lambda: (rand(16, 32).double(), rand(32, 24).double()), False),
+    "odd k": (lambda: (rand(16, 31), rand(31, 24)), False),
+    "repeated rows": (lambda: (rand(1, 32).expand(16, 32), rand(32, 24)), False),
+    "every other column": (lambda: (rand(16, 64)[:, ::2], rand(32, 24)), False),
+    "misaligned": (lambda: (misaligned(), rand(32, 24)), True),
+    "no rows": (lambda: (rand(0, 32), rand(32, 24)), False),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_what_no_kernel_takes_is_computed_by_torch(gpu: FakeGpu, name: str) -> None:
+    make, ours = OPERANDS[name]
+    operands = make()
     launched = len(gpu.calls)
     same(compiled(torch.mm)(*operands), torch.mm(*operands))
-    assert len(gpu.calls) == launched
+    assert len(gpu.calls) == launched + ours
 
 
 def test_options_and_modes_of_inductor_are_kept(gpu: FakeGpu) -> None:

@@ -25,6 +25,7 @@ from cutegen.records.table import Entry, Fingerprint, Table  # noqa: E402
 from cutegen.runtime.recorder import is_recording  # noqa: E402
 from cutegen.space import Config  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
+from tools.benchmark import model_steps as steps  # noqa: E402
 
 BF16 = torch.bfloat16
 #: Forward, gradients of inputs and of weights of one layer of `network` at 8 rows.
@@ -111,6 +112,45 @@ def test_autocast_and_checkpointing_are_seen_as_they_run(gpu: FakeGpu) -> None:
     found.pop((DOWN[0], "backward"), None)  # torch may stop early, having what the gradients need
     recomputed.pop((DOWN[0], "backward"))
     assert found == {**expected(1, 1, first_input=True), **recomputed}
+
+
+def test_a_transformer_is_recorded_completely(gpu: FakeGpu) -> None:
+    """Two layers and a head: every product of the forward pass and its gradients; twice where blocks are
+    checkpointed; without gradients in ``inference_mode``, where nothing else is recorded."""
+    model = steps.make_model("tiny", 2, "cpu")
+    tokens, at = torch.zeros(1, 16, dtype=torch.long), torch.arange(16)
+    forward = {
+        "gemm 16x384x256 bf16 kk": 2,
+        "gemm 16x256x256 bf16 kk": 2,
+        "gemm 16x1024x256 bf16 kk": 2,
+        "gemm 16x256x512 bf16 kk": 2,
+    }
+    backward = {
+        "gemm 16x256x384 bf16 kn": 2,
+        "gemm 384x256x16 bf16 mn": 2,
+        "gemm 16x256x256 bf16 kn": 2,
+        "gemm 256x256x16 bf16 mn": 2,
+        "gemm 16x256x1024 bf16 kn": 2,
+        "gemm 1024x256x16 bf16 mn": 2,
+        "gemm 16x512x256 bf16 kn": 2,
+        "gemm 256x512x16 bf16 mn": 2,
+    }
+    cutegen.optimize(model)
+    with cutegen.record() as recording:
+        model(tokens, at, head=False).float().sum().backward()
+    want = {(line, "forward"): n for line, n in forward.items()}
+    want |= {(line, "backward"): n for line, n in backward.items()}
+    assert lines(recording) == want
+    with cutegen.record() as inference, torch.inference_mode():
+        model(tokens, at)
+    head = {("gemm 1x1024x256 bf16 kk", "forward"): 1}
+    assert lines(inference) == {(line, "forward"): n for line, n in forward.items()} | head
+    for block in model.blocks:
+        inner = block.forward
+        block.forward = lambda *given, inner=inner: checkpoint(inner, *given, use_reentrant=True)
+    with cutegen.record() as again:
+        model(tokens, at, head=False).float().sum().backward()
+    assert lines(again) == want | {(line, "backward"): n for line, n in forward.items()}
 
 
 def test_compiled_code_is_compiled_and_counted(gpu: FakeGpu) -> None:

@@ -153,7 +153,7 @@ def _linear_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
             flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
             found: torch.Tensor = gemm(flat, w.t(), bias=bias, activation="relu" if relu else "")
             ctx.fuse_wgrad = fuse_wgrad
-            ctx.save_for_backward(flat, w, found if relu else None)
+            ctx.save_for_backward(x, w, found if relu else None)  # x itself: of a view, autograd loses track
             return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
 
         @staticmethod
@@ -162,7 +162,7 @@ def _linear_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
             for_x, for_w, for_bias, *_ = ctx.needs_input_grad
             shape = grad.shape
             if len(shape) != 2:
-                grad = grad.reshape(-1, shape[-1])
+                grad, x = grad.reshape(-1, shape[-1]), x.reshape(-1, x.shape[-1])
             grad = _of_relu(grad, positive)
             dense = _dense(grad, x.dtype)
             d_x = _times(gemm, dense, w, 1.0) if for_x else None

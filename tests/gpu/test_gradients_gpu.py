@@ -136,3 +136,20 @@ def test_an_optimized_model_trains_as_its_twin(compiled: bool) -> None:
         for own, other in zip(model.parameters(), twin.parameters(), strict=True):
             difference = (own.grad.double() - other.grad.double()).norm()
             assert difference < 2e-2 * other.grad.double().norm()
+
+
+def test_layers_that_no_kernel_takes_are_left_to_torch() -> None:
+    """Results of more than 2^31 elements, odd k, repeated rows and no rows, with a reason for each."""
+    layer = torch.nn.Linear(64, 32768, bias=False).to("cuda", BF16)
+    odd = torch.nn.Linear(63, 128, bias=False).to("cuda", BF16)
+    cutegen.reset_counters()
+    for net in (layer, odd):
+        cutegen.optimize(torch.nn.Sequential(net))
+    x = torch.randn(66000, 64, device="cuda", dtype=BF16)
+    with torch.no_grad():
+        for net, rows in ((layer, x), (odd, x[:, :63]), (layer, x[:1].expand(64, 64)), (layer, x[:0])):
+            found, want = net(rows), torch.nn.functional.linear(rows, net.weight)
+            assert found.shape == want.shape
+            for part in (slice(0, 64), slice(max(0, len(rows) - 64), len(rows))):
+                torch.testing.assert_close(found[part], want[part], rtol=2e-2, atol=2e-2)
+    assert cutegen.counters()["fallbacks"]
