@@ -25,6 +25,7 @@ KERNELS = (
     ("gated_backward", "sm_100a"),
     ("softmax", "sm_90a"),
     ("layernorm", "sm_90a"),
+    ("rmsnorm_quantized", "sm_90a"),
 )
 
 

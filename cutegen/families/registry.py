@@ -211,9 +211,10 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
     from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
+    from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
     from cutegen.families.softmax.family import SOFTMAX
 
-    return GEMM, BLOCK_SCALED_GEMM, RMSNORM, LAYERNORM, SOFTMAX, GATED, GATED_BACKWARD
+    return GEMM, BLOCK_SCALED_GEMM, RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, GATED, GATED_BACKWARD
 
 
 def _in_package(family: Family) -> _Registered:

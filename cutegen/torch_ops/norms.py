@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cutegen.dtypes import short_dtype
 from cutegen.errors import OperandError
 from cutegen.families.rmsnorm.family import RMSNORM
+from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["prepare", "rms_norm"]
 
 _operator = DeclaredOperator(RMSNORM, state.default_dispatcher, state.workspaces)
+_quantized = DeclaredOperator(RMSNORM_QUANTIZED, state.default_dispatcher, state.workspaces)
 
 
 def rms_norm(
@@ -28,6 +31,7 @@ def rms_norm(
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | bool = False,
     return_rstd: bool = False,
+    quantize: str | torch.dtype | None = None,
     config: AnyConfig = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return ``h / sqrt(mean(h^2) + eps) * weight`` of each row, where ``h = x + residual``.
@@ -39,14 +43,18 @@ def rms_norm(
         weight: (n,) in the dtype of ``x`` or in fp32; None for none.
         eps: Added to the mean of the squares.
         residual: Added to ``x`` first; shape and dtype of ``x``.
-        out: Where the result goes; shape and dtype of ``x``. May be ``x`` itself.
+        out: Where the result goes; shape and dtype of ``x``. May be ``x`` itself, unless it is quantised.
         residual_out: Where ``h`` goes, in the dtype of ``x``: a tensor, which may be ``residual`` itself,
             or True for a new one.
         return_rstd: Also return ``1 / sqrt(mean(h^2) + eps)``, in fp32 with one value for each row.
+        quantize: ``e4m3`` (or torch's dtype) for a result in 8 bits: each row divided by its scale,
+            ``max |row| / 448``, which is returned too, in fp32 with one value for each row. Without
+            ``return_rstd``, and with ``out`` of that dtype.
         config: Overrides the choice of kernel: a complete config, or its text ``knob=value ...``.
 
     Returns:
-        The result. If ``residual_out`` or ``return_rstd`` is given, a tuple of the result and of these.
+        The result. With ``quantize``, ``residual_out`` or ``return_rstd`` a tuple of the result, the scales,
+        and these.
 
     Raises:
         OperandError: A tensor cannot be an operand; the message names it and what would be valid.
@@ -58,9 +66,11 @@ def rms_norm(
     wants_sum = residual_out is not False
     if wants_sum and residual is None:
         raise OperandError("residual_out is given but residual is not; pass both")
+    if quantize is not None:
+        _require_quantized(quantize, return_rstd)
     if x.numel() == 0:
-        return _of_nothing(x, out, residual_out, return_rstd)
-    values = [
+        return _of_nothing(x, out, residual_out, return_rstd, quantize)
+    values: list[Any] = [
         as_rows("x", x),
         weight,
         None if residual is None else as_rows("residual", residual),
@@ -68,13 +78,19 @@ def rms_norm(
         None if not wants_sum else MAKE if residual_out is True else as_rows("residual_out", residual_out),
         MAKE if return_rstd else None,
     ]
+    operator, scale = _operator, None
+    if quantize is not None:
+        operator, values = _quantized, [*values[:4], MAKE, values[4]]
     chosen = None if config is None else as_config(config)
-    run = _operator.traced if state.must_trace(x) else _operator
-    _, _, _, y, total, rstd = run(values, (float(eps),), chosen)
+    run = operator.traced if state.must_trace(x) else operator
+    if quantize is None:
+        _, _, _, y, total, rstd = run(values, (float(eps),), chosen)
+    else:
+        _, _, _, y, scale, total = run(values, (float(eps),), chosen)
     y = out if out is not None else y.view(shape)
-    if not wants_sum and not return_rstd:
+    if not wants_sum and not return_rstd and scale is None:
         return y
-    found = [y]
+    found = [y] if scale is None else [y, scale.view(shape[:-1])]
     if wants_sum:
         found.append(total.view(shape) if residual_out is True else residual_out)
     if return_rstd:
@@ -82,14 +98,27 @@ def rms_norm(
     return tuple(found)
 
 
+def _require_quantized(quantize: str | torch.dtype, return_rstd: bool) -> None:
+    if short_dtype(str(quantize)) != "e4m3":
+        raise OperandError(f"quantize={quantize!r} is not valid; valid: e4m3, torch.float8_e4m3fn")
+    if return_rstd:
+        raise OperandError("return_rstd is not written beside quantize; leave out one of them")
+
+
 def _of_nothing(
-    x: torch.Tensor, out: torch.Tensor | None, residual_out: torch.Tensor | bool, return_rstd: bool
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    residual_out: torch.Tensor | bool,
+    return_rstd: bool,
+    quantize: str | torch.dtype | None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return empty results for an ``x`` without elements."""
     import torch
 
-    y = torch.empty_like(x) if out is None else out
-    found = [y]
+    dtype = x.dtype if quantize is None else torch.float8_e4m3fn
+    found = [torch.empty_like(x, dtype=dtype) if out is None else out]
+    if quantize is not None:
+        found.append(torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device))
     if residual_out is not False:
         found.append(torch.empty_like(x) if residual_out is True else residual_out)
     if return_rstd:
@@ -101,3 +130,4 @@ def prepare() -> None:
     """Import torch and register the operator with it; again does nothing."""
     state.prepare()
     _operator.register()
+    _quantized.register()

@@ -185,10 +185,10 @@ def bare_row_fits_registers(
     problem: Any,
     arch: Arch,
 ) -> bool:
-    """A thread holds its part of a row, at most 40 values; all threads of a CTA together must find room in
-    the registers of a multiprocessor."""
+    """A thread holds its part of a row, at most 40 values, and of a weight if there is one; all threads of a
+    CTA together must find room in the registers of a multiprocessor."""
     return row_fits_registers(
-        threads_per_row, rows_per_cta, rows_per_thread, cluster_n, False, row_in, problem, arch
+        threads_per_row, rows_per_cta, rows_per_thread, cluster_n, True, row_in, problem, arch
     )
 
 

@@ -1,0 +1,1 @@
+"""RMSNorm of rows to 8 bits, with a scale for each row."""
