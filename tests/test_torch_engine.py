@@ -319,6 +319,23 @@ def test_the_fastest_baseline_that_is_right_is_the_reference(monkeypatch: pytest
     assert engine.measure(engine.prepare(None), 1) == 0, "it says nothing to this lane"
 
 
+def test_a_baseline_that_does_not_run_is_left_out_if_another_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries differ in what they offer; if nothing runs, the reason is told."""
+
+    def absent(inputs: Any, outputs: Any) -> Any:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    def right(inputs: Any, outputs: Any) -> Any:
+        return {"y": inputs.tensors["x"] * 2}
+
+    found: dict[str, Baseline] = {"absent": absent, "right": right}
+    engine, problem = toy(monkeypatch, {}, baselines=lambda problem: found)
+    assert engine.open(problem, 0)["reference"] == "right"
+    found = {"absent": absent}
+    with pytest.raises(MeasureError, match="cannot set up toy 5x8: No available kernel"):
+        engine.open(problem, 0)
+
+
 def test_what_kernels_work_on_in_place_is_the_same_in_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring changes it; checks before and after do not see that."""
 

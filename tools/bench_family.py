@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store, file_digest
-from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.args import integer, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, load_families
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
@@ -63,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("family", help="such as rmsnorm")
+    parser.add_argument("family", nargs="?", default="", help="such as rmsnorm")
+    parser.add_argument(
+        "--kernel", type=Path, metavar="FILE.py", help="declaration of a kernel, instead of a family"
+    )
     parser.add_argument("--shapes", type=Path, required=True, metavar="FILE.toml")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
@@ -88,15 +91,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rows", type=row_slice, default=slice(None), metavar="A:B", help="only these shapes of the file"
     )
     parser.add_argument(
-        "--warm", type=positive_int, default=_processes(), help="processes that call beforehand (%(default)s)"
+        "--warm", type=integer, default=_processes(), help="processes that call beforehand (%(default)s)"
     )
     parser.add_argument("--peers", default="all", help="all or none")
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     args = parser.parse_args(argv)
-    if args.compile_for is not None:
-        return run_command(lambda: compile_only(args))
-    return run_command(lambda: run(args))
+    work = run if args.compile_for is None else compile_only
+    return run_command(lambda: work(_with_family(args)))
+
+
+def _with_family(args: argparse.Namespace) -> argparse.Namespace:
+    """Make the kernel of ``--kernel`` known; its name is the family."""
+    if bool(args.family) == (args.kernel is not None):
+        raise UsageError("give a family, or a declaration with --kernel")
+    if args.kernel is not None:
+        args.family = load_families(args.kernel)[0].name
+    return args
 
 
 def compile_only(args: argparse.Namespace) -> int:

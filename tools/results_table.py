@@ -38,11 +38,12 @@ from cutegen.errors import UsageError
 from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.family_table import FamilyResults
+from tools.benchmark.foreign_table import ForeignResults
 from tools.benchmark.markdown import down, launches, line, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.quoted import QuotedFile
-from tools.benchmark.results import COPY, ENERGY, FAMILY, OWN, TABLES, Results, ShapeResult, kind_of
+from tools.benchmark.results import COPY, ENERGY, FAMILY, FOREIGN, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
 from tools.benchmark.transcript import TRANSCRIPT, Transcript
 from tools.benchmark.untuned_table import UNTUNED, UntunedResults
@@ -59,6 +60,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     PROFILE: Profile,
     SWEEP: Sweep,
     FAMILY: FamilyResults,
+    FOREIGN: ForeignResults,
     TRANSCRIPT: Transcript,
     MODEL: ModelResults,
     UNTUNED: UntunedResults,

@@ -108,7 +108,15 @@ class UserCode:
         sys.path[:0] = self.opening.folders
         self._before = frozenset(sys.modules)
         self._watch_environment()
+        self._answer_for_the_target()
         self._answer_for_the_hardware()
+
+    def _answer_for_the_target(self) -> None:
+        """Constructors ask for the target before anything says for which one is compiled."""
+        from cutlass.base_dsl import BaseDSL
+
+        dsl: Any = BaseDSL._get_dsl()
+        dsl.envar.arch = self.arch
 
     def _watch_environment(self) -> None:
         read, files = self._read, {path for path, _ in self.opening.files}
@@ -152,7 +160,8 @@ class UserCode:
         known = dict(self.opening.files)
         for name in sorted(sys.modules.keys() - self._before):
             path = getattr(sys.modules[name], "__file__", None)
-            if not path or name.startswith("cutegen_source_"):
+            top = name.partition(".")[0]
+            if not path or name.startswith("cutegen_source_") or top in self.opening.packages:
                 continue
             if path in known and file_identity(Path(path)) != known[path]:
                 raise BuildError(f"{path} changed while its kernel was compiled; start again")

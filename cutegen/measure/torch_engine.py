@@ -248,7 +248,7 @@ class TorchEngine:
         }
 
     def _choose_baseline(self, session: _Session) -> None:
-        times = {name: self._rough_us(session.baseline_calls(name, 4)) for name in session.baselines}
+        times = self._rough_times(session)
         for name in sorted(times, key=lambda name: times[name]):
             if len(times) == 1 or self._is_right(session, name):
                 session.reference, session.time_us = name, times[name]
@@ -258,6 +258,23 @@ class TorchEngine:
         # Rounds need something to pair candidates with; a copy says how fast memory is.
         session.reference, session.time_us = COPY, self._rough_us(session.baseline_calls(COPY, 4))
         session.writes_outputs = False
+
+    def _rough_times(self, session: _Session) -> dict[str, float]:
+        """Return how long each baseline takes; one that does not run is left out if another does.
+
+        What a library offers depends on its version and on the problem, such as attention by cuDNN.
+        """
+        times: dict[str, float] = {}
+        failed: RuntimeError | None = None
+        for name in tuple(session.baselines):
+            try:
+                times[name] = self._rough_us(session.baseline_calls(name, 4))
+            except RuntimeError as error:
+                failed = error
+                del session.baselines[name]
+        if failed is not None and not times:
+            raise failed
+        return times
 
     def _is_right(self, session: _Session, name: str) -> bool:
         """Return whether a baseline stays within the error that kernels are allowed."""

@@ -20,6 +20,7 @@ __all__ = [
     "COPY",
     "ENERGY",
     "FAMILY",
+    "FOREIGN",
     "OWN",
     "TABLES",
     "Entry",
@@ -36,6 +37,8 @@ SCHEMA = 1
 CONTEST, ENERGY, TABLES = "gemm contest", "gemm energy", "gemm tables"
 #: A family beside its baselines, written by tools/bench_family.py.
 FAMILY = "family"
+#: Kernels that others wrote, written by tools/bench_foreign.py.
+FOREIGN = "foreign"
 #: The contestant that the results are about.
 OWN = "cutegen"
 #: The one that computes no GEMM, and shows what memory gives.

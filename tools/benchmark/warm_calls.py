@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutegen.families.registry import find_family, parse_problem
+from cutegen.families.registry import find_family, load_families, loaded_folders, parse_problem
 from cutegen.family import Problem, bind
 from cutegen.measure.guarded import new_output
 from cutegen.space import Launch
@@ -24,6 +24,8 @@ __all__ = ["warm_calls"]
 
 _TIMEOUT_S = 240.0
 _NO_PEERS = "--no-peers"
+#: Before the path of a declaration, or of a folder of families.
+_FAMILIES = "--families="
 _FOLDER = Path(__file__).resolve().parents[2]
 
 
@@ -33,7 +35,7 @@ def warm_calls(problems: Sequence[Problem], processes: int, *, peers: bool = Tru
     A process that fails is told about on stderr: the benchmark itself will say what is wrong.
     """
     started = time.perf_counter()
-    flags = [] if peers else [_NO_PEERS]
+    flags = [*(f"{_FAMILIES}{path}" for path in loaded_folders()), *([] if peers else [_NO_PEERS])]
     shares = [problems[i::processes] for i in range(min(processes, len(problems)))]
     running = [
         subprocess.Popen(
@@ -56,7 +58,10 @@ def main(lines: Sequence[str]) -> int:
 
     from tools.benchmark.family_child import FamilyCall, call_names
 
-    for line in (line for line in lines if line != _NO_PEERS):
+    for word in lines:
+        if word.startswith(_FAMILIES):
+            load_families(Path(word.removeprefix(_FAMILIES)))
+    for line in (line for line in lines if not line.startswith("--")):
         problem = parse_problem(line)
         family = find_family(problem.family)
         generator = torch.Generator(device="cuda").manual_seed(0)

@@ -67,6 +67,7 @@ def adapter_values(
         "parameters": parameters,
         "extents": _extents(kernel, arguments),
         "call": _call(kernel, arguments),
+        "takes_stream": kernel.takes_stream,
         "free_sizes": [
             name
             for name, kind in kernel.sizes.items()

@@ -12,7 +12,7 @@ from cutegen.text import did_you_mean
 __all__ = ["call_text", "compiled_names", "names_in", "require_texts", "rewritten"]
 
 #: What the texts may use besides names of the declaration.
-_MODULES = ("cutlass", "cute")
+_MODULES = ("cutlass", "cute", "module")
 _BUILTINS = ("True", "False", "None", "int", "float", "bool", "tuple", "list", "len", "min", "max", "range")
 
 
@@ -24,7 +24,8 @@ def call_text(kernel: Kernel) -> str:
     if kernel.call is not None:
         return kernel.call
     names = [a.name for a in kernel.arguments]
-    names += [*kernel.functions.integers, *([kernel.scratch] if kernel.scratch else []), "stream"]
+    names += [*kernel.functions.integers, *([kernel.scratch] if kernel.scratch else [])]
+    names += ["stream"] if kernel.takes_stream else []
     if kernel.construct is None:
         names += [f"{name}={name}" for name in (*kernel.domains, *kernel.functions.derived)]
     return ", ".join(names)
@@ -113,9 +114,10 @@ def _require_all_used(kernel: Kernel) -> None:
     for argument in kernel.arguments:
         if argument.name not in called:
             raise FamilyError(f"argument {argument.name} is not passed: call={call_text(kernel)!r} lacks it")
-    if "stream" not in called:
+    if "stream" not in called and kernel.takes_stream:
         raise FamilyError(
-            f"call={call_text(kernel)!r} passes no stream, so the kernel would run on another one"
+            f"call={call_text(kernel)!r} passes no stream, so the kernel would run on another one; if the "
+            "entry takes none, declare takes_stream=False"
         )
     used = _reaching(kernel, (*compiled_names(kernel), *kernel.functions.integers))
     for knob in kernel.domains:

@@ -121,7 +121,19 @@ class _Search:
         above = self.find(parent)
         if above is None or above.submodule_search_locations is None:
             return None
-        return PathFinder.find_spec(name, list(above.submodule_search_locations))
+        folders = list(above.submodule_search_locations)
+        try:
+            return PathFinder.find_spec(name, folders)
+        except KeyError:  # a folder without __init__.py: Python looks for its parent among imported modules
+            return _folder_spec(name, folders)
+
+
+def _folder_spec(name: str, parents: Sequence[str]) -> ModuleSpec:
+    """Return the spec of a package that is nothing but folders."""
+    found = ModuleSpec(name, None, is_package=True)
+    folders = (Path(parent) / name.rpartition(".")[2] for parent in parents)
+    found.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+    return found
 
 
 def _by_other_finders(name: str) -> ModuleSpec | None:

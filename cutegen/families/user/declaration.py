@@ -45,6 +45,7 @@ _CONTEXT = ("problem", "arch", "sm_count")
 _RESERVED = (
     "stream",
     "entry",
+    "module",
     "launch",
     "cutlass",
     "cute",
@@ -112,7 +113,9 @@ class Kernel:
         construct: Arguments with which the entry is called once, as Python text; names in it are fixed sizes,
             options, knobs and derived values. None for an entry that is called as it is.
         call: Arguments of the launch, as Python text; names in it are also arguments, free sizes, integers,
-            scratch and ``stream``. By default all arguments in order, then ``stream``.
+            scratch and ``stream``. By default all arguments in order, then ``stream``. In both, ``cutlass``,
+            ``cute`` and ``module``, that of the entry, are what they are in the kernel's own text.
+        takes_stream: Whether the entry takes a stream; if not, what it launches is given that of the call.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
         aligned: The kernel needs rows that start at multiples of 16 bytes. Others are then refused.
@@ -143,6 +146,7 @@ class Kernel:
         default: Mapping[str, Value] | Callable[..., Mapping[str, Value]] | None = None,
         construct: str | None = None,
         call: str | None = None,
+        takes_stream: bool = True,
         rows: str = "",
         aligned: bool = True,
         any_order: bool = False,
@@ -163,6 +167,7 @@ class Kernel:
         self.arguments = tuple(arguments)
         self.construct = construct
         self.call = call
+        self.takes_stream = takes_stream
         self.rows = rows
         self.aligned = aligned
         self.any_order = any_order

@@ -1,0 +1,85 @@
+"""Kernels that others wrote, tuned: the results file of tools/bench_foreign.py, read and rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tools.benchmark.markdown import down, line, short_commit, up
+from tools.benchmark.quoted import QuotedFile
+
+__all__ = ["ForeignResults"]
+
+_OWN, _DEFAULT, _COPIES = "cutegen", "cutegen default", ("copy", "copy kernel")
+
+
+class ForeignResults(QuotedFile):
+    """What tools/bench_foreign.py measured."""
+
+    tool = "tools/bench_foreign.py"
+
+    def summary(self) -> list[str]:
+        """Return for each kernel how far its author's default is behind, and on how many shapes."""
+        lines = []
+        for name, kernel in self.facts["kernels"].items():
+            gains = [_over(row, _DEFAULT) for row in kernel["rows"]]
+            ahead = sum(gain >= 1.03 for gain in gains)
+            lines.append(
+                f"- {name}: author's default / winner at most **{down(max(gains), 3)}**, at least "
+                f"{down(min(gains), 3)}; 1.03 or more on {ahead} of {len(gains)} shapes"
+            )
+        return lines
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        head = ["kernel", "shape", "author's default us", "winner us", "default / winner"]
+        head += ["baseline / winner", "tried", "winner"]
+        table = [line(head), line(["---", "---", *["---:"] * 5, "---"])]
+        table += [self._line(name, row) for name, row in self._rows()]
+        return "\n".join([*self.summary(), "", *table, "", self._footing()])
+
+    def _rows(self) -> Iterator[tuple[str, Any]]:
+        for name, kernel in self.facts["kernels"].items():
+            for row in kernel["rows"]:
+                yield name, row
+
+    def _line(self, name: str, row: Any) -> str:
+        entries = row["entries"]
+        own = entries[_OWN]["median_us"]
+        default = entries.get(_DEFAULT, entries[_OWN])["median_us"]
+        others = [other for other in entries if other not in (_OWN, _DEFAULT, *_COPIES)]
+        fastest = min(others, key=lambda other: float(_over(row, other)), default="")
+        beside = f"{down(_over(row, fastest), 3)} ({fastest})" if fastest else ""
+        return line(
+            [
+                f"`{name}`",
+                row["name"],
+                down(default, 2),
+                up(own, 2),
+                down(_over(row, _DEFAULT), 3),
+                beside,
+                f"{row['candidates']} of {row['configs']}",
+                f"`{row['config']}`" if _DEFAULT in entries else "the default",
+            ]
+        )
+
+    def _footing(self) -> str:
+        kernels = self.facts["kernels"].values()
+        gpus = sorted({kernel["gpu"] for kernel in kernels})
+        drivers = sorted({row.get("machine", k["machine"])["driver"] for k in kernels for row in k["rows"]})
+        commits = sorted({short_commit(row.get("commit", k["commit"])) for k in kernels for row in k["rows"]})
+        dates = sorted({row.get("measured_at", k["measured_at"])[:10] for k in kernels for row in k["rows"]})
+        packages = next(iter(kernels))["software"]["packages"]
+        wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
+        named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
+        return (
+            f"{', '.join(gpus)}, driver {', '.join(drivers)}; {named}; commit {', '.join(commits)}; "
+            f"{', '.join(dates)}. Winner and default are configs of the same kernel, timed in the same "
+            "interleaved rounds with cold L2 caches. Above 1 the winner is faster."
+        )
+
+
+def _over(row: Any, name: str) -> float:
+    """Return the time of an entry over the winner's; the default is the winner where it has no entry."""
+    entry = row["entries"].get(name)
+    return 1.0 if entry is None else float(entry["over_cutegen"])
