@@ -1,0 +1,170 @@
+"""Kernels of others on a real GPU: the authors' defaults and other configs against fp64, on tails too.
+
+Those that are not installed, or fetched by tools/fetch_foreign.py, are left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hopper import GPU, NEEDS_HOPPER
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families.registry import find_space, load_kernel, parse_problem
+from cutegen.family import Problem
+from cutegen.measure import Bench, Candidate
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.search.defaults import default_config
+from cutegen.space import Config, Value
+from tools.bench_foreign import DECLARATIONS
+
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+ARCH = find_arch("sm_90a")
+#: A problem, the package or folder that it needs, and knobs that differ from the author's default.
+CASES: tuple[tuple[str, str, dict[str, Value]], ...] = (
+    ("quack_rmsnorm 300x4096 bf16 rstd", "quack", {"threads": 256, "reload": "smem", "late_weight": True}),
+    ("quack_rmsnorm 77x32768 fp32", "quack", {"cluster": 2}),
+    ("quack_softmax 300x8192 bf16", "quack", {"online": False, "cluster": 2}),
+    ("nvidia_gemm 520x392x1032 fp16", "helpers.fmha_helpers", {"tile_n": 256, "cluster_m": 2}),
+    ("nvidia_fmha 2x300x300x8x2x128 bf16 causal", "helpers.fmha_helpers", {"tile_n": 64, "persistent": True}),
+    ("nvidia_fmha 2x300x300x8x2x64 fp16", "helpers.fmha_helpers", {"tile_n": 96}),
+    ("flash_attention 2x300x500x8x2x128 bf16 causal", "flash_attn", {"tile_n": 144, "packed": False}),
+    ("flash_attention 2x300x300x8x2x256 bf16 causal", "flash_attn", {"tile_n": 64}),
+    ("flash_attention 2x300x300x6x6x64 fp16", "flash_attn", {"weights": "smem", "tile_n": 96}),
+    ("flash_attention_varlen 1000x9x8x2x128 bf16 causal", "flash_attn", {"tile_n": 96, "overlap": False}),
+    ("flash_attention_varlen 1000x9x8x2x64 bf16", "flash_attn", {"stages": 1}),
+    ("nvidia_add 300x1000 fp32", "helpers.fmha_helpers", {"copy_bits": 64}),
+)
+
+
+def _is_there(module: str) -> bool:
+    top = importlib.util.find_spec(module.partition(".")[0])
+    return top is not None and importlib.util.find_spec(module) is not None
+
+
+def chosen(line: str, knobs: dict[str, Value]) -> tuple[Problem, dict[str, Config]]:
+    """Return the problem, and the author's config beside another."""
+    name = line.partition(" ")[0]
+    load_kernel(DECLARATIONS / f"{name}.py")
+    problem = parse_problem(line)
+    default = default_config(find_space(name, ARCH), problem)
+    return problem, {"default": default, "other": default.replace(**knobs)}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, object]:
+    there = [chosen(line, knobs) for line, module, knobs in CASES if _is_there(module)]
+    sources = [render(problem, config, ARCH) for problem, both in there for config in both.values()]
+    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+        return dict(builder.build(sources))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(timeout_s=60) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("line", "module", "knobs"), CASES, ids=[case[0] for case in CASES])
+def test_unmodified_kernels_compute_what_their_declarations_say(
+    line: str, module: str, knobs: dict[str, Value], compiled: dict[Source, object], bench: Bench
+) -> None:
+    """Also on tails, with rows apart, other scalars, and outputs in the place of inputs where declared."""
+    if not _is_there(module):
+        pytest.skip(f"needs {module}: see tools/fetch_foreign.py")
+    assert GPU is not None
+    problem, configs = chosen(line, knobs)
+    space = find_space(problem.family, ARCH)
+    bench.open(problem)
+    for name, config in configs.items():
+        assert not space.explain(problem, config), config
+        result = compiled[render(problem, config, ARCH)]
+        assert isinstance(result, Artifact), result
+        files = (result.shared_object, result.symbol)
+        subject = Candidate.of(name, *files, space, config, problem, GPU.sm_count)
+        assert subject.tail_problem is not None
+        checked = bench.check(subject)
+        assert checked.ok, f"{config}: {checked.error}"
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Iterator[None]:
+    """Calls wait for their kernels, which a result then comes from."""
+    import cutegen
+    from cutegen.torch_ops import gemm as ops
+
+    cutegen.gemm  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(Dispatcher(kernels=Kernels(Store(tmp_path), build="allow")))
+    yield
+    cutegen.use(before)
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.skipif(not _is_there("flash_attn"), reason="needs flash_attn: see tools/fetch_foreign.py")
+def test_flash_attention_is_called_as_pytorchs_attention_is() -> None:
+    """On a stream of its own and in a graph, beside cuDNN's kernel on the same tensors."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import cutegen
+
+    attention: Any = cutegen.load(DECLARATIONS / "flash_attention.py")
+    shapes = ((2, 1000, 8, 128), (2, 1000, 2, 128), (2, 1000, 2, 128))
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    scale = 128**-0.5
+    turned = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        want = torch.nn.functional.scaled_dot_product_attention(
+            *turned, is_causal=True, scale=scale, enable_gqa=True
+        ).transpose(1, 2)
+    out = attention(q, k, v, scale, causal=True)
+    torch.testing.assert_close(out, want, rtol=2**-6, atol=2**-6)
+    stream, graph, again = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.empty_like(out)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        attention(q, k, v, scale, causal=True, o=again)
+    stream.synchronize()
+    assert torch.equal(out, again)
+    with torch.cuda.graph(graph):
+        attention(q, k, v, scale, causal=True, o=again)
+    again.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, again)
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.skipif(not _is_there("helpers.fmha_helpers"), reason="see tools/fetch_foreign.py")
+def test_a_kernel_that_knows_no_stream_runs_on_that_of_the_call() -> None:
+    """It waits for what came before on that stream, and a graph captures it."""
+    import torch
+
+    import cutegen
+
+    add: Any = cutegen.load(DECLARATIONS / "nvidia_add.py")
+    a, b = (torch.randn(512, 512, device="cuda") for _ in range(2))
+    add(a, b)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    late = torch.zeros_like(a)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)  # about 50 ms
+        late.copy_(a)
+        found = add(late, b)
+    stream.synchronize()
+    assert torch.equal(found, a + b)
+    with torch.cuda.graph(graph):
+        add(a, b, c=found)
+    found.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(found, a + b)
