@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.norms import rms_norm
     from cutegen.torch_ops.ranks import check_ranks
     from cutegen.torch_ops.recording import record
+    from cutegen.torch_ops.rope import rope, rope_
     from cutegen.torch_ops.serving import counters, freeze, reset_counters
     from cutegen.torch_ops.softmax import softmax
     from cutegen.torch_ops.user_kernels import load
@@ -75,6 +76,8 @@ __all__ = [
     "reset_counters",
     "restore",
     "rms_norm",
+    "rope",
+    "rope_",
     "scaled_gemm",
     "softmax",
     "swiglu",
@@ -115,6 +118,8 @@ _HOMES = {
     "reset_counters": "torch_ops.serving",
     "restore": "torch_ops.modules",
     "rms_norm": "torch_ops.norms",
+    "rope": "torch_ops.rope",
+    "rope_": "torch_ops.rope",
     "scaled_gemm": "torch_ops.gemm",
     "softmax": "torch_ops.softmax",
     "swiglu": "torch_ops.gates",

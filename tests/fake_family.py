@@ -10,7 +10,7 @@ from fake_kernels import FakeGpu
 
 from cutegen.families.registry import find_family
 
-__all__ = ["FakeFamilies"]
+__all__ = ["FakeFamilies", "reference_kernel"]
 
 
 class FakeFamilies(FakeGpu):
@@ -18,20 +18,28 @@ class FakeFamilies(FakeGpu):
 
     def load(self, library: Path, symbol: str) -> Callable[..., Any]:
         self.loaded.append(symbol)
-        signature = self._signatures[symbol].signature
-        family: Any = find_family(signature.family)
-        options = dict(signature.options)
-        declared = [a for a in family.declared_arguments if a.is_present(options)]
-        named = {o.name: options[o.name] for o in family.named_options}
+        kernel = reference_kernel(self._signatures[symbol].signature)
 
         def function(*arguments: Any) -> None:
             self.calls.append(arguments)
-            given = dict(zip([a.name for a in declared], arguments, strict=True))
-            values = {a.name: given.get(a.name) for a in family.declared_arguments if a.kind != "out"}
-            wide = {k: v.double() if hasattr(v, "double") else v for k, v in values.items()}
-            found = {k: v.clone() for k, v in family._reference(**wide, **named).items()}
-            for a in declared:
-                if a.kind in ("out", "inout"):
-                    given[a.name].copy_(found[a.name])
+            kernel(*arguments)
 
         return function
+
+
+def reference_kernel(signature: Any) -> Callable[..., None]:
+    """Return a kernel of a declared family, which computes its reference."""
+    family: Any = find_family(signature.family)
+    options = dict(signature.options)
+    declared = [a for a in family.declared_arguments if a.is_present(options)]
+
+    def kernel(*arguments: Any) -> None:
+        given = dict(zip([a.name for a in declared], arguments, strict=True))
+        values = {a.name: given.get(a.name) for a in family.declared_arguments if a.kind != "out"}
+        wide = {k: v.double() if hasattr(v, "double") else v for k, v in values.items()}
+        found = family.call_reference(signature, wide)
+        rounded = {a.name: found[a.name].clone() for a in declared if a.kind in ("out", "inout")}
+        for name, value in rounded.items():
+            given[name].copy_(value)
+
+    return kernel

@@ -13,6 +13,7 @@ _SIZES = {
     "float16": 2,
     "float32": 4,
     "int32": 4,
+    "int64": 8,
     "int8": 1,
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,

@@ -69,6 +69,8 @@ LINES = (
     "gated 64x4096 bf16",
     "gated 9x4096 bf16 activation=gelu layout=interleaved",
     "gated_backward 7x1001 bf16 layout=split",
+    "rope 64x32x8x128x64x1 bf16",
+    "rope 64x32x8x128x64x4096 bf16 style=interleaved table=positions norm",
 )
 
 
@@ -91,7 +93,7 @@ def values_of(line: str, torch: Torch) -> dict[str, Any]:
             found[argument.name] = -7 if argument.dtype == "int32" else 0.25
         elif argument.shape:
             pitch = argument.shape[-1] + (3 if problem.unaligned else 0)
-            strides = {} if len(argument.shape) == 1 else {"strides": (pitch, 1)}
+            strides = {"strides": (pitch, 1)} if len(argument.shape) == 2 else {}
             dtype = TORCH_DTYPES[argument.dtype]
             found[argument.name] = torch.tensor(*argument.shape, dtype=dtype, **strides)
     found |= {option.name: getattr(problem, option.name) for option in problem.declared.named_options}

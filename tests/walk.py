@@ -104,7 +104,8 @@ def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
     family = find_family(space.family)
     if isinstance(family, GemmFamily):
         return random_problem(generator, reach, dtypes_of(space))
-    sizes = {size.name: _size(generator, most) for size, most in zip(family.sizes, reach, strict=False)}
+    several = (*reach[:3], *[64] * len(family.sizes)) if len(family.sizes) > len(reach) else reach
+    sizes = {size.name: _size(generator, most) for size, most in zip(family.sizes, several, strict=False)}
     options = {
         option.name: generator.random() < 0.4 if option.is_flag else generator.choice(option.values)
         for option in family.options

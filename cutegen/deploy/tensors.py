@@ -78,14 +78,19 @@ def span_bytes(tensor: Any) -> int:
     return int(last + 1) * int(tensor.element_size())
 
 
+def _row_bytes(tensor: Any) -> int:
+    axes = zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    return int(sum((size - 1) * step for size, step in axes) + 1) * int(tensor.element_size())
+
+
 def overlap(x: Any, y: Any) -> bool:
-    """Whether two tensors may share an element: exact for matrices of one pitch, else by address ranges."""
+    """Whether two tensors may share an element: exact for rows of one pitch, else by address ranges."""
     start_x, start_y = x.data_ptr(), y.data_ptr()
     if not (start_x < start_y + span_bytes(y) and start_y < start_x + span_bytes(x)):
         return False
-    rows = [t.stride(0) * t.element_size() for t in (x, y) if t.dim() == 2 and t.stride(1) == 1]
+    rows = [t.stride(0) * t.element_size() for t in (x, y) if t.dim() > 1]
     if len(rows) != 2 or rows[0] != rows[1] or rows[0] == 0:
         return True
-    width_x, width_y = (t.shape[1] * t.element_size() for t in (x, y))
+    width_x, width_y = map(_row_bytes, (x, y))
     ahead = (start_y - start_x) % rows[0]
     return bool(ahead < width_x or ahead + width_y > rows[0])

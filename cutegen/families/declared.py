@@ -86,6 +86,7 @@ class Declared:
             always.
         may_alias: As :class:`cutegen.family.Argument` has it.
         values: Of a scalar: what it is in most runs, and in the check on awkward sizes.
+        below: Of a tensor of integers: the size that those drawn for it stay below; empty for 128.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Declared:
     when: str = ""
     may_alias: tuple[str, ...] = ()
     values: tuple[float, float] = (1.0, -0.5)
+    below: str = ""
 
     def is_present(self, options: Mapping[str, str | bool]) -> bool:
         """Return whether a problem of these options has it."""
@@ -113,9 +115,9 @@ def multiple(dim: str) -> tuple[int, str]:
     return int(digits[0] or 1), dim[digits.end() :]
 
 
-def read(name: str, dtype: str, dims: Sequence[str], *, when: str = "") -> Declared:
-    """Declare a tensor that kernels only read."""
-    return Declared(name, "in", dtype, tuple(dims), when)
+def read(name: str, dtype: str, dims: Sequence[str], *, when: str = "", below: str = "") -> Declared:
+    """Declare a tensor that kernels only read; its integers, such as places in another, stay below a size."""
+    return Declared(name, "in", dtype, tuple(dims), when, below=below)
 
 
 def write(
@@ -284,6 +286,7 @@ class DeclaredFamily(Family):
         adjust: Makes the normal values of the inputs harder in the check on awkward values, in place.
         baselines: What to compare with; none by default.
         flops: Counts operations; by default four for each element that is read.
+        min_bytes: Counts the bytes that must cross device memory; by default those of all tensors.
         examples: Shapes and options of problems that between them reach every knob value.
         tail_rows: Values of ``rows`` on which candidates are checked besides the problem's own.
         knobs: For each knob of the space what it does and when it pays.
@@ -308,6 +311,7 @@ class DeclaredFamily(Family):
         adjust: Adjust | None = None,
         baselines: Baselines | None = None,
         flops: Callable[[DeclaredProblem], int] | None = None,
+        min_bytes: Callable[[DeclaredProblem], int] | None = None,
         examples: Sequence[str] = (),
         tail_rows: Sequence[int] = (1, 37, 333),
         knobs: Mapping[str, str] | None = None,
@@ -323,6 +327,7 @@ class DeclaredFamily(Family):
         self._adjust = adjust
         self._baselines = baselines
         self._flops = flops
+        self._min_bytes = min_bytes
         self._examples = tuple(examples)
         self._tail_rows = tuple(tail_rows)
         self.knobs = dict(knobs or {})
@@ -349,6 +354,8 @@ class DeclaredFamily(Family):
         unknown = [dim for times, dim in map(multiple, argument.dims) if dim not in sizes or not times]
         if unknown:
             return f"no size is called {unknown[0]!r}; sizes: {', '.join(sizes)}"
+        if argument.below and argument.below not in sizes:
+            return f"below={argument.below!r} is no size; sizes: {', '.join(sizes)}"
         if argument.dtype and argument.dtype not in DTYPE_BYTES and argument.dtype not in options:
             return f"dtype {argument.dtype!r} is neither an option nor of {', '.join(TORCH_DTYPES)}"
         if argument.when and not _may_be_absent(argument.when, options):
@@ -443,6 +450,8 @@ class DeclaredFamily(Family):
     def arguments(self, problem: DeclaredProblem) -> tuple[Argument, ...]:
         """Return the declared arguments that ``problem`` has, with its sizes and dtypes."""
         sizes, options = problem.sizes, dict(problem.options)
+        there = [a for a in self.declared_arguments if a.is_present(options)]
+        names = {a.name for a in there}
         return tuple(
             Argument(
                 a.name,
@@ -450,14 +459,15 @@ class DeclaredFamily(Family):
                 _dtype_of(a, options),
                 a.shape(sizes),
                 aligned=not problem.unaligned,
-                may_alias=a.may_alias,
+                may_alias=tuple(name for name in a.may_alias if name in names),
             )
-            for a in self.declared_arguments
-            if a.is_present(options)
+            for a in there
         )
 
     def count_bytes(self, problem: DeclaredProblem) -> int:
-        """Return the bytes of all tensors."""
+        """Return the bytes that must cross device memory: as declared, or those of all tensors."""
+        if self._min_bytes is not None:
+            return self._min_bytes(problem)
         tensors = [a for a in self.arguments(problem) if a.kind in ("in", "out", "inout")]
         return sum(
             math.prod(a.shape) * DTYPE_BYTES[a.dtype] * (2 if a.kind == "inout" else 1) for a in tensors
@@ -476,7 +486,12 @@ class DeclaredFamily(Family):
     ) -> Inputs:
         """Return normal values, and the declared scalars."""
         arguments = self.arguments(problem)
-        tensors = {a.name: _draw(a, generator, gaps=awkward) for a in arguments if a.kind in ("in", "inout")}
+        below = {a.name: problem.sizes.get(a.below, 128) for a in self.declared_arguments}
+        tensors = {
+            a.name: _draw(a, generator, below=below[a.name], gaps=awkward)
+            for a in arguments
+            if a.kind in ("in", "inout")
+        }
         if awkward and self._adjust is not None:
             self._adjust(problem, tensors)
         present = {a.name for a in arguments}
@@ -642,7 +657,7 @@ def _sum_units(problem: DeclaredProblem) -> float:
     return (math.log2(max((shape[-1] for shape in shapes), default=1)) + 8) * 2.0**-24
 
 
-def _draw(argument: Argument, generator: torch.Generator, *, gaps: bool) -> torch.Tensor:
+def _draw(argument: Argument, generator: torch.Generator, *, below: int, gaps: bool) -> torch.Tensor:
     """Return normal values; with ``gaps``, rows have NaN between them."""
     import torch
 
@@ -651,7 +666,7 @@ def _draw(argument: Argument, generator: torch.Generator, *, gaps: bool) -> torc
         values = torch.randn(argument.shape, dtype=torch.float32, device=device, generator=generator)
         values = values.to(dtype)
     else:
-        top = min(127, torch.iinfo(dtype).max)
+        top = min(below - 1, torch.iinfo(dtype).max)
         values = torch.randint(0, top + 1, argument.shape, dtype=dtype, device=device, generator=generator)
     return values if not gaps or len(argument.shape) < 2 else with_gaps(values, argument)
 

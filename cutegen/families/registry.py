@@ -212,9 +212,11 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
     from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
+    from cutegen.families.rope.family import ROPE
     from cutegen.families.softmax.family import SOFTMAX
 
-    return GEMM, BLOCK_SCALED_GEMM, RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, GATED, GATED_BACKWARD
+    norms = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX)
+    return GEMM, BLOCK_SCALED_GEMM, *norms, GATED, GATED_BACKWARD, ROPE
 
 
 def _in_package(family: Family) -> _Registered:

@@ -78,19 +78,25 @@ def span_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
+def _row_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that a place of the first axis spans."""
+    axes = zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    return (sum((extent - 1) * step for extent, step in axes) + 1) * tensor.element_size()
+
+
 def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two tensors may share an element.
 
-    Exact for matrices with the same pitch, such as two column ranges of one buffer; otherwise true as soon
-    as their address ranges meet.
+    Exact for rows with the same pitch, such as two column ranges of one buffer; otherwise true as soon as
+    their address ranges meet.
     """
     start_x, start_y = x.data_ptr(), y.data_ptr()
     if not (start_x < start_y + span_bytes(y) and start_y < start_x + span_bytes(x)):
         return False
-    rows = [t.stride(0) * t.element_size() for t in (x, y) if t.dim() == 2 and t.stride(1) == 1]
+    rows = [t.stride(0) * t.element_size() for t in (x, y) if t.dim() > 1]
     if len(rows) != 2 or rows[0] != rows[1] or rows[0] == 0:
         return True
     pitch = rows[0]
-    width_x, width_y = (t.shape[1] * t.element_size() for t in (x, y))
+    width_x, width_y = map(_row_bytes, (x, y))
     ahead = (start_y - start_x) % pitch
     return ahead < width_x or ahead + width_y > pitch

@@ -50,12 +50,14 @@ class _Plan:
             where a kernel is being compiled.
         made: Position, shape and dtype of each output to allocate.
         present: Positions of the tensors that there are.
+        scalars: Positions of the scalars that there are.
         first: Position of a tensor that tells the device.
     """
 
     launch: Callable[..., Any]
     made: tuple[tuple[int, tuple[int, ...], Any], ...]
     present: tuple[int, ...]
+    scalars: tuple[int, ...]
     first: int
 
     def keep(self, launch: Callable[..., Any]) -> None:
@@ -184,7 +186,7 @@ class DeclaredOperator:
                     found[at] = torch.empty(shape, dtype=dtype, device=device)
             if len(plan.made) < len(self._outputs):
                 self._check_overlap(values)
-            plan.launch(*[found[at] for at in plan.present], *scalars)
+            plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
         except CutegenError:
             raise
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -241,7 +243,9 @@ class DeclaredOperator:
             if values[at] is MAKE
         )
         present = tuple(at for at, v in enumerate(values) if v is not None)
-        plan = _Plan(_unbound, made, present, first)
+        there = {argument.name for argument in self.family.arguments(problem)}
+        factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
+        plan = _Plan(_unbound, made, present, factors, first)
 
         def serve(capturing: bool) -> Served:
             if config is not None:

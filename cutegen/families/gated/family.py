@@ -130,7 +130,7 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
         return call
 
-    return {"torch": called(gated), "torch.compile": called(_compiled(gated))}
+    return {"torch eager": called(gated), "torch.compile": called(_compiled(gated))}
 
 
 def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
@@ -172,7 +172,7 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
         return call
 
-    return {"torch": called(gradients), "torch.compile": called(_compiled(gradients))}
+    return {"torch eager": called(gradients), "torch.compile": called(_compiled(gradients))}
 
 
 _KNOBS = {

@@ -1,0 +1,199 @@
+# Rendered by tools/render_kernels.py for rope 8192x32x8x128x64x1 bf16 on sm_90a.
+# Do not edit: change the template.
+"""Rotary embedding of 32 heads of queries and 8 of keys, on sm_90a.
+
+Heads of 128 bf16 elements, of which 128 are rotated, pairs half of that apart.
+Arithmetic is in fp32, and every output is rounded once.
+threads=128 heads_per_thread=4 pdl=early
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+X = cutlass.BFloat16
+TABLE = cutlass.Float32
+HEADS_Q, HEADS_K = 32, 8
+D = 128  # elements of a head
+PAIRS = 64  # of a head that are rotated
+ELEMENTS = 8  # of one memory access
+UNITS = 8  # of a head
+LANES = 8  # threads that share a head
+HEADS_PER_THREAD = 4
+THREADS = 128
+
+
+@cute.jit
+def launch(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    cos: cute.Tensor,
+    sin: cute.Tensor,
+    q_out: cute.Tensor,
+    k_out: cute.Tensor,
+    stream: cuda.CUstream,
+):
+    """Rotate all heads on ``stream``: queries by the first CTAs, keys by the others."""
+    tokens = q.shape[0]
+    q_end = ctas(tokens, HEADS_Q, LANES)
+    k_end = q_end + ctas(tokens, HEADS_K, LANES)
+    kernel(q, k, cos, sin, q_out, k_out, q_end).launch(
+        grid=(k_end, 1, 1),
+        block=(THREADS, 1, 1),
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+
+
+def groups_of(heads):
+    """Groups of threads among which the heads of a token are divided."""
+    return (heads + HEADS_PER_THREAD - 1) // HEADS_PER_THREAD
+
+
+def ctas(tokens, heads, lanes):
+    """CTAs for ``lanes`` threads to each group of all tokens."""
+    return (tokens * (groups_of(heads) * lanes) - 1) // THREADS + 1
+
+
+def vector(tensor, at, align):
+    """The ELEMENTS from element ``at``."""
+    return cute.make_tensor((tensor.iterator + at).align(align), cute.make_layout((ELEMENTS,)))
+
+
+def of_head(tensor, token, head, at):
+    """The vector at element ``at`` of a head; 64 bits, since a tensor may hold 2^31 elements."""
+    start = cutlass.Int64(token) * tensor.stride[0] + cutlass.Int64(head) * tensor.stride[1]
+    return vector(tensor, start + at, 16)
+
+
+def load(source):
+    """Load a vector into registers."""
+    here = cute.make_rmem_tensor((ELEMENTS,), source.element_type)
+    cute.autovec_copy(source, here)
+    return here
+
+
+def store(values, target):
+    """Round fp32 values and store them."""
+    wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
+    for i in range(ELEMENTS):
+        wide[i] = values[i]
+    here = cute.make_rmem_tensor((ELEMENTS,), X)
+    here.store(wide.load().to(X))
+    cute.autovec_copy(here, target)
+
+
+def widen(vector):
+    """The elements of one vector as fp32."""
+    if vector.element_type is cutlass.BFloat16:
+        # bf16 is the upper half of fp32, so that a shift and a mask do it.
+        words = cute.recast_tensor(vector, cutlass.Uint32)
+        halves = []
+        for i in range(ELEMENTS // 2):
+            halves += [words[i] << 16, words[i] & cutlass.Uint32(0xFFFF0000)]
+        return [half.bitcast(cutlass.Float32) for half in halves]
+    values = vector.load().to(cutlass.Float32)
+    return [values[i] for i in range(ELEMENTS)]
+
+
+def paired(low, high):
+    """The first and the second elements of the pairs in a unit's two vectors."""
+    return low, high
+
+
+def unpaired(first, second):
+    """The two vectors of a unit with these pairs."""
+    return first, second
+
+
+@cute.jit
+def rotate(
+    index: cutlass.Int32,
+    x: cute.Tensor,
+    y: cute.Tensor,
+    cos: cute.Tensor,
+    sin: cute.Tensor,
+    heads: cutlass.Constexpr,
+):
+    """Rotate one unit of HEADS_PER_THREAD heads of a token; beyond the end load the last and store none."""
+    groups = cutlass.const_expr(groups_of(heads))
+    lane, rest = index % LANES, index // LANES
+    group, place = rest % groups, rest // groups
+    token = cutlass.min(place, x.shape[0] - 1)
+    unit = lane
+    low, high = unit * ELEMENTS, PAIRS + unit * ELEMENTS
+    loaded = []
+    for i in cutlass.range_constexpr(HEADS_PER_THREAD):
+        head = cutlass.min(group + i * groups, heads - 1)
+        loaded.append((load(of_head(x, token, head, low)), load(of_head(x, token, head, high))))
+    row = cutlass.Int64(token)
+    pair = unit * ELEMENTS
+    cosines = widen(load(vector(cos, row * cos.stride[0] + pair, 32)))
+    sines = widen(load(vector(sin, row * sin.stride[0] + pair, 32)))
+    for i in cutlass.range_constexpr(HEADS_PER_THREAD):
+        head = group + i * groups
+        first, second = paired(widen(loaded[i][0]), widen(loaded[i][1]))
+        turned, other = turn(first, second, cosines, sines)
+        below, above = unpaired(turned, other)
+        if place < x.shape[0] and head < heads:
+            store(below, of_head(y, token, head, low))
+            store(above, of_head(y, token, head, high))
+
+
+def turn(first, second, cosines, sines):
+    """The pairs, turned."""
+    four = list(zip(first, second, cosines, sines, strict=True))
+    return [a * c - b * s for a, b, c, s in four], [b * c + a * s for a, b, c, s in four]
+
+
+@cute.kernel
+def kernel(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    cos: cute.Tensor,
+    sin: cute.Tensor,
+    q_out: cute.Tensor,
+    k_out: cute.Tensor,
+    q_end: cutlass.Int32,
+):
+    """A CTA has some heads of queries, or some of keys."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
+    cute.arch.griddepcontrol_launch_dependents()
+    # What follows may read what the kernel before wrote.
+    cute.arch.griddepcontrol_wait()
+    at = block * THREADS + thread
+    of_k = at - q_end * THREADS
+    if block < q_end:
+        rotate(at, q, q_out, cos, sin, HEADS_Q)
+    else:
+        rotate(of_k, k, k_out, cos, sin, HEADS_K)
+
+
+KERNELS = (kernel,)
+
+
+def fake_arguments():
+    """Stand-ins for the arguments of ``launch``: dtypes, strides and alignment, with any number of tokens."""
+    tokens = cute.sym_int()
+
+    def heads(count):
+        """Heads, contiguous each, that start at multiples of 16 bytes."""
+        strides = [cute.sym_int64(divisibility=8) for _ in range(2)]
+        return cute.runtime.make_fake_tensor(X, (tokens, count, D), stride=(*strides, 1), assumed_align=16)
+
+    def table():
+        pitch = cute.sym_int64(divisibility=4)
+        return cute.runtime.make_fake_tensor(TABLE, (tokens, PAIRS), stride=(pitch, 1), assumed_align=16)
+
+    return (
+        heads(HEADS_Q),
+        heads(HEADS_K),
+        table(),
+        table(),
+        heads(HEADS_Q),
+        heads(HEADS_K),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    )

@@ -1,0 +1,83 @@
+"""Kernels of rotary embeddings through the real compiler, on every target.
+
+Needs the compiler but no GPU; takes some seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families.registry import find_space, parse_problem
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL"),
+]
+#: The target, a problem, and knobs that differ from its default config.
+KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("sm_90a", "rope 8192x32x8x128x64x1 bf16", {}),
+    ("sm_90a", "rope 8192x32x8x128x64x1 bf16 norm", {"heads_per_thread": 8}),
+    (
+        "sm_90a",
+        "rope 8192x32x8x128x64x4096 bf16 table=positions style=interleaved table_dtype=same",
+        {"pdl": "off"},
+    ),
+    ("sm_90a", "rope 1024x28x4x80x16x1 fp32 style=interleaved inverse", {"threads": 256}),
+    ("sm_90a", "rope 77x7x3x50x13x1 bf16 norm", {}),
+    ("sm_100a", "rope 777x7x3x192x32x77 fp16 norm table=positions index=int32", {}),
+    ("sm_100a", "rope 777x7x3x192x32x1 fp16 norm style=interleaved", {}),
+    ("sm_103a", "rope 8192x128x1x576x32x1 bf16", {"heads_per_thread": 2}),
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Artifact]:
+    """The kernels, compiled; whatever fails to compile fails every test with its reason."""
+    sources = []
+    for target, line, changes in KERNELS:
+        arch, problem = find_arch(target), parse_problem(line)
+        space = find_space(problem.family, arch)
+        sources.append(render(problem, space.default(problem).replace(**changes), arch))
+    done, failed = {}, []
+    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+        for source, result in builder.build(sources):
+            if isinstance(result, Artifact):
+                done[source] = result
+            else:
+                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
+    assert not failed, "\n".join(failed)
+    return done
+
+
+def test_a_kernel_spills_nothing(built: dict[Source, Artifact]) -> None:
+    assert len(built) == len(KERNELS)
+    for source, artifact in built.items():
+        found = artifact.resources
+        assert (found.smem_bytes, found.stack_bytes, found.spill_store_bytes, found.notes) == (0, 0, 0, ())
+        assert found.threads == source.config["threads"]
+
+
+def test_what_is_not_turned_is_copied_unless_norms_read_it(built: dict[Source, Artifact]) -> None:
+    for source in built:
+        sig: Any = source.signature
+        tail = sig.d > 2 * sig.pairs
+        assert ("copy_tail(" in source.text) == (tail and not sig.norm)
+        assert ("warp_reduction_sum" in source.text) == sig.norm
+        assert ("positions[token]" in source.text) == (sig.table == "positions")
+
+
+def test_blackwell_runs_the_text_of_hopper() -> None:
+    problem = parse_problem("rope 8192x32x8x128x64x1 bf16")
+    config = find_space("rope", find_arch("sm_90a")).default(problem)
+    texts = {
+        render(problem, config, find_arch(name)).text.replace(name, "TARGET")
+        for name in ("sm_90a", "sm_100a", "sm_103a")
+    }
+    assert len(texts) == 1
