@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_kernels import ROPE, SPLIT, write_kernel
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Failure
@@ -68,6 +69,8 @@ def test_reading_it_imports_neither_torch_nor_the_compiler(folder: Path) -> None
 import sys
 from pathlib import Path
 from cutegen.families.registry import load_kernel, find_space
+from own_kernels import ROPE, SPLIT, write_kernel
+
 from cutegen.arch import find_arch
 family = load_kernel(Path({str(folder / "my_norm_kernel.py")!r}))
 problem = family.parse("my_rmsnorm 64x4096 bf16")
@@ -271,3 +274,23 @@ def test_a_dead_knob_is_compiled_once_and_said(folder: Path, capsys: pytest.Capt
     assert result["outcomes"] == {"ok": 7, "invalid": 7, "build_failed": 2}
     libraries = [path.stat().st_ino for path in (folder.parent / "cache").rglob("kernel.so")]
     assert len(libraries) == 14
+
+
+@pytest.mark.dsl
+@pytest.mark.parametrize(
+    ("files", "line", "kernels"), [(SPLIT, "5x1000 bf16", 1), (ROPE, "7x4x64x32 bf16", 2)]
+)
+def test_scratch_integers_and_updates_reach_the_kernel(
+    folder: Path, tmp_path: Path, files: dict[str, str], line: str, kernels: int
+) -> None:
+    family = registry.load_kernel(write_kernel(tmp_path / "more", files))
+    problem = family.parse(f"{family.name} {line}")
+    space = registry.find_space(family.name, ARCH)
+    configs = list(space.configs(problem))
+    assert space.launch(configs[-1], problem, 132).scalars == ((8,) if files is SPLIT else ())
+    assert space.launch(configs[-1], problem, 132).workspace_bytes == (4 * 5 * 8 if files is SPLIT else 0)
+    sources = {render(problem, config, ARCH) for config in configs}
+    assert len(sources) == kernels  # what only a launch takes is not compiled in
+    with Builder(Store(tmp_path / "store"), workers=2) as builder:
+        for _, result in builder.build(sources):
+            assert isinstance(result, Artifact), result
