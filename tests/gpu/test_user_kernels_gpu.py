@@ -1,4 +1,4 @@
-"""Kernels of users on a real GPU: tuned, called, captured, pinned; broken ones rejected; in place and scratch."""
+"""Kernels of users on a real GPU: tuned, called, captured, pinned; broken ones, in place, scratch."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_ten_thousand_rotations_leave_finite_numbers(tmp_path: Path, store: Stor
     assert bool(torch.isfinite(x).all())
 
 
-#: Run by a new interpreter that finds torch and the folder, and neither cutegen, the kernel's module nor a compiler.
+#: Run by a new interpreter that finds torch and the folder, and nothing of what made it.
 CALLS = """
 import sys
 for name in ("cutegen", "cutlass", "jinja2", "nvidia_cutlass_dsl", "my_norm"):
