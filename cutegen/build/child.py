@@ -80,8 +80,9 @@ class Job:
     opening: dict[str, Any] | None = None
 
 
-#: Told the digest of a traced kernel before it is compiled; whether to go on.
-Traced = Callable[[str], bool]
+#: Told the digest of a traced kernel, and what its code asked the hardware, before it is compiled; whether to
+#: go on.
+Traced = Callable[[str, dict[str, Json]], bool]
 
 
 class SameKernel(BaseException):
@@ -140,11 +141,10 @@ def compile_into(job: Job, staged: Path, final: Path, linker: Linker, traced: Tr
         SameKernel: ``traced`` said no.
     """
     started = time.perf_counter()
-    more: dict[str, Json] = {}
     if job.opening is None:
         _compile(_import(job, final / SOURCE), job, staged)
     else:
-        more = _compile_users(job, staged, final, traced)
+        _compile_users(job, staged, final, traced)
     linker.link(staged / OBJECT, staged / LIBRARY)
     remarks = (
         (staged / REMARKS).read_text(encoding="utf-8", errors="replace")
@@ -159,18 +159,16 @@ def compile_into(job: Job, staged: Path, final: Path, linker: Linker, traced: Tr
         "message": reason,
         "resources": resources.to_json(),
         "build_s": round(time.perf_counter() - started, 4),
-        **more,
     }
 
 
-def _compile_users(job: Job, staged: Path, final: Path, traced: Traced) -> dict[str, Json]:
-    """Compile a source that opens modules of users; return what ``meta.json`` shall say besides."""
+def _compile_users(job: Job, staged: Path, final: Path, traced: Traced) -> None:
+    """Compile a source that opens modules of users."""
     assert job.opening is not None
     user = UserCode.from_json(job.opening, job.arch)
-    name, refused = "", []
+    refused: list[BuildError | Refused] = []
 
     def finished(owner: Any, module: Any, function: str) -> None:
-        nonlocal name
         text = str(module).replace(job.symbol, "").replace(job.key, "")
         name = digest([text, job.arch])
         try:
@@ -178,7 +176,7 @@ def _compile_users(job: Job, staged: Path, final: Path, traced: Traced) -> dict[
         except (BuildError, Refused) as error:  # the compiler would wrap it
             refused.append(error)
             raise SameKernel from error
-        if not traced(name):
+        if not traced(name, user.facts):
             raise SameKernel
 
     try:
@@ -188,7 +186,6 @@ def _compile_users(job: Job, staged: Path, final: Path, traced: Traced) -> dict[
         if refused:
             raise refused[0] from None
         raise
-    return {"trace": name, "facts": user.facts}
 
 
 def _import(job: Job, path: Path) -> ModuleType:
@@ -253,7 +250,7 @@ def run_and_exit(
     """
     try:
         _isolate(folder, parent)
-        answer = work(lambda name: _ask(report, orders, name))
+        answer = work(lambda name, facts: _ask(report, orders, {"traced": name, "facts": facts}))
         _send(report, answer)
     except SameKernel:
         pass
@@ -290,8 +287,8 @@ def _isolate(folder: Path, parent: int) -> None:
     os.chdir(folder)
 
 
-def _ask(report: int, orders: int, name: str) -> bool:
-    _send(report, {"traced": name})
+def _ask(report: int, orders: int, traced: dict[str, Json]) -> bool:
+    _send(report, traced)
     os.write(report, b"\n")
     return os.read(orders, 1) == GO
 

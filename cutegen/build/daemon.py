@@ -51,6 +51,7 @@ class _Running:
         ended: It writes no more.
         timed_out: It was killed for taking too long.
         trace: The kernel that it traced, if its source opens modules of users.
+        facts: What its code was told about the hardware.
         same: Another job compiles that kernel, or did.
     """
 
@@ -65,6 +66,7 @@ class _Running:
     ended: bool = False
     timed_out: bool = False
     trace: str = ""
+    facts: dict[str, Json] = field(default_factory=dict)
     same: bool = False
 
 
@@ -161,7 +163,10 @@ class Daemon:
         """Let the child go on if nobody has compiled, or compiles, the kernel that it traced."""
         line, _, rest = bytes(run.answer).partition(b"\n")
         run.answer = bytearray(rest)
-        run.trace = str(json.loads(line)["traced"])
+        told = json.loads(line)
+        # Another compiler makes other code of it.
+        run.trace = digest({"traced": told["traced"], "toolchain": self._toolchain})
+        run.facts = told["facts"]
         if run.trace in self._tracing:
             self._tracing[run.trace].append(run)
             run.same = True
@@ -324,6 +329,8 @@ class Daemon:
     def _store_answer(self, run: _Running, answer: dict[str, Json], log: str) -> None:
         """Publish ``answer`` and turn it into what the parent is told."""
         keep = answer.pop("keep", True)
+        if run.trace:
+            answer.update(trace=run.trace, facts=run.facts)
         if answer["outcome"] == "store":
             raise StoreError(str(answer["message"]))
         if keep:
@@ -400,7 +407,7 @@ def _linked(run: _Running, entry: Entry) -> dict[str, Json]:
             shutil.copyfile(entry.folder / name, run.folder / name)
     except OSError as error:
         raise StoreError(f"cannot copy {entry.folder}: {error.strerror}") from error
-    kept = ("outcome", "message", "resources", "trace", "facts", "symbol")
+    kept = ("outcome", "message", "resources", "symbol")
     found = {name: entry.meta[name] for name in kept if name in entry.meta}
     return {**found, "same_as": entry.key, "build_s": round(time.monotonic() - run.started, 4)}
 
