@@ -430,6 +430,14 @@ class Family(ABC):
         """
         return ""
 
+    def declaration(self) -> str:
+        """Return a digest of what declares the space beside files, empty if these say it all.
+
+        Raises:
+            FamilyError: It cannot be read.
+        """
+        return ""
+
     def opening(self, arch: Arch) -> Opening | None:
         """Return what a compiling child must know to open modules of users; None if there are none.
 

@@ -69,8 +69,6 @@ def test_reading_it_imports_neither_torch_nor_the_compiler(folder: Path) -> None
 import sys
 from pathlib import Path
 from cutegen.families.registry import load_kernel, find_space
-from own_kernels import ROPE, SPLIT, write_kernel
-
 from cutegen.arch import find_arch
 family = load_kernel(Path({str(folder / "my_norm_kernel.py")!r}))
 problem = family.parse("my_rmsnorm 64x4096 bf16")

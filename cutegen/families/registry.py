@@ -353,9 +353,12 @@ def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
 
 
 def space_files(family: str) -> tuple[Path, ...]:
-    """Return the files that declare the spaces of ``family``; raises as :func:`find_space`."""
+    """Return the files that declare the spaces of ``family``; raises as :func:`find_space`.
+
+    The kernel of a declaration file has none, see :meth:`cutegen.family.Family.declaration`.
+    """
     found = _find(family)
-    return (found.declaration,) if found.declaration else tuple(sorted(found.spaces.glob("*.py")))
+    return () if found.declaration else tuple(sorted(found.spaces.glob("*.py")))
 
 
 def space_of(config: Config, family: str, arch: Arch) -> Space:

@@ -186,7 +186,7 @@ class Request:
 
     def run_name(self, device: Device | None, toolchain: str) -> str:
         """Return the name of this run: equal names mean that the same question was asked."""
-        effort = self.effort
+        effort, declaration = self.effort, find_family(self.problem.family).declaration()
         return digest(
             {
                 "problem": str(self.problem),
@@ -214,6 +214,7 @@ class Request:
                 "toolchain": toolchain,
                 "sources": [*self.sources, self.package],
                 "text": _text_digest(deciding_files(self.problem.family, self.arch, self.sources)),
+                **({"declaration": declaration} if declaration else {}),
             },
             length=16,
         )

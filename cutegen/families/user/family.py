@@ -14,7 +14,7 @@ from cutegen.families.declared import with_gaps as _with_gaps
 from cutegen.families.user.adapter import adapter_values
 from cutegen.families.user.call_text import call_text, require_texts
 from cutegen.families.user.checking_code import checking_code
-from cutegen.families.user.closure import Closure, Opening, find_closure
+from cutegen.families.user.closure import Closure, Opening, file_identity, find_closure
 from cutegen.families.user.declaration import Kernel, Named, free
 from cutegen.families.user.scope import Scope
 from cutegen.family import Argument, Baseline, Inputs, Option, Size, Tensors
@@ -234,13 +234,9 @@ class UserFamily(DeclaredFamily):
         }
         return {"adapter": adapter}
 
-    def files(self) -> Sequence[Path]:
-        """Return the declaration and the modules that are not installed packages."""
-        return (
-            (self.path, *(Path(path) for path, _ in self.closure.files))
-            if self.kernel.entry
-            else (self.path,)
-        )
+    def declaration(self) -> str:
+        """Return a digest of the syntax tree of the declaration file."""
+        return file_identity(self.path)
 
 
 def _option(name: str, values: Sequence[str] | bool) -> Option:
