@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_kernels import H200
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.errors import ResourceError
+from cutegen.families.gemm.problem import Problem
 from tools import bench_dispatch
 from tools.benchmark.turns import Turns
 
@@ -24,6 +27,20 @@ def test_statements_take_turns_and_the_queue_is_emptied() -> None:
     )
     assert "".join(events) == "|fff|ggg" * 3 + "|"
     assert [len(samples) for samples in times.values()] == [2, 2]
+
+
+def test_the_report_says_what_gradients_and_recordings_cost() -> None:
+    """Of cutegen's layer over torch's, with gradients; and what the slowest call pays for being recorded."""
+    times = {name: [2.0, 2.0, 2.0] for name in bench_dispatch.STATEMENTS}
+    times.update(linear_grad=[3.0, 3.0, 3.0], torch_linear_grad=[4.0, 4.0, 4.0])
+    recorded = {"gemm": [3.0] * 3, "linear": [2.5] * 3, "linear_grad": [4.5] * 3}
+    args = argparse.Namespace(commit="0" * 40, rounds=3, calls=200)
+    found: Any = bench_dispatch.report(Problem(256, 256, 256), H200, times, recorded, [9.0], args)
+    assert found["linear_grad_over_torch"]["median"] == 0.75
+    assert found["recording_adds_us"] == {"gemm": 1.0, "linear": 0.5, "linear_grad": 1.5}
+    lines = bench_dispatch.summary(found)
+    assert "recording adds at most 1.50 us to a call" in lines
+    assert "linear with gradients, cutegen / torch: 0.750" in lines
 
 
 def test_a_checkout_that_cannot_be_called_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Measure what a call costs on the host: cutegen.gemm, torch.mm, the dispatch lookup alone, a pinned folder.
 
+Of linear layers, calls are timed with and without gradients; of all calls, what ``cutegen.record`` adds.
+
 Statements take turns, a few hundred calls each before the GPU is waited for, so that the launch queue never
 fills and drifting CPU clocks hit all alike. The shape is small, so the GPU keeps up; what is timed is Python,
 torch and the driver. The first call of a deployment folder is timed in processes of their own, after torch
@@ -54,9 +56,13 @@ STATEMENTS = {
     "torch_new": "mm(a, b)",
     "linear": "linear(a, w)",
     "torch_linear": "torch_linear(a, w)",
+    "linear_grad": "linear(a, weight)",  # autograd records it
+    "torch_linear_grad": "torch_linear(a, weight)",
     "fused": "gemm(a, b, out=c, bias=bias, activation='relu')",
     "lookup": "plans.get(key)",
 }
+#: Those of them that are timed while calls are recorded too.
+RECORDED = ("gemm", "linear", "linear_grad")
 #: Those of them that every checkout has.
 COMMON = ("gemm", "gemm_new", "linear", "fused", "lookup", "torch")
 FIRST_CALL = """
@@ -102,8 +108,9 @@ def run(args: argparse.Namespace) -> int:
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     namespace, wait = names(problem, Dispatcher(kernels=kernels))
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
+    recorded = recorded_times(namespace, wait, args.rounds, args.calls)
     first = first_calls(problem, device, kernels, args.processes)
-    results = report(problem, device, times, first, args)
+    results = report(problem, device, times, recorded, first, args)
     if args.against is not None:
         results["against"] = against(args, problem)
     for line in summary(results):
@@ -150,7 +157,7 @@ def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Cal
         "mm": torch.mm,
         "torch_linear": torch.nn.functional.linear,
     }
-    found.update(gemm=gemm, linear=linear, a=a, b=b, c=c, w=w, bias=bias)
+    found.update(gemm=gemm, linear=linear, a=a, b=b, c=c, w=w, bias=bias, weight=torch.nn.Parameter(w))
     return found, torch.cuda.synchronize
 
 
@@ -180,6 +187,16 @@ def host_times(
                 times[name].append(sample)
     wait()
     return times
+
+
+def recorded_times(
+    namespace: Mapping[str, Any], wait: Callable[[], None], rounds: int, calls: int
+) -> dict[str, list[float]]:
+    """Return microseconds per call of the statements of :data:`RECORDED` while calls are recorded."""
+    import cutegen
+
+    with cutegen.record():
+        return host_times({name: STATEMENTS[name] for name in RECORDED}, namespace, wait, rounds, calls)
 
 
 def first_calls(problem: Problem, device: Device, kernels: Kernels, processes: int) -> list[float]:
@@ -219,11 +236,14 @@ def report(
     problem: Problem,
     device: Device,
     times: Mapping[str, list[float]],
+    recorded: Mapping[str, list[float]],
     first: list[float],
     args: argparse.Namespace,
 ) -> dict[str, Json]:
     """Return everything worth keeping as JSON data."""
     own = ratio_interval(times["torch"], times["gemm"])
+    layer = ratio_interval(times["linear_grad"], times["torch_linear_grad"])
+    added = {n: statistics.median(found) - statistics.median(times[n]) for n, found in recorded.items()}
     medians: dict[str, Json] = {}
     for name, samples in times.items():
         interval = median_interval(samples)
@@ -243,6 +263,11 @@ def report(
         "calls": args.calls,
         "host_us": medians,
         "torch_over_gemm": {"median": round(own.mid, 3), "interval": [round(own.low, 3), round(own.high, 3)]},
+        "linear_grad_over_torch": {
+            "median": round(layer.mid, 3),
+            "interval": [round(layer.low, 3), round(layer.high, 3)],
+        },
+        "recording_adds_us": {name: round(value, 2) for name, value in added.items()},
         "pinned_first_call_ms": {
             "median": round(statistics.median(first), 2),
             "samples": [round(sample, 2) for sample in first],
@@ -258,6 +283,9 @@ def summary(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {found['median']:7.2f} us  [{low:.2f}, {high:.2f}]  {found['statement']}")
     ratio, first = results["torch_over_gemm"], results["pinned_first_call_ms"]
     lines.append(f"torch.mm / cutegen.gemm, both with out=: {ratio['median']:.3f}")
+    layer, added = results["linear_grad_over_torch"], max(results["recording_adds_us"].values())
+    lines.append(f"linear with gradients, cutegen / torch: {layer['median']:.3f}")
+    lines.append(f"recording adds at most {added:.2f} us to a call")
     for one in results.get("against", {}).get("statements", {}).values():
         low, high = one["interval"]
         lines.append(
