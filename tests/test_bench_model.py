@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
+from fake_tuning import Rig, quick_search, steady  # noqa: F401, E402
 
+import cutegen  # noqa: E402
 from cutegen.errors import CheckError  # noqa: E402
 from tools import bench_model as tool  # noqa: E402
 from tools.benchmark import model_steps  # noqa: E402
@@ -84,6 +86,25 @@ def test_what_is_tuned_is_what_is_called(gpu: FakeGpu, tmp_path: Path) -> None:
     called = {line for row in rows(tmp_path).values() for line in row.get("answers", ())}
     assert called < set(lines) and len(set(lines)) == len(lines)
     assert {"gemm 32x512x256 bf16 kn", "gemm 256x512x32 bf16 mn", "gemm 3x256x512 bf16 kk beta"} <= set(lines)
+
+
+@pytest.mark.usefixtures("quick_search")
+def test_all_parts_are_tuned_at_once(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the table knows is not tuned again; what has no winner is tried once more, and named."""
+
+    def said(folder: str, behaviour: Any) -> Any:
+        made = lambda **options: Rig(tmp_path / folder, behaviour, device=H200).tuner  # noqa: E731
+        monkeypatch.setattr("cutegen.tuning.AutoTuner", made)
+        changes = {"autotune": 60.0, "decode": (5,), "prefill": (), "parts": ("decode",)}
+        return bench(tmp_path, table=None, **changes)._facts["tuning"]
+
+    first = said("one", steady)
+    assert (first["known"], first["tuned"], first["failed"]) == (0, 4, [])
+    again = said("two", steady)
+    assert (again["known"], again["tuned"]) == (4, 0), "the operators ask the table of the first"
+    cutegen.use(gpu.dispatcher())
+    broken = said("three", lambda config: "wrong_result")
+    assert broken["tuned"] == 0 and "gemm 5x384x256 bf16 kk" in broken["failed"]
 
 
 def test_training_and_compiled_steps_are_measured(gpu: FakeGpu, tmp_path: Path) -> None:

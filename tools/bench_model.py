@@ -239,23 +239,24 @@ class ModelBench:
         from cutegen.families.registry import parse_problem
         from cutegen.torch_ops import gemm
         from cutegen.tuning import AutoTuner
-        from cutegen.tuning.sweep import Failed
 
         begun, args = time.monotonic(), self._args
         if args.table is not None and args.table.exists():
             gemm.load_table(args.table)
         dispatcher, problems = gemm.default_dispatcher(), [parse_problem(line) for line in self.lines()]
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
-        failed = []
+        without, known = missing, len(problems) - len(missing)
         with AutoTuner(cache_dir=args.cache_dir, table=args.table, effort="quick") as tuner:
-            for result in tuner.tune_all(missing, budget_s=budget_s):
-                failed += [str(result.problem)] if isinstance(result, Failed) else []
-                print(f"{time.monotonic() - begun:.1f} s: tuned {result.problem}", flush=True)
+            for _ in range(2):  # the first compilations may take longer than the share of one problem
+                left = max(budget_s - (time.monotonic() - begun), 0.1 * budget_s)
+                results = tuner.tune_all(without, budget_s=left) if without else ()
+                without = [result.problem for result in results if _said(result, begun)]
             table = tuner.setting.table
         if table is not None and table.exists():
             gemm.load_table(table)
         seconds = round(time.monotonic() - begun, 1)
-        return {"problems": len(problems), "tuned": len(missing), "failed": list(failed), "seconds": seconds}
+        failed: list[Json] = [str(problem) for problem in without]
+        return {"known": known, "tuned": len(missing) - len(failed), "failed": failed, "seconds": seconds}
 
     def _row(
         self,
@@ -285,6 +286,13 @@ class ModelBench:
 
     def _write(self) -> None:
         write_json(self._args.out, {**self._facts, "rows": list(self._rows)})
+
+
+def _said(result: Any, begun: float) -> bool:
+    """Print what tuning one problem came to, and return whether it has no winner."""
+    found = getattr(result, "error", None) or f"{result.time_us} us"
+    print(f"{time.monotonic() - begun:.1f} s: {result.problem}: {found}", flush=True)
+    return hasattr(result, "error")
 
 
 def _with_addends(lines: Iterable[str], model: Any) -> list[str]:
