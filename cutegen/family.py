@@ -255,6 +255,18 @@ class Strategy(Protocol):
         """Return the configs to try first, of at most ``limit`` kernels: the default, then the best."""
         ...
 
+    def likely(
+        self,
+        space: Space,
+        problem: Any,
+        sm_count: int,
+        limit: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+    ) -> list[Config]:
+        """Return what :meth:`rank` of the same arguments will return behind the default, as far as that is
+        known at once, each of another kernel: it can be compiled while the rest is worked out."""
+        ...
+
     def refine(
         self,
         space: Space,

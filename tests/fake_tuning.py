@@ -76,6 +76,11 @@ class FakeCompiler:
         self.closed = False
         self._queue: list[Source] = []
 
+    @property
+    def queued(self) -> Sequence[Source]:
+        """What was asked for and is not handed out yet."""
+        return tuple(self._queue)
+
     def find(self, source: Source) -> Result | None:
         return None
 

@@ -25,7 +25,7 @@ from cutegen.tuning.request import find_effort
 
 QUICK = replace(SMALL, at_once=True, refine=0, refinements=0, finalists=3)
 ARCH = find_arch("sm_90a")
-STAGES = ("open", "compile", "check", "screen", "refine", "final")
+STAGES = ("propose", "open", "compile", "check", "screen", "refine", "final")
 
 
 def steps(winner: Config) -> object:

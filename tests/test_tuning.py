@@ -21,6 +21,7 @@ from cutegen.records.table import Table
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import default_config
+from cutegen.search.strategies import likely
 from cutegen.space import Config
 from cutegen.tuning import Failed, Request, TuneResult, Tuning
 from cutegen.tuning.progress import Progress, ignore_progress
@@ -54,6 +55,26 @@ def rivals(count: int = 2) -> list[Config]:
 def trials_of(folder: Path) -> list[Trial]:
     with TrialStore(folder / "trials.db") as store:
         return list(store.find(PROBLEM))
+
+
+def test_the_likely_are_compiled_while_the_search_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the fit puts first is asked for before the ranking, which takes a second; it adds nothing."""
+    rig, asked = Rig(tmp_path), []
+
+    def slow_rank(*given: object, **more: object) -> list[Config]:
+        asked.append({view(source.config) for source in rig.compiler.queued})
+        return remembered_rank(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("cutegen.tuning.problem_run.rank", slow_rank)
+    result = rig.tuner.tune(*SHAPE)
+    expected = likely(SPACE, PROBLEM, 132, SMALL.classes)
+    assert {view(config) for config in (DEFAULT, *expected)} <= asked[0] and len(expected) > 2
+    plain = Rig(tmp_path / "plain")
+    monkeypatch.setattr("cutegen.tuning.problem_run.rank", remembered_rank)
+    monkeypatch.setattr("cutegen.tuning.problem_run.likely", lambda *given: [])
+    assert {row.config for row in plain.tuner.tune(*SHAPE).rows} == {row.config for row in result.rows}
 
 
 def test_the_fastest_wins_and_is_written_down(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from cutegen.family import Problem
 from cutegen.search.defaults import strategy_of
 from cutegen.space import Config, Space, Value
 
-__all__ = ["precompute", "rank", "refine", "spread"]
+__all__ = ["likely", "precompute", "rank", "refine", "spread"]
 
 _T = TypeVar("_T")
 
@@ -64,6 +64,24 @@ def rank(
     chosen = lead + spread([c[0] for c in kernels.values() if c[0] not in lead], limit - len(lead))
     more = [v for c in chosen for v in spread(kernels[space.compile_view(c)][1:], _VARIANTS)]
     return list(dict.fromkeys(chosen + more))
+
+
+def likely(
+    space: Space,
+    problem: Problem,
+    sm_count: int,
+    limit: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+) -> list[Config]:
+    """Return what :func:`rank` will return behind the default, as far as that is known at once.
+
+    It can be compiled while the rest is worked out, which takes a second. Each is of another kernel.
+
+    Raises:
+        ConfigError: ``fixed`` names a knob that does not exist.
+    """
+    strategy = strategy_of(space)
+    return [] if strategy is None else strategy.likely(space, problem, sm_count, limit, fixed)
 
 
 def refine(

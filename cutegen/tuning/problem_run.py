@@ -19,7 +19,7 @@ from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import TIE_BAND
 from cutegen.search.defaults import default_config, default_of_algorithm
-from cutegen.search.strategies import rank, refine, spread
+from cutegen.search.strategies import likely, rank, refine, spread
 from cutegen.search.twins import with_twins
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
@@ -36,6 +36,8 @@ __all__ = ["ProblemRun"]
 _FURTHER_SHARE = 4
 #: An algorithm whose fastest config is behind the fastest of all by more than this factor is not refined.
 _HOPELESS = 1.25
+#: Configs that the search proposes for a kernel, at most: its run-time arguments.
+_PER_KERNEL = 4
 #: Seconds between looks at the compiler while nothing else is to do.
 _PATIENCE_S = 0.2
 
@@ -56,8 +58,8 @@ class ProblemRun:
         checked: Configs that gave the right results for another problem of the signature, which counts.
 
     Attributes:
-        stages: Seconds by what was done in them: ``open`` (the problem), ``compile``, ``check``, ``screen``,
-            ``refine``, ``final``.
+        stages: Seconds by what was done in them: ``propose`` (candidates), ``open`` (the problem),
+            ``compile``, ``check``, ``screen``, ``refine``, ``final``.
     """
 
     def __init__(
@@ -111,9 +113,26 @@ class ProblemRun:
             BuildError: Something must be compiled and there is no compiler.
             ConfigError: A candidate given by the caller breaks rules.
         """
-        # The default needs no search: compiler and measuring child start while the search runs.
+        # Default and likely ones need no search: compiler and measuring child work while the search runs.
         self._admit([self.default])
-        self._admit(config for config in self._plan() if config != self.default)
+        self._admit(config for config in self._likely() if config not in self.attempts)
+        self._admit(config for config in self._plan() if config not in self.attempts)
+        self._note("propose")
+
+    def _likely(self) -> list[Config]:
+        """Return what the search will propose for sure: known at once, while the rest takes it a second."""
+        request, space = self.request, self._space
+        if request.explicit or "cutegen" not in request.sources:
+            return []
+        found = likely(
+            space, request.problem, request.sm_count, request.effort.classes, request.fixed or None
+        )
+        if self.default.algorithm == space.algorithm:
+            found = [self.default, *found]
+        if request.effort.most is not None:
+            found = found[: request.effort.most // _PER_KERNEL]
+        count = 0 if request.context == BACK_TO_BACK else request.effort.twins
+        return with_twins(space, request.problem, found, count, request.fixed)
 
     def _plan(self) -> list[Config]:
         configs = [*self.request.explicit] or self._proposals()

@@ -61,6 +61,17 @@ class FewRowsStrategy:
         lead = [config for config in likely if config in ordered]
         return list(dict.fromkeys([*lead, *first.values(), *ordered]))[:limit]
 
+    def likely(
+        self,
+        space: Space,
+        problem: Problem,
+        sm_count: int,
+        limit: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+    ) -> list[Config]:
+        """Return nothing: ranking takes no time."""
+        return []
+
     def refine(
         self,
         space: Space,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from cutegen.arch import Arch
@@ -47,11 +47,26 @@ class GemmStrategy:
         The fit knows the default candidates, which a warm cache holds; the physics ranks the whole space and
         sees to it that the work is cut up in several ways. Raises as :func:`proposals.rank`.
         """
-        first: Iterable[Config] = ()
-        if is_fitted(problem, space.arch):
-            best = kernel_set(space, problem, sm_count).by_time(problem)
-            first = (config for _, config in islice(best, min(_BY_FIT, 3 * limit // 4)))
+        first = self.likely(space, problem, sm_count, limit, fixed)
         return proposals.rank(space, problem, sm_count, limit, fixed, default=default, first=first)
+
+    def likely(
+        self,
+        space: Space,
+        problem: Problem,
+        sm_count: int,
+        limit: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
+    ) -> list[Config]:
+        """Return the best by the fit that keep to ``fixed``, each of another kernel; none without a fit."""
+        if not is_fitted(problem, space.arch):
+            return []
+        best = kernel_set(space, problem, sm_count).by_time(problem)
+        found: dict[Config, Config] = {}
+        for _, config in islice(best, min(_BY_FIT, 3 * limit // 4)):
+            if all(config[knob] in values for knob, values in (fixed or {}).items()):
+                found.setdefault(space.compile_view(config), config)
+        return list(found.values())
 
     refine = staticmethod(proposals.refine)
     precompute = staticmethod(proposals.precompute)
