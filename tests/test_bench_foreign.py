@@ -1,0 +1,82 @@
+"""Results of kernels that others wrote: joined from one file for each, and shown beside authors' defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutegen.errors import StoreError
+from cutegen.families import registry
+from tools import bench_foreign, results_table
+from tools.benchmark.foreign_table import ForeignResults
+from tools.benchmark.results import write_json
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded here is not known to other tests."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._all()))
+
+
+def part(problem: str, **entries: tuple[float, float]) -> dict[str, Any]:
+    """A results file of one row: time and ratio of each entry."""
+    row = {
+        "name": "row",
+        "problem": problem,
+        "config": "threads=128",
+        "candidates": 14,
+        "entries": {
+            name.replace("_", " "): {"median_us": us, "over_cutegen": ratio}
+            for name, (us, ratio) in entries.items()
+        },
+    }
+    return {
+        "gpu": "NVIDIA H200",
+        "machine": {"driver": "580"},
+        "software": {"packages": {"torch": "2.11.0"}},
+        "commit": "0123456789abcdef",
+        "measured_at": "2026-11-22T20:00:00+00:00",
+        "conditions": {"gpu": {"compute_capability": "90a"}},
+        "rows": [row],
+    }
+
+
+def test_parts_are_joined_and_shown_with_ratios_that_favour_nobody(tmp_path: Path) -> None:
+    norm = part(
+        "quack_rmsnorm 16384x4096 bf16",
+        cutegen=(100.001, 1.0),
+        cutegen_default=(103.0625, 1.0305),
+        torch=(90, 0.9),
+    )
+    soft = part("quack_softmax 2048x128256 bf16", cutegen=(50.0, 1.0), torch=(60, 1.25), copy=(49, 0.98))
+    paths = {"quack_rmsnorm": tmp_path / "norm.json", "quack_softmax": tmp_path / "soft.json"}
+    for path, document in zip(paths.values(), (norm, soft), strict=True):
+        path.write_text(json.dumps(document), encoding="utf-8")
+    out = tmp_path / "foreign.json"
+    write_json(out, bench_foreign.joined(paths))
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["kernels"]["quack_rmsnorm"]["entry"] == "quack.rmsnorm:RMSNorm"
+    assert found["kernels"]["quack_rmsnorm"]["rows"][0]["configs"] == 312
+    rendered = ForeignResults.load(out).render()
+    assert (
+        "- quack_rmsnorm: author's default / winner at most **1.030**, at least 1.030; 1.03 or more"
+        in rendered
+    )
+    assert "| 103.06 | 100.01 | 1.030 | 0.900 (torch) | 14 of 312 | `threads=128` |" in rendered
+    assert "| 50.00 | 50.00 | 1.000 | 1.250 (torch) | 14 of 14 | the default |" in rendered
+    assert results_table.main([str(out)]) == 0
+
+
+def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError, match=r"results file .*broken\.json cannot be read"):
+        bench_foreign.joined({"quack_rmsnorm": path})
+
+
+def test_a_kernel_that_is_not_declared_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert bench_foreign.main(["--out", str(tmp_path / "out.json"), "--kernels", "quack_rmsnorm,norm"]) == 2
+    assert "unknown kernel 'norm'; valid: quack_rmsnorm, quack_softmax," in capsys.readouterr().err
