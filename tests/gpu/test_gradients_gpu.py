@@ -153,3 +153,21 @@ def test_layers_that_no_kernel_takes_are_left_to_torch() -> None:
             for part in (slice(0, 64), slice(max(0, len(rows) - 64), len(rows))):
                 torch.testing.assert_close(found[part], want[part], rtol=2e-2, atol=2e-2)
     assert cutegen.counters()["fallbacks"]
+
+
+def test_mapped_calls_and_gradients_by_torch_func() -> None:
+    """Also where plans for the shapes of one of them are known: their kernels find no memory to read."""
+    x, w = (leaf(*shape).detach() for shape in ((3, 64, 128), (256, 128)))
+    cutegen.linear(x[0], w)
+    found = torch.vmap(cutegen.linear, (0, None))(x, w)
+    assert (found.double() - x.double() @ w.double().T).norm() < 1e-2 * found.double().norm()
+
+    def loss(w: Any, x: Any) -> Any:
+        return cutegen.linear(x, w, activation="silu").float().square().sum()
+
+    per_sample = torch.vmap(torch.func.grad(loss), (None, 0))(w, x)
+    for at in range(3):
+        v = w.double().requires_grad_()
+        torch.nn.functional.silu(x[at].double() @ v.T).square().sum().backward()
+        assert v.grad is not None
+        assert (per_sample[at].double() - v.grad).norm() < 2e-2 * v.grad.norm()
