@@ -86,6 +86,11 @@ def test_layers_are_sharded_after_they_were_swapped(gpu: FakeGpu, mesh: Any) -> 
         fsdp.fully_shard(layer, mesh=mesh)
     same_step(model, twin)
     assert len(gpu.calls) == 5 and cutegen.counters()["fallbacks"] == {}
+    assert cutegen.restore(model) == 2 and cutegen.restore(model) == 0
+    same(model(rows()), twin(rows()))
+    assert len(gpu.calls) == 5 and cutegen.optimize(model).layers == ("0", "2")
+    same(model(rows()), twin(rows()))
+    assert len(gpu.calls) == 7
     sharded = network()
     for layer in (sharded[0], sharded[2], sharded):
         fsdp.fully_shard(layer, mesh=mesh)

@@ -57,31 +57,36 @@ def optimize(
     """
     import torch
 
-    layers, skipped = [], {}
+    layers, skipped, ours = [], {}, _linear_class()
     for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear) or isinstance(module, _linear_class()):
+        own = isinstance(module, ours)
+        if not isinstance(module, torch.nn.Linear) or (own and module.fuse_wgrad is not None):
             continue
-        if type(module) is not torch.nn.Linear:
+        if type(module) is not torch.nn.Linear and not own:
             skipped[name] = f"its class is {type(module).__name__}, which may compute something else"
         elif filter_fn is not None and not filter_fn(module, name):
             skipped[name] = "filter_fn said no"
         else:
-            module.__class__ = _linear_class()
+            if not own:
+                module.__class__ = ours
             vars(module)["fuse_wgrad"] = fuse_wgrad
             layers.append(name)
     return Swapped(tuple(layers), skipped)
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Undo :func:`optimize`; return how many layers are ``torch.nn.Linear`` again."""
+    """Undo :func:`optimize`; return how many layers call torch again.
+
+    They are ``torch.nn.Linear`` again, but for those above which FSDP2 or a parametrisation has put a class.
+    """
     import torch
 
-    found = 0
+    found, ours = 0, _linear_class()
     for module in model.modules():
-        if type(module) is _linear_class():
-            del module.fuse_wgrad
-            module.__class__ = torch.nn.Linear
+        if isinstance(module, ours) and vars(module).pop("fuse_wgrad", None) is not None:
             found += 1
+            if type(module) is ours:
+                module.__class__ = torch.nn.Linear
     return found
 
 
@@ -96,17 +101,19 @@ def _linear_class() -> Any:
     class Linear(torch.nn.Linear):
         """A linear layer that calls cutegen where a kernel takes the operands."""
 
-        fuse_wgrad: bool
+        fuse_wgrad: bool | None = None  # None: restored, below a class of somebody else
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
-            weight, bias = self.weight, self.bias
+            weight, bias, fuse_wgrad = self.weight, self.bias, self.fuse_wgrad
+            if fuse_wgrad is None:
+                return super().forward(input)
             if torch.compiler.is_compiling():
                 reason = unfit(input, weight, bias)
                 if not reason:
                     return linear(input, weight, bias)
                 note(reason)
                 return torch.nn.functional.linear(input, weight, bias)
-            return _call(input, weight, bias, self.fuse_wgrad)
+            return _call(input, weight, bias, fuse_wgrad)
 
     Linear.__module__, Linear.__qualname__ = __name__, "Linear"  # how pickle finds it
     return Linear
