@@ -248,7 +248,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(code: str, library: Path, *more: str) -> str:
-    command = [sys.executable, "-I", "-c", code, str(library), str(N), str(K), *more]
+    command = [sys.executable, "-c", code, str(library), str(N), str(K), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]
