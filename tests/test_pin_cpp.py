@@ -336,3 +336,65 @@ def test_recorded_problems_are_pinned_with_all_rows(
     append_calls(tmp_path / "b.jsonl", {"gpu": None}, {backward: 2})
     assert main([*command[:4], str(tmp_path / "b.jsonl"), *command[5:]]) == 2
     assert "no forward call" in capsys.readouterr().err
+
+
+MAIN = """
+#include <dlfcn.h>
+#include <iostream>
+#include <torch/torch.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+int main(int, char **arguments) {
+    if (!dlopen(arguments[1], RTLD_NOW)) return std::cerr << dlerror(), 1;
+    torch::inductor::AOTIModelPackageLoader model(arguments[2]);
+    for (int rows : {5, 64, 300}) {
+        std::vector<torch::Tensor> inputs = {torch::ones({rows, 512}, torch::kBFloat16)};
+        std::cout << model.run(inputs)[0].size(0) << " ";
+    }
+}
+"""
+
+
+def test_a_packaged_model_runs_without_python(folder: Path, tmp_path: Path) -> None:
+    """AOTInductor's package in a plain C++ program: each call reaches a kernel with its own rows."""
+    code = """
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(128, 512, dtype=torch.bfloat16), requires_grad=False)
+    def forward(self, x):
+        return torch.relu(gemm(x, self.w.t()))
+rows = {"x": {0: torch.export.Dim("m", min=2, max=512)}}
+with torch.no_grad():
+    program = torch.export.export(Model(), (rand(6, 512),), dynamic_shapes=rows)
+    made = torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2] + "/../model.pt2")
+print(json.dumps(made))
+"""
+    package = run(folder, code, tmp_path)
+    (tmp_path / "main.cpp").write_text(MAIN)
+    root = Path(torch.__file__).parent
+    include = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
+    link = [
+        f"-L{root}/lib",
+        f"-Wl,-rpath,{root}/lib",
+        "-Wl,--no-as-needed",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
+    program = str(tmp_path / "main")
+    command = ["g++", "-std=c++20", *include, str(tmp_path / "main.cpp"), *link, "-ldl", "-o", program]
+    subprocess.run(command, check=True, timeout=250)
+    log = tmp_path / "cpp.log"
+    done = subprocess.run(
+        [program, str(folder / CPP_LIBRARY), package],
+        env={**os.environ, "KERNEL_LOG": str(log)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["5", "64", "300"]
+    calls = [line.split() for line in log.read_text().splitlines() if line.startswith("tensor")]
+    assert [call[4] for call in calls[0::3]] == ["5/512", "64/512", "300/512"]

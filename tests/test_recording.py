@@ -342,3 +342,52 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         read_recordings([tmp_path / "none" / "model.jsonl"])
     with pytest.raises(StoreError, match="cannot be written"):
         recorded(tmp_path, 8)
+
+
+# --- layers and alignment ---
+
+
+def test_calls_are_told_apart_by_the_layers_of_a_model(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Forward calls and gradients of inputs; numbers become one name; weight gradients have no layer."""
+    model = torch.nn.ModuleList([network() for _ in range(2)])
+    cutegen.optimize(model)
+    x = torch.randn(8, 32, dtype=BF16)
+    with cutegen.record(tmp_path / "m.jsonl", model=model) as recording:
+        for part in model:
+            part(x).sum().backward()
+    found = {(str(call.problem), call.phase, call.module): count for call, count in recording.calls.items()}
+    assert found == {
+        (UP[0], "forward", "*.*"): 2,
+        (DOWN[0], "forward", "*.*"): 2,
+        (DOWN[1], "backward", "*.*"): 2,
+        (UP[2], "backward", ""): 2,
+        (DOWN[2], "backward", ""): 2,
+    }
+    assert f"{UP[0]} of *.*" in recording.report()
+    read = read_recordings([tmp_path / "m.jsonl"])
+    assert dict(read.calls) == dict(recording.calls) and dict(read.alignments) == dict(recording.alignments)
+    with FakeTensorMode(), cutegen.record(model=network()) as recording:
+        pass
+    assert recording.calls == {}
+
+
+def test_the_least_alignment_of_all_operands_is_kept(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Of each kind of call; files keep the least as well."""
+    pool = torch.zeros(4096, dtype=torch.int8)
+    start = -pool.data_ptr() % 256
+    aligned = pool[start : start + 1024].view(BF16)
+    shifted = pool[start + 16 : start + 16 + 1024].view(BF16)
+    path, out = tmp_path / "m.jsonl", torch.empty(2048, dtype=torch.int8)
+    out = out[-out.data_ptr() % 256 :][:1024].view(BF16)[:256].view(16, 16)
+    for operand, want in ((aligned, 256), (shifted, 16), (aligned, 256)):
+        with cutegen.record(path) as recording:
+            cutegen.gemm(operand[:512].view(16, 32), aligned[:512].view(32, 16), out=out)
+        assert [*recording.alignments.values()] == [want]
+    assert [*read_recordings([path]).alignments.values()] == [16]
+    row = json.loads(path.read_text().splitlines()[1])
+    assert row["aligned"] == 256 and "module" not in row
+    with path.open("a") as file:
+        file.write(json.dumps({**row, "aligned": 3}) + "\n" + json.dumps({**row, "module": 7}) + "\n")
+        file.write(json.dumps({key: row[key] for key in row if key != "aligned"}) + "\n")
+    found = read_recordings([path])
+    assert sum(found.calls.values()) == 4 and len(found.notes) == 2 and "aligned 3" in found.notes[0]

@@ -10,7 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cutegen.digest import Json
@@ -21,6 +21,7 @@ from cutegen.system.documents import parse_json, read_bytes
 from cutegen.text import printable, shown
 
 __all__ = [
+    "ALIGNMENTS",
     "UNKNOWN",
     "Call",
     "Recorded",
@@ -37,6 +38,8 @@ _MARK = "cutegen_recording"
 #: How a call is answered if nobody could tell: it was recorded without a GPU.
 UNKNOWN = "unknown"
 _PHASES = ("forward", "backward")
+#: Bytes that an alignment is told in; more is not looked at.
+ALIGNMENTS = tuple(2**power for power in range(9))
 #: Most calls that a row may count; more is no count.
 _MOST = 2**53
 
@@ -51,12 +54,14 @@ class Call:
         how: The rule of lookup that answered: ``exact``, ``range``, ``bucket``, ``nearest``, ``default``;
             ``given`` for a config of the caller's, or ``unknown`` without a GPU.
         source: Whose kernel was chosen: ``cutegen``, ``operators`` or ``torch``; empty if unknown.
+        module: The layer whose weight is an operand, numbers in its name as ``*``; empty if not known.
     """
 
     problem: Problem
     phase: str
     how: str
     source: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,12 @@ class Recorded:
     Attributes:
         calls: How often each kind of call was seen.
         notes: What could not be read, and what is of another GPU, in words.
+        alignments: To how many bytes all operands of all calls of a kind were aligned, where that was seen.
     """
 
     calls: Mapping[Call, int]
     notes: tuple[str, ...] = ()
+    alignments: Mapping[Call, int] = field(default_factory=dict)
 
     @property
     def problems(self) -> dict[Problem, int]:
@@ -93,13 +100,19 @@ def rank_path(path: Path, rank: int | None) -> Path:
     return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
-def append_calls(path: Path, about: Mapping[str, Json], calls: Mapping[Call, int]) -> None:
+def append_calls(
+    path: Path,
+    about: Mapping[str, Json],
+    calls: Mapping[Call, int],
+    alignments: Mapping[Call, int] | None = None,
+) -> None:
     """Append a section to the file ``path``, which is made if it is not there.
 
     Args:
         path: The file.
         about: Fields of the header besides the version.
         calls: Calls to add.
+        alignments: Bytes to which operands were aligned.
 
     Raises:
         StoreError: It cannot be written.
@@ -107,7 +120,10 @@ def append_calls(path: Path, about: Mapping[str, Json], calls: Mapping[Call, int
     lines: list[dict[str, Json]] = [{_MARK: _SCHEMA, **about}]
     for call, count in calls.items():
         row: dict[str, Json] = {"problem": str(call.problem), "phase": call.phase, "count": count}
-        lines.append({**row, "how": call.how, "source": call.source})
+        row |= {"how": call.how, "source": call.source}
+        row |= {"module": call.module} if call.module else {}
+        row |= {"aligned": alignments[call]} if alignments and call in alignments else {}
+        lines.append(row)
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,13 +176,16 @@ def read_recordings(paths: Iterable[Path], gpu: str = "") -> Recorded:
         UsageError: A file is missing or cannot be read.
     """
     calls: Counter[Call] = Counter()
+    alignments: dict[Call, int] = {}
     notes: list[str] = []
     for file in dict.fromkeys(each for path in paths for each in files_of(path)):
         reader = _Reader(file, gpu)
         reader.read()
         calls.update(reader.calls)
         notes += reader.notes
-    return Recorded(calls, tuple(notes))
+        for call, aligned in reader.alignments.items():
+            alignments[call] = min(aligned, alignments.get(call, aligned))
+    return Recorded(calls, tuple(notes), alignments)
 
 
 class _Reader:
@@ -174,6 +193,7 @@ class _Reader:
 
     def __init__(self, path: Path, gpu: str) -> None:
         self.calls: Counter[Call] = Counter()
+        self.alignments: dict[Call, int] = {}
         self.notes: list[str] = []
         self._path = path
         self._gpu = gpu
@@ -196,8 +216,10 @@ class _Reader:
         if _MARK in document:
             self._begin(document, where)
         elif self._readable:
-            call, count = _read_row(document, where)
+            call, count, aligned = _read_row(document, where)
             self.calls[call] += count
+            if aligned:
+                self.alignments[call] = min(aligned, self.alignments.get(call, aligned))
 
     def _begin(self, header: Mapping[str, Json], where: str) -> None:
         version, gpu = header[_MARK], header.get("gpu")
@@ -218,7 +240,8 @@ class _Reader:
             self.notes.append(text)
 
 
-def _read_row(row: Mapping[str, Json], where: str) -> tuple[Call, int]:
+def _read_row(row: Mapping[str, Json], where: str) -> tuple[Call, int, int]:
+    """Return a kind of call, how often it was made, and its alignment; 0 if the row has none."""
     texts = [row.get(name) for name in ("problem", "phase", "how", "source")]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"{where} lacks a text for problem, phase, how or source")
@@ -226,10 +249,13 @@ def _read_row(row: Mapping[str, Json], where: str) -> tuple[Call, int]:
     count = row.get("count")
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST:
         raise UsageError(f"{where}: count is {shown(count)}, not a number of calls")
+    module, aligned = row.get("module", ""), row.get("aligned", 0)
+    if not isinstance(module, str) or not isinstance(aligned, int) or aligned not in (0, *ALIGNMENTS):
+        raise UsageError(f"{where}: module is {shown(module)}, aligned {shown(aligned)}; none writes that")
     if phase not in _PHASES:
         raise UsageError(f"{where}: phase is {shown(phase)}; valid: {', '.join(_PHASES)}")
     try:
-        return Call(parse_problem(line), phase, how, source), count
+        return Call(parse_problem(line), phase, how, source, module), count, aligned
     except ProblemError as error:
         raise UsageError(f"{where}: {error}") from error
 
@@ -242,7 +268,7 @@ def table_of(calls: Mapping[Call, int]) -> list[tuple[str, ...]]:
             str(count),
             call.phase,
             f"{call.how} ({call.source})" if call.source else call.how,
-            str(call.problem),
+            f"{call.problem} of {call.module}" if call.module else str(call.problem),
         )
         for call, count in ordered
     ]

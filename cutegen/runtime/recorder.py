@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cutegen.errors import CutegenError
 from cutegen.family import Problem
-from cutegen.records.recorded_calls import UNKNOWN, Call
+from cutegen.records.recorded_calls import ALIGNMENTS, UNKNOWN, Call
 from cutegen.runtime.dispatch import Answer
 
 __all__ = ["Recorder", "counted", "is_recording", "note", "start", "stop"]
 
+#: Of a launcher's arguments so many are looked at: a, b and the result of a GEMM.
+_OPERANDS = 3
 _lock = threading.Lock()
 #: Those that count now. A plan that is made meanwhile counts for them; plans must be dropped at both ends.
 _recorders: tuple[Recorder, ...] = ()
@@ -25,24 +27,39 @@ class Recorder:
     Args:
         in_backward: Whether this thread computes gradients.
         explain: Asks the dispatcher about a problem that is only traced with fake tensors.
+        layers: Names of layers by the address of their weight; empty if calls are not told apart by them.
     """
 
-    def __init__(self, in_backward: Callable[[], bool], explain: Callable[[Problem], Answer]) -> None:
+    def __init__(
+        self,
+        in_backward: Callable[[], bool],
+        explain: Callable[[Problem], Answer],
+        layers: Mapping[int, str] | None = None,
+    ) -> None:
         self._in_backward = in_backward
         self._explain = explain
+        self._layers = layers or {}
         self._lock = threading.Lock()
+        #: Of each kind of call the number, and all addresses of operands or'ed together.
         self._cells: dict[Call, list[int]] = {}
         self._answers: dict[Problem, Answer | None] = {}
 
     def counted(self, launch: Callable[..., Any], answer: Answer) -> Callable[..., Any]:
         """Return a launcher that counts a call and then launches."""
-        forward, backward = (self._cell(_call(answer, phase)) for phase in ("forward", "backward"))
-        lock, in_backward = self._lock, self._in_backward
+        cells = {phase: {"": self._cell(_call(answer, phase))} for phase in ("forward", "backward")}
+        lock, in_backward, layers = self._lock, self._in_backward, self._layers
 
         def counting(*arguments: Any) -> Any:
-            cell = backward if in_backward() else forward
+            phase = "backward" if in_backward() else "forward"
+            addresses = [tensor.data_ptr() for tensor in arguments[:_OPERANDS] if hasattr(tensor, "data_ptr")]
+            layer = next((layers[address] for address in addresses if address in layers), "")
+            cell = cells[phase].get(layer)
+            if cell is None:
+                cell = cells[phase][layer] = self._cell(_call(answer, phase, layer))
             with lock:
                 cell[0] += 1
+                for address in addresses:
+                    cell[1] |= address
             return launch(*arguments)
 
         return counting
@@ -60,7 +77,7 @@ class Recorder:
     def _cell(self, call: Call) -> list[int]:
         """Return where a kind of call is counted: to find it costs more than to count."""
         with self._lock:
-            return self._cells.setdefault(call, [0])
+            return self._cells.setdefault(call, [0, 0])
 
     def _ask(self, problem: Problem) -> Answer | None:
         try:
@@ -74,9 +91,17 @@ class Recorder:
         with self._lock:
             return Counter({call: cell[0] for call, cell in self._cells.items() if cell[0]})
 
+    @property
+    def alignments(self) -> dict[Call, int]:
+        """To how many bytes all operands of all calls of a kind were aligned, where there were addresses."""
+        with self._lock:
+            found = {call: cell[1] for call, cell in self._cells.items() if cell[1]}
+        return {call: min(ALIGNMENTS[-1], bits & -bits) for call, bits in found.items()}
 
-def _call(answer: Answer, phase: str) -> Call:
-    return Call(answer.problem, phase, answer.how, answer.config.source if answer.config else "torch")
+
+def _call(answer: Answer, phase: str, layer: str = "") -> Call:
+    source = answer.config.source if answer.config else "torch"
+    return Call(answer.problem, phase, answer.how, source, layer)
 
 
 def start(recorder: Recorder) -> None:

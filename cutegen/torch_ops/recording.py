@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import drop_family_plans
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Self
 
 __all__ = ["Recording", "prepare", "record"]
@@ -33,9 +36,9 @@ class Recording:
         path: Where they are appended at the end; None if nowhere.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, model: torch.nn.Module | None = None) -> None:
         self.path = path
-        self._recorder = recorder.Recorder(_in_backward(), _explain)
+        self._recorder = recorder.Recorder(_in_backward(), _explain, _layers(model))
         self._saved: Counter[Call] = Counter()
         self._refused: Counter[str] = Counter()
         self._before: Counter[str] = Counter()
@@ -66,6 +69,11 @@ class Recording:
         return self._recorder.counts
 
     @property
+    def alignments(self) -> Mapping[Call, int]:
+        """To how many bytes, 256 at most, all operands of a kind of call were aligned so far."""
+        return self._recorder.alignments
+
+    @property
     def problems(self) -> dict[Problem, int]:
         """How often each problem was called so far, the most frequent first."""
         return problems_of(self.calls)
@@ -91,11 +99,13 @@ class Recording:
         counts = self._recorder.counts
         new = counts - self._saved
         if self.path is not None and new:
-            append_calls(self.path, _about(), new)
+            append_calls(self.path, _about(), new, self.alignments)
         self._saved = counts
 
 
-def record(path: str | Path | None = None, *, rank: int | None = None) -> Recording:
+def record(
+    path: str | Path | None = None, *, rank: int | None = None, model: torch.nn.Module | None = None
+) -> Recording:
     """Return a context in which calls of cutegen's operators are counted by problem.
 
     Calls are counted eager, in compiled code and in backward passes; with fake tensors too, if no compiler
@@ -107,6 +117,8 @@ def record(path: str | Path | None = None, *, rank: int | None = None) -> Record
         path: JSON lines are appended here at the end; nothing is written by default.
         rank: Of this process among several: each writes a file of its own, ``model.rank0.jsonl`` for
             ``model.jsonl``. By default ``RANK`` of the environment, which torchrun sets.
+        model: Calls are told apart by its layers, known by the address of their weight, with numbers in their
+            names as ``*``: forward calls and gradients of inputs. A compiled model may copy weights.
 
     Raises:
         UsageError: ``rank`` is negative.
@@ -115,12 +127,31 @@ def record(path: str | Path | None = None, *, rank: int | None = None) -> Record
         rank = int(os.environ["RANK"])
     if rank is not None and rank < 0:
         raise UsageError(f"rank={rank} must be at least 0")
-    return Recording(None if path is None else rank_path(Path(path), rank))
+    return Recording(None if path is None else rank_path(Path(path), rank), model)
 
 
 def _drop_plans() -> None:
     state.drop_plans()
     drop_family_plans()
+
+
+def _layers(model: torch.nn.Module | None) -> dict[int, str]:
+    """Return the names of layers by the address of their weight; weights without memory have none."""
+    import torch
+
+    found: dict[int, str] = {}
+    for name, module in model.named_modules() if model is not None else ():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.is_meta or _is_fake(weight):
+            continue
+        if address := weight.data_ptr():
+            found.setdefault(address, re.sub(r"\b\d+\b", "*", name))
+    return found
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")  # not loaded: there can be none
+    return fakes is not None and isinstance(tensor, fakes.FakeTensor)
 
 
 def _in_backward() -> Any:
