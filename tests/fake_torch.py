@@ -93,8 +93,7 @@ class Torch(SimpleNamespace):
             allocated=[],
             grad=False,
             cuda=SimpleNamespace(get_device_properties=lambda index: facts),
-            compiler=SimpleNamespace(is_compiling=lambda: False),
-            ops=SimpleNamespace(cutegen_pinned=SimpleNamespace(gemm=None)),
+            compiler=SimpleNamespace(is_compiling=lambda: False, is_dynamo_compiling=lambda: False),
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0x5EED),
         )
 

@@ -16,6 +16,7 @@ __all__ = [
     "OUTSIDE",
     "RANGE_LOOKUP",
     "TABLE",
+    "TRACED",
     "is_pinned_name",
     "is_record",
     "is_symbol",
@@ -24,8 +25,8 @@ __all__ = [
 
 #: The files of the folder, besides the loader; those of kernels are below the last.
 MANIFEST, TABLE, KERNELS = "manifest.json", "table.json", "kernels"
-#: Parts of the loader that a folder has only if its kernels are not all GEMMs, or some serve ranges.
-FAMILY_CALLS, RANGE_LOOKUP = "family_calls.py", "range_lookup.py"
+#: Parts of the loader of a folder of which some kernels are no GEMMs, some serve ranges, or some are GEMMs.
+FAMILY_CALLS, RANGE_LOOKUP, TRACED = "family_calls.py", "range_lookup.py", "traced.py"
 #: What a kernel is pinned for, in the order of a manifest's ``key``.
 FIELDS = (
     *("m", "n", "k", "batch", "ab_dtype", "out_dtype", "layout", "unaligned_out"),
@@ -53,7 +54,7 @@ def is_symbol(text: object) -> bool:
 
 def is_pinned_name(name: str) -> bool:
     """Return whether a manifest may list a file of this name: nothing outside the folder has one."""
-    if name in (TABLE, FAMILY_CALLS, RANGE_LOOKUP, CPP_LIBRARY):
+    if name in (TABLE, FAMILY_CALLS, RANGE_LOOKUP, TRACED, CPP_LIBRARY):
         return True
     folder, _, file = name.partition("/")
     stem, _, ending = file.rpartition(".")

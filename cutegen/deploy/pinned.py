@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.deploy.launch import Call, Ffi, PinnedError, block, matrix
 from cutegen.deploy.manifest import (
-    CPP_LIBRARY,
     FAMILY_CALLS,
     FIELDS,
     MANIFEST,
-    NAMESPACE,
-    OPERATOR,
     RANGE_LOOKUP,
     TABLE,
+    TRACED,
     is_pinned_name,
     is_record,
     parse_manifest,
@@ -227,6 +225,15 @@ class Deployment:
         norm = self._parts["rms_norm"]
         return norm(self, x, weight, eps, residual, out, residual_out, return_rstd)
 
+    def operator(self) -> str:
+        """Let torch know the operator that traced calls become, and return its name.
+
+        Raises:
+            PinnedError: Another folder's is known already.
+        """
+        name: str = self._run(TRACED)["register"](self)
+        return name
+
     def function(self, record: dict[str, Any]) -> Any:
         """Return the C function of a record, loading its library on first use."""
         symbol = record["symbol"]
@@ -391,11 +398,18 @@ def _deployment() -> Deployment:
 
 def gemm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return the product of two GPU matrices; options as :meth:`Deployment.gemm`."""
-    import torch
-
     found: torch.Tensor
-    answer = _traced if torch.compiler.is_compiling() else _deployment().gemm
-    found = answer(a, b, **options)
+    if _is_dynamo():
+        found = _traced(a, b, **options)
+        return found
+    try:
+        return _deployment().gemm(a, b, **options)
+    except RuntimeError:
+        import torch
+
+        if not torch.compiler.is_compiling():  # which is so in torch.export, whose tensors have no addresses
+            raise
+    found = _traced(a, b, **options)
     return found
 
 
@@ -403,6 +417,20 @@ def linear(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return ``x @ w.T``; options as :meth:`Deployment.linear`."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return gemm(rows, w.t(), **options).view(*x.shape[:-1], w.shape[0])
+
+
+def _ask_torch() -> bool:
+    """Return whether Dynamo traces; once an eager call was made, torch's own function stands here."""
+    global _is_dynamo
+    import torch
+
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    _is_dynamo = torch.compiler.is_dynamo_compiling
+    return False
+
+
+_is_dynamo: Callable[[], bool] = _ask_torch
 
 
 def _traced(
@@ -418,8 +446,7 @@ def _traced(
     """Call the operator, while torch.compile or torch.export traces."""
     import torch
 
-    if _operator_of != __file__:
-        raise PinnedError(f"{NAMESPACE}::gemm is that of {_operator_of}; a process traces one folder's")
+    _operator()
     if scales:
         options = {**options, "scale_a": scales[0], "scale_b": scales[1]}
     # An operator that writes into a given tensor would not be worth one more schema.
@@ -427,50 +454,13 @@ def _traced(
     return found if out is None else out.copy_(found)
 
 
-def _run_operator(
-    a: Any, b: Any, c: Any = None, bias: Any = None, scale_a: Any = None, scale_b: Any = None, **options: Any
-) -> Any:
-    """What the operator does if no library of C++ operators is there."""
-    scales = () if scale_a is None else (scale_a, scale_b)
-    return _deployment().gemm(a, b, c=c, bias=bias, scales=scales, **options)
+def _operator() -> str:
+    """Let torch know the operator, if it does not yet; return its name."""
+    return _deployment().operator()
 
 
-def _shape(a: Any, b: Any, *tensors: Any, out_dtype: Any = None, **options: Any) -> Any:
-    """The result without computing it; sizes may be symbols."""
-    import torch
-
-    shape = (*a.shape[:-1], b.shape[-1])
-    return a.new_empty(shape, dtype=out_dtype or getattr(torch, dtype_of(a)[3]))
-
-
-def _register() -> str:
-    """Let torch know the operator, so that calls can be traced; return the loader whose operator it is."""
-    try:
-        import torch
-    except ImportError:  # said by the first call
-        return ""
-    known: Any = torch.ops.cutegen_pinned
-    if hasattr(known, "gemm"):  # of a C++ library that was loaded before, or of another folder
-        return str(getattr(known, "loader", __file__))
-    library = Path(__file__).parent / CPP_LIBRARY
-    if library.exists():
-        deployment = _deployment()
-        deployment._read(CPP_LIBRARY, deployment._digest(CPP_LIBRARY))
-        loaders: Any = torch.ops
-        loaders.load_library(library)
-    else:
-        registry: Any = torch.library
-        made = registry.Library(NAMESPACE, "FRAGMENT")
-        made.define(OPERATOR, tags=(torch.Tag.pt2_compliant_tag,))
-        made.impl("gemm", _run_operator, "CompositeExplicitAutograd")
-        registry.register_fake(f"{NAMESPACE}::gemm", _shape, lib=made)
-        known.library = made  # registrations end with the object
-    known.loader = __file__
-    return __file__
-
-
-#: The loader whose operator traced calls of this process go to.
-_operator_of = _register() if MANIFEST_SHA256 else ""
+# As torch.compiler.assume_constant_result marks it: Dynamo calls it while it traces, instead of tracing it.
+_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def call(family: str, /, **values: Any) -> Any:

@@ -23,6 +23,7 @@ from cutegen.deploy.manifest import (
     OUTSIDE,
     RANGE_LOOKUP,
     TABLE,
+    TRACED,
 )
 from cutegen.deploy.selection import Pinned, PinnedRange, Selection, require_countable
 from cutegen.deploy.shipped_loader import LOADER, bytecode, loader_text, part_text, sealed
@@ -163,11 +164,15 @@ def _files(
                     f"two kernels of the cache are both called {artifact.symbol}; build them again"
                 )
     families = _families(pinned)
-    needed = {FAMILY_CALLS: bool(families), RANGE_LOOKUP: any(isinstance(p, PinnedRange) for p in pinned)}
+    needed = {
+        FAMILY_CALLS: bool(families),
+        RANGE_LOOKUP: any(isinstance(item, PinnedRange) for item in pinned),
+        TRACED: any(isinstance(_first(item), Gemm) for item in pinned),
+    }
     parts: dict[str, bytes] = {}
     for name in (name for name, wanted in needed.items() if wanted):
         listed[name] = part_text(name)
-        parts |= bytecode(listed[name], name)
+        parts |= bytecode(listed[name], name) if name != TRACED else {}  # who traces waits for seconds anyway
     hosts = {artifact.toolchain.host for artifact in artifacts}
     loader = loader_text()
     manifest: dict[str, Json] = {
