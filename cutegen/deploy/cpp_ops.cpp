@@ -105,6 +105,11 @@ template <typename... Parts> [[noreturn]] void refuse(const Parts &...parts) {
     throw std::runtime_error(text.str());
 }
 
+/* The headers have a macro for this, under another name in every other version. */
+void check(AOTITorchError code) {
+    if (code != AOTI_TORCH_SUCCESS) refuse("torch refused a call of its C interface, error ", code);
+}
+
 std::string shape_of(const Tensor &tensor) {
     std::ostringstream text;
     const char *comma = "";
@@ -300,10 +305,9 @@ Tensor empty(const std::vector<int64_t> &sizes, ScalarType dtype, const Tensor &
     AtenTensorHandle handle;
     std::vector<int64_t> strides(sizes.size(), 1);
     for (size_t at = sizes.size(); at-- > 1;) strides[at - 1] = strides[at] * std::max<int64_t>(sizes[at], 1);
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided((int64_t)sizes.size(), sizes.data(), strides.data(),
-                                                           (int32_t)dtype, device_type, like.get_device_index(),
-                                                           &handle));
+    check(aoti_torch_get_device_type(like.get(), &device_type));
+    check(aoti_torch_empty_strided((int64_t)sizes.size(), sizes.data(), strides.data(), (int32_t)dtype, device_type,
+                                   like.get_device_index(), &handle));
     return Tensor(handle);
 }
 

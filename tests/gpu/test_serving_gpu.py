@@ -79,6 +79,7 @@ def test_a_warmed_up_program_is_frozen_and_captures(operators: None) -> None:
     assert cutegen.counters()["late_compiles"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # nothing was captured before the error
 def test_a_capture_of_an_unwarmed_problem_names_warmup(operators: None) -> None:
     x, w = rand(16, 192), rand(320, 192)
     graph = torch.cuda.CUDAGraph()
