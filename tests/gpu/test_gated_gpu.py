@@ -26,7 +26,7 @@ from cutegen.space import Config
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 ARCH = find_arch("sm_90a")
 LINES = (
-    "gated 1024x14336 bf16",
+    "gated 600x14336 bf16",
     "gated 2000x5120 fp16 layout=interleaved activation=gelu",
     "gated 777x4096 fp32 layout=split activation=gelu_tanh",
     "gated 3000x2880 bf16 layout=split activation=relu",
@@ -34,7 +34,7 @@ LINES = (
     "gated 700x1001 bf16 layout=interleaved",
     "gated 333x17 fp32",
     "gated 300x2880 bf16 unaligned",
-    "gated_backward 1024x14336 bf16",
+    "gated_backward 600x14336 bf16",
     "gated_backward 2000x5120 bf16 layout=interleaved activation=gelu",
     "gated_backward 777x4096 fp32 layout=split activation=gelu_tanh",
     "gated_backward 3000x2880 fp16 activation=relu",
@@ -92,10 +92,10 @@ BROKEN = {
 
 
 def varied(problem: Problem) -> list[Config]:
-    """The default config, and about four from all over the space."""
+    """The default config, and about three from all over the space."""
     space = find_space(problem.family, ARCH)
     configs = list(space.configs(problem))
-    every = max(1, len(configs) // 4) | 1  # the last knob has two values
+    every = max(1, len(configs) // 3) | 1  # the last knob has two values
     return list(dict.fromkeys([space.default(problem), *islice(configs, 0, None, every)]))
 
 
@@ -129,14 +129,19 @@ def compiled(store: Store) -> dict[Source, object]:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
+    """What PyTorch offers is not compiled: nothing is timed here."""
     with Bench(timeout_s=60) as opened:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHDYNAMO_DISABLE", "1")
+            opened.start()
         yield opened
 
 
-def check(bench: Bench, result: object, problem: Problem, config: Config, seed: int = 0) -> CheckResult:
+def check(bench: Bench, result: object, problem: Problem, config: Config) -> CheckResult:
     assert GPU is not None
     assert isinstance(result, Artifact), result
-    bench.open(problem, seed)
+    if bench.opened != problem:
+        bench.open(problem)
     space = find_space(problem.family, ARCH)
     candidate = ("kernel", result.shared_object, result.symbol, space, config, problem, GPU.sm_count)
     return bench.check(Candidate.of(*candidate))
@@ -154,7 +159,7 @@ def test_a_config_computes_the_gate(
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_kernel_is_rejected(name: str, compiled: dict[Source, object], bench: Bench) -> None:
     source, problem, config = MUTANTS[name]
-    result = check(bench, compiled[source], problem, config, 1 + list(BROKEN).index(name))
+    result = check(bench, compiled[source], problem, config)
     assert not result.ok
     assert re.search(BROKEN[name][3], result.error), result.error
 

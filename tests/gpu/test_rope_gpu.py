@@ -97,9 +97,9 @@ BROKEN = {
 
 
 def varied(problem: Problem) -> list[Config]:
-    """The default config, and about four from all over the space."""
+    """The default config, and about three from all over the space."""
     configs = list(SPACE.configs(problem))
-    every = max(1, len(configs) // 4) | 1  # the last knob has two values
+    every = max(1, len(configs) // 3) | 1  # the last knob has two values
     return list(dict.fromkeys([SPACE.default(problem), *islice(configs, 0, None, every)]))
 
 
@@ -132,14 +132,19 @@ def compiled(store: Store) -> dict[Source, object]:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
+    """What PyTorch offers is not compiled: nothing is timed here."""
     with Bench(timeout_s=60) as opened:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TORCHDYNAMO_DISABLE", "1")
+            opened.start()
         yield opened
 
 
-def check(bench: Bench, result: object, problem: Problem, config: Config, seed: int = 0) -> CheckResult:
+def check(bench: Bench, result: object, problem: Problem, config: Config) -> CheckResult:
     assert GPU is not None
     assert isinstance(result, Artifact), result
-    bench.open(problem, seed)
+    if bench.opened != problem:
+        bench.open(problem)
     candidate = ("kernel", result.shared_object, result.symbol, SPACE, config, problem, GPU.sm_count)
     return bench.check(Candidate.of(*candidate))
 
@@ -156,7 +161,7 @@ def test_a_config_turns_heads(
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_kernel_is_rejected(name: str, compiled: dict[Source, object], bench: Bench) -> None:
     source, problem, config = MUTANTS[name]
-    result = check(bench, compiled[source], problem, config, 1 + list(BROKEN).index(name))
+    result = check(bench, compiled[source], problem, config)
     assert not result.ok
     assert re.search(BROKEN[name][3], result.error), result.error
 
