@@ -129,8 +129,8 @@ def rotate(
         loaded.append((load(of_head(x, token, head, low)), load(of_head(x, token, head, high))))
     row = cutlass.Int64(token)
     pair = unit * ELEMENTS
-    cosines = widen(load(vector(cos, row * cos.stride[0] + pair, 32)))
-    sines = widen(load(vector(sin, row * sin.stride[0] + pair, 32)))
+    cosines = widen(load(vector(cos, row * cos.stride[0] + pair, 16)))
+    sines = widen(load(vector(sin, row * sin.stride[0] + pair, 16)))
     for i in cutlass.range_constexpr(HEADS_PER_THREAD):
         head = group + i * groups
         first, second = paired(widen(loaded[i][0]), widen(loaded[i][1]))

@@ -1,0 +1,295 @@
+"""Rendered element-wise kernels run as plain Python, thread after thread: their indices, without a compiler.
+
+The names of ``cutlass`` that these kernels use are replaced by ones that work on torch tensors. Addresses are
+checked: a vector must lie within its tensor's storage and be aligned as the kernel says. Values that a thread
+exchanges with others of its warp are found by running the threads again until all of them are known; stores
+take effect when a block has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from cutegen.build.render import Source
+
+__all__ = ["run"]
+
+WARP = 32
+
+
+class _Dtype:
+    """A type of elements; called, it converts a number."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.width = dtype, dtype.itemsize * 8
+
+    def __call__(self, value: float) -> Any:
+        return value
+
+
+class _Word(int):
+    """32 bits of two elements."""
+
+    def __lshift__(self, count: int) -> _Word:
+        return _Word((int(self) << count) & 0xFFFFFFFF)
+
+    def __and__(self, other: int) -> _Word:
+        return _Word(int(self) & int(other))
+
+    def bitcast(self, dtype: _Dtype) -> float:
+        return float(struct.unpack("f", struct.pack("I", int(self)))[0])
+
+
+_DTYPES = {
+    torch.bfloat16: _Dtype(torch.bfloat16),
+    torch.float16: _Dtype(torch.float16),
+    torch.float32: _Dtype(torch.float32),
+    torch.int32: _Dtype(torch.int32),
+    torch.int64: _Dtype(torch.int64),
+}
+
+
+class _Pointer:
+    """An element of a storage."""
+
+    def __init__(self, storage: torch.Tensor, at: int) -> None:
+        self.storage, self.at, self.dtype = storage, at, _DTYPES[storage.dtype]
+
+    def __add__(self, count: int) -> _Pointer:
+        return _Pointer(self.storage, self.at + int(count))
+
+    def align(self, count: int) -> _Pointer:
+        assert self.at * self.storage.itemsize % count == 0, "a vector is not aligned"
+        return self
+
+    def toint(self) -> int:
+        return self.storage.data_ptr() + self.at * self.storage.itemsize
+
+
+class _Tensor:
+    """Elements of a storage by coordinates; what is stored waits in ``pending`` if there is such a list."""
+
+    def __init__(
+        self, start: _Pointer, shape: Sequence[int], stride: Sequence[int], pending: list[Any] | None = None
+    ) -> None:
+        self.iterator, self.shape, self.stride, self.pending = start, tuple(shape), tuple(stride), pending
+        self.element_type = start.dtype
+
+    def place(self, index: Any) -> int:
+        index = index if isinstance(index, tuple) else (index,)
+        at = self.iterator.at + sum(i * s for i, s in zip(index, self.stride, strict=True))
+        assert 0 <= at < self.iterator.storage.numel(), "an element lies outside of its tensor's memory"
+        return int(at)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.iterator.storage[self.place(index)].item()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.iterator.storage[self.place(index)] = value
+
+    def fill(self, value: float) -> None:
+        for i in range(self.shape[0]):
+            self[i] = value
+
+    def load(self) -> _Values:
+        return _Values([self[i] for i in range(self.shape[0])])
+
+    def store(self, values: _Values) -> None:
+        for i, value in enumerate(values):
+            self[i] = value
+
+
+class _Values(list[float]):
+    def to(self, dtype: _Dtype) -> _Values:
+        return _Values(torch.tensor(list(self), dtype=torch.float64).to(dtype.dtype).tolist())
+
+
+class _Waiting(Exception):
+    """A thread needs values of others."""
+
+
+class _Machine:
+    """Which thread runs, what it has stored, and what its warp has exchanged."""
+
+    def __init__(self) -> None:
+        self.thread = self.block = self.grid = 0
+        self.stores: list[tuple[torch.Tensor, int, float]] = []
+        self.given: dict[tuple[int, int], dict[int, float]] = {}
+        self.count = 0
+
+    def copy(self, source: _Tensor, target: _Tensor) -> None:
+        assert source.shape == target.shape
+        for i in range(source.shape[0]):
+            if target.pending is None:
+                self.stores.append((target.iterator.storage, target.place(i), source[i]))
+            else:
+                target[i] = source[i]
+
+    def reduce(self, value: float, threads_in_group: int = WARP) -> float:
+        """Return the sum over the thread's group, once every thread of it has come here."""
+        key = (self.thread // threads_in_group, self.count)
+        self.count += 1
+        known = self.given.setdefault(key, {})
+        known[self.thread] = value
+        if len(known) < threads_in_group:
+            raise _Waiting
+        return sum(known.values())
+
+    def run(self, body: Callable[[], None], threads: int) -> None:
+        """Run all threads of a block, again and again while some wait."""
+        self.given.clear()
+        waiting = True
+        while waiting:
+            waiting, stores = False, []
+            for self.thread in range(threads):
+                self.count, self.stores = 0, []
+                try:
+                    body()
+                except _Waiting:
+                    waiting = True
+                stores += self.stores
+        for storage, at, value in stores:
+            storage[at] = value
+
+
+def _exp2(x: float, fastmath: bool = False) -> float:
+    return 2.0**x if x < 1024 else math.inf
+
+
+def _register(shape: Sequence[int], dtype: _Dtype) -> _Tensor:
+    return _Tensor(_Pointer(torch.zeros(shape[0], dtype=dtype.dtype), 0), shape, (1,), [])
+
+
+def _recast(vector: _Tensor, dtype: Any) -> list[_Word]:
+    words = vector.iterator.storage.view(torch.int32)
+    return [_Word(word & 0xFFFFFFFF) for word in words.tolist()]
+
+
+def _view(start: _Pointer, layout: tuple[int, ...]) -> _Tensor:
+    return _Tensor(start, layout, (1,))
+
+
+def _cute(machine: _Machine) -> ModuleType:
+    """Return what stands for ``cutlass.cute``."""
+
+    def kernel(function: Callable[..., None]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            def launch(grid: Any, block: Any, **options: Any) -> None:
+                machine.grid = grid[0]
+                for machine.block in range(grid[0]):
+                    machine.run(lambda: function(*arguments), block[0])
+
+            return SimpleNamespace(launch=launch)
+
+        return called
+
+    hints = SimpleNamespace(NO_ALLOCATE=None, STREAMING=None)
+    found = ModuleType("cutlass.cute")
+    vars(found).update(
+        Tensor=object,
+        Pointer=object,
+        jit=lambda function: function,
+        kernel=kernel,
+        arch=SimpleNamespace(
+            thread_idx=lambda: (machine.thread, 0, 0),
+            block_idx=lambda: (machine.block, 0, 0),
+            grid_dim=lambda: (machine.grid, 1, 1),
+            griddepcontrol_launch_dependents=lambda: None,
+            griddepcontrol_wait=lambda: None,
+            rcp_approx=lambda x: 1.0 / x if x else math.inf,
+            warp_reduction_sum=machine.reduce,
+        ),
+        math=SimpleNamespace(exp2=_exp2, erf=math.erf, rsqrt=lambda x, fastmath=False: x**-0.5),
+        nvgpu=SimpleNamespace(
+            CopyG2ROp=object, CopyR2GOp=object, CacheEvictionPriority=hints, StoreCacheMode=hints
+        ),
+        make_tensor=_view,
+        make_layout=lambda shape: shape,
+        make_rmem_tensor=_register,
+        make_copy_atom=lambda *given, **options: None,
+        copy=lambda atom, source, target: machine.copy(source, target),
+        autovec_copy=machine.copy,
+        recast_tensor=_recast,
+    )
+    return found
+
+
+def _cutlass(cute: ModuleType) -> ModuleType:
+    """Return what stands for ``cutlass``."""
+    found = ModuleType("cutlass")
+    names = {"BFloat16": torch.bfloat16, "Float16": torch.float16, "Float32": torch.float32}
+    vars(found).update({name: _DTYPES[dtype] for name, dtype in names.items()})
+    vars(found).update(
+        **dict.fromkeys(("Int32", "Int64", "Uint64"), int),
+        Uint32=_Count,
+        min=min,
+        max=max,
+        select_=lambda condition, a, b: a if condition else b,
+        range_constexpr=range,
+        range=lambda start, stop, step, unroll=1: range(start, stop, step),
+        const_expr=lambda value: value,
+        Constexpr=object,
+        cute=cute,
+    )
+    return found
+
+
+@contextmanager
+def _modules(machine: _Machine) -> Iterator[None]:
+    """Let ``import cutlass`` and its like find the replacements."""
+    cute = _cute(machine)
+    driver, bindings = ModuleType("cuda.bindings.driver"), ModuleType("cuda.bindings")
+    vars(driver).update(CUstream=object)
+    vars(bindings).update(driver=driver)
+    given = {
+        "cutlass": _cutlass(cute),
+        "cutlass.cute": cute,
+        "cuda": ModuleType("cuda"),
+        "cuda.bindings": bindings,
+        "cuda.bindings.driver": driver,
+    }
+    before = {name: sys.modules.get(name) for name in given}
+    sys.modules.update(given)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+class _Count(int):
+    """A number without sign, which a kernel must not make negative."""
+
+    def __new__(cls, value: int) -> _Count:
+        assert 0 <= value < 2**32
+        return super().__new__(cls, value)
+
+
+def run(source: Source, arguments: Sequence[Any]) -> None:
+    """Call the ``launch`` of a rendered kernel with torch tensors and numbers."""
+    machine = _Machine()
+    with _modules(machine):
+        scope: dict[str, Any] = {}
+        text = source.text.replace(
+            "import cuda.bindings.driver as cuda", "from cuda.bindings import driver as cuda"
+        )
+        exec(compile(text, "rendered", "exec"), scope)
+        scope["launch"](*[_given(a) for a in arguments], None)
+
+
+def _given(argument: Any) -> Any:
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    whole = torch.empty(0, dtype=argument.dtype).set_(argument.untyped_storage())  # type: ignore[call-overload]
+    return _Tensor(_Pointer(whole, argument.storage_offset()), argument.shape, argument.stride())

@@ -1,0 +1,94 @@
+"""The text of element-wise kernels, run as Python on small problems: every index of every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="kernels are run on torch tensors")
+
+import emulated  # noqa: E402
+
+from cutegen.arch import find_arch  # noqa: E402
+from cutegen.build.render import render  # noqa: E402
+from cutegen.dtypes import torch_dtype  # noqa: E402
+from cutegen.families.registry import find_space, parse_problem  # noqa: E402
+
+ARCH = find_arch("sm_90a")
+CASES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("gated 3x64 bf16", {}),
+    ("gated 5x72 fp16 layout=interleaved activation=gelu", {"streamed": True}),
+    ("gated 3x20 fp32 layout=split activation=gelu_tanh", {"pdl": "off"}),
+    ("gated 41x1001 bf16 layout=interleaved activation=relu", {}),
+    ("gated 2x33 fp32", {}),
+    ("gated_backward 3x64 bf16", {}),
+    ("gated_backward 3x72 bf16 layout=interleaved activation=gelu", {}),
+    ("gated_backward 5x20 fp32 layout=split activation=gelu_tanh", {}),
+    ("gated_backward 3x33 fp16 layout=interleaved activation=relu", {}),
+    ("rope 3x4x2x32x16x1 bf16", {}),
+    ("rope 3x5x3x32x8x1 bf16 style=interleaved", {}),
+    ("rope 3x4x2x48x16x9 fp32 table=positions index=int32 inverse", {}),
+    ("rope 5x4x1x18x5x1 fp16 style=interleaved", {}),
+    ("rope 3x4x2x64x32x9 bf16 table=positions table_dtype=same norm", {}),
+    ("rope 2x3x2x48x8x1 bf16 norm", {}),
+    ("rope 2x3x2x48x8x1 fp32 norm style=interleaved", {}),
+    ("rope 2x3x1x18x9x1 fp16 norm style=interleaved", {}),
+)
+
+
+def free(line: str, changes: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Return a problem and a kernel for it, though it is too small for some knobs."""
+    problem: Any = parse_problem(line)
+    space = find_space(problem.family, ARCH)
+    monkeypatch.setattr(type(space), "require", lambda *given: None)
+    return problem, render(problem, space.default(problem).replace(threads=32, **changes), ARCH)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "in place"])
+@pytest.mark.parametrize(("line", "changes"), CASES, ids=[line for line, _ in CASES])
+def test_a_kernel_computes_its_family(
+    line: str, changes: Mapping[str, Any], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gaps of NaN between rows; one and several vectors or heads to a thread."""
+    several = "heads_per_thread" if line.startswith("rope") else "vectors_per_thread"
+    for count in (1, 4):
+        more = {"ctas_per_sm": 2} if count == 4 and "gated" in line else {}
+        problem, source = free(line, {**changes, **more, several: count}, monkeypatch)
+        family = problem.declared
+        inputs = family.inputs(problem, torch.Generator().manual_seed(count), awkward=True)
+        values = {**{name: spread(tensor) for name, tensor in inputs.tensors.items()}, **inputs.scalars}
+        arguments = family.arguments(problem)
+        free_inputs = set(inputs.tensors)
+        for a in arguments:
+            if a.kind == "out":
+                place = next((name for name in a.may_alias if name in free_inputs and together), "")
+                free_inputs.discard(place)
+                empty = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
+                values[a.name] = values[place] if place else empty
+        emulated.run(source, [values[a.name] for a in arguments])
+        reference = family.reference(problem, inputs)
+        for a in arguments:
+            for chunk in reference.chunks(a.name, values[a.name]) if a.kind == "out" else ():
+                wrong = ~((chunk.got - chunk.want).abs() <= chunk.allowed)  # NaN is wrong
+                assert not wrong.any(), f"{a.name}{wrong.nonzero()[0].tolist()}"
+
+
+def test_a_wrong_index_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading beyond a tensor's memory, and a vector that starts anywhere."""
+    _, source = free("gated 3x64 bf16", {}, monkeypatch)
+    x, out = torch.ones(3, 128, dtype=torch.bfloat16), torch.zeros(3, 64, dtype=torch.bfloat16)
+    for old, new, message in (
+        ("total - 1)", "total)", "outside of its tensor's memory"),
+        ("vector(start + N)", "vector(start + (N - 1))", "not aligned"),
+    ):
+        assert source.text.count(old) == 1
+        with pytest.raises(AssertionError, match=message):
+            emulated.run(replace(source, text=source.text.replace(old, new)), [x, out])
+
+
+def spread(tensor: Any) -> Any:
+    """Return a copy with the same strides."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage().clone(), 0, tensor.shape, tensor.stride())
