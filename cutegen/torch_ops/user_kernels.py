@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,21 @@ from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.written_call import FastPlan, one_or_all, written_call
 
-__all__ = ["UserKernel", "load", "prepare"]
+__all__ = ["load", "prepare"]
 
 #: By declaration file.
-_loaded: dict[Path, UserKernel] = {}
+_loaded: dict[Path, Callable[..., Any]] = {}
 
 
-def load(path: str | os.PathLike[str]) -> UserKernel:
+def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
     """Return the kernel of a declaration file as a function of tensors; loading it again does nothing.
+
+    The function takes inputs, tensors that are updated in place, and scalars in the declared order; what may
+    be absent is None by default, and a scalar its first declared value. Outputs are keywords: without one a
+    new tensor is made, a tensor is written into; one that is not always there is made if it is ``True``.
+    Options that no tensor tells are keywords too. ``config`` overrides the choice of kernel. It returns the
+    outputs, in their order: the tensor itself if there is one, None if there is none. It raises what
+    :func:`cutegen.gemm` does.
 
     It is registered with torch as ``torch.ops.cutegen.NAME``: ``torch.compile`` and export see one operator.
 
@@ -43,7 +50,11 @@ def load(path: str | os.PathLike[str]) -> UserKernel:
         family = load_kernel(file)
         operator = DeclaredOperator(family, state.default_dispatcher, state.workspaces)
         operator.register()
-        _loaded[file] = UserKernel(operator)
+        signature = _signature(operator)
+        call = written_call(operator, signature, _Slow(operator).answer)
+        call.__name__ = call.__qualname__ = family.name
+        call.__doc__ = f"{family.meaning}; declared in {file.name}, see cutegen.load."
+        _loaded[file] = call
     return _loaded[file]
 
 
@@ -52,41 +63,17 @@ def prepare() -> None:
     state.prepare()
 
 
-class UserKernel:
-    """A kernel of a declaration file, called with the declared names.
+class _Slow:
+    """Answers calls that are not known, or not plain.
 
-    Inputs, tensors that are updated in place, and scalars come in the declared order; what may be absent is
-    None by default, and a scalar its first declared value. Outputs are keywords: without one a new tensor is
-    made, a tensor is written into; one that is not always there is made if it is ``True``. Options that no
-    tensor tells are keywords too. ``config`` overrides the choice of kernel. Returned are the outputs, in
-    their order: the tensor itself if there is one, None if there is none.
-
-    Attributes:
-        operator: What tells torch about it.
+    Args:
+        operator: Of the kernel.
     """
 
     def __init__(self, operator: DeclaredOperator) -> None:
-        self.operator = operator
-        self._family = operator.family
-        self.__name__ = self.__qualname__ = operator.family.name
-        self.__doc__ = f"{operator.family.meaning}; see {type(self).__name__}."
-        self.__signature__ = _signature(operator)
-        self._call = written_call(operator, self.__signature__, self._slow)
+        self._operator = operator
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Launch the kernel.
-
-        Raises:
-            OperandError: A tensor cannot be an operand; the message names it and what would be valid.
-            LaunchError: There is no kernel to launch, or it failed to.
-            TypeError: An argument is missing or unknown.
-        """
-        return self._call(*arguments, **named)
-
-    def __repr__(self) -> str:
-        return f"<kernel {self.__name__}{self.__signature__}>"
-
-    def _slow(
+    def answer(
         self,
         key: Any,
         values: Sequence[Any],
@@ -95,7 +82,7 @@ class UserKernel:
         config: AnyConfig,
     ) -> Any:
         """Answer a call by the operator, and remember how under ``key``."""
-        operator = self.operator
+        operator = self._operator
         given = []
         for argument, value in zip(operator.tensors, values, strict=True):
             if value is None or value is MAKE:
@@ -105,8 +92,8 @@ class UserKernel:
                 raise OperandError(f"{argument.name} is a {name}; it must be a torch.Tensor")
             if value.requires_grad and state.is_grad_enabled():
                 raise OperandError(
-                    f"{argument.name} requires grad, but {self.__name__} computes no gradients; call it "
-                    "under torch.no_grad()"
+                    f"{argument.name} requires grad, but {operator.family.name} computes no gradients; "
+                    "call it under torch.no_grad()"
                 )
             given.append(value)
         numbers = [_number(a, value) for a, value in zip(operator.scalars, scalars, strict=True)]

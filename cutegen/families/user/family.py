@@ -212,6 +212,7 @@ class UserFamily(DeclaredFamily):
                 list(kernel.functions.integers),
                 kernel.scratch,
                 kernel.sm_count or 0,
+                kernel.takes_stream,
                 checking_code(self.path),
                 {name: str(value) for name, value in kernel.constants.items()},
                 [list(pair) for pair in (*self.closure.modules, *self.closure.variables())],
