@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cutegen.build.store import Store
     from cutegen.errors import CutegenError
     from cutegen.families.gemm.problem import Epilogue, Problem
+    from cutegen.families.user.tunable import tunable
     from cutegen.records.table import Table
     from cutegen.runtime.dispatch import Answer, Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
@@ -81,6 +82,7 @@ __all__ = [
     "scaled_gemm",
     "softmax",
     "swiglu",
+    "tunable",
     "use",
     "wait_for_kernels",
     "warmup",
@@ -122,6 +124,7 @@ _HOMES = {
     "rope_": "torch_ops.rope",
     "scaled_gemm": "torch_ops.gemm",
     "softmax": "torch_ops.softmax",
+    "tunable": "families.user.tunable",
     "swiglu": "torch_ops.gates",
     "use": "torch_ops.gemm",
     "wait_for_kernels": "torch_ops.gemm",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -77,8 +78,8 @@ def render(problem: Problem, config: Config, arch: Arch) -> Source:
     derived |= family.render_values(problem, compiled, derived, arch)
     try:
         text = template.render(**compiled, **derived, sig=problem.signature, arch=arch, knobs=str(compiled))
-    except jinja2.UndefinedError as error:
-        raise RenderError(f"template {problem.family}/{arch.family}: {error}") from error
+    except jinja2.TemplateError as error:
+        raise RenderError(f"template {_place(error)}: {error}") from error
     source = Source(_tidy(text), arch.name, problem.signature, compiled, family.opening(arch))
     object.__setattr__(source, "recipe", recipe)
     return source
@@ -174,8 +175,13 @@ def _name(path: Path) -> str:
 
 @cache
 def _template(path: Path) -> jinja2.Template:
+    texts = _texts(path)
+
+    def load(name: str) -> tuple[str, str, Callable[[], bool]] | None:
+        return (texts[name], str(_file(name, path)), lambda: True) if name in texts else None
+
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader(_texts(path)),
+        loader=jinja2.FunctionLoader(load),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -183,4 +189,15 @@ def _template(path: Path) -> jinja2.Template:
         autoescape=False,
         finalize=_without_last_newline,
     )
-    return environment.get_template(_name(path))
+    try:
+        return environment.get_template(_name(path))
+    except jinja2.TemplateError as error:
+        raise RenderError(f"template {_place(error)}: {error}") from error
+
+
+def _place(error: jinja2.TemplateError) -> str:
+    """Return file and line of a template that cannot be rendered."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    files = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(".j2")]
+    return f"{files[-1].filename}, line {files[-1].lineno}" if files else "of unknown file"

@@ -20,7 +20,7 @@ from typing import Any
 from cutegen.arch import ARCHES, Arch, resident_clusters
 from cutegen.digest import Json
 from cutegen.errors import BuildError
-from cutegen.families.user.closure import Opening, file_identity
+from cutegen.families.user.closure import TOOLCHAIN_PACKAGES, Opening, file_identity
 
 __all__ = ["Refused", "UserCode"]
 
@@ -157,11 +157,11 @@ class UserCode:
                 f"the kernel reads the environment variable {unnamed[0]} by a name that is not written out "
                 f"in its modules, so a change of it would go unseen; declare environment=({unnamed[0]!r},)",
             )
-        known = dict(self.opening.files)
+        known, known_packages = dict(self.opening.files), {*self.opening.packages, *TOOLCHAIN_PACKAGES}
         for name in sorted(sys.modules.keys() - self._before):
             path = getattr(sys.modules[name], "__file__", None)
             top = name.partition(".")[0]
-            if not path or name.startswith("cutegen_source_") or top in self.opening.packages:
+            if not path or name.startswith("cutegen_source_") or top in known_packages:
                 continue
             if path in known and file_identity(Path(path)) != known[path]:
                 raise BuildError(f"{path} changed while its kernel was compiled; start again")

@@ -8,7 +8,7 @@ from typing import Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES
 from cutegen.families.declared import NONE, SAME
-from cutegen.families.user.call_text import call_text, names_in, rewritten
+from cutegen.families.user.call_text import call_text, construct_text, names_in, rewritten
 from cutegen.families.user.declaration import Kernel, free
 from cutegen.family import Argument
 from cutegen.space import Value
@@ -63,10 +63,11 @@ def adapter_values(
         "entry_module": module,
         "entry_name": name,
         "constants": _constants(kernel, problem, chosen),
-        "construct": kernel.construct,
+        "construct": construct_text(kernel),
         "parameters": parameters,
         "extents": _extents(kernel, arguments),
-        "call": _call(kernel, arguments),
+        "call": _rewritten(kernel, call_text(kernel), arguments),
+        "launch": _rewritten(kernel, kernel.launch, arguments),
         "takes_stream": kernel.takes_stream,
         "free_sizes": [
             name
@@ -105,17 +106,17 @@ def _scratch() -> str:
     )
 
 
-def _call(kernel: Kernel, arguments: tuple[Argument, ...]) -> str:
-    """Return the arguments of the launch, None for those that the problem lacks."""
+def _rewritten(kernel: Kernel, text: str, arguments: tuple[Argument, ...]) -> str:
+    """Return a list of arguments, None for those that the problem lacks."""
     present = {argument.name for argument in arguments}
     absent = {a.name: "None" for a in kernel.arguments if a.name not in present}
-    return rewritten(call_text(kernel), absent)
+    return rewritten(text, absent)
 
 
 def _extents(kernel: Kernel, arguments: tuple[Argument, ...]) -> list[tuple[str, str]]:
     """Return the free sizes that the call names, each with the text of its value."""
     found = []
-    named = names_in(call_text(kernel), "call")
+    named = (*names_in(call_text(kernel), "call"), *names_in(kernel.launch, "launch"))
     for size, kind in kernel.sizes.items():
         if kind == free and size in named:
             name, at = next(

@@ -9,7 +9,7 @@ from cutegen.errors import FamilyError
 from cutegen.families.user.declaration import Kernel, free
 from cutegen.text import did_you_mean
 
-__all__ = ["call_text", "compiled_names", "names_in", "require_texts", "rewritten"]
+__all__ = ["call_text", "compiled_names", "construct_text", "names_in", "require_texts", "rewritten"]
 
 #: What the texts may use besides names of the declaration.
 _MODULES = ("cutlass", "cute", "module")
@@ -23,12 +23,56 @@ def call_text(kernel: Kernel) -> str:
     """
     if kernel.call is not None:
         return kernel.call
+    if (own := _by_name(kernel)) is not None:
+        return own
     names = [a.name for a in kernel.arguments]
     names += [*kernel.functions.integers, *([kernel.scratch] if kernel.scratch else [])]
-    names += ["stream"] if kernel.takes_stream else []
-    if kernel.construct is None:
+    names += ["stream"] if kernel.takes_stream and not kernel.launch else []
+    if construct_text(kernel) is None and not kernel.launch:
         names += [f"{name}={name}" for name in (*kernel.domains, *kernel.functions.derived)]
     return ", ".join(names)
+
+
+def construct_text(kernel: Kernel) -> str | None:
+    """Return the arguments of the constructor: as declared, else what a class's own names; None for no class.
+
+    Raises:
+        FamilyError: The class takes something that is not declared.
+    """
+    if kernel.construct is not None or kernel.source is None or kernel.source.kind != "class":
+        return kernel.construct
+    name, parameters = kernel.entry.partition(":")[2], kernel.source.constructor
+    if parameters is None:
+        raise FamilyError(f"{name} takes its constructor from elsewhere; say construct='...'")
+    known = [name for name in kernel.plain_names if kernel.sizes.get(name) != free]
+    known += kernel.functions.derived
+    for parameter in parameters:
+        if parameter.name not in known and not parameter.optional:
+            raise FamilyError(
+                f"the constructor of {name} takes {parameter.name}{did_you_mean(parameter.name, known)}, "
+                f"which is not declared; known: {', '.join(known)}; or say construct='...'"
+            )
+    return ", ".join(f"{p.name}={p.name}" for p in parameters if p.name in known)
+
+
+def _by_name(kernel: Kernel) -> str | None:
+    """Return the arguments by the names of the entry's own parameters; None if one of them is unknown."""
+    if kernel.source is None:
+        return None
+    functions = kernel.functions
+    known = {
+        *kernel.domains,
+        *functions.derived,
+        *functions.integers,
+        *kernel.options,
+        *kernel.sizes,
+        "stream",
+    }
+    arguments = {a.name for a in kernel.arguments} | ({kernel.scratch} if kernel.scratch else set())
+    found = [p.name for p in kernel.source.call if p.name in known | arguments or not p.optional]
+    if not arguments <= set(found) or not set(found) <= known | arguments:
+        return None
+    return ", ".join(f"{name}={name}" for name in found)
 
 
 def names_in(text: str, what: str) -> tuple[str, ...]:
@@ -78,7 +122,8 @@ def compiled_names(kernel: Kernel) -> tuple[str, ...]:
     """
     if kernel.template:
         return (*kernel.domains, *kernel.functions.derived)
-    names = (*names_in(kernel.construct or "", "construct"), *names_in(call_text(kernel), "call"))
+    texts = {"construct": construct_text(kernel) or "", "call": call_text(kernel), "launch": kernel.launch}
+    names = [name for what, text in texts.items() for name in names_in(text, what)]
     return tuple(name for name in names if name not in kernel.functions.integers)
 
 
@@ -92,10 +137,11 @@ def require_texts(kernel: Kernel) -> None:
         return
     known = [name for name in kernel.plain_names if kernel.sizes.get(name) != free]
     known += [*kernel.functions.derived, *_MODULES, *_BUILTINS]
-    _require("construct", kernel.construct or "", known)
+    _require("construct", construct_text(kernel) or "", known)
     known += [*kernel.sizes, *(a.name for a in kernel.arguments), *kernel.functions.integers, "stream"]
     known += [kernel.scratch] if kernel.scratch else []
     _require("call", call_text(kernel), known)
+    _require("launch", kernel.launch, known)
     _require_all_used(kernel)
 
 
@@ -114,7 +160,7 @@ def _require_all_used(kernel: Kernel) -> None:
     for argument in kernel.arguments:
         if argument.name not in called:
             raise FamilyError(f"argument {argument.name} is not passed: call={call_text(kernel)!r} lacks it")
-    if "stream" not in called and kernel.takes_stream:
+    if "stream" not in called and kernel.takes_stream and not kernel.launch:
         raise FamilyError(
             f"call={call_text(kernel)!r} passes no stream, so the kernel would run on another one; if the "
             "entry takes none, declare takes_stream=False"

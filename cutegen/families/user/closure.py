@@ -22,10 +22,17 @@ from cutegen.digest import digest
 from cutegen.errors import FamilyError
 from cutegen.system.interpreter import import_path
 
-__all__ = ["Closure", "Opening", "file_identity", "find_closure", "find_source", "own_modules"]
+__all__ = [
+    "TOOLCHAIN_PACKAGES",
+    "Closure",
+    "Opening",
+    "file_identity",
+    "find_closure",
+    "find_source",
+]
 
 #: Packages that the toolchain names, and cutegen, whose decorators change no kernel.
-_TOOLCHAIN = frozenset({"cutlass", "cuda", "nvidia_cutlass_dsl", "tvm_ffi", "cutegen"})
+TOOLCHAIN_PACKAGES = frozenset({"cutlass", "cuda", "nvidia_cutlass_dsl", "tvm_ffi", "cutegen"})
 #: Packages that are named by their version: what reads them all is slow, and they are not edited in place.
 _BY_VERSION = frozenset(
     {"torch", "triton", "numpy", "jax", "jaxlib", "tensorflow", "cupy", "scipy", "pandas"}
@@ -160,15 +167,6 @@ def find_source(module: str, folder: Path) -> Path:
     return Path(spec.origin)
 
 
-def own_modules(module: str, folder: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
-    """Yield name and file of every module that is read, for what looks at their text."""
-    search = _Search([str(folder)])
-    for name, _ in find_closure(module, folder, more).modules:
-        spec = search.find(name)
-        if spec is not None and spec.origin and spec.origin.endswith(".py"):
-            yield name, Path(spec.origin)
-
-
 def find_closure(
     module: str, folder: Path, more: Sequence[str] = (), environment: Sequence[str] = ()
 ) -> Closure:
@@ -251,7 +249,7 @@ class _Walk:
 
     def _is_left_out(self, name: str) -> bool:
         top = name.partition(".")[0]
-        return top in _TOOLCHAIN or top in sys.stdlib_module_names or top in self._packages
+        return top in TOOLCHAIN_PACKAGES or top in sys.stdlib_module_names or top in self._packages
 
     def _read(self, name: str) -> _Read | None:
         """Return what the file of a module tells; None if there is nothing to read."""

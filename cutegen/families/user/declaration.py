@@ -26,10 +26,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from cutegen.errors import FamilyError
 from cutegen.families.declared import Declared
+from cutegen.families.user.entry_source import read_entry
 from cutegen.space import Value
 from cutegen.text import did_you_mean
 
@@ -106,15 +108,19 @@ class Kernel:
         options: For each option its values, the default first; False for a flag.
         arguments: What callers pass, made with ``read``, ``write``, ``update`` and ``scalar``.
         knobs: For each knob its values: integers, flags, texts or tuples of integers, simplest first. The key
-            ``"a, b"`` names several knobs, whose values come together.
+            ``"a, b"`` names several knobs, whose values come together. By default what ``cutegen.tunable``
+            says beside the entry.
         configs: Instead of knobs: the configs themselves, each with all knobs.
         default: What its author runs; by default the first config. It always competes, and is checked first.
             A function of what its parameters name may choose it.
         construct: Arguments with which the entry is called once, as Python text; names in it are fixed sizes,
-            options, knobs and derived values. None for an entry that is called as it is.
+            options, knobs and derived values. By default a class gets those that its constructor names, and
+            any other entry is called as it is.
         call: Arguments of the launch, as Python text; names in it are also arguments, free sizes, integers,
             scratch and ``stream``. By default all arguments in order, then ``stream``. In both, ``cutlass``,
             ``cute`` and ``module``, that of the entry, are what they are in the kernel's own text.
+        launch: For an entry that is a ``@cute.kernel``, not a function that launches one: what it is launched
+            with, such as ``"grid=(m, 1, 1), block=(threads, 1, 1)"``, of the names of ``call``.
         takes_stream: Whether the entry takes a stream; if not, what it launches is given that of the call.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
@@ -146,6 +152,7 @@ class Kernel:
         default: Mapping[str, Value] | Callable[..., Mapping[str, Value]] | None = None,
         construct: str | None = None,
         call: str | None = None,
+        launch: str = "",
         takes_stream: bool = True,
         rows: str = "",
         aligned: bool = True,
@@ -180,7 +187,16 @@ class Kernel:
         self.scratch = ""
         self.scratch_zeroed = False
         self.default = Named.of(default) if callable(default) else default
+        self.launch = launch
         self._require_name()
+        #: What the file of the entry tells; None if it does not define it.
+        self.source = read_entry(entry, Path(sys._getframe(1).f_code.co_filename).parent) if entry else None
+        if self.source is not None and self.source.knobs:
+            if knobs or configs:
+                raise FamilyError(
+                    f"knobs are given here and by tunable in {self.source.path}; give them in one place"
+                )
+            knobs = self.source.knobs
         if knobs and configs:
             raise FamilyError("knobs and configs are both given; give one of them")
         #: Values of each knob, and of each tuple of knobs that go together the tuples of values.

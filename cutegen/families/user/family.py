@@ -12,7 +12,7 @@ from cutegen.errors import FamilyError, ProblemError
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, integers, scratch
 from cutegen.families.declared import with_gaps as _with_gaps
 from cutegen.families.user.adapter import adapter_values
-from cutegen.families.user.call_text import call_text, require_texts
+from cutegen.families.user.call_text import call_text, construct_text, require_texts
 from cutegen.families.user.checking_code import checking_code
 from cutegen.families.user.closure import Closure, Opening, file_identity, find_closure
 from cutegen.families.user.declaration import Kernel, Named, free
@@ -205,8 +205,9 @@ class UserFamily(DeclaredFamily):
         return digest(
             [
                 kernel.entry,
-                kernel.construct or "",
+                construct_text(kernel) or "",
                 call_text(kernel),
+                kernel.launch,
                 kernel.meaning,
                 arguments,
                 list(kernel.functions.integers),

@@ -1,0 +1,129 @@
+"""What the text of an entry tells without being executed: what it is, its parameters, its decorators."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegen.errors import FamilyError
+from cutegen.families.user.closure import find_source
+
+__all__ = ["EntrySource", "Parameter", "read_entry"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an entry.
+
+    Attributes:
+        name: Its name.
+        annotation: The text of its annotation; empty without one.
+        optional: Whether it has a default.
+    """
+
+    name: str
+    annotation: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class EntrySource:
+    """A function or class as its file has it.
+
+    Attributes:
+        kind: ``class``, ``jit`` (a function that launches), ``kernel`` (one that is launched), ``function``.
+        path: The file.
+        line: Where it begins.
+        constructor: Parameters of a class's constructor, None if another file has it; empty for a function.
+        call: Parameters of the function, or of ``__call__``.
+        knobs: What its decorators ``tunable`` say, as ``Kernel`` takes it.
+        doc: Its docstring.
+    """
+
+    kind: str
+    path: Path
+    line: int
+    constructor: tuple[Parameter, ...] | None
+    call: tuple[Parameter, ...]
+    knobs: dict[str, Any]
+    doc: str = ""
+
+
+def read_entry(entry: str, folder: Path) -> EntrySource | None:
+    """Return what the text of ``module:name`` tells; None if the file does not define it at its top level.
+
+    Raises:
+        FamilyError: The module is not there, or a decorator ``tunable`` has values that are not written out.
+    """
+    module, _, name = entry.partition(":")
+    path = find_source(module, folder)
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except (OSError, SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise FamilyError(f"{path}{f', line {line}' if line else ''}: {error}") from error
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    node = next((n for n in tree.body if isinstance(n, kinds) and n.name == name), None)
+    if node is None:
+        return None
+    knobs = _knobs(node, path)
+    doc = ast.get_docstring(node) or ""
+    if isinstance(node, ast.FunctionDef):
+        return EntrySource(_kind(node), path, node.lineno, (), _parameters(node), knobs, doc)
+    methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
+    others = [decorator for decorator in node.decorator_list if not _is_tunable(decorator)]
+    elsewhere = None if node.bases or others else ()
+    constructor = _parameters(methods["__init__"])[1:] if "__init__" in methods else elsewhere
+    call = _parameters(methods["__call__"])[1:] if "__call__" in methods else ()
+    return EntrySource("class", path, node.lineno, constructor, call, knobs, doc)
+
+
+def _kind(node: ast.FunctionDef) -> str:
+    words = {
+        ast.unparse(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] for d in node.decorator_list
+    }
+    return "jit" if "jit" in words else "kernel" if "kernel" in words else "function"
+
+
+def _parameters(node: ast.FunctionDef) -> tuple[Parameter, ...]:
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    first_default = len(positional) - len(given.defaults)
+    found = [
+        Parameter(a.arg, "" if a.annotation is None else ast.unparse(a.annotation), at >= first_default)
+        for at, a in enumerate(positional)
+    ]
+    for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        found.append(
+            Parameter(a.arg, "" if a.annotation is None else ast.unparse(a.annotation), default is not None)
+        )
+    return tuple(found)
+
+
+def _is_tunable(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).rpartition(".")[2] == "tunable"
+
+
+def _knobs(node: ast.FunctionDef | ast.ClassDef, path: Path) -> dict[str, Any]:
+    """Return what decorators say, the topmost first."""
+    found: dict[str, Any] = {}
+    for decorator in node.decorator_list:
+        if not isinstance(decorator, ast.Call) or not _is_tunable(decorator):
+            continue
+        try:
+            names, values = (ast.literal_eval(argument) for argument in decorator.args)
+        except (ValueError, TypeError) as error:
+            raise FamilyError(
+                f"{path}, line {decorator.lineno}: the values of tunable are not written out; write "
+                'tunable("a, b", [(1, 2), (3, 4)]), or give knobs to Kernel'
+            ) from error
+        taken = {name.strip() for key in found for name in key.split(",")}
+        twice = [name.strip() for name in names.split(",") if name.strip() in taken]
+        if twice:
+            raise FamilyError(
+                f"{path}, line {decorator.lineno}: knob {twice[0]} is named twice; name it once"
+            )
+        found[names] = values
+    return found
