@@ -20,12 +20,17 @@ class Parameter:
     Attributes:
         name: Its name.
         annotation: The text of its annotation; empty without one.
-        optional: Whether it has a default.
+        default: The text of its default; empty without one.
     """
 
     name: str
     annotation: str = ""
-    optional: bool = False
+    default: str = ""
+
+    @property
+    def optional(self) -> bool:
+        """Whether it has a default."""
+        return bool(self.default)
 
 
 @dataclass(frozen=True)
@@ -90,16 +95,13 @@ def _kind(node: ast.FunctionDef) -> str:
 def _parameters(node: ast.FunctionDef) -> tuple[Parameter, ...]:
     given = node.args
     positional = [*given.posonlyargs, *given.args]
-    first_default = len(positional) - len(given.defaults)
-    found = [
-        Parameter(a.arg, "" if a.annotation is None else ast.unparse(a.annotation), at >= first_default)
-        for at, a in enumerate(positional)
-    ]
-    for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        found.append(
-            Parameter(a.arg, "" if a.annotation is None else ast.unparse(a.annotation), default is not None)
-        )
-    return tuple(found)
+    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+    pairs = [*zip(positional, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    return tuple(Parameter(a.arg, _text(a.annotation), _text(default)) for a, default in pairs)
+
+
+def _text(node: ast.expr | None) -> str:
+    return "" if node is None else ast.unparse(node)
 
 
 def _is_tunable(decorator: ast.expr) -> bool:

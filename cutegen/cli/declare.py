@@ -1,0 +1,71 @@
+"""``python -m cutegen.declare``: the first draft of a declaration, from the signatures of an entry."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from cutegen.cli.args import Parser, file_path
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.cli.wrapped_text import say
+from cutegen.errors import FamilyError, UsageError
+from cutegen.families.user.draft import draft
+from cutegen.families.user.entry_source import read_entry
+
+__all__ = ["main"]
+
+_EPILOG = """examples:
+  python -m cutegen.declare my_norm:RMSNorm                       # prints it
+  python -m cutegen.declare my_norm:RMSNorm --folder src --out src/my_norm_kernel.py
+
+The entry's file is read, nothing is imported. What the draft cannot know is marked TODO: docs/own_kernel.md.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m cutegen.declare",
+        description="Write the first draft of a declaration of a kernel of yours.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "entry", metavar="MODULE:NAME", help="a @cute.jit function, a @cute.kernel or a class"
+    )
+    parser.add_argument(
+        "--folder", type=file_path, default=Path(), metavar="DIR", help="where the module is (default: here)"
+    )
+    parser.add_argument("--out", type=file_path, metavar="FILE.py", help="a new file (default: print it)")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    module, colon, name = args.entry.partition(":")
+    if not colon or not all(word.isidentifier() for word in (*module.split("."), name)):
+        raise UsageError(f"{args.entry} is not of the form MODULE:NAME, such as my_norm:RMSNorm")
+    try:
+        source = read_entry(args.entry, args.folder.absolute())
+    except FamilyError as error:
+        raise UsageError(str(error)) from error
+    if source is None:
+        raise UsageError(f"module {module} does not define {name} at its top level")
+    text = draft(args.entry, source)
+    if args.out is None:
+        say(text)
+        return EXIT_OK
+    try:
+        with args.out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(f"{args.out} exists already; name another file") from error
+    except OSError as error:
+        raise UsageError(f"{args.out} cannot be written: {error.strerror}") from error
+    say(f"finish what is marked TODO, then: python -m cutegen.space --kernel {args.out} --shape ...")
+    return EXIT_OK

@@ -1,0 +1,160 @@
+"""The first draft of a declaration, from what the text of an entry tells. A person finishes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cutegen.families.user.entry_source import EntrySource, Parameter
+
+__all__ = ["draft"]
+
+#: Parameters that are called so are taken for outputs.
+_OUTPUTS = re.compile(r"m?(y|o|d|out|output|dst|res|result)\w*", re.IGNORECASE)
+#: Parameters of constructors that are called so are taken for sizes, and for the dtype.
+_SIZES = re.compile(r"n|k|d|size|head_dim\w*|hidden\w*|dim\w*|N|K|D")
+_DTYPE = re.compile(r"\w*dtype\w*|\w*element_type\w*")
+_FLOATS, _INTEGERS = re.compile(r"float|Float(16|32|64)"), re.compile(r"int|Int(8|16|32|64)")
+
+
+def draft(entry: str, source: EntrySource) -> str:
+    """Return the text of a declaration file for ``entry``; what it cannot know is marked TODO."""
+    parts = _Parts.of(source)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", entry.partition(":")[2]).lower()
+    sizes = ", ".join([_FREE, *(f'"{size}": fixed' for size in parts.sizes)])
+    lines = [
+        f'"""How {entry} is tuned, checked and called: a draft, see docs/own_kernel.md."""',
+        "",
+        "from cutegen.kernel import Kernel, fixed, free, read, scalar, update, write  # noqa: F401",
+        "",
+        "kernel = Kernel(",
+        f'    "{name}",',
+        f'    "{_first_line(source.doc) or "TODO: what it computes"}",',
+        f'    entry="{entry}",',
+        "    # TODO: sizes of the tensors below. A free one is an argument; a fixed one is compiled in.",
+        f"    sizes={{{sizes}}},",
+        f'    options={{"{parts.dtype}": ("bf16", "fp16", "fp32")}},',
+        "    # TODO: what is read, written (write) or both (update); shapes; optional ones need when=.",
+        "    arguments=(",
+        *(f"        {_tensor(p.name, parts)}," for p in parts.tensors),
+        *(f"        {_scalar(p)}" for p in parts.scalars),
+        "    ),",
+        *_texts(source),
+        *_knobs(parts.knobs, source),
+        '    rows="m",  # TODO: leave out if rows depend on each other',
+        ")",
+        "",
+        "",
+        *_functions(parts),
+    ]
+    return "\n".join(lines)
+
+
+#: The size that rows are counted with.
+_FREE = '"m": free'
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Parameters of an entry by what they are taken for."""
+
+    tensors: tuple[Parameter, ...]
+    outputs: tuple[str, ...]
+    scalars: tuple[Parameter, ...]
+    dtype: str
+    sizes: tuple[str, ...]
+    knobs: tuple[Parameter, ...]
+
+    @classmethod
+    def of(cls, source: EntrySource) -> _Parts:
+        tensors = tuple(p for p in source.call if _is_tensor(p))
+        outputs = tuple(p.name for p in tensors if _OUTPUTS.fullmatch(p.name))
+        settings = [*(source.constructor or ()), *(p for p in source.call if _is_setting(p))]
+        dtypes = [p.name for p in settings if _DTYPE.fullmatch(p.name)]
+        sizes = [p.name for p in settings if p.name not in dtypes and _SIZES.fullmatch(p.name)] or ["n"]
+        taken = {*dtypes, *sizes, *_names(source.knobs)}
+        others = [p for p in source.call if not _is_tensor(p) and not _is_setting(p)]
+        return cls(
+            tensors,
+            outputs or tuple(p.name for p in tensors[-1:]),
+            tuple(p for p in others if "tream" not in p.name + p.annotation),
+            dtypes[0] if dtypes else "dtype",
+            tuple(sizes),
+            tuple(p for p in settings if p.name not in taken),
+        )
+
+
+def _functions(parts: _Parts) -> list[str]:
+    """Return rules and reference, to be filled in."""
+    missing = f"say what is right: {', '.join(parts.outputs)}"
+    inputs = [p.name for p in (*parts.tensors, *parts.scalars) if p.name not in parts.outputs]
+    return [
+        "# TODO: rules that the kernel does not check itself, such as what fits registers:",
+        "# @kernel.rule",
+        "# def fits(n, threads):",
+        '#     """Why a config that breaks it is of no use."""',
+        "#     return n <= 128 * threads",
+        "",
+        "",
+        "@kernel.reference",
+        f"def reference({', '.join(inputs)}):",
+        '    """Tensors are fp64; return the outputs by name."""',
+        f"    raise NotImplementedError({missing!r})",
+        "",
+    ]
+
+
+def _names(knobs: Iterable[str]) -> set[str]:
+    return {name.strip() for key in knobs for name in key.split(",")}
+
+
+def _is_tensor(parameter: Parameter) -> bool:
+    return "Tensor" in parameter.annotation or "Pointer" in parameter.annotation
+
+
+def _is_setting(parameter: Parameter) -> bool:
+    """Whether a parameter of a launch is compiled in."""
+    return "Constexpr" in parameter.annotation
+
+
+def _first_line(doc: str) -> str:
+    return next(iter(doc.splitlines()), "").rstrip(".").replace('"', "'")
+
+
+def _tensor(name: str, parts: _Parts) -> str:
+    kind = "write" if name in parts.outputs else "read"
+    return f'{kind}("{name}", "{parts.dtype}", ("m", "{parts.sizes[0]}"))'
+
+
+def _scalar(parameter: Parameter) -> str:
+    kind = parameter.annotation.rpartition(".")[2]
+    if _INTEGERS.fullmatch(kind):
+        return f'scalar("{parameter.name}", "int32", (1, 3)),  # TODO: the usual value, and another one'
+    return f'scalar("{parameter.name}", "fp32", (1.0, -0.5)),  # TODO: the usual value, and another one'
+
+
+def _texts(source: EntrySource) -> list[str]:
+    """Return ``construct``, ``call`` and ``launch`` where they do not follow from names."""
+    if source.constructor is None:
+        return ['    construct="TODO",']
+    if source.kind == "kernel":
+        return ['    launch="grid=(m, 1, 1), block=(threads, 1, 1)",  # TODO']
+    return []
+
+
+def _knobs(knobs: Sequence[Parameter], source: EntrySource) -> list[str]:
+    if source.knobs:
+        return ["    # Knobs are those of tunable beside the entry."]
+    if not knobs and source.kind == "kernel":
+        return ['    knobs={"threads": (128, 256)},  # TODO']
+    if not knobs:
+        return ["    # TODO: knobs={...}: there is no parameter left to choose."]
+    shown = ", ".join(f'"{p.name}": ({p.default or "TODO"},)' for p in knobs)
+    known = all(p.default for p in knobs)
+    return [
+        "    # TODO: more values of each, simplest first."
+        if known
+        else "    # TODO: values, simplest first.",
+        f"    knobs={{{shown}}},",
+    ]

@@ -1,0 +1,60 @@
+"""``python -m cutegen.declare``: drafts that can be finished, and mistakes that are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cutegen.cli.main import main
+from cutegen.families import registry
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_kernel"
+
+
+def test_a_draft_needs_only_what_it_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With values of knobs and a reference in the places that it marks, it is a declaration."""
+    others = {name: found for name, found in registry._all().items() if found.declaration is None}
+    monkeypatch.setattr(registry, "_registered", others)
+    registry._space.cache_clear()
+    (tmp_path / "my_norm.py").write_text((EXAMPLE / "my_norm.py").read_text())
+    out = tmp_path / "draft.py"
+    assert main(["declare", "my_norm:RMSNorm", "--folder", str(tmp_path), "--out", str(out)]) == 0
+    assert "finish what is marked TODO" in capsys.readouterr().out
+    words = ["space", "--kernel", str(out), "--arch", "sm_90a", "--shape", "8x256"]
+    assert main(words) != 0
+    assert "name 'TODO' is not defined" in capsys.readouterr().err
+    text = out.read_text()
+    text = text.replace('"threads": (TODO,)', '"threads": (128, 256)')
+    text = text.replace('"threads_per_row": (TODO,)', '"threads_per_row": (32, 64)')
+    out.write_text(text.replace('("m", "n")),\n        write', '("n",)),\n        write'))
+    assert main(words) == 0
+    assert "4 valid configs of 4" in capsys.readouterr().out
+
+
+def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["declare", "my_norm:RMSNorm", "--folder", str(EXAMPLE)]) == 0
+    said = capsys.readouterr().out
+    assert 'read("w", "dtype"' in said and 'write("y", "dtype"' in said and 'scalar("eps", "fp32"' in said
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("my_norm", "not of the form MODULE:NAME"),
+        ("my_nrom:RMSNorm", "module my_nrom is not there; it is looked for in"),
+        ("my_norm:Norm", "module my_norm does not define Norm at its top level"),
+    ],
+)
+def test_mistakes_are_named(entry: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["declare", entry, "--folder", str(EXAMPLE)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "there.py"
+    out.write_text("mine")
+    assert main(["declare", "my_norm:RMSNorm", "--folder", str(EXAMPLE), "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err and out.read_text() == "mine"
