@@ -130,11 +130,17 @@ def flops(b: int, s: int, t: int, h: int, d: int, causal: bool) -> int:
 
 @kernel.baseline("sdpa, cuDNN")
 def cudnn(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
-    """Call PyTorch with cuDNN forced; by default it takes a slower kernel on Hopper."""
+    """Call PyTorch with cuDNN forced; by default it takes a slower kernel on Hopper.
+
+    Where this cuDNN does not let heads share keys, these are repeated, which counts.
+    """
+    from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    if not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, causal, True)):
+        k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], 1) for tensor in (k, v))
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
         out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
