@@ -13,7 +13,7 @@ import cutegen
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: Those that need the compiler, and those that need neither it nor a GPU; tests/gpu runs the others.
 COMPILING = ("predict_without_gpu",)
-PLAIN = ("explain_config",)
+PLAIN = ("explain_config", "shapes_of_servers")
 #: Those that need PyTorch, and leave to it what a kernel would do.
 TORCH = ("llama_compiled", "llama_eager", "llama_training")
 
