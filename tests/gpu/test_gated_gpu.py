@@ -120,9 +120,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def compiled(store: Store) -> dict[Source, object]:
-    sources = {render(problem, config, ARCH) for problem, config in CASES}
-    sources |= {source for source, _, _ in MUTANTS.values()}
+def compiled(store: Store, request: pytest.FixtureRequest) -> dict[Source, object]:
+    """The kernels of the tests that are asked for."""
+    items = [item for item in request.session.items if item.path == request.path]
+    asked: list[Any] = [vars(item)["callspec"].params for item in items if "callspec" in vars(item)]
+    sources = {render(p["problem"], p["config"], ARCH) for p in asked if "config" in p}
+    sources |= {MUTANTS[p["name"]][0] for p in asked if "name" in p}
     with Builder(store) as builder:
         return dict(builder.build(sources))
 
