@@ -109,6 +109,17 @@ def test_in_place_and_into_a_given_tensor(gpu: FakeFamilies) -> None:
     assert cutegen.gated(gate, up, out=up) is up and torch.equal(up, want)
 
 
+def test_overlap_is_looked_for_in_every_call(gpu: FakeFamilies) -> None:
+    """A call of a kind that was right before, with its tensors at other distances."""
+    buffer, up = tensor(9, N), tensor(3, N)
+    for start in (3, 6, 0, 3):
+        cutegen.gated(buffer[:3], up, out=buffer[start : start + 3])
+    for start in (1, 2):
+        with pytest.raises(OperandError, match="out shares memory with gate"):
+            cutegen.gated(buffer[:3], up, out=buffer[start : start + 3])
+    assert len(gpu.calls) == 4
+
+
 def test_one_kernel_serves_any_number_of_rows(gpu: FakeFamilies) -> None:
     for rows in (3, 3, 5):
         cutegen.gated(tensor(rows, 2 * N))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,6 +52,9 @@ class _Plan:
         present: Positions of the tensors that there are.
         scalars: Positions of the scalars that there are.
         first: Position of a tensor that tells the device.
+        writes_given: Whether some outputs are the caller's.
+        apart: How far the addresses of the given tensors were from the first where no two shared memory that
+            must not be shared: with the same distances they do not either.
     """
 
     launch: Callable[..., Any]
@@ -59,6 +62,8 @@ class _Plan:
     present: tuple[int, ...]
     scalars: tuple[int, ...]
     first: int
+    writes_given: bool = False
+    apart: set[tuple[int, ...]] = field(default_factory=set)
 
     def keep(self, launch: Callable[..., Any]) -> None:
         self.launch = launch
@@ -184,8 +189,8 @@ class DeclaredOperator:
                 device = values[plan.first].device
                 for at, shape, dtype in plan.made:
                     found[at] = torch.empty(shape, dtype=dtype, device=device)
-            if len(plan.made) < len(self._outputs):
-                self._check_overlap(values)
+            if plan.writes_given:
+                self._check_overlap(plan, values)
             plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
         except CutegenError:
             raise
@@ -197,9 +202,15 @@ class DeclaredOperator:
         pairs = zip(self._names, values, strict=True)
         return {name: value for name, value in pairs if value is not None and value is not MAKE}
 
-    def _check_overlap(self, values: Sequence[Any]) -> None:
-        if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
-            refuse_overlap(self.family, self._given(values))
+    def _check_overlap(self, plan: _Plan, values: Sequence[Any]) -> None:
+        places = [v.data_ptr() for v in values if v is not None and v is not MAKE]
+        distances = tuple([place - places[0] for place in places])
+        if distances in plan.apart:
+            return
+        refuse_overlap(self.family, self._given(values))
+        if len(plan.apart) >= MAX_PLANS:
+            plan.apart.clear()
+        plan.apart.add(distances)
 
     def _problem(
         self, values: Sequence[Any], options: tuple[str | bool, ...], dispatcher: Dispatcher
@@ -245,7 +256,8 @@ class DeclaredOperator:
         present = tuple(at for at, v in enumerate(values) if v is not None)
         there = {argument.name for argument in self.family.arguments(problem)}
         factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
-        plan = _Plan(_unbound, made, present, factors, first)
+        writes_given = any(self._names[at] in given for at in self._outputs)
+        plan = _Plan(_unbound, made, present, factors, first, writes_given)
 
         def serve(capturing: bool) -> Served:
             if config is not None:
