@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.user_kernels import load
     from cutegen.torch_ops.warmup import warmup
     from cutegen.tuning import AutoTuner
+    from cutegen.tuning.exhaustive import exhaustive_search
     from cutegen.tuning.model import autotune
 
 __version__ = "0.1.0"
@@ -61,6 +62,7 @@ __all__ = [
     "check_ranks",
     "configure",
     "counters",
+    "exhaustive_search",
     "find_arch",
     "freeze",
     "gated",
@@ -104,6 +106,7 @@ _HOMES = {
     "check_ranks": "torch_ops.ranks",
     "configure": "torch_ops.gemm",
     "counters": "torch_ops.serving",
+    "exhaustive_search": "tuning.exhaustive",
     "find_arch": "arch",
     "freeze": "torch_ops.serving",
     "gated": "torch_ops.gates",

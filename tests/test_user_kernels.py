@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_kernels import FakeGpu
+from fake_kernels import H200, FakeGpu
 
 torch = pytest.importorskip("torch")
 
@@ -16,6 +18,8 @@ import cutegen  # noqa: E402
 from cutegen.errors import LaunchError, OperandError  # noqa: E402
 from cutegen.families import registry  # noqa: E402
 from cutegen.runtime.call_plan import call_by_name  # noqa: E402
+from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
+from cutegen.space import Config  # noqa: E402
 from cutegen.torch_ops import gemm as operators  # noqa: E402
 from cutegen.torch_ops import user_kernels  # noqa: E402
 
@@ -247,3 +251,44 @@ def test_updates_in_place_are_seen_by_a_compiler(gpu: FakeUserGpu, tmp_path: Pat
 def test_a_module_with_it_is_prepared_again(gpu: FakeUserGpu) -> None:
     user_kernels.prepare()
     assert cutegen.load(EXAMPLE)(tensor(1, N), tensor(N)).shape == (1, N)
+
+
+def test_a_kernel_that_was_told_another_gpu_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeUserGpu(tmp_path / "cache")
+    kernel = cutegen.load(EXAMPLE)
+    kernels = fake.kernels(compile=lambda source, store: replace(fake.compile(source, store), sm_count=114))
+    before = operators._dispatcher
+    operators.use(Dispatcher(kernels=kernels, device=lambda index: H200, device_type="cpu"))
+    with pytest.raises(LaunchError, match=r"compiled for a GPU of 114 multiprocessors.*this one has 132"):
+        kernel(tensor(4, N), tensor(N))
+    operators._dispatcher = before
+
+
+class Remembers:
+    """A tuner that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[Config, ...]]] = []
+        self.setting: Any = SimpleNamespace(table=None)
+
+    def tune_problem(self, problem: Any, *, candidates: Any) -> str:
+        self.asked.append((str(problem), tuple(candidates)))
+        return "the result"
+
+
+def test_listed_configs_are_tried_on_the_problem_of_a_call(gpu: FakeUserGpu) -> None:
+    kernel, tuner = cutegen.load(EXAMPLE), Remembers()
+    x, w = tensor(4, N), tensor(N)
+    one = {"threads": 128, "threads_per_row": 32}
+    search: Any = cutegen.exhaustive_search
+    assert search(kernel, [one], x, w, tuner=tuner) == "the result"
+    search(kernel, lambda problem: [one] if problem.m == 4 else [], x, w=w, y=x, tuner=tuner)
+    assert tuner.asked == [("my_rmsnorm 4x256 bf16", (Config(one),))] * 2 and not gpu.calls
+    with pytest.raises(cutegen.CutegenError, match="there are no configs for my_rmsnorm 5x256"):
+        search(kernel, lambda problem: [], tensor(5, N), w, tuner=tuner)
+    with pytest.raises(cutegen.CutegenError, match=r"is no kernel that cutegen\.load returned"):
+        search(print, [one], x, tuner=tuner)
+    with pytest.raises(TypeError, match="w"):
+        search(kernel, [one], x, tuner=tuner)

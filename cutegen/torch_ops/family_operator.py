@@ -212,9 +212,10 @@ class DeclaredOperator:
             plan.apart.clear()
         plan.apart.add(distances)
 
-    def _problem(
+    def problem_of(
         self, values: Sequence[Any], options: tuple[str | bool, ...], dispatcher: Dispatcher
     ) -> DeclaredProblem:
+        """Return the problem that a call poses; raises :class:`OperandError`."""
         wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
         return describe_call(
             self.family,
@@ -243,7 +244,7 @@ class DeclaredOperator:
             for name, tensor in given.items():
                 if getattr(tensor, "requires_grad", False):
                     raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
-        problem = self._problem(values, options, dispatcher)
+        problem = self.problem_of(values, options, dispatcher)
         first = next(at for at, v in enumerate(values) if v is not None and v is not MAKE)
         index = max(0, values[first].get_device())
         on_gpu = values[first].is_cuda
@@ -296,7 +297,7 @@ class DeclaredOperator:
     ) -> Exception:
         import torch
 
-        problem = self._problem(values, options, dispatcher)
+        problem = self.problem_of(values, options, dispatcher)
         if isinstance(error, torch.OutOfMemoryError):
             return error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

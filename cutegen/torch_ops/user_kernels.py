@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutegen.errors import OperandError
-from cutegen.families.declared import Declared
+from cutegen.errors import OperandError, UsageError
+from cutegen.families.declared import Declared, DeclaredProblem
 from cutegen.families.registry import load_kernel
+from cutegen.runtime.dispatch import Dispatcher
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.written_call import FastPlan, one_or_all, written_call
 
-__all__ = ["load", "prepare"]
+__all__ = ["load", "prepare", "problem_of_call"]
 
 #: By declaration file.
 _loaded: dict[Path, Callable[..., Any]] = {}
@@ -53,9 +54,41 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
         signature = _signature(operator)
         call = written_call(operator, signature, _Slow(operator).answer)
         call.__name__ = call.__qualname__ = family.name
+        vars(call)["operator"] = operator
         call.__doc__ = f"{family.meaning}; declared in {file.name}, see cutegen.load."
         _loaded[file] = call
     return _loaded[file]
+
+
+def problem_of_call(
+    kernel: Callable[..., Any],
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+    dispatcher: Dispatcher,
+) -> DeclaredProblem:
+    """Return the problem that a call of a loaded kernel poses.
+
+    Raises:
+        UsageError: The kernel was not loaded.
+        OperandError: A tensor cannot be an operand.
+        TypeError: An argument is missing or unknown.
+    """
+    operator = getattr(kernel, "operator", None)
+    if not isinstance(operator, DeclaredOperator):
+        raise UsageError(f"{kernel!r} is no kernel that cutegen.load returned")
+    bound = inspect.signature(kernel).bind(*arguments, **named)
+    bound.apply_defaults()
+    given = bound.arguments
+    values = [_asked(a, given[a.name]) for a in operator.tensors]
+    return operator.problem_of(values, tuple(given[option.name] for option in operator.options), dispatcher)
+
+
+def _asked(argument: Declared, value: Any) -> Any:
+    """Return the value of a tensor as the operator takes it."""
+    if argument.kind != "out":
+        return value
+    absent = value is None or value is False
+    return (None if argument.when else MAKE) if absent else MAKE if value is True else value
 
 
 def prepare() -> None:

@@ -22,7 +22,7 @@ from cutegen.tuning.sweep import Failed
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Autotuned", "Gain", "autotune"]
+__all__ = ["Autotuned", "Gain", "autotune", "tuner_of"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def autotune(
         raise UsageError(f"m={rows} must be positive numbers of rows")
     state.prepare()
     dispatcher = state.default_dispatcher()
-    tuner = tuner or _tuner(dispatcher)
+    tuner = tuner or tuner_of(dispatcher)
     table = tuner.setting.table
     if table is None:
         raise UsageError(
@@ -165,7 +165,12 @@ def autotune(
     return found
 
 
-def _tuner(dispatcher: Dispatcher) -> AutoTuner:
+def tuner_of(dispatcher: Dispatcher) -> AutoTuner:
+    """Return a quick tuner for the GPU and the table that ``dispatcher`` asks.
+
+    Raises:
+        UsageError: That table is in no file.
+    """
     device, root = dispatcher.device(), dispatcher.kernels.store.root
     path = dispatcher.table_path
     if path is None and dispatcher.has_given_table:
