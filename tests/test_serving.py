@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
+from test_norms import FakeNorms  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
@@ -254,3 +255,28 @@ def test_a_default_that_cannot_be_loaded_leaves_torch(gpu: FakeGpu) -> None:
     a, b = rand(16, 32), rand(32, 24)
     near(cutegen.gemm(a, b, activation="relu"), torch.relu(a.float() @ b.float()))
     assert cutegen.counters()["problems"] == {"awaited": 1}
+
+
+def test_other_families_are_frozen_too(tmp_path: Path) -> None:
+    """An operator of a declared family: what has run, a miss that its reference computes, an error."""
+    fake, before = FakeNorms(tmp_path), ops.default_dispatcher()
+    cutegen.use(fake.dispatcher())
+    try:
+        x, wide, weight = rand(8, 256), rand(8, 512), rand(1, 256)[0]
+        cutegen.rms_norm(x, weight)
+        compiled = len(fake.compiled)
+        cutegen.freeze()
+        near(cutegen.rms_norm(x, weight), torch.nn.functional.rms_norm(x, (256,), weight, 1e-6))
+        near(cutegen.rms_norm(wide), torch.nn.functional.rms_norm(wide, (512,), None, 1e-6))
+        assert cutegen.counters()["calls"] == {"default": 1, "missed": 1} and len(fake.compiled) == compiled
+        cutegen.freeze("error")
+        with pytest.raises(FrozenError, match="rmsnorm 8x512"):
+            cutegen.rms_norm(wide)
+    finally:
+        cutegen.use(before)
+
+
+def test_a_frozen_program_is_not_tuned(gpu: FakeGpu) -> None:
+    cutegen.freeze()
+    with pytest.raises(UsageError, match="frozen"):
+        cutegen.autotune(torch.nn.Linear(8, 8), torch.ones(1, 8))

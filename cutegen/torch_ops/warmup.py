@@ -46,7 +46,8 @@ def warmup(
     it was. After :func:`cutegen.freeze`, it still compiles and loads what it is asked for.
 
     Args:
-        source: A module: what its linear layers call, optimized or not. A recording, or the path of its file
+        source: A module: what its linear layers call, optimized or not; what a compiled model fuses behind
+            them, only a recording knows. A recording, or the path of its file
             (``.jsonl``): what was called, but for calls with a ``config``. A table, or its path: all of its
             kernels. A family's name: what the next arguments say; more families by further calls.
         m: Rows of the calls of a model, recording or table: numbers; ``"1:8192"``, which visits the sizes at

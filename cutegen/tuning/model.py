@@ -137,8 +137,8 @@ def autotune(
         say: Told in a line what each tuning came to, and the result at the end.
 
     Raises:
-        UsageError: The tuner measures nothing, a number of rows is not positive, or the operators ask a table
-            that is in no file and no tuner names one.
+        UsageError: The tuner measures nothing, a number of rows is not positive, cutegen is frozen, or the
+            operators ask a table that is in no file and no tuner names one.
         CutegenError: As :meth:`AutoTuner.tune`, but for a problem without a winner.
     """
     begun = time.monotonic()
@@ -147,6 +147,10 @@ def autotune(
         raise UsageError(f"m={rows} must be positive numbers of rows")
     state.prepare()
     dispatcher = state.default_dispatcher()
+    if dispatcher.kernels.on_miss:
+        raise UsageError(
+            "cutegen is frozen, so new answers would be misses; call cutegen.configure(build=...)"
+        )
     tuner = tuner or tuner_of(dispatcher)
     table = tuner.setting.table
     if table is None:
