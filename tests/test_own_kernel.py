@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deployments import write_table
 from own_kernels import ROPE, SPLIT, write_kernel
 
 from cutegen.arch import find_arch
@@ -17,10 +18,12 @@ from cutegen.build import Artifact, Builder, Failure
 from cutegen.build.render import recipe_of, render
 from cutegen.build.store import Store
 from cutegen.cli.main import main
+from cutegen.deploy import Pinned, pin_table
 from cutegen.errors import FamilyError
 from cutegen.families import registry
 from cutegen.families.user.checking_code import checking_code
 from cutegen.families.user.family import UserFamily
+from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_kernel"
@@ -292,3 +295,25 @@ def test_scratch_integers_and_updates_reach_the_kernel(
     with Builder(Store(tmp_path / "store"), workers=2) as builder:
         for _, result in builder.build(sources):
             assert isinstance(result, Artifact), result
+
+
+@pytest.mark.dsl
+def test_configs_that_are_one_kernel_are_pinned_as_one(folder: Path, tmp_path: Path) -> None:
+    """A folder with both holds one library, and answers both problems."""
+    edit(folder / "my_norm.py", "threads, threads_per_row):", "threads, threads_per_row, bits=0):")
+    declaration = folder / "my_norm_kernel.py"
+    edit(declaration, 'n, threads, threads_per_row"', 'n, threads, threads_per_row, bits"')
+    edit(declaration, '"threads": (128, 256),', '"bits": (64, 128), "threads": (128, 256),')
+    edit(
+        declaration,
+        'default={"threads": 128,',
+        'default=lambda m: {"bits": 64 if m < 100 else 128, "threads": 128,',
+    )
+    family_of(folder)
+    table = write_table(tmp_path / "table.json", ("my_rmsnorm 64x4096 bf16", "my_rmsnorm 4096x4096 bf16"))
+    kernels = Kernels(Store(tmp_path / "store"), build="allow")
+    pinned = pin_table(table, tmp_path / "deploy", kernels=kernels)
+    artifacts = [each.artifact for each in pinned if isinstance(each, Pinned)]
+    assert len({a.key for a in artifacts if a is not None}) == 2
+    assert len({a.symbol for a in artifacts if a is not None}) == 1
+    assert len(list((tmp_path / "deploy").rglob("*.so"))) == 1

@@ -154,7 +154,8 @@ class ProblemRun:
         request, effort, default = self.request, self.request.effort, self.default
         if default.algorithm != space.algorithm:
             default = default_of_algorithm(space, request.problem, request.sm_count)
-        limit, fixed = max(1, effort.classes // share), request.fixed or None
+        most = effort.classes + (effort.twins if self._strict else 0)  # kernels of users have no twins
+        limit, fixed = max(1, most // share), request.fixed or None
         found = rank(space, request.problem, request.sm_count, limit, fixed, default=default)[: effort.most]
         # The most promising kernels in forms that the model cannot tell apart behind other kernels.
         count = 0 if request.context == BACK_TO_BACK else effort.twins // share
@@ -296,7 +297,8 @@ class ProblemRun:
                 still.append(attempt)
             elif isinstance(result, Artifact):
                 attempt.built(result)
-                why = unfit(result, self.request.sm_count) or self._same.note(attempt)
+                foreign = unfit(result, self.request.sm_count) if self._children.measures else ""
+                why = foreign or self._same.note(attempt)
                 if why:
                     self._fail(attempt, "invalid", why)
                 else:
