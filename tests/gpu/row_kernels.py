@@ -52,7 +52,7 @@ def varied(problem: Problem, number: int) -> list[Config]:
     return list(dict.fromkeys([space.default(problem), *islice(configs, every // 2, None, every)]))
 
 
-def cases(family: str, lines: Iterable[str], number: int = 5) -> list[tuple[Problem, Config]]:
+def cases(family: str, lines: Iterable[str], number: int) -> list[tuple[Problem, Config]]:
     """Problems with configs; none without a GPU."""
     problems = [parse_problem(f"{family} {line}") for line in lines] if GPU is not None else []
     return [(problem, config) for problem in problems for config in varied(problem, number)]

@@ -103,7 +103,7 @@ MUTANTS = {
         )
     ),
 }
-CASES = cases("layernorm", LINES)
+CASES = cases("layernorm", LINES, 2)
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ MUTANTS = {
         )
     ),
 }
-CASES = cases("rmsnorm_quantized", LINES, 4)
+CASES = cases("rmsnorm_quantized", LINES, 2)
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ MUTANTS = {
         )
     ),
 }
-CASES = cases("softmax", LINES)
+CASES = cases("softmax", LINES, 2)
 
 
 @pytest.fixture(scope="module")
