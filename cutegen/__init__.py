@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cutegen.runtime.dispatch import Answer, Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
+    from cutegen.torch_ops.cross_entropy import cross_entropy
     from cutegen.torch_ops.gates import gated, geglu, reglu, swiglu
     from cutegen.torch_ops.gemm import (
         configure,
@@ -62,6 +63,7 @@ __all__ = [
     "check_ranks",
     "configure",
     "counters",
+    "cross_entropy",
     "exhaustive_search",
     "find_arch",
     "freeze",
@@ -106,6 +108,7 @@ _HOMES = {
     "check_ranks": "torch_ops.ranks",
     "configure": "torch_ops.gemm",
     "counters": "torch_ops.serving",
+    "cross_entropy": "torch_ops.cross_entropy",
     "exhaustive_search": "tuning.exhaustive",
     "find_arch": "arch",
     "freeze": "torch_ops.serving",

@@ -90,7 +90,7 @@ def test_families_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
     loaded = load_families(tmp_path)
     assert [family.name for family in loaded] == ["again", "twice"]
     assert load_families(tmp_path) == loaded and find_family("twice") is loaded[1]
-    norms = {"layernorm", "rmsnorm", "rmsnorm_quantized", "softmax"}
+    norms = {"layernorm", "rmsnorm", "rmsnorm_quantized", "softmax", "cross_entropy"}
     shipped = {"gated", "gated_backward", "gemm", "gemm_blockscaled", "rope", *norms}
     assert {"again", "twice", *shipped} == {*families()}
     problem = parse_problem("twice 5x8")
@@ -168,7 +168,7 @@ def test_spaces_and_templates_lie_beside_the_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"no template of 'twice' for sm_90a; families: gated, gated_backward, gemm"),
+        ({}, r"no template of 'twice' for sm_90a; families: cross_entropy, gated"),
         ({"sm100.py.j2": ""}, "no template of 'twice' for sm_90a; it has some for sm100"),
         ({"kernel.py.j2": ""}, "sm90.py does not exist"),
         ({"kernel.py.j2": "", "space.py": ""}, "space.py declares no build_space"),

@@ -26,6 +26,7 @@ KERNELS = (
     ("softmax", "sm_90a"),
     ("layernorm", "sm_90a"),
     ("rmsnorm_quantized", "sm_90a"),
+    ("cross_entropy", "sm_90a"),
     ("rope", "sm_90a"),
 )
 

@@ -262,8 +262,8 @@ def _dtype_of(declared: Declared, options: Mapping[str, str | bool]) -> str:
 ReferenceFunction = Callable[..., Mapping[str, "torch.Tensor"]]
 #: Problem, name of an output and what it should be, to the error that each element is allowed.
 Tolerance = Callable[[DeclaredProblem, str, "torch.Tensor"], "torch.Tensor"]
-#: Problem and drawn inputs by name, which it changes in place for the check on awkward values.
-Adjust = Callable[[DeclaredProblem, Mapping[str, Any]], None]
+#: Problem, drawn inputs by name, which it changes in place, and whether they are to be awkward.
+Adjust = Callable[[DeclaredProblem, Mapping[str, Any], bool], None]
 #: A problem to what PyTorch offers for it, by name.
 Baselines = Callable[[DeclaredProblem], Mapping[str, Baseline]]
 
@@ -283,7 +283,8 @@ class DeclaredFamily(Family):
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
         tolerance: The allowed error; by default that of rounding and of adding up along the last dimension.
-        adjust: Makes the normal values of the inputs harder in the check on awkward values, in place.
+        adjust: Makes what is drawn, normal values and small integers, valid inputs, and harder ones where
+            they are to be awkward; in place.
         baselines: What to compare with; none by default.
         flops: Counts operations; by default four for each element that is read.
         min_bytes: Counts the bytes that must cross device memory; by default those of all tensors.
@@ -492,8 +493,8 @@ class DeclaredFamily(Family):
             for a in arguments
             if a.kind in ("in", "inout")
         }
-        if awkward and self._adjust is not None:
-            self._adjust(problem, tensors)
+        if self._adjust is not None:
+            self._adjust(problem, tensors, awkward)
         present = {a.name for a in arguments}
         scalars = {
             a.name: a.values[1 if awkward else 0]

@@ -207,6 +207,7 @@ def _all() -> dict[str, _Registered]:
 
 
 def _shipped() -> tuple[Family, ...]:
+    from cutegen.families.cross_entropy.family import CROSS_ENTROPY
     from cutegen.families.gated.family import GATED, GATED_BACKWARD
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
     from cutegen.families.layernorm.family import LAYERNORM
@@ -215,8 +216,8 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.rope.family import ROPE
     from cutegen.families.softmax.family import SOFTMAX
 
-    norms = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX)
-    return GEMM, BLOCK_SCALED_GEMM, *norms, GATED, GATED_BACKWARD, ROPE
+    rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
+    return GEMM, BLOCK_SCALED_GEMM, *rows, GATED, GATED_BACKWARD, ROPE
 
 
 def _in_package(family: Family) -> _Registered:

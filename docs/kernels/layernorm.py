@@ -143,7 +143,7 @@ def share_pair(
     group: cutlass.Int32,
     thread: cutlass.Int32,
 ):
-    """Put this warp's two numbers, which all lanes have, into ``pairs`` of the CTA, once per kernel."""
+    """Put this warp's numbers, which all lanes have, into ``pairs`` of the CTA, once per kernel."""
     warp, lane = thread // 32, thread % 32
     if lane == 0:
         pairs[0, warp] = first
@@ -152,7 +152,7 @@ def share_pair(
 
 
 def pairs_of_row(pairs, thread, absent):
-    """The first and the second numbers of all warps of the row."""
+    """The numbers of all warps of the row."""
     return [[pairs[place, warp] for warp in range(SUMS)] for place in range(2)]
 
 

@@ -158,7 +158,7 @@ def share_pair(
     group: cutlass.Int32,
     thread: cutlass.Int32,
 ):
-    """Put this warp's two numbers, which all lanes have, into ``pairs`` of all CTAs, once per kernel."""
+    """Put this warp's numbers, which all lanes have, into ``pairs`` of all CTAs, once per kernel."""
     warp, lane = thread // 32, thread % 32
     # A barrier in each CTA of the cluster counts the bytes that come from all of them.
     if thread == 0:
@@ -172,7 +172,7 @@ def share_pair(
 
 @cute.jit
 def pairs_of_row(pairs: cute.Tensor, thread: cutlass.Int32, absent: cutlass.Constexpr):
-    """The first and the second numbers of this lane's and every 32nd warp, ``absent`` beyond the last."""
+    """The numbers of this lane's and every 32nd warp, ``absent`` beyond the last."""
     found = cute.make_rmem_tensor((2, (SUMS + 31) // 32), cutlass.Float32)
     for turn in cutlass.range_constexpr((SUMS + 31) // 32):
         warp = turn * 32 + thread % 32

@@ -66,7 +66,7 @@ SHORT = {
     "what lies beyond the end counts": Broken(
         "mean if first + step * THREADS_PER_ROW < last else cutlass.Float32(0.0)", "mean", WRONG
     ),
-    "squares about zero": Broken("centre = mean\n", "centre = cutlass.Float32(0.0)\n", WRONG),
+    "squares about zero": Broken("[value - centre for", "[value for", WRONG),
     "mean wrong beside a right y": Broken(
         "row_mean[row] = mean", "row_mean[row] = mean + 0.01", r"mean\[\d+"
     ),

@@ -30,7 +30,12 @@ CALL = "call-family"
 #: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
 COPIES = ("copy", "copy kernel")
 #: Peers by the family that they know.
-_KNOWN = {"rmsnorm": ("quack rmsnorm",), "softmax": ("quack softmax",), "layernorm": ("quack layernorm",)}
+_KNOWN = {
+    "rmsnorm": ("quack rmsnorm",),
+    "softmax": ("quack softmax",),
+    "layernorm": ("quack layernorm",),
+    "cross_entropy": ("quack cross_entropy",),
+}
 
 
 def call_names(problem: Problem, *, peers: bool = True) -> list[str]:
@@ -199,9 +204,24 @@ class _QuackLayerNorm:
         return self._wide.setdefault(tensor.data_ptr(), tensor.float())  # type: ignore[no-any-return]
 
 
+def _quack_cross_entropy(inputs: Inputs, outputs: Tensors) -> Tensors:
+    """QuACK's cross-entropy, which makes its outputs; its gradient is that of each loss, without a scale."""
+    module: Any = importlib.import_module("quack.cross_entropy")
+    found = module.cross_entropy_fwd(
+        inputs.tensors["x"],
+        inputs.tensors["target"],
+        ignore_index=inputs.scalars["ignore_index"],
+        return_lse="lse" in outputs,
+        return_dx="grad" in outputs,
+    )
+    names = [name for name in ("loss", "lse", "grad") if name in outputs]
+    return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+
+
 #: Peers by the name that they have in results.
 PEERS: dict[str, Baseline] = {
     "quack rmsnorm": _quack_rms_norm,
     "quack softmax": _quack_softmax,
     "quack layernorm": _QuackLayerNorm(),
+    "quack cross_entropy": _quack_cross_entropy,
 }

@@ -40,8 +40,10 @@ def _tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> tor
     return rounding_error(problem.dtype, want).add_(units.mul_(want)).add_(_FLUSHED)
 
 
-def _adjust(problem: DeclaredProblem, tensors: Mapping[str, Any]) -> None:
+def _adjust(problem: DeclaredProblem, tensors: Mapping[str, Any], awkward: bool) -> None:
     """Spread logits over some hundred, and mask single ones and all but the start of rows."""
+    if not awkward:
+        return
     x = tensors["x"]
     x.mul_(40.0)
     x[1::2, 1::3] = -math.inf

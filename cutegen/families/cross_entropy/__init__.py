@@ -1,0 +1,1 @@
+"""Cross-entropy of rows of logits with a label each."""

@@ -1,0 +1,477 @@
+# Rendered by tools/render_kernels.py for cross_entropy 8192x128256 bf16 lse gradient on sm_90a.
+# Do not edit: change the template.
+"""loss = log(sum(exp(x))) - x[target] for each row, and its gradient, on sm_90a.
+
+Rows of 128256 bf16 elements, fp32 arithmetic, every output rounded once.
+threads_per_row=256 rows_per_cta=1 rows_per_thread=1 cluster_n=8 row_in=smem turn=4 pdl=early
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import memory
+from cutlass.experimental import primitives
+
+N = 128256  # elements of a row
+X = cutlass.BFloat16
+ELEMENTS = 8  # of one memory access
+VECTORS = N // ELEMENTS
+CLUSTER = 8  # CTAs that share a row
+PART = (VECTORS + CLUSTER - 1) // CLUSTER  # vectors of one CTA
+THREADS_PER_ROW = 256
+STEPS = (PART + THREADS_PER_ROW - 1) // THREADS_PER_ROW  # vectors of one thread
+WHOLE_STEPS = 7  # of these, how many are inside every row
+GROUPS = 1  # groups of THREADS_PER_ROW threads, each on rows of its own
+THREADS = GROUPS * THREADS_PER_ROW
+TURN = 4  # vectors that a thread holds at a time
+WARPS = THREADS_PER_ROW // 32  # of a group
+SUMS = WARPS * CLUSTER  # partial sums of a row
+SLOTS = 64  # room for them, aligned
+LOG2_E = 1.4426950408889634
+LOWEST = -3.4028234663852886e38  # of fp32; stands for -inf, which cannot be subtracted from itself
+
+
+@cute.jit
+def launch(
+    x: cute.Tensor,
+    target: cute.Tensor,
+    row_scale: cute.Tensor,
+    loss: cute.Tensor,
+    log_sum: cute.Tensor,
+    grad: cute.Tensor,
+    ignore_index: cutlass.Int32,
+    label_smoothing: cutlass.Float32,
+    z_loss: cutlass.Float32,
+    stream: cuda.CUstream,
+):
+    """Take the cross-entropy of the rows of ``x`` on ``stream``."""
+    blocks = (x.shape[0] - 1) // 1 + 1
+    kernel(x, target, row_scale, loss, log_sum, grad, ignore_index, label_smoothing, z_loss).launch(
+        grid=(blocks * CLUSTER, 1, 1),
+        block=(THREADS, 1, 1),
+        cluster=(CLUSTER, 1, 1),
+        stream=stream,
+        min_blocks_per_mp=4,
+        preferred_smem_carveout=100,
+        use_pdl=True,
+    )
+
+
+def row_of(tensor, row, first_vector):
+    """Row ``row`` from vector ``first_vector`` on; 64 bits, since a matrix may hold 2^31 elements."""
+    return vectors_of(tensor.iterator + (row * tensor.stride[0] + first_vector * ELEMENTS), ELEMENTS, PART)
+
+
+def vectors_of(start, elements, count):
+    """The memory from ``start`` as ``count`` vectors, each aligned like the first, up to 16 bytes."""
+    align = min(16, elements * start.dtype.width // 8)
+    return cute.make_tensor(start.align(align), cute.make_layout((elements, count), stride=(1, elements)))
+
+
+@cute.jit
+def load_vectors(
+    vectors: cute.Tensor,
+    first: cutlass.Int32,
+    last: cutlass.Int32,
+    steps: cutlass.Constexpr = STEPS,
+    whole: cutlass.Constexpr = WHOLE_STEPS,
+):
+    """Load vectors ``first``, ``first`` + THREADS_PER_ROW and so on into registers, -inf from ``last`` on."""
+    found = [cute.make_rmem_tensor((ELEMENTS,), vectors.element_type) for _ in range(steps)]
+    for step in cutlass.range_constexpr(steps):
+        at, here = first + step * THREADS_PER_ROW, found[step]
+        if cutlass.const_expr(step < whole):
+            cute.autovec_copy(vectors[None, at], here)
+        else:
+            here.fill(-cutlass.Float32.inf)
+            if at < last:
+                cute.autovec_copy(vectors[None, at], here)
+    return found
+
+
+@cute.jit
+def store_vectors(
+    values: cutlass.Constexpr,
+    vectors: cute.Tensor,
+    first: cutlass.Int32,
+    last: cutlass.Int32,
+    whole: cutlass.Constexpr = WHOLE_STEPS,
+):
+    """Round fp32 values to the dtype of ``vectors`` and store them where :func:`load_vectors` loads."""
+    for step in cutlass.range_constexpr(len(values)):
+        at = first + step * THREADS_PER_ROW
+        wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
+        for i in cutlass.range_constexpr(ELEMENTS):
+            wide[i] = values[step][i]
+        here = cute.make_rmem_tensor((ELEMENTS,), vectors.element_type)
+        here.store(wide.load().to(vectors.element_type))
+        if cutlass.const_expr(step < whole):
+            cute.autovec_copy(here, vectors[None, at])
+        else:
+            if at < last:
+                cute.autovec_copy(here, vectors[None, at])
+
+
+def fp32(vectors):
+    """Values in registers as fp32: a list for every vector."""
+    return [widen(vector) for vector in vectors]
+
+
+def widen(vector):
+    """The elements of one vector as fp32."""
+    if vector.element_type is cutlass.BFloat16:
+        # bf16 is the upper half of fp32, so that a shift and a mask do it.
+        words = cute.recast_tensor(vector, cutlass.Uint32)
+        halves = []
+        for i in range(ELEMENTS // 2):
+            halves += [words[i] << 16, words[i] & cutlass.Uint32(0xFFFF0000)]
+        return [half.bitcast(cutlass.Float32) for half in halves]
+    values = vector.load().to(cutlass.Float32)
+    return [values[i] for i in range(ELEMENTS)]
+
+
+def sum_of(values):
+    """Sum of values of one thread, a power of two of them, added as a tree."""
+    while len(values) > 1:
+        values = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def sum_over_warp(value):
+    """Sum over the warp, in every lane of it."""
+    return cute.arch.warp_reduction_sum(value, threads_in_group=32)
+
+
+def max_of(values):
+    """The largest of one thread's fp32 values, found as a tree."""
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [cute.arch.fmax(a, b) for a, b in pairs] + values[len(values) // 2 * 2 :]
+    return values[0]
+
+
+def max_over_warp(value):
+    """The largest in the warp, in every lane of it."""
+    return cute.arch.warp_reduction_max(value, threads_in_group=32)
+
+
+@cute.jit
+def share_pair(
+    first: cutlass.Float32,
+    second: cutlass.Float32,
+    third: cutlass.Float32,
+    fourth: cutlass.Float32,
+    pairs: cute.Tensor,
+    arrived: cute.Pointer,
+    rank: cutlass.Int32,
+    group: cutlass.Int32,
+    thread: cutlass.Int32,
+):
+    """Put this warp's numbers, which all lanes have, into ``pairs`` of all CTAs, once per kernel."""
+    warp, lane = thread // 32, thread % 32
+    # A barrier in each CTA of the cluster counts the bytes that come from all of them.
+    if thread == 0:
+        cute.arch.mbarrier_arrive_and_expect_tx(arrived, SUMS * 16)
+    if lane < CLUSTER:
+        slot = pairs.iterator + 4 * (rank * WARPS + warp)
+        bits = (
+            first.bitcast(cutlass.Int32),
+            second.bitcast(cutlass.Int32),
+            third.bitcast(cutlass.Int32),
+            fourth.bitcast(cutlass.Int32),
+        )
+        cute.arch.store_async_dsmem(slot.align(16), bits, arrived, lane)
+    cute.arch.mbarrier_wait(arrived, 0)
+
+
+@cute.jit
+def pairs_of_row(pairs: cute.Tensor, thread: cutlass.Int32, absent: cutlass.Constexpr):
+    """The numbers of this lane's and every 32nd warp, ``absent`` beyond the last."""
+    found = cute.make_rmem_tensor((4, (SUMS + 31) // 32), cutlass.Float32)
+    for turn in cutlass.range_constexpr((SUMS + 31) // 32):
+        warp = turn * 32 + thread % 32
+        found[0, turn] = pairs[0, warp]
+        found[1, turn] = pairs[1, warp]
+        found[2, turn] = pairs[2, warp]
+        found[3, turn] = pairs[3, warp]
+    return [[found[place, turn] for turn in range((SUMS + 31) // 32)] for place in range(4)]
+
+
+def max_of_row(values):
+    """The largest of what :func:`pairs_of_row` found in all lanes."""
+    return cute.arch.warp_reduction_max(max_of(values))
+
+
+def sum_of_row(values):
+    """The sum of what :func:`pairs_of_row` found in all lanes."""
+    total = values[0]
+    for value in values[1:]:
+        total += value
+    return cute.arch.warp_reduction_sum(total)
+
+
+def power(value, peak):
+    """exp(value - peak); the difference is rounded once, so that it is exact where it matters."""
+    return cute.math.exp2((value - peak) * LOG2_E, fastmath=True)
+
+
+def powers(vectors, peak):
+    """:func:`power` of one thread's values."""
+    return [[power(value, peak) for value in vector] for vector in vectors]
+
+
+def peak_of(vectors):
+    """The largest of one thread's values."""
+    return max_of([value for vector in vectors for value in vector])
+
+
+def sum_of_vectors(vectors):
+    """Sum of one thread's values: a chain for each place in a vector, added as a tree."""
+    sums = vectors[0]
+    for vector in vectors[1:]:
+        sums = [so_far + value for so_far, value in zip(sums, vector, strict=True)]
+    return sum_of(sums)
+
+
+@cute.jit
+def logit_of(x: cute.Tensor, row: cutlass.Int64, label: cutlass.Int64, wanted: cutlass.Boolean):
+    """The logit of a label in fp32, NaN for a label that is no column; zero where it is not wanted."""
+    value = cutlass.Float32(0.0)
+    if wanted:
+        value = cutlass.Float32(float("nan"))
+        if label >= 0 and label < N:
+            value = (x.iterator + (row * x.stride[0] + label)).load().to(cutlass.Float32)
+    return value
+
+
+@cute.jit
+def column_of(label: cutlass.Int64):
+    """A label as a column, -1 for a label that is none."""
+    column = cutlass.Int32(-1)
+    if label >= 0 and label < N:
+        column = cutlass.Int32(label)
+    return column
+
+
+@cute.jit
+def over_row(
+    peak: cutlass.Float32,
+    total: cutlass.Float32,
+    logit: cutlass.Float32,
+    logits: cutlass.Float32,
+    pairs: cute.Tensor,
+    arrived: cute.Pointer,
+    rank: cutlass.Int32,
+    group: cutlass.Int32,
+    thread: cutlass.Int32,
+):
+    """The row's largest value, its sum of powers relative to it, the target's logit and the sum of all."""
+    share_pair(peak, total, logit, logits, pairs, arrived, rank, group, thread)
+    peaks, totals, ones, parts = pairs_of_row(pairs, thread, (LOWEST, 0.0, 0.0, 0.0))
+    highest = max_of_row(peaks)
+    total = sum_of_row([t * power(p, highest) for p, t in zip(peaks, totals, strict=True)])
+    return highest, total, sum_of_row(ones), sum_of_row(parts)
+
+
+@cute.jit
+def loss_of(
+    log_sum: cutlass.Float32,
+    logit: cutlass.Float32,
+    logits: cutlass.Float32,
+    label_smoothing: cutlass.Float32,
+    z_loss: cutlass.Float32,
+):
+    """The loss of one row."""
+    return log_sum - logit + z_loss * log_sum * log_sum
+
+
+@cute.jit
+def gradients(
+    values: cutlass.Constexpr,
+    factor: cutlass.Float32,
+    even: cutlass.Float32,
+    hit: cutlass.Float32,
+    column: cutlass.Int32,
+    first: cutlass.Int32,
+):
+    """``factor`` times one thread's powers, less ``even``, less ``hit`` where the column is the target's."""
+    found = []
+    for step in cutlass.range_constexpr(len(values)):
+        place = column - (first + step * THREADS_PER_ROW) * ELEMENTS
+        less = [cutlass.select_(place == i, even + hit, even) for i in range(ELEMENTS)]
+        found.append([value * factor - off for value, off in zip(values[step], less, strict=True)])
+    return found
+
+
+@cute.jit
+def add_powers(
+    x: cute.Tensor,
+    at: cutlass.Int32,
+    end: cutlass.Int32,
+    sums: cute.Tensor,
+    whole: cutlass.Constexpr,
+):
+    """Add the powers of TURN vectors to ``sums``, one for each place in a vector, relative to its last element:
+    the largest value so far."""
+    h = fp32(load_vectors(x, at, end, TURN, whole))
+    peak = cute.arch.fmax(sums[ELEMENTS], peak_of(h))
+    before = power(sums[ELEMENTS], peak)
+    sums[ELEMENTS] = peak
+    for i in cutlass.range_constexpr(ELEMENTS):
+        sums[i] = sums[i] * before
+    for vector in powers(h, peak):
+        for i in cutlass.range_constexpr(ELEMENTS):
+            sums[i] = sums[i] + vector[i]
+
+
+@cute.jit
+def store_gradients(
+    x: cute.Tensor,
+    grad: cute.Tensor,
+    peak: cutlass.Float32,
+    factor: cutlass.Float32,
+    even: cutlass.Float32,
+    hit: cutlass.Float32,
+    column: cutlass.Int32,
+    at: cutlass.Int32,
+    end: cutlass.Int32,
+    whole: cutlass.Constexpr,
+):
+    """Read TURN vectors again and store their gradients."""
+    e = powers(fp32(load_vectors(x, at, end, TURN, whole)), peak)
+    store_vectors(gradients(e, factor, even, hit, column, at), grad, at, end, whole)
+
+
+@cute.jit
+def fetch(source: cute.Tensor, target: cute.Tensor, at: cutlass.Int32, size: cutlass.Int32, loaded: cute.Pointer):
+    """Start the copy of ``size`` bytes from vector ``at`` on to shared memory; the barrier counts them."""
+    primitives.cp_async_bulk_shared_cluster_global(
+        target[None, at].iterator.llvm_ptr, source[None, at].iterator.llvm_ptr, loaded.llvm_ptr, size
+    )
+
+
+@cute.kernel
+def kernel(
+    x: cute.Tensor,
+    target: cute.Tensor,
+    row_scale: cute.Tensor,
+    loss: cute.Tensor,
+    log_sum: cute.Tensor,
+    grad: cute.Tensor,
+    ignore_index: cutlass.Int32,
+    label_smoothing: cutlass.Float32,
+    z_loss: cutlass.Float32,
+):
+    """A cluster takes a row, TURN vectors of a thread at a time."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    rank, block = block % CLUSTER, block // CLUSTER
+    first = rank * PART
+    row = cutlass.Int64(block)
+    end = PART
+    smem = memory.SmemAllocator()
+    x_part = smem.allocate_tensor(X, cute.make_layout((ELEMENTS, PART)), byte_alignment=16)
+    sums = smem.allocate_tensor(cutlass.Float32, cute.make_layout((4, SLOTS, 1)), byte_alignment=16)
+    loaded = smem.allocate_array(cutlass.Int64, 2)
+    arrived = smem.allocate_array(cutlass.Int64, 1)
+    if thread == 0:
+        cute.arch.mbarrier_init(arrived, 1)
+        for turn in cutlass.range_constexpr(2):
+            cute.arch.mbarrier_init(loaded + turn, 1)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.cluster_arrive_relaxed()
+    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
+    cute.arch.griddepcontrol_launch_dependents()
+    # What follows may read what the kernel before wrote.
+    cute.arch.griddepcontrol_wait()
+    x_row = row_of(x, row, first)
+    if thread == 0:
+        for turn in cutlass.range_constexpr(2):
+            at = turn * TURN * THREADS_PER_ROW
+            size = cutlass.max(0, cutlass.min(TURN * THREADS_PER_ROW, end - at)) * (ELEMENTS * X.width // 8)
+            cute.arch.mbarrier_arrive_and_expect_tx(loaded + turn, 1 * size)
+            if size > 0:
+                fetch(x_row, x_part, at, size, loaded + turn)
+    cute.arch.cluster_wait()
+    label = cutlass.Int64(target[row])
+    logit = logit_of(x, row, label, thread < 32 and rank == 0)
+    mine = cute.make_rmem_tensor((ELEMENTS + 1,), cutlass.Float32)
+    mine.fill(0.0)
+    mine[ELEMENTS] = cutlass.Float32(LOWEST)
+    for turn in cutlass.range(1, unroll=1):
+        cute.arch.mbarrier_wait(loaded + turn, 0)
+        add_powers(x_part, thread + turn * (TURN * THREADS_PER_ROW), end, mine, TURN)
+    for turn in cutlass.range(1, 2, unroll=1):
+        cute.arch.mbarrier_wait(loaded + turn, 0)
+        add_powers(x_part, thread + turn * (TURN * THREADS_PER_ROW), end, mine, 0)
+    peak = max_over_warp(mine[ELEMENTS])
+    total = sum_over_warp(sum_of([mine[i] for i in range(ELEMENTS)]) * power(mine[ELEMENTS], peak))
+    logits = cutlass.Float32(0.0)
+    highest, total, logit, logits = over_row(
+        peak, total, logit, logits, sums[None, None, 0], arrived, rank, 0, thread
+    )
+    natural = highest + cute.math.log(total)
+    counts = label != cutlass.Int64(ignore_index)
+    if thread == 0 and rank == 0:
+        loss_of_row = loss_of(natural, logit, logits, label_smoothing, z_loss)
+        loss[row] = cutlass.select_(counts, loss_of_row, cutlass.Float32(0.0))
+        log_sum[row] = natural
+    peak = highest
+    weight = row_scale[row]
+    weight = cutlass.select_(counts, weight, cutlass.Float32(0.0))
+    factor = power(peak, highest) / total * (1.0 + 2.0 * z_loss * natural) * weight
+    even, hit = cutlass.Float32(0.0), weight
+    column = column_of(label)
+    grad_row = row_of(grad, row, first)
+    for turn in cutlass.range(1, unroll=1):
+        store_gradients(
+            x_part,
+            grad_row,
+            peak,
+            factor,
+            even,
+            hit,
+            column - first * ELEMENTS,
+            thread + turn * (TURN * THREADS_PER_ROW),
+            end,
+            TURN,
+        )
+    for turn in cutlass.range(1, 2, unroll=1):
+        store_gradients(
+            x_part,
+            grad_row,
+            peak,
+            factor,
+            even,
+            hit,
+            column - first * ELEMENTS,
+            thread + turn * (TURN * THREADS_PER_ROW),
+            end,
+            0,
+        )
+
+
+KERNELS = (kernel,)
+
+
+def fake_arguments():
+    """Stand-ins for the arguments of ``launch``: dtypes, strides and alignment, with any number of rows."""
+    rows = cute.sym_int()
+
+    def matrix():
+        """Rows of N elements, contiguous each, that start at multiples of 16 bytes."""
+        pitch = cute.sym_int64(divisibility=8)
+        return cute.runtime.make_fake_tensor(X, (rows, N), stride=(pitch, 1), assumed_align=16)
+
+    return (
+        matrix(),
+        cute.runtime.make_fake_tensor(cutlass.Int64, (rows,), stride=(1,), assumed_align=8),
+        cute.runtime.make_fake_tensor(cutlass.Float32, (rows,), stride=(1,), assumed_align=4),
+        cute.runtime.make_fake_tensor(cutlass.Float32, (rows,), stride=(1,), assumed_align=4),
+        cute.runtime.make_fake_tensor(cutlass.Float32, (rows,), stride=(1,), assumed_align=4),
+        matrix(),
+        cutlass.Int32(-100),
+        cutlass.Float32(0.0),
+        cutlass.Float32(0.0),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    )

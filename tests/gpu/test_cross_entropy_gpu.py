@@ -1,0 +1,193 @@
+"""Cross-entropy on a real GPU: every kind of row and kernel against fp64, broken kernels, the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hopper import NEEDS_HOPPER
+from row_kernels import ARCH, Broken, cases, check, compiled, mutants, require_rejected
+
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.family import Problem
+from cutegen.measure import Bench
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.space import Config
+
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+LINES = (
+    "1x32000 bf16 lse",
+    "64x7168 bf16 gradient lse smoothing",
+    "300x1000 bf16 gradient lse",
+    "4096x4096 bf16 gradient",
+    "2048x8192 fp16 smoothing",
+    "513x32768 bf16 gradient",
+    "300x65536 fp32 gradient lse",
+    "256x128256 bf16 gradient lse",
+    "129x151936 bf16 smoothing lse",
+    "70x262144 fp32 gradient smoothing",
+    "64x100008 bf16 gradient",
+    "64x201088 bf16 lse",
+    "40000x128 bf16 gradient",
+    "3000x64 fp16 lse",
+    "777x1 bf16 gradient",
+    "777x17 fp32 gradient smoothing",
+    "301x50257 bf16 gradient",
+    "300x2880 bf16 unaligned",
+)
+LAST = "store_vectors(dx, row_of(grad, row, first), lane, end)\n"
+LAST_TURN = """            column - first * ELEMENTS,
+            thread + turn * (TURN * THREADS_PER_ROW),
+            end,
+            0,
+"""
+END = "    end = cutlass.min(PART, VECTORS - first)\n"
+WRONG = r"(loss|lse|grad)(\[\d+.* should be|: \d+ of \d+ elements .*not finite or were never written)"
+#: Rows of a warp each, four in a CTA.
+SHORT = {
+    "rows unwritten": Broken(
+        "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
+    ),
+    "stale gradient": Broken(
+        LAST, LAST.replace("end)", "end if row != 5 else 0)"), r"grad: 1000 of .*first at \(5, 0\)"
+    ),
+    "one element past the end": Broken(
+        LAST,
+        LAST + "    if lane == 0 and row == rows - 1:\n        grad[row, N] = X(0.0)\n",
+        "grad: 1 elements outside of the output were written",
+    ),
+    "input modified": Broken(
+        LAST,
+        LAST + "    if lane == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
+        r"wrote its input x, first at \(17, 3\)",
+    ),
+    "tail column skipped": Broken("    end = PART\n", "    end = PART - 1\n", WRONG),
+    "the target has no gradient": Broken("place == i", "place == -1", r"grad\[\d+"),
+    "the target next to it": Broken("place == i", "place == i + 1", r"grad\[\d+"),
+    "ignored rows count": Broken(
+        "label != cutlass.Int64(ignore_index)", "label != cutlass.Int64(-99)", WRONG
+    ),
+    "ignore_index compiled in": Broken(
+        "label != cutlass.Int64(ignore_index)", "label != cutlass.Int64(-100)", WRONG
+    ),
+    "no z_loss": Broken("+ 2.0 * z_loss * natural", "", WRONG),
+    "every row weighs as much": Broken(
+        "weight = row_scale[row]", "weight = cutlass.Float32(1.0)", r"grad\[\d+"
+    ),
+    "lse wrong beside a right loss": Broken(
+        "log_sum[row] = natural", "log_sum[row] = natural + 0.001", r"lse\[\d+"
+    ),
+}
+#: Rows of four warps: parts of a row may be all -inf.
+WIDE = {
+    "-inf less -inf": Broken(
+        "cute.arch.fmax(max_over_warp(peak_of(h)), LOWEST)", "max_over_warp(peak_of(h))", WRONG
+    ),
+    "the logit counts once for each warp": Broken("lane < 32)", "lane >= 0)", r"loss\[\d+"),
+    "what lies beyond the end counts for the mean": Broken(
+        "cutlass.select_(here, value, cutlass.Float32(0.0))", "value", WRONG
+    ),
+}
+#: Rows in shared memory: 7 CTAs of a cluster have 1563 vectors, the last 1560, in 2 turns each.
+STAGED = {
+    "the last CTA of a ragged cluster reads on": Broken(
+        END, "    end = PART\n", r"outside of the output|should be|never written"
+    ),
+    "tail column skipped": Broken(END, END.replace("- first", "- first - 1"), WRONG),
+    "the target of the first CTA in all": Broken(
+        LAST_TURN, LAST_TURN.replace(" - first * ELEMENTS", ""), r"grad\[\d+"
+    ),
+    "earlier powers are not scaled": Broken("sums[i] = sums[i] * before", "sums[i] = sums[i] * 1.0", WRONG),
+    "the logit counts in every CTA": Broken("thread < 32 and rank == 0)", "thread < 32)", r"loss\[\d+"),
+}
+MUTANTS = {
+    **dict(
+        mutants("cross_entropy 300x1000 bf16 gradient lse", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT)
+    ),
+    **dict(
+        mutants("cross_entropy 64x4104 bf16 smoothing", {"threads_per_row": 128, "cluster_n": 1}, {**WIDE})
+    ),
+    **dict(
+        mutants(
+            "cross_entropy 64x100008 bf16 gradient",
+            {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
+            STAGED,
+        )
+    ),
+}
+CASES = cases("cross_entropy", LINES, 2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def kernels(store: Store) -> dict[Source, object]:
+    return compiled(store, CASES, MUTANTS.values())
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(timeout_s=60) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
+def test_a_config_computes_the_loss(
+    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
+) -> None:
+    """The problem and a few rows of it, masked and ignored ones among them, agree with fp64, with the
+    gradient apart and in place of the logits, and again with the same bits."""
+    result = check(bench, kernels[render(problem, config, ARCH)], problem, config)
+    assert result.ok, result.error
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
+    mutant = MUTANTS[name]
+    require_rejected(bench, kernels[mutant.source], mutant, 1 + list(MUTANTS).index(name))
+
+
+def test_the_operator_agrees_with_torch(store: Store) -> None:
+    """Loss and gradient, eager, compiled and in place; a label that is none makes NaN and reads nothing."""
+    import torch
+
+    import cutegen
+    from cutegen.torch_ops import gemm as ops
+
+    cutegen.gemm  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
+    try:
+        x = torch.randn(50, 32000, device="cuda", dtype=torch.bfloat16)
+        target = torch.randint(0, 32000, (50,), device="cuda")
+        target[::4] = -100
+        wide = x.double().requires_grad_()
+        want = torch.nn.functional.cross_entropy(wide, target, label_smoothing=0.1)
+        want.backward()
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            loss = cutegen.cross_entropy(x, target, label_smoothing=0.1)
+            assert isinstance(loss, torch.Tensor)
+            return loss
+
+        for call in (run, torch.compile(run, fullgraph=True)):
+            leaf = x.clone().requires_grad_()
+            got = call(leaf)
+            got.backward()
+            assert torch.allclose(got.double(), want, rtol=1e-5)
+            assert torch.allclose(leaf.grad.double(), wide.grad, rtol=2**-7, atol=1e-9)
+        inner = x.clone().requires_grad_() * 1.0
+        address = inner.data_ptr()
+        loss = cutegen.cross_entropy(inner, target, label_smoothing=0.1, inplace_backward=True)
+        (found,) = torch.autograd.grad(loss, inner)
+        assert found.data_ptr() == address and torch.equal(found, leaf.grad)
+        target[1], target[2] = 32000, -5
+        losses = cutegen.cross_entropy(x, target, reduction="none")
+        assert losses[1].isnan() and losses[2].isnan() and losses[3:].isfinite().all()
+    finally:
+        cutegen.use(before)
