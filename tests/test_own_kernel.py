@@ -317,3 +317,9 @@ def test_configs_that_are_one_kernel_are_pinned_as_one(folder: Path, tmp_path: P
     assert len({a.key for a in artifacts if a is not None}) == 2
     assert len({a.symbol for a in artifacts if a is not None}) == 1
     assert len(list((tmp_path / "deploy").rglob("*.so"))) == 1
+
+
+def test_a_declaration_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "nope.py", tmp_path):
+        assert main(["space", "--kernel", str(path), "--arch", "sm_90a", "--shape", "4x4"]) == 2
+        assert "is no file; a declaration of a kernel is wanted" in " ".join(capsys.readouterr().err.split())

@@ -13,7 +13,7 @@ from cutegen.arch import ARCHES
 from cutegen.errors import ResourceError, UsageError
 from cutegen.families.options import read_options
 from cutegen.families.ranges import Range, is_range, overlapping, range_ends
-from cutegen.families.registry import families, find_family, load_families
+from cutegen.families.registry import families, find_family, load_families, load_kernel
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape, read_shapes_and_ranges
 from cutegen.family import Family, Problem
 from cutegen.space import Space, Value, parse_value
@@ -183,7 +183,7 @@ def load_given_families(args: argparse.Namespace, *, needed: bool = True) -> Non
         if args.families is not None:
             load_families(args.families)
         if args.kernel is not None:
-            declared = load_families(args.kernel)[0].name
+            declared = load_kernel(args.kernel).name
             args.family = args.family or declared
             if args.family != declared:
                 raise UsageError(

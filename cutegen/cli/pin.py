@@ -16,7 +16,7 @@ from cutegen.deploy.manifest import OUTSIDE
 from cutegen.deploy.selection import ranges_over, widened
 from cutegen.errors import UsageError
 from cutegen.families.ranges import Range, is_range, parse_range
-from cutegen.families.registry import load_families, parse_problem
+from cutegen.families.registry import load_families, load_kernel, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.device import present_device
 from cutegen.records.recorded_calls import read_recordings
@@ -114,9 +114,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     kernels = Kernels(store, build="never" if args.no_build else "allow")
-    for path in (args.families, args.kernel):
-        if path is not None:
-            load_families(path)
+    if args.families is not None:
+        load_families(args.families)
+    if args.kernel is not None:
+        load_kernel(args.kernel)
     problems: list[Problem | Range] = [
         parse_range(line) if is_range(line) else parse_problem(line) for line in args.problem
     ]

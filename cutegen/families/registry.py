@@ -143,6 +143,8 @@ def load_kernel(path: Path) -> UserFamily:
     for found in _all().values():
         if found.declaration == path and isinstance(found.family, UserFamily):
             return found.family
+    if not path.is_file():
+        raise FamilyError(f"{path} is no file; a declaration of a kernel is wanted, see docs/own_kernel.md")
     family = read_declaration(path)
     if family.name in _all():
         raise FamilyError(f"{path}: a family called {family.name!r} exists already; rename the kernel")
