@@ -323,3 +323,24 @@ def test_a_declaration_that_is_not_there_is_named(tmp_path: Path, capsys: pytest
     for path in (tmp_path / "nope.py", tmp_path):
         assert main(["space", "--kernel", str(path), "--arch", "sm_90a", "--shape", "4x4"]) == 2
         assert "is no file; a declaration of a kernel is wanted" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.dsl
+def test_a_kernel_that_was_removed_from_the_cache_is_compiled_again(folder: Path, tmp_path: Path) -> None:
+    """Also where a note says that another config is the same kernel."""
+    edit(folder / "my_norm.py", "threads, threads_per_row):", "threads, threads_per_row, bits=0):")
+    declaration = folder / "my_norm_kernel.py"
+    edit(declaration, 'n, threads, threads_per_row"', 'n, threads, threads_per_row, bits"')
+    edit(declaration, '"threads": (128, 256),', '"bits": (64, 128), "threads": (128, 256),')
+    edit(declaration, 'default={"threads": 128,', 'default={"bits": 64, "threads": 128,')
+    family = family_of(folder)
+    problem = family.parse("my_rmsnorm 64x4096 bf16")
+    first = registry.find_space(family.name, ARCH).default(problem)
+    results = []
+    with Builder(Store(tmp_path / "store"), workers=1) as builder:
+        for config in (first, first.replace(bits=128)):
+            [(_, result)] = builder.build([render(problem, config, ARCH)])
+            assert isinstance(result, Artifact)
+            results.append(result)
+            shutil.rmtree(result.folder)
+    assert results[0].trace == results[1].trace and results[0].symbol != results[1].symbol

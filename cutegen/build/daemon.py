@@ -171,7 +171,7 @@ class Daemon:
             self._tracing[run.trace].append(run)
             run.same = True
         else:
-            run.same = self._store.same(run.job.arch, run.trace) is not None
+            run.same = self._entry_of_same(run) is not None
             if not run.same:
                 self._tracing[run.trace] = []
         with suppress(BrokenPipeError):
@@ -301,10 +301,14 @@ class Daemon:
         for other in self._tracing.pop(run.trace, []) if run.trace and not run.same else ():
             self._answer_same(other, ended)
 
+    def _entry_of_same(self, run: _Running) -> Entry | None:
+        """Return the entry of the kernel that a job traced, if another job has compiled it."""
+        key = self._store.same(run.job.arch, run.trace)
+        return None if key is None else self._store.find(run.job.arch, key)
+
     def _answer_same(self, run: _Running, failed: Mapping[str, Json] | None) -> None:
         """Answer a job whose kernel another one compiled: with that artifact, or with how it failed."""
-        key = self._store.same(run.job.arch, run.trace)
-        entry = None if key is None else self._store.find(run.job.arch, key)
+        entry = self._entry_of_same(run)
         answer: dict[str, Json]
         if entry is not None:
             answer = _linked(run, entry)
