@@ -398,3 +398,13 @@ print(json.dumps(made))
     assert done.stdout.split() == ["5", "64", "300"]
     calls = [line.split() for line in log.read_text().splitlines() if line.startswith("tensor")]
     assert [call[4] for call in calls[0::3]] == ["5/512", "64/512", "300/512"]
+
+
+def test_texts_of_a_manifest_stay_texts(folder: Path) -> None:
+    """Names in a table are data: in the source that is compiled they are quoted, and numbers are numbers."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["gpu"]["gpu_name"] = 'X"; int y = 1; const char *z = "\\'
+    assert 'GPU_NAME = "X\\"; int y = 1; const char *z = \\"\\\\";' in cpp_library.tables_text(manifest)
+    manifest["gpu"]["sm_count"] = "132; int y = 1"
+    with pytest.raises(ValueError, match="invalid literal"):
+        cpp_library.tables_text(manifest)

@@ -138,7 +138,7 @@ def tables_text(manifest: Mapping[str, Any]) -> str:
         *_array("Range", "RANGES", tables.ranges),
         f"const char *const GPU_NAME = {_text(gpu['gpu_name'])};",
         f"const char *const CAPABILITY = {_text(gpu['compute_capability'])};",
-        f"const int SM_COUNT = {gpu['sm_count'] or 0};",
+        f"const int SM_COUNT = {int(gpu['sm_count'] or 0)};",
         f"const bool OUTSIDE_TORCH = {_flag(manifest['outside'] == 'torch')};",
         f"const char *const PINNED = {_text('; '.join(names[:_PINNED_SHOWN]) + more)};",
         f"const char *const SCHEMA = {_text(OPERATOR)};",
