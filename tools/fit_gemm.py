@@ -91,9 +91,10 @@ def load(path: Path) -> tuple[dict[str, Any], Points]:
     for row, start, end in zip(shapes, starts, starts[1:], strict=False):
         for place, again in row["again"]:
             us[start + place] = (us[start + place] * again) ** 0.5
+        us[start:end] /= row.get("pace", 1.0)
         columns = KernelColumns([configs[i] for i in kernel[start:end]], found["sm_count"])
         problem = Problem(*row["mnk"])
-        time, asked = rooflines(problem, columns, split[start:end].astype(np.float32), stick_out=True)
+        time, asked = rooflines(problem, columns, split[start:end].astype(np.float32))
         times.append(time)
         features.append(asked.T)
     pairs: dict[tuple[int, int], int] = {}
@@ -196,7 +197,6 @@ def main() -> int:
             "sweep": args.sweep.name, "points": len(points.us), "shapes": len(sizes),
             "shapes_that_judged_an_earlier_fit": sum("judge" in row for row in found["shapes"]),
             "kernels": len(found["kernels"]), "layout": "kk", "dtype": "bf16",
-            "last_tiles": "reached beyond the output when timed; predictions take them for full ones",
             "smallest": sizes.min(0).tolist(), "largest": sizes.max(0).tolist(),
             "regret_on_matrices_left_out": judged,
         }  # fmt: skip

@@ -32,17 +32,23 @@ SETTINGS = {"depth": DEPTH, "iterations": 120, "learning_rate": 0.2, "l2_leaf_re
 MARGINS = (0.9, 0.95, 0.97, 1.0, 1.03, 1.05, 1.1, 1.15)
 
 
-def times(found: dict[str, Any]) -> Array:
-    """Return the microseconds of ``torch.mm`` of each shape of a sweep."""
-    return np.array([np.median(row["torch_mm_us"]) for row in found["shapes"]])
+def times(rows: Sequence[dict[str, Any]]) -> Array:
+    """Return the microseconds of ``torch.mm`` of shapes of a sweep, at the pace of its first run."""
+    return np.array([np.median(row["torch_mm_us"]) / row.get("pace", 1.0) for row in rows])
 
 
-def expected(found: dict[str, Any], weights: NDArray[np.intp]) -> tuple[Array, dict[str, Any]]:
-    """Return microseconds of each shape by trees that have not seen its (n, k), and trees of all shapes."""
-    sizes = [Problem(*row["mnk"]) for row in found["shapes"]]
+def expected(found: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    """Return microseconds of all products by trees that have not seen their (n, k), and trees of all.
+
+    Those of the sweep's shapes come first, then those of products without timed kernels.
+    """
+    rows = found["shapes"] + found["products"]
+    sizes = [Problem(*row["mnk"]) for row in rows]
     described = [describe(p.m, p.n, p.k, found["sm_count"]) for p in sizes]
     rough, features = (np.array(column) for column in zip(*described, strict=True))
-    wanted, fold = np.log(times(found) / rough), folds(weights)
+    pairs: dict[tuple[int, int], int] = {}
+    fold = folds(np.array([pairs.setdefault((p.n, p.k), len(pairs)) for p in sizes]))
+    wanted = np.log(times(rows) / rough)
     logs = np.log(rough)
     for number in range(fold.max() + 1):
         there = fold == number
@@ -91,14 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     found, points = load(SWEEP)
     first = np.unique(points.shape, return_index=True)[1]
     judge = points.judge[first]
-    torch_us, trees = expected(found, points.weights[first])
+    all_us, trees = expected(found)
     own_us, own_expected = defaults(points)
-    took = times(found)
-    errors = np.log(torch_us / took)
+    took = times(found["shapes"])
+    torch_us = all_us[: len(took)]
+    errors = np.log(all_us / times(found["shapes"] + found["products"]))
     provenance = {
         **{name: found[name] for name in ("gpu", "sm_count", "driver", "torch")},
         "sweep": SWEEP.name,
-        "products": len(took),
+        "products": len(all_us),
         "error_on_matrices_left_out": round(float(errors.std()), 3),
         "outcomes_on_matrices_left_out": {
             name: outcomes((took / own_us)[here], (torch_us / own_expected)[here])

@@ -266,7 +266,7 @@ def run(args: argparse.Namespace) -> int:
         "search": search_regret(sweep),
         "model_among_defaults": model_regret(sweep, points.default),
         "model_among_all": model_regret(sweep, np.ones(len(points.us), bool)),
-        "sets": set_regret(points, (4, 8, 16, 32, 60)),
+        "sets": set_regret(points, (4, 8, 16, 32, 70)),
     }
     print(summary(results))
     if args.json is not None:

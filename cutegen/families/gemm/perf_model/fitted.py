@@ -202,8 +202,6 @@ def rooflines(
     kernels: KernelColumns,
     splits: Array,
     cover: Cover | None = None,
-    *,
-    stick_out: bool = False,
 ) -> tuple[Array, Array]:
     """Return microseconds by the roofline alone, and the features of :data:`FEATURES`, one row for each.
 
@@ -212,8 +210,6 @@ def rooflines(
         kernels: By which kernels.
         splits: ``split_k`` of each.
         cover: How they cover it, where that is known already.
-        stick_out: Whether the last tiles reach beyond D, as in the kernels of the recorded sweep. Today they
-            end with D and take as long as others, unless D is smaller than a tile.
     """
     import numpy as np
 
@@ -241,7 +237,8 @@ def rooflines(
     found[_STATIC] = np.log(splits)
     sizes = ((problem.m * problem.batch,), (problem.n,), (problem.k,))
     found[_STATIC + 1 : _STATIC + 4] = np.log(np.array(sizes, np.float32))
-    inside = extents / (clusters * c.sides) if stick_out else np.minimum(extents / c.tiles, one.one)
+    # The last tiles end with D and take as long as others, unless D is smaller than a tile.
+    inside = np.minimum(extents / c.tiles, one.one)
     found[13], found[14], found[15] = np.log(rounds), rounds / waves, np.log(compute / memory)
     found[16], found[17], found[18] = np.log(time), reduce / time, c.smem_to_mma_log
     found[19], found[20] = np.log(l2_us / c.mma_us), epilogue / time
