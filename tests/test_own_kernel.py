@@ -344,3 +344,12 @@ def test_a_kernel_that_was_removed_from_the_cache_is_compiled_again(folder: Path
             results.append(result)
             shutil.rmtree(result.folder)
     assert results[0].trace == results[1].trace and results[0].symbol != results[1].symbol
+
+
+def test_programs_without_such_kernels_load_nothing_of_it() -> None:
+    program = "import sys, cutegen.build.render; print([m for m in sys.modules if '.families.user' in m])"
+    root = str(EXAMPLE.parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=root, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

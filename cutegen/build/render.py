@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
@@ -17,9 +17,11 @@ from cutegen.digest import digest
 from cutegen.errors import RenderError
 from cutegen.families.registry import find_family, find_template, space_of
 from cutegen.families.resources import resource_root
-from cutegen.families.user.closure import Opening
 from cutegen.family import Problem, Signature
 from cutegen.space import Config, Value
+
+if TYPE_CHECKING:
+    from cutegen.families.user.closure import Opening
 
 __all__ = ["Source", "recipe_of", "render", "template_files"]
 

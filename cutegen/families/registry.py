@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.arch import Arch
 from cutegen.errors import ConfigError, CutegenError, FamilyError, ProblemError, ResourceError, UsageError
 from cutegen.families.resources import load_module, load_space_module, resource_root
-from cutegen.families.user.declaration_file import read_declaration
-from cutegen.families.user.declared_space import build_space
-from cutegen.families.user.family import UserFamily
 from cutegen.family import Family, Problem
 from cutegen.space import Config, Space
 from cutegen.text import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from cutegen.families.user.family import UserFamily
 
 __all__ = [
     "SOURCES",
@@ -64,6 +64,7 @@ class _Registered:
         spaces: Folder of its space files.
         load_space: Imports one of these by its name without suffix; what it returns has ``build_space``.
         declaration: The file that declares it, if it is the kernel of one.
+        template_name: The file of its template, if that is not named after a target.
     """
 
     family: Family
@@ -71,14 +72,14 @@ class _Registered:
     spaces: Path
     load_space: Callable[[str], Any]
     declaration: Path | None = None
+    template_name: str = ""
 
     def template(self, arch: Arch, source: str, algorithm: str) -> Path | None:
         """Return the template of an architecture, None if there is none."""
         folder = self.templates if source == "cutegen" else self.templates / source
         folder = folder / algorithm if algorithm else folder
         names = [f"{arch.family}.py.j2", "kernel.py.j2"]
-        if isinstance(self.family, UserFamily) and self.family.kernel.template:
-            names = [self.family.kernel.template]
+        names = [self.template_name] if self.template_name else names
         return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
@@ -139,10 +140,13 @@ def load_kernel(path: Path) -> UserFamily:
         FamilyError: The file cannot be read, declares no kernel or several, or one that contradicts itself or
             whose name is taken. The message names the file.
     """
+    from cutegen.families.user.declaration_file import read_declaration  # here, for few programs need them
+    from cutegen.families.user.declared_space import build_space
+
     path = path.absolute()
     for found in _all().values():
-        if found.declaration == path and isinstance(found.family, UserFamily):
-            return found.family
+        if found.declaration == path:
+            return cast("UserFamily", found.family)
     if not path.is_file():
         raise FamilyError(f"{path} is no file; a declaration of a kernel is wanted, see docs/own_kernel.md")
     family = read_declaration(path)
@@ -150,7 +154,9 @@ def load_kernel(path: Path) -> UserFamily:
         raise FamilyError(f"{path}: a family called {family.name!r} exists already; rename the kernel")
     templates = path.parent if family.kernel.template else resource_root("templates") / "user"
     builder = SimpleNamespace(build_space=lambda arch: build_space(family.kernel, arch))
-    _registered[family.name] = _Registered(family, templates, path.parent, lambda stem: builder, path)
+    _registered[family.name] = _Registered(
+        family, templates, path.parent, lambda stem: builder, path, family.kernel.template
+    )
     return family
 
 
