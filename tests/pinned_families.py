@@ -69,6 +69,11 @@ LINES = (
     "gated 64x4096 bf16",
     "gated 9x4096 bf16 activation=gelu layout=interleaved",
     "gated_backward 7x1001 bf16 layout=split",
+    "softmax 64x4096 bf16",
+    "layernorm 64x4096 bf16 bias=none stats",
+    "rmsnorm_quantized 64x4096 bf16",
+    "cross_entropy 64x32000 bf16 lse",
+    "cross_entropy 64x32000 bf16 gradient smoothing",
     "rope 64x32x8x128x64x1 bf16",
     "rope 64x32x8x128x64x4096 bf16 style=interleaved table=positions norm",
 )

@@ -13,6 +13,7 @@ too.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ __all__ = [
 #: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
 SOURCES = ("cutegen", "operators")
 _ENTRY_POINTS = "cutegen.families"
+#: What a space imports from the space of another family.
+_OTHER_SPACE = re.compile(r"^from \.\.(\w+)\.(\w+) import", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -362,12 +365,23 @@ def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
 
 
 def space_files(family: str) -> tuple[Path, ...]:
-    """Return the files that declare the spaces of ``family``; raises as :func:`find_space`.
+    """Return the files that declare the spaces of ``family``, with those of other spaces that they import.
 
     The kernel of a declaration file has none, see :meth:`cutegen.family.Family.declaration`.
+
+    Raises:
+        ResourceError: There is no such family.
     """
     found = _find(family)
-    return () if found.declaration else tuple(sorted(found.spaces.glob("*.py")))
+    waiting = [] if found.declaration else list(found.spaces.glob("*.py"))
+    files: set[Path] = set()
+    while waiting:
+        file = waiting.pop()
+        if file not in files:
+            files.add(file)
+            names = _OTHER_SPACE.findall(file.read_text(encoding="utf-8"))
+            waiting += [found.spaces.parent / folder / f"{stem}.py" for folder, stem in names]
+    return tuple(sorted(files))
 
 
 def space_of(config: Config, family: str, arch: Arch) -> Space:
