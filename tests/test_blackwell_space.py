@@ -11,6 +11,7 @@ from walk import BLACKWELL_DTYPES, random_pairs
 from cutegen.arch import find_arch
 from cutegen.build.render import render
 from cutegen.errors import ConfigError, ProblemError
+from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.search.strategies import rank, refine
@@ -205,6 +206,13 @@ def test_a_launch_has_small_integers_and_room_for_partial_sums() -> None:
             assert (launch.workspace_bytes == 0) == (splits == 1)
 
 
+@pytest.fixture
+def without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows how fast these kernels are."""
+    monkeypatch.setattr(GEMM, "strategy", lambda *_: None)
+
+
+@pytest.mark.usefixtures("without_a_model")
 def test_without_a_model_the_default_leads_a_survey_of_the_space() -> None:
     """Kernels are spread over all tiles, none twice; restrictions are kept; what follows is new."""
     found = rank(SPACE, PLAIN, 148, 40)
@@ -221,6 +229,7 @@ def test_without_a_model_the_default_leads_a_survey_of_the_space() -> None:
         SPACE.require(PLAIN, config)
 
 
+@pytest.mark.usefixtures("without_a_model")
 def test_a_survey_has_kernels_that_split_k() -> None:
     """They are kernels of their own, whatever the default's split; each comes with the first legal value, and
     a few more at even distances, since how often to split depends on the problem."""

@@ -242,11 +242,19 @@ def test_a_table_that_nothing_would_be_written_to_is_refused(
 
 def test_without_a_model_no_times_are_shown(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
     """For a target whose speed nobody described, candidates are compiled and nothing is predicted."""
-    assert tune("--arch", "sm_100a", "--shape", SHAPE) == 0
+    words = ["gemm_blockscaled", "--arch", "sm_100a", "--shape", SHAPE]
+    assert cutegen.cli.tune.main(words) == 0
     out = capsys.readouterr().out
     assert "no performance model" in " ".join(out.split()) and "predicted" not in out and " us " not in out
     assert any(line.startswith("  default ") for line in out.splitlines())
     assert not gpu.checked
+
+
+def test_a_model_that_nobody_measured_says_so(gpu: FakeBench, capsys: pytest.CaptureFixture[str]) -> None:
+    """For Blackwell candidates are ordered, and the table says what the order is worth."""
+    assert tune("--arch", "sm_100a", "--shape", SHAPE) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "predicted us" in out and "Nothing was measured on this target" in out and not gpu.checked
 
 
 def test_space_explains_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from cutegen.errors import ProblemError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_family, find_space, find_spaces, parse_problem, space_of
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.search.defaults import default_config, default_set
+from cutegen.search.defaults import default_config, default_set, predictor
 from cutegen.space import Config, Space
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
@@ -83,9 +83,10 @@ def test_deep_k_and_few_tiles_split_k() -> None:
 
 
 def test_without_a_model_the_space_decides() -> None:
-    """Nothing is known of Blackwell's speed."""
-    space = find_space("gemm", find_arch("sm_100a"))
-    problem = Problem(4096, 4096, 4096)
+    """Nothing is known of the speed of products with scale factors along k."""
+    space = find_space("gemm_blockscaled", find_arch("sm_100a"))
+    problem = parse_problem("gemm_blockscaled 4096x4096x4096 mxfp8_e4m3 kk")
+    assert predictor(space, problem) is None
     assert default_config(space, problem) == space.default(problem)
 
 

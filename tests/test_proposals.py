@@ -16,7 +16,7 @@ from cutegen.families.gemm.perf_model.estimator import Estimator
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.proposals import rank, refine
 from cutegen.families.gemm.problem import Epilogue, Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, parse_problem
 from cutegen.search import strategies as survey
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Value
@@ -80,7 +80,8 @@ def test_what_was_precomputed_is_not_worked_out_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(search, "Ranker", lambda *question: pytest.fail("ranked once more"))
     assert survey.rank(SPACE, problem, 132, LIMIT, fixed) == expected
     assert survey.refine(SPACE, problem, {expected[0]: 10.0}, 2, sm_count=132, fixed=fixed)
-    survey.precompute(find_space("gemm", find_arch("sm_100a")), problem, 148)
+    scaled = parse_problem("gemm_blockscaled 4096x4096x4096 mxfp8_e4m3 kk")
+    survey.precompute(find_space("gemm_blockscaled", find_arch("sm_100a")), scaled, 148)
 
 
 def test_the_limit_counts_kernels_and_variants_are_free() -> None:

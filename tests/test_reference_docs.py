@@ -75,7 +75,7 @@ def test_the_accuracy_of_the_model_is_that_of_the_results_file() -> None:
     found = accuracy.measured_accuracy(find_arch("sm_90a"))
     assert found is not None and (api_reference.ROOT / "docs" / "results" / found.results).is_file()
     assert accuracy.measured_accuracy(find_arch("sm_100a")) is None
-    assert find_family("gemm").accuracy(find_arch("sm_100a")) == ""
+    assert "Nothing was measured" in find_family("gemm").accuracy(find_arch("sm_100a"))
     assert f"{found.shapes} shapes" in find_family("gemm").accuracy(find_arch("sm_90a"))
 
 

@@ -14,7 +14,7 @@ from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, quick_search, remem
 from cutegen.arch import find_arch
 from cutegen.errors import NoWinnerError, ProblemError, TableError
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure import Bench
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
@@ -349,7 +349,8 @@ def test_without_a_gpu_candidates_are_compiled_and_predicted(tmp_path: Path) -> 
 
 def test_without_a_model_the_default_leads_and_nothing_is_predicted(tmp_path: Path) -> None:
     """For a target whose speed nobody described, candidates stay in the order in which they were tried."""
-    result = Rig(tmp_path, device=None, arch="sm_100a").tuner.tune(*SHAPE)
+    problem = parse_problem("gemm_blockscaled 4096x4096x4096 mxfp8_e4m3 kk")
+    result = Rig(tmp_path, device=None, arch="sm_100a").tuner.tune_problem(problem)
     assert result.rows[0].default and len(result.rows) > 1
     assert all(row.predicted_us is None and row.time_us is None for row in result.rows)
 

@@ -15,6 +15,7 @@ from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
 from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
 from cutegen.families.gemm.perf_model.fitted import is_fitted
+from cutegen.families.gemm.perf_model.gpu_params import is_measured
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_us
 from cutegen.families.gemm.problem import (
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_SCALED_GEMM", "GEMM", "GemmFamily"]
 
 _PLAIN = Epilogue()
+_UNMEASURED = (
+    "Nothing was measured on this target: times are those of a model whose constants are from public sources "
+    "or taken from Hopper. The order is worth a try, the microseconds are not."
+)
 FEW_ROWS = "few_rows"
 _FLAGS = {
     "alpha": "multiply by a factor that the caller gives",
@@ -235,6 +240,8 @@ class GemmFamily(Family):
 
     def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
         """Return the analytic model of an algorithm where its constants are known for ``arch``."""
+        if self.name != GEMM.name:
+            return None
         return FewRowsStrategy.of(arch) if algorithm == FEW_ROWS else GemmStrategy.of(arch)
 
     def baseline_us(self, problem: Problem, arch: Arch, sm_count: int) -> float | None:
@@ -247,8 +254,9 @@ class GemmFamily(Family):
 
     def accuracy(self, arch: Arch) -> str:
         """Return how the model's order compares with measurements, where there are some."""
-        found = measured_accuracy(arch) if self.name == "gemm" else None
-        return str(found or "")
+        if self.name != GEMM.name:
+            return ""
+        return str(measured_accuracy(arch) or "") if is_measured(arch) else _UNMEASURED
 
     def files(self) -> Sequence[Path]:
         """Return the model, and the rules that the spaces of both families share."""

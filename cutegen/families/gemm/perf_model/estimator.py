@@ -15,7 +15,7 @@ microseconds, and neither as much as a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from cutegen.families.gemm.perf_model.gpu_params import Machine, find_machine
 from cutegen.families.gemm.perf_model.traffic import Geometry, Tiling
 from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
 
-__all__ = ["Estimate", "Estimator", "Prediction", "predict"]
+__all__ = ["Estimate", "Estimator", "KernelCost", "Prediction", "predict"]
 
 
 #: fp32 operations per output element. Source: instruction counts of the usual expansions, assumed.
@@ -54,7 +54,7 @@ class Prediction:
     terms: Mapping[str, float]
 
 
-class _Kernel(NamedTuple):
+class KernelCost(NamedTuple):
     """What one compiled kernel costs, in clocks unless named otherwise, whatever its run-time arguments."""
 
     shape: Geometry
@@ -149,7 +149,7 @@ class Estimator:
         shape = self._tiling.geometry(config)
         return shape.resident / shape.clusters
 
-    def _kernel(self, config: Mapping[str, Any], derived: Mapping[str, Any]) -> _Kernel:
+    def _kernel(self, config: Mapping[str, Any], derived: Mapping[str, Any]) -> KernelCost:
         machine, p = self._machine, self.problem
         tile_m, tile_n = config["tile_shape_mn"]
         cm, cn = config["cluster_shape_mn"]
@@ -169,10 +169,9 @@ class Estimator:
         area = tile_m * tile_n
         store = machine.store_bytes_clk * min(groups, 3)
         rate = store * (1.0 if config.get("use_tma_store", True) else machine.direct_share)
-        math = area * self._epilogue_ops / _LANES
         moved = area * inside * self._out_bytes * (2 if p.epilogue.beta else 1)
         launch_us = machine.launch_us + machine.fill_us - (machine.pdl_us if config.get("use_pdl") else 0.0)
-        return _Kernel(
+        return KernelCost(
             shape=shape,
             steps=ceil(p.k / tile_k),
             mma=self._multiply(area, tile_k, overlaps=groups > 1),
@@ -182,7 +181,7 @@ class Estimator:
             latency_us=machine.latency_us / derived["stages"],
             sync=1.0 + machine.cluster_wait * (shape.blocks - 1),
             launch_us=launch_us + (0.15 if shape.blocks > 1 else 0.0),
-            epilogue=machine.epilogue_clk + moved / rate + math,
+            epilogue=machine.epilogue_clk + moved / rate + self._epilogue_clocks(area),
             split_epilogue=machine.epilogue_clk + area * 4 / store,
             split_bytes=shape.clusters * shape.blocks * area * 4.0,
             pingpong=pingpong,
@@ -194,6 +193,14 @@ class Estimator:
             / 2
             * (0.7 + 0.3 / inside),  # products with the zeros outside burn less
         )
+
+    def _epilogue_clocks(self, area: int) -> float:
+        """Clocks that the operations of the epilogue take on a tile of so many elements."""
+        return area * self._epilogue_ops / _LANES
+
+    def shape_of(self, config: Mapping[str, Any]) -> Hashable:
+        """Return what decides how tiles cover the output, and so how good each order of them is."""
+        return config["tile_shape_mn"], config["cluster_shape_mn"], config.get("swap_ab", False)
 
     def _slowdown(self, axis: str) -> float:
         """By how much an operand that is contiguous along ``axis`` loads more slowly from L2."""
@@ -213,7 +220,7 @@ class Estimator:
             clocks += 0.5 * additions if overlaps else additions + self._machine.drain_clk
         return clocks
 
-    def _launch(self, kernel: _Kernel, split: int, traffic: float) -> Estimate:
+    def _launch(self, kernel: KernelCost, split: int, traffic: float) -> Estimate:
         machine, shape = self._machine, kernel.shape
         units = shape.clusters * split
         steps = -(-kernel.steps // split)
@@ -249,7 +256,7 @@ class Estimator:
             epilogue_us,
         )
 
-    def _schedule(self, kernel: _Kernel, units: int, steps: int) -> tuple[int, int]:
+    def _schedule(self, kernel: KernelCost, units: int, steps: int) -> tuple[int, int]:
         """Rounds of work, and into how many parts along k stream-k cuts each tile of the last one."""
         whole, rest = divmod(units, kernel.shape.resident)
         if not kernel.stream or not rest:
@@ -257,7 +264,7 @@ class Estimator:
         return whole + 1, max(1, min(kernel.shape.resident // rest, steps // 4, _STREAM_PARTS))
 
     def _block(
-        self, kernel: _Kernel, waves: int, steps: int, split: int, parts: int, l2_us: float, mhz: float
+        self, kernel: KernelCost, waves: int, steps: int, split: int, parts: int, l2_us: float, mhz: float
     ) -> tuple[float, float]:
         """Microseconds of the busiest thread block, and what of it no main loop hides."""
         step = _soft_max(kernel.mma / mhz, kernel.smem / mhz, l2_us, kernel.latency_us)
@@ -289,7 +296,7 @@ class Estimator:
         aligned = self._row_bytes and self._row_bytes % (self._machine.channel_period * split) == 0
         return self._machine.same_channel if aligned else 1.0
 
-    def _reduction(self, kernel: _Kernel, split: int, parts: int) -> tuple[float, float]:
+    def _reduction(self, kernel: KernelCost, split: int, parts: int) -> tuple[float, float]:
         """Bytes of partial sums that leave L2, and microseconds that adding them up takes."""
         machine, shape = self._machine, kernel.shape
         if parts > 1:

@@ -18,7 +18,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
-__all__ = ["FILE", "Constants", "FewRowsEstimator", "fitted"]
+__all__ = ["FILE", "Constants", "FewRowsEstimator", "fitted", "is_fitted"]
 
 FILE = Path(__file__).with_name("few_rows.json")
 _LOAD_BYTES = 16
@@ -77,6 +77,12 @@ def fitted(arch: str) -> Constants:
     if found["arch"] != arch:
         raise ArchError(f"no times of few rows on {arch}; measured: {found['arch']}")
     return Constants(**found["constants"])
+
+
+@cache
+def is_fitted(arch: Arch) -> bool:
+    """Return whether such kernels were measured on ``arch``."""
+    return bool(json.loads(FILE.read_text(encoding="utf-8"))["arch"] == arch.name)
 
 
 class FewRowsEstimator:

@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, UsageError
-from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator
-from cutegen.families.gemm.perf_model.gpu_params import is_modelled
+from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitted
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor
@@ -31,7 +30,7 @@ class FewRowsStrategy:
     @classmethod
     def of(cls, arch: Arch) -> FewRowsStrategy | None:
         """Return the strategy for ``arch``; None where the model's constants are not known."""
-        return cls() if is_modelled(arch) else None
+        return cls() if is_fitted(arch) else None
 
     def rank(
         self,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutegen.arch import Arch
 from cutegen.errors import ArchError
 
-__all__ = ["H200", "Machine", "find_machine", "is_modelled"]
+__all__ = ["B200", "B300", "H200", "Machine", "find_machine", "is_measured", "is_modelled"]
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,61 @@ class Machine:
 
 
 H200 = Machine()
-_MACHINES: Mapping[str, Machine] = {"sm_90a": H200}
+
+#: The B200 SXM. Nothing was measured by us: what is not from a public source is taken to be as on the H200,
+#: or assumed, and says so. Trust the order of configs little, the microseconds less.
+B200 = Machine(
+    boost_mhz=1856.0,  # Source: NVIDIA Blackwell datasheet, 2250 TFLOP/s dense bf16 / (148 SMs x 8192)
+    # Clocks under power. Source: chosen so that large squares come to 1.7 to 1.75 PFLOP/s, as the best of
+    # mamf-finder do (stas00/ml-engineering: 1745 TFLOP/s); where between it begins is assumed.
+    settled_mhz=1540.0,
+    power_flops=1500e6,
+    settled_flops=2500e6,
+    settled_exponent=0.33,  # Source: as on the H200
+    # Energy of bytes. Source: as on the H200, where a flop takes twice as much; assumed.
+    hbm_flops=160.0,
+    l2_flops=26.0,
+    smem_flops=5.0,
+    hbm_bytes_us=7.26e6,  # Source: SemiAnalysisAI/microbench-blackwell, by TMA; the datasheet has 8 TB/s
+    short_run=0.95,  # Source: as on the H200
+    same_channel=1.0,  # Source: assumed; how addresses spread over channels is not known
+    l2_bytes=126 * 2**20,  # Source: cudaDeviceProp of a B200 (pytorch/ao#4002, chipsandcheese.com)
+    l2_bytes_us=19e6,  # Source: assumed; the H200's for each SM
+    l2_bytes_us_sm=0.2e6,  # Source: as on the H200
+    split_line=2.0,  # Source: as on the H200
+    # Source: Little's law with 32 KB under way in each SM at 5.9 TB/s (microbench-blackwell): 0.8 us; with
+    # 8 KB at 2.2 TB/s 0.55 us.
+    latency_us=0.7,
+    mma_efficiency=0.94,  # Source: as on the H200; alone, MMAs of 128 columns and more run at their full rate
+    drain_clk=0.0,  # Source: sums stay in tensor memory, so nothing is promoted
+    smem_overlap=1.0,  # Source: reads at 128 bytes per clock give the rates that it found for narrow MMAs
+    step_clk=80.0,  # Source: as on the H200
+    store_bytes_clk=32.0,  # Source: assumed
+    direct_share=0.5,  # Source: as on the H200
+    epilogue_clk=500.0,  # Source: assumed
+    launch_us=1.4,  # Source: as on the H200, like all that follow
+    fill_us=0.9,
+    pdl_us=0.5,
+    cluster_wait=0.008,
+    reduce_us=1.0,
+    reduce_bytes_us=5e6,
+)
+#: The B300 SXM: the same chip for 16-bit products, with more power. Source: mamf-finder, 1769 TFLOP/s; NVIDIA
+#: datasheet, 8 TB/s and 2250 TFLOP/s dense bf16, as the B200.
+B300 = replace(B200, settled_mhz=1560.0)
+_MACHINES: Mapping[str, Machine] = {"sm_90a": H200, "sm_100a": B200, "sm_103a": B300}
+#: Targets whose constants were fitted to measurements.
+_MEASURED = ("sm_90a",)
 
 
 def is_modelled(arch: Arch) -> bool:
     """Return whether anything is known of the speed of ``arch``."""
     return arch.name in _MACHINES
+
+
+def is_measured(arch: Arch) -> bool:
+    """Return whether what is known of ``arch`` follows from measurements of ours."""
+    return arch.name in _MEASURED
 
 
 def find_machine(arch: Arch) -> Machine:

@@ -24,7 +24,9 @@ _POOL = 500
 #: How a kernel goes about the same work: of those that differ in nothing else the likeliest is tried first,
 #: and refinement sees to the others where the work was cut up well. Source: 240 kernels for each of 12 shapes
 #: on an H200; the best of the first 48 was 0.8 % behind the best of all, 1.5 % when these came one by one.
-_SCHEDULE = ("mma_warpgroups", "pingpong", "use_tma_store", "use_pdl")
+_SCHEDULE = ("mma_warpgroups", "pingpong", "use_tma_store", "use_clc", "use_pdl")
+#: Tiles, by the names that Hopper's and Blackwell's kernels give them.
+_TILES = ("tile_shape_mn", "mma_tiler_mn")
 #: Refinement starts from so many of the fastest, none slower than the best by more than this factor.
 _PARENTS = 3
 _PARENT_SLACK = 1.25
@@ -256,9 +258,7 @@ def _neighbours(space: Space, problem: Problem, config: Config, knobs: Iterable[
             continue
         broken = {v.rule for v in violations}
         ruled = {k for rule in space.rules if rule.name in broken for k in rule.knobs} - {knob}
-        for other in (
-            k for k in space.domains if k in ruled and k not in ("tile_shape_mn", "cluster_shape_mn")
-        ):
+        for other in (k for k in space.domains if k in ruled and k not in (*_TILES, "cluster_shape_mn")):
             mended = (moved.replace(**{other: v}) for v in space.domains[other] if v != config[other])
             fine = next((c for c in mended if not space.explain(problem, c)), None)
             if fine is not None:
@@ -270,8 +270,8 @@ def _steps(space: Space, config: Config, knobs: Iterable[str]) -> Iterator[tuple
     """Yield single changes: neighbouring tiles, the next values of ordered knobs, all values of others."""
     for knob in knobs:
         domain = space.domains[knob]
-        if knob == "tile_shape_mn":
-            yield from ((knob, tile) for tile in _near_tiles(domain, config.pair("tile_shape_mn")))
+        if knob in _TILES:
+            yield from ((knob, tile) for tile in _near_tiles(domain, config.pair(knob)))
         elif all(type(value) is int for value in domain):
             at = domain.index(config[knob])
             yield from ((knob, domain[i]) for i in (at - 1, at + 1) if 0 <= i < len(domain))

@@ -9,7 +9,7 @@ from itertools import islice, product
 from math import log
 from typing import Any
 
-from cutegen.families.gemm.perf_model.estimator import Estimator
+from cutegen.families.gemm.perf_model.blackwell import estimator_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 
@@ -40,10 +40,11 @@ class Ranker:
         self._problem = problem
         self._fixed = dict(fixed or {})
         self._domains = {knob: tuple(self._fixed.get(knob, domain)) for knob, domain in space.domains.items()}
-        self._estimator = Estimator(problem, space.arch, sm_count)
+        self._estimator = estimator_of(problem, space.arch, sm_count)
         self._orders: dict[Any, list[tuple[float, Value, Value]]] = {}
         self._split_rules = tuple(rule for rule in space.rules if "split_k" in rule.knobs)
-        shape = {"tile_shape_mn", "cluster_shape_mn", "swap_ab"}  # what the number of tiles follows from
+        # What the number of tiles follows from:
+        shape = {"tile_shape_mn", "mma_tiler_mn", "use_2cta_instrs", "cluster_shape_mn", "swap_ab"}
         looked_at = shape.union(*(rule.knobs for rule in self._split_rules)) - {"split_k"}
         self._split_knobs = tuple(knob for knob in space.domains if knob in looked_at)
         self._splits: dict[Any, list[int]] = {}
@@ -127,7 +128,7 @@ class Ranker:
 
     def orders(self, config: Config) -> list[tuple[float, Value, Value]]:
         """Return the rasterization orders, least traffic first, then simplest: (bytes, swizzle, along m)."""
-        key = (config["tile_shape_mn"], config["cluster_shape_mn"], config.get("swap_ab", False))
+        key = self._estimator.shape_of(config)
         known = self._orders.get(key)
         if known is None:
             orders = product(
@@ -180,6 +181,9 @@ def _grade(time_us: float) -> int:
 
 
 def family_of(config: Config) -> tuple[Value, ...]:
-    """Kinds of kernel between which the model is least sure: how k is divided, swapped, pingpong."""
+    """Kinds of kernel between which the model is least sure: how k is divided, swapped, pingpong, pairs."""
     divided = config.get("split_k", 1) != 1
-    return divided, *(config.get(knob, False) for knob in ("stream_k", "reduction", "swap_ab", "pingpong"))
+    return divided, *(
+        config.get(knob, False)
+        for knob in ("stream_k", "reduction", "swap_ab", "pingpong", "use_2cta_instrs")
+    )

@@ -7,6 +7,7 @@ from itertools import islice
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model import proposals
+from cutegen.families.gemm.perf_model.blackwell import estimator_of
 from cutegen.families.gemm.perf_model.estimator import Estimator
 from cutegen.families.gemm.perf_model.fitted import fit_of, fitted_us, is_fitted
 from cutegen.families.gemm.perf_model.gpu_params import is_modelled
@@ -112,7 +113,7 @@ class GemmStrategy:
 
         def physics(config: Config) -> float:
             if not estimators:
-                estimators.append(Estimator(problem, space.arch, sm_count))
+                estimators.append(estimator_of(problem, space.arch, sm_count))
             return estimators[0].estimate(config, space.derive(config, problem, space.arch)).time_us
 
         def predict(config: Config) -> float | None:
