@@ -277,6 +277,7 @@ def test_kernels_of_a_bundle_are_tried_without_a_compiler(
 
     bundle, out = tmp_path / "b.tar", tmp_path / "out.json"
     words = ["gemm", "--arch", "sm_100a", "--shape", "512x1024x1024", "--candidates", "2", "--quiet"]
+    words += ["--set", "cluster_shape_mn=1x1", "--set", "mma_tiler_mn=128x64"]  # one tile is a problem then
     files = ["--cache-dir", str(tmp_path / "here"), "--export", str(bundle)]
     assert cutegen.cli.tune.main([*words, *files]) == 0
     monkeypatch.setattr(Builder, "_require_compiler", lambda self: pytest.fail("it compiled"))
@@ -289,7 +290,8 @@ def test_kernels_of_a_bundle_are_tried_without_a_compiler(
     assert [tier["name"] for tier in results["tiers"]] == list(TIERS) and results["bundle"] == "b.tar"
     assert {t["outcome"] for t in results["trials"]} == {"ok"} and results["arch"] == "sm_100a"
     brought = [t for t in results["trials"] if t["problem"] == "gemm 512x1024x1024 bf16 kk"]
-    assert [t["tier"] for t in brought] == [tier for tier in TIERS[2:] for _ in range(2)]
+    each = len(brought) // len(TIERS[2:])
+    assert each >= 2 and [t["tier"] for t in brought] == [tier for tier in TIERS[2:] for _ in range(each)]
     monkeypatch.setattr(bringup, "present_device", lambda: fake_engine.DEVICE)
     assert bringup.main(there) == 3
     assert "kernels are for sm_100a, the GPU is Fake GPU (sm_90a)" in capsys.readouterr().err
