@@ -292,3 +292,15 @@ def test_listed_configs_are_tried_on_the_problem_of_a_call(gpu: FakeUserGpu) -> 
         search(print, [one], x, tuner=tuner)
     with pytest.raises(TypeError, match="w"):
         search(kernel, [one], x, tuner=tuner)
+
+
+def test_as_many_kinds_of_call_are_remembered_as_there_may_be_plans(
+    gpu: FakeUserGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutegen.torch_ops.family_operator.MAX_PLANS", 2)
+    kernel, w = cutegen.load(EXAMPLE), tensor(N)
+    operator: Any = vars(kernel)["operator"]
+    for m in (1, 2, 3, 1, 2, 3):
+        x = tensor(m, N)
+        assert close(kernel(x, w), norm(x, w, 1e-6))
+        assert 1 <= len(operator.fast) <= 2

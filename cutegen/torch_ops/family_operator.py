@@ -146,8 +146,17 @@ class DeclaredOperator:
         self.fast.clear()
 
     def planned(self, values: Sequence[Any], options: tuple[str | bool, ...]) -> Any:
-        """Return the plan of a call that was just answered, whose ``launch`` takes what is not absent."""
-        return self._plans.known[_key(values, None, options)]
+        """Return the plan of a call that was just answered, whose ``launch`` takes what is not absent.
+
+        None if another thread has dropped it.
+        """
+        return self._plans.known.get(_key(values, None, options))
+
+    def remember(self, key: Any, plan: Any) -> None:
+        """Keep what written code knows of a kind of call, of as many kinds as there may be plans."""
+        if len(self.fast) >= MAX_PLANS:
+            self.fast.clear()
+        self.fast[key] = plan
 
     def __call__(
         self,

@@ -136,8 +136,9 @@ class _Slow:
         if any(tensor.numel() == 0 for tensor in given):
             return _result(operator, operator.of_nothing(values))
         found = operator(values, numbers, chosen, options)
-        if key is not None:
-            operator.fast[key] = FastPlan(operator, values, options, found)
+        plan = None if key is None else operator.planned(values, options)
+        if plan is not None:
+            operator.remember(key, FastPlan(operator, plan, found))
         return _result(operator, found)
 
 

@@ -29,14 +29,8 @@ class FastPlan:
         bytes0: Bytes that it spans.
     """
 
-    def __init__(
-        self,
-        operator: DeclaredOperator,
-        values: Sequence[Any],
-        options: tuple[str | bool, ...],
-        found: Sequence[Any],
-    ) -> None:
-        self.plan = operator.planned(values, options)
+    def __init__(self, operator: DeclaredOperator, plan: Any, found: Sequence[Any]) -> None:
+        self.plan = plan
         self.device = next(tensor.device for tensor in found if tensor is not None)
         for at, tensor in enumerate(found):
             if tensor is not None:
