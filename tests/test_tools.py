@@ -18,6 +18,7 @@ from cutegen.errors import DeviceError
         ("bench_energy", "--out {out}"),
         ("bench_first_call", "--out {out}"),
         ("bench_gemm", "--shapes tools/shapes/gemm_dev.toml --out {out}"),
+        ("bench_model", "--out {out}"),
         ("break_template", "--out {out}"),
         ("bringup", "--out {out}"),
         ("check_range", "--table none.json --out {out}"),

@@ -62,8 +62,8 @@ class ModelResults(QuotedFile):
         model = facts["model"]
         return (
             f"A Llama-shaped model of the size {model['size']}, random weights, bf16; decoding at place "
-            f"{model['context']}; inference in CUDA graphs, training eager or compiled, without embedding "
-            f"and the head. {facts['gpu']}, driver {facts['machine']['driver']}; {named}; commit "
+            f"{model['context']}; inference in CUDA graphs, training eager or compiled, of its layers alone. "
+            f"{facts['gpu']}, driver {facts['machine']['driver']}; {named}; commit "
             f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Medians of {facts['rounds']} "
             "interleaved rounds; above 1 cutegen is faster."
         )
