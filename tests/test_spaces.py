@@ -62,6 +62,8 @@ REPRESENTATIVE = [
 def plain(space: Space, sizes: str) -> Any:
     """The simplest problem of a space's family, of as many of the sizes as it has."""
     family = find_family(space.family)
+    if len(family.sizes) > 4:  # which depend on each other
+        return family.typical()[0]
     most = 3 if isinstance(family, GemmFamily) else len(family.sizes)
     return family.problem(family.parse_shape("x".join(sizes.split("x")[:most])), {})
 
@@ -320,7 +322,7 @@ def test_derived_quantities_obey_the_limits_of_the_target(space: Space) -> None:
     for problem, config in random_pairs(space, seed=1, count=300, per_problem=4):
         derived = space.derive(config, problem, space.arch)
         assert number(derived["smem_bytes"]) <= space.arch.smem_bytes
-        assert number(derived["threads"]) <= space.arch.threads_per_block
+        assert number({**config, **derived}["threads"]) <= space.arch.threads_per_block
         assert space not in GEMM_SPACES or number(derived["stages"]) >= 3
         assert not derived.keys() & config.keys()
 

@@ -104,8 +104,10 @@ def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
     family = find_family(space.family)
     if isinstance(family, GemmFamily):
         return random_problem(generator, reach, dtypes_of(space))
-    several = (*reach[:3], *[64] * len(family.sizes)) if len(family.sizes) > len(reach) else reach
+    several = (reach[0], *[64] * len(family.sizes)) if len(family.sizes) > len(reach) else reach
     sizes = {size.name: _size(generator, most) for size, most in zip(family.sizes, several, strict=False)}
+    if "pairs" in sizes:  # of the elements of a head
+        sizes["pairs"] = 1 + sizes["pairs"] % max(1, sizes["d"] // 2)
     options = {
         option.name: generator.random() < 0.4 if option.is_flag else generator.choice(option.values)
         for option in family.options
