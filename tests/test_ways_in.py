@@ -244,3 +244,15 @@ def test_a_declaration_in_a_program_is_as_good(folder: Path) -> None:
         configs=[{"a": 1}, {"a": 2}],
     )
     assert kernel.domains == {"a": (1, 2)}
+
+
+def test_a_space_is_listed_where_the_module_is_not(folder: Path) -> None:
+    """Only compiling needs it, and says so."""
+    arguments = 'entry="absent:Doubling", construct="threads", call="x, y, stream", '
+    arguments += 'knobs={"threads": (32, 64)},'
+    family = declare(folder, arguments)
+    assert configs(family) == [{"threads": 32}, {"threads": 64}]
+    problem = family.parse("ways 8x256")
+    config = registry.find_space("ways", ARCH).default(problem)
+    with pytest.raises(FamilyError, match=r"ways\.py, line 4: module absent is not there"):
+        render(problem, config, ARCH)

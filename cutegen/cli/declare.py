@@ -10,6 +10,7 @@ from cutegen.cli.args import Parser, file_path
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.wrapped_text import say
 from cutegen.errors import FamilyError, UsageError
+from cutegen.families.user.closure import find_source
 from cutegen.families.user.draft import draft
 from cutegen.families.user.entry_source import read_entry
 
@@ -51,6 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     if not colon or not all(word.isidentifier() for word in (*module.split("."), name)):
         raise UsageError(f"{args.entry} is not of the form MODULE:NAME, such as my_norm:RMSNorm")
     try:
+        find_source(module, args.folder.absolute())
         source = read_entry(args.entry, args.folder.absolute())
     except FamilyError as error:
         raise UsageError(str(error)) from error

@@ -57,13 +57,16 @@ class EntrySource:
 
 
 def read_entry(entry: str, folder: Path) -> EntrySource | None:
-    """Return what the text of ``module:name`` tells; None if the file does not define it at its top level.
+    """Return what the text of ``module:name`` tells; None if no file defines it at its top level.
 
     Raises:
-        FamilyError: The module is not there, or a decorator ``tunable`` has values that are not written out.
+        FamilyError: The file is no Python, or a decorator ``tunable`` has values that are not written out.
     """
     module, _, name = entry.partition(":")
-    path = find_source(module, folder)
+    try:
+        path = find_source(module, folder)
+    except FamilyError:  # whoever compiles it will miss it; listing a space does not
+        return None
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (OSError, SyntaxError, ValueError) as error:
