@@ -19,13 +19,16 @@ from fake_tuning import TOOLCHAIN, FakeBench, FakeCompiler
 from cutegen.arch import find_arch
 from cutegen.build.store import Store
 from cutegen.cli import calibrate as cli
-from cutegen.errors import ArchError, DeviceError, StoreError
+from cutegen.errors import DeviceError, StoreError
+from cutegen.families.gemm.perf_model.blackwell import estimator_of
 from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.fitted import Fit, Rates, fitted_us, load_fit, read_fit
+from cutegen.families.gemm.perf_model.gpu_params import Factors, find_machine, scaled
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.strategy import defaults_by_time
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_family, find_space
 from cutegen.measure import Candidate, TimingRun
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import geometric_mean
@@ -33,7 +36,7 @@ from cutegen.records.calibrations import calibrated_arch, calibration_path, requ
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.search.defaults import default_config
+from cutegen.search.defaults import default_config, predictor
 from cutegen.search.parallel_rank import rank_algorithms, rank_all
 from cutegen.space import Config
 from cutegen.tuning.backends import Backends
@@ -121,7 +124,7 @@ def test_rates_and_errors_of_kernels_are_found(calibrated: Path) -> None:
     found = document(calibrated)
     assert found["rates"]["clock"] == pytest.approx(TRUTH.clock, rel=0.12)
     assert found["rates"]["memory"] == pytest.approx(TRUTH.memory, rel=0.12)
-    judged = found["provenance"]["regret_on_matrices_left_out"]
+    judged = found["provenance"]["regret"]
     assert judged["taken"] == "trees"
     assert judged["trees"]["first"] < 0.6 * judged["shipped"]["first"]
     assert found["provenance"]["shapes"] == PROBLEMS
@@ -271,13 +274,63 @@ def test_a_file_that_is_none_is_refused(
         require_calibration(path, DEVICE)
 
 
-def test_only_targets_with_a_fit_and_a_gpu_can_be_calibrated(tmp_path: Path) -> None:
-    """Others are refused before anything is measured."""
-    blackwell = replace(DEVICE, compute_capability=(10, 0))
-    for device, error in ((blackwell, ArchError), (None, DeviceError)):
-        setting = Setting.of(find_arch("sm_100a"), device, cache_dir=tmp_path)
-        with TrialStore(setting.db) as trials, pytest.raises(error):
-            CalibrationRun(setting, setting.children(), trials, problems=30, kernels=4)
+def test_without_a_gpu_there_is_nothing_to_calibrate(tmp_path: Path) -> None:
+    """It is refused before anything is measured."""
+    setting = Setting.of(find_arch("sm_100a"), None, cache_dir=tmp_path)
+    with TrialStore(setting.db) as trials, pytest.raises(DeviceError, match="there is none"):
+        CalibrationRun(setting, setting.children(), trials, problems=30, kernels=4)
+
+
+B200 = replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)
+FACTORS = Factors(clock=0.8, memory=0.7, fixed=1.5)
+
+
+class PretendedB200(FakeBench):
+    """A GPU of a target that nobody had measured: the physics with other constants."""
+
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        self._step()
+        problem = candidates[0].problem
+        assert isinstance(problem, Problem)
+        torch, timings = [50.0] * 3, {}
+        for config in defaults_by_time(find_space("gemm", B200.arch), problem, B200.sm_count):
+            if config.digest in {candidate.name for candidate in candidates}:
+                own = [true_b200_us(problem, config)] * 3
+                timings[config.digest] = Timing.of(own, torch, reference="torch.mm")
+        return TimingRun(timings, Timing.of(torch, torch, reference="torch.mm"))
+
+
+def true_b200_us(problem: Problem, config: Config) -> float:
+    """Microseconds of a kernel on that GPU."""
+    machine = scaled(find_machine(B200.arch), FACTORS)
+    derived = find_space("gemm", B200.arch).derive(config, problem, B200.arch)
+    return estimator_of(problem, B200.arch, B200.sm_count, machine).estimate(config, derived).time_us
+
+
+def test_a_calibration_replaces_what_was_assumed_of_blackwell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The constants that matter are found, predictions follow from them, and nothing else of the target."""
+    words = ["--problems", "24", "--kernels", "6", "--json"]
+    assert run(tmp_path, *words, device=B200, bench=PretendedB200()) == 0
+    said = json.loads(capsys.readouterr().out)
+    for name in ("clock", "memory", "fixed"):
+        assert said["scales"][name] == pytest.approx(getattr(FACTORS, name), rel=0.1)
+    assert said["regret"]["factors"]["first"] <= said["regret"]["shipped"]["first"]
+    arch = calibrated_arch(tmp_path, B200)
+    assert arch.calibration is not None and find_family("gemm").accuracy(arch) == ""
+    space, off = find_space("gemm", arch), []
+    for problem in (Problem(16, 8192, 4096), Problem(300, 4096, 4096), Problem(4096, 8192, 2048)):
+        predict, config = predictor(space, problem, 148), default_config(space, problem, 148)
+        assert predict is not None
+        off.append((predict(config) or 0.0) / true_b200_us(problem, config))
+    assert all(ratio == pytest.approx(1.0, abs=0.08) for ratio in off)
+    assert find_machine(find_arch("sm_100a")) == find_machine(B200.arch) != find_machine(arch)
+    path = calibration_path(tmp_path, B200)
+    for factors in ({"clock": 0.0}, {"speed": 1.0}, [], {"clock": "fast"}):
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), "factors": factors}))
+        with pytest.raises(StoreError, match="malformed"):
+            require_calibration(path, B200)
 
 
 def test_trees_learn_what_questions_tell() -> None:

@@ -12,6 +12,7 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.progress_display import make_display
 from cutegen.cli.wrapped_text import say, say_json
 from cutegen.errors import UsageError
+from cutegen.families.gemm.perf_model.fitting import Refit
 from cutegen.measure import BUSY_MODES
 from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibration_path, require_calibration
@@ -29,8 +30,8 @@ _EXAMPLES = """examples:
   python -m cutegen.calibrate --out h100.json           # write a file, and use it nowhere yet
   python -m cutegen.calibrate --use h100.json           # use a file that was made on such a GPU
 
-The file in the cache folder is what untuned GEMMs in 16 bits and predictions follow from on this GPU.
-Delete it to go back to what the package ships.
+The file in the cache folder is what untuned GEMMs and predictions follow from on this GPU: on Hopper those
+in 16 bits. Delete it to go back to what the package ships.
 
 exit codes:
   0    the calibration is in use, or written
@@ -51,7 +52,7 @@ def main(
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.calibrate",
-        description="Fit the performance model of GEMMs in 16 bits to the GPU at hand.",
+        description="Fit the performance model of GEMMs to the GPU at hand.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -151,20 +152,21 @@ def _report(found: Calibrated, path: Path, *, as_json: bool) -> None:
                 "gpu": found.device.name,
                 "problems": found.problems,
                 "points": found.points,
-                "rates": dict(found.fit.rates._asdict()),
-                "regret_on_matrices_left_out": judged,
+                "scales": dict(found.fit.scales),
+                "regret": judged,
                 "seconds": round(found.seconds, 3),
             }
         )
         return
-    rates, taken = found.fit.rates, judged[judged["taken"]]
+    taken, fitted = judged[judged["taken"]], isinstance(found.fit, Refit)
+    scales = ", ".join(f"{name} {value:.2f}" for name, value in found.fit.scales.items())
     say(
         f"{found.device.name}: {found.points} timings of {found.problems} problems in {found.seconds:.1f} s; "
-        f"beside an H200 its clock counts {rates.clock:.2f}, its memory {rates.memory:.2f}"
+        f"beside {'an H200' if fitted else 'what was assumed'}: {scales}"
     )
     say(
-        f"the choice among kernels, on matrices left out of the fit, is {100 * taken['first']:.1f} % behind "
-        "the best timed, in the geometric mean; without this calibration "
-        f"{100 * judged['shipped']['first']:.1f} %"
+        f"the choice among kernels, {'on matrices left out of the fit, ' if fitted else ''}is "
+        f"{100 * taken['first']:.1f} % behind the best timed, in the geometric mean; without this "
+        f"calibration {100 * judged['shipped']['first']:.1f} %"
     )
     say(f"written: {path}")

@@ -12,6 +12,7 @@ from cutegen.arch import Arch, Calibration, with_calibration
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, DeviceError, StoreError
 from cutegen.families.gemm.perf_model.fitted import read_fit
+from cutegen.families.gemm.perf_model.gpu_params import read_factors
 from cutegen.families.gemm.perf_model.torch_mm import read_torch_mm
 from cutegen.measure.device import Device
 from cutegen.system.documents import read_json
@@ -55,8 +56,11 @@ def require_calibration(path: Path, device: Device) -> Calibration:
                 f"calibration {path} is of another GPU or driver: {name} is {shown(said.get(name))} there "
                 f"and {here!r} here; python -m cutegen.calibrate measures this one"
             )
-    read_fit(path)
-    read_torch_mm(path)
+    if "factors" in found:
+        read_factors(path)
+    else:
+        read_fit(path)
+        read_torch_mm(path)
     return Calibration(str(path), hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 
 

@@ -20,10 +20,11 @@ from cutegen import __version__
 from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.digest import Json, digest
-from cutegen.errors import ArchError, CheckError, DeviceError, LaunchError, MeasureError, NoWinnerError
+from cutegen.errors import CheckError, DeviceError, LaunchError, MeasureError, NoWinnerError
 from cutegen.families.gemm.perf_model.fitted import is_fitted, load_fit
-from cutegen.families.gemm.perf_model.fitting import Measured, Refit, refit
-from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.fitting import MachineRefit, Measured, Refit, refit, refit_machine
+from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.strategy import defaults_by_time
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
@@ -107,7 +108,7 @@ class Calibrated:
     device: Device
     problems: int
     points: int
-    fit: Refit
+    fit: Refit | MachineRefit
     document: dict[str, Json] = field(repr=False)
     seconds: float = 0.0
 
@@ -130,7 +131,7 @@ class CalibrationRun:
         clock: Seconds of a steady clock.
 
     Raises:
-        ArchError: The model of that target has no fit to start from.
+        ArchError: There is no model of that target.
         DeviceError: There is no GPU.
     """
 
@@ -151,10 +152,8 @@ class CalibrationRun:
         self._setting, self._device = setting, setting.device
         self._arch = setting.device.arch  # proposals must not follow from an earlier calibration
         self._problems = designed(problems)
-        if not is_fitted(self._problems[0], self._arch):
-            raise ArchError(
-                f"cutegen has no fitted model of {self._arch} to calibrate; valid: {load_fit().arch}"
-            )
+        find_machine(self._arch)  # refuses a target without a model
+        self._fitted = is_fitted(self._problems[0], self._arch)
         self._children, self._trials = children, trials
         self._kernels = kernels
         self._observe, self._again, self._clock = observe, again, clock
@@ -195,8 +194,7 @@ class CalibrationRun:
 
     def _candidates(self, problem: Problem) -> list[Config]:
         """Return the kernels that are predicted to be the fastest, and some of the others by chance."""
-        ranked = kernel_set(self._space, problem, self._device.sm_count).by_time(problem)
-        likely = [config for _, config in islice(ranked, _DRAWN_OF)]
+        likely = list(islice(defaults_by_time(self._space, problem, self._device.sm_count), _DRAWN_OF))
         count = max(1, self._kernels - _DRAWN)
         rest = likely[count:]
         return likely[:count] + random.Random(str(problem)).sample(rest, min(_DRAWN, len(rest)))
@@ -257,7 +255,12 @@ class CalibrationRun:
         )
 
     def _conclude(self, found: Sequence[Measured]) -> Calibrated:
-        fit = refit(found, self._device.sm_count, load_fit(), load_torch_mm())
+        sms = self._device.sm_count
+        fit: Refit | MachineRefit
+        if self._fitted:
+            fit = refit(found, sms, load_fit(), load_torch_mm())
+        else:
+            fit = refit_machine(found, self._space, sms)
         points = sum(len(each.us) for each in found)
         sizes = [list(each.problem.sizes.values())[:3] for each in found]
         provenance: dict[str, Json] = {
@@ -272,7 +275,7 @@ class CalibrationRun:
             "layout": "kk",
             "smallest": [min(column) for column in zip(*sizes, strict=True)],
             "largest": [max(column) for column in zip(*sizes, strict=True)],
-            "regret_on_matrices_left_out": fit.judged,
+            "regret": fit.judged,
         }
         header: dict[str, Json] = {"arch": self._arch.name, "made_on": made_on(self._device)}
         document = {**header, "provenance": provenance, **fit.to_json()}

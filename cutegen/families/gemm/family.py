@@ -256,7 +256,7 @@ class GemmFamily(Family):
         """Return how the model's order compares with measurements, where there are some."""
         if self.name != GEMM.name:
             return ""
-        return str(measured_accuracy(arch) or "") if is_measured(arch) else _UNMEASURED
+        return str(measured_accuracy(arch) or "") if is_measured(arch) or arch.calibration else _UNMEASURED
 
     def files(self) -> Sequence[Path]:
         """Return the model, and the rules that the spaces of both families share."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model.estimator import Estimate, Estimator, KernelCost
+from cutegen.families.gemm.perf_model.gpu_params import Machine
 from cutegen.families.gemm.problem import Problem
 
 __all__ = ["BlackwellEstimator", "estimator_of"]
@@ -100,11 +101,11 @@ def _as_tiles(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "tile_shape_mn": (rows // 2 if config["use_2cta_instrs"] else rows, columns)}
 
 
-def estimator_of(problem: Problem, arch: Arch, sm_count: int) -> Estimator:
-    """Return what estimates configs of the general algorithm on ``arch``.
+def estimator_of(problem: Problem, arch: Arch, sm_count: int, machine: Machine | None = None) -> Estimator:
+    """Return what estimates configs of the general algorithm on ``arch``, by default as its machine says.
 
     Raises:
         ArchError: Nothing is known of that architecture's speed.
     """
     kind = BlackwellEstimator if arch.family == "sm100" else Estimator
-    return kind(problem, arch, sm_count)
+    return kind(problem, arch, sm_count, machine)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from cutegen.families.gemm.perf_model.blackwell import estimator_of
 from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.fitted import FEATURES, Fit, KernelColumns, Rates, rooflines
+from cutegen.families.gemm.perf_model.gpu_params import Factors, find_machine, scaled
 from cutegen.families.gemm.perf_model.judging import (
     FOLDS,
     behind_best,
@@ -25,7 +27,7 @@ from cutegen.families.gemm.perf_model.judging import (
 from cutegen.families.gemm.perf_model.torch_mm import TorchMm, describe
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
-from cutegen.space import Config
+from cutegen.space import Config, Space
 
 if TYPE_CHECKING:
     import numpy
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[numpy.float64]
 
-__all__ = ["Measured", "Refit", "refit"]
+__all__ = ["MachineRefit", "Measured", "Refit", "refit", "refit_machine"]
 
 #: Few and shallow: there are some thousand points at most.
 _TREES = Boosting(trees=60, depth=4, rate=0.15, hold=6.0, borders=24)
@@ -76,6 +78,11 @@ class Refit:
     torch_trees: Trees
     judged: dict[str, Any]
 
+    @property
+    def scales(self) -> dict[str, float]:
+        """The rates by name."""
+        return self.rates._asdict()
+
     def to_json(self) -> dict[str, Any]:
         """Return what :func:`~cutegen.families.gemm.perf_model.fitted.read_fit` reads, without a header."""
         return {
@@ -84,6 +91,30 @@ class Refit:
             **self.trees.to_json(),
             "torch_mm": self.torch_trees.to_json(),
         }
+
+
+@dataclass(frozen=True)
+class MachineRefit:
+    """What a target that nobody had measured turned out to be.
+
+    Attributes:
+        factors: By what the constants of its machine are multiplied.
+        judged: Regret of the choice among what was measured, by the model that the package ships
+            (``shipped``) and with the factors (``factors``), which are ``taken``. Five numbers leave nothing
+            to hold out.
+    """
+
+    factors: Factors
+    judged: dict[str, Any]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The factors by name."""
+        return self.factors._asdict()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :func:`~cutegen.families.gemm.perf_model.gpu_params.read_factors` reads."""
+        return {"factors": self.scales}
 
 
 def refit(measured: Sequence[Measured], sm_count: int, start: Fit, torch_start: TorchMm) -> Refit:
@@ -131,6 +162,45 @@ def _predict(measured: Sequence[Measured], sm_count: int, fit: Fit, rates: Rates
         logs.append(np.log(time.astype(float)) + fit.trees.sums(features) + fit.trees.base)
         rows.append(features.T)
     return np.concatenate(logs), np.concatenate(rows).astype(float)
+
+
+def refit_machine(measured: Sequence[Measured], space: Space, sm_count: int) -> MachineRefit:
+    """Return what fits the machine of a target that nobody had measured to ``measured``.
+
+    The physics stays as it is; what was taken from public sources or assumed is scaled until it is least off.
+    """
+    import numpy as np
+
+    us = np.concatenate([np.array(each.us, float) for each in measured])
+    shape = np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+    weight, start = nearness(behind_best(shape, us)), find_machine(space.arch)
+    derived = [[space.derive(c, each.problem, space.arch) for c in each.configs] for each in measured]
+
+    def predicted(factors: Factors) -> Doubles:
+        machine, found = scaled(start, factors), []
+        for each, numbers in zip(measured, derived, strict=True):
+            estimator = estimator_of(each.problem, space.arch, sm_count, machine)
+            pairs = zip(each.configs, numbers, strict=True)
+            found += [estimator.estimate(config, number).time_us for config, number in pairs]
+        return np.log(found)
+
+    def error(factors: Factors) -> float:
+        return float((abs(np.log(us) - predicted(factors)) * weight).sum() / weight.sum())
+
+    best, least = Factors(), error(Factors())
+    for step in _STEPS:
+        moved = True
+        while moved:
+            moved = False
+            for name, factor in product(Factors._fields, (1 / step, step)):
+                tried = best._replace(**{name: getattr(best, name) * factor})
+                if (off := error(tried)) < least:
+                    best, least, moved = tried, off, True
+    judged: dict[str, Any] = {
+        name: regret(regrets(shape, us, predicted(factors)))
+        for name, factors in (("shipped", Factors()), ("factors", best))
+    }
+    return MachineRefit(best, {**judged, "taken": "factors"})
 
 
 def _find_rates(

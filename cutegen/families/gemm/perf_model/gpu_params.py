@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
-from cutegen.arch import Arch
-from cutegen.errors import ArchError
+from cutegen.arch import Arch, Calibration
+from cutegen.errors import ArchError, StoreError
+from cutegen.system.documents import read_json
 
-__all__ = ["B200", "B300", "H200", "Machine", "find_machine", "is_measured", "is_modelled"]
+__all__ = [
+    "B200",
+    "B300",
+    "H200",
+    "Factors",
+    "Machine",
+    "find_machine",
+    "is_measured",
+    "is_modelled",
+    "read_factors",
+    "scaled",
+]
 
 
 @dataclass(frozen=True)
@@ -157,13 +172,79 @@ def is_measured(arch: Arch) -> bool:
     return arch.name in _MEASURED
 
 
+class Factors(NamedTuple):
+    """By what a calibration multiplies constants of a machine that nobody had measured.
+
+    Attributes:
+        clock: Clocks, and the work at which power lowers them.
+        memory: Bandwidth of device memory.
+        l2: Bandwidth of L2, of all SMs and of one.
+        fixed: What a launch takes before its first multiply, and what a reduction adds.
+        epilogue: Clocks of an epilogue.
+    """
+
+    clock: float = 1.0
+    memory: float = 1.0
+    l2: float = 1.0
+    fixed: float = 1.0
+    epilogue: float = 1.0
+
+
+def scaled(machine: Machine, factors: Factors) -> Machine:
+    """Return ``machine`` with its constants multiplied."""
+    f, m = factors, machine
+    return replace(
+        m,
+        boost_mhz=m.boost_mhz * f.clock,
+        settled_mhz=m.settled_mhz * f.clock,
+        power_flops=m.power_flops * f.clock,
+        settled_flops=m.settled_flops * f.clock,
+        hbm_bytes_us=m.hbm_bytes_us * f.memory,
+        l2_bytes_us=m.l2_bytes_us * f.l2,
+        l2_bytes_us_sm=m.l2_bytes_us_sm * f.l2,
+        launch_us=m.launch_us * f.fixed,
+        fill_us=m.fill_us * f.fixed,
+        reduce_us=m.reduce_us * f.fixed,
+        epilogue_clk=m.epilogue_clk * f.epilogue,
+        store_bytes_clk=m.store_bytes_clk / f.epilogue,
+    )
+
+
+def read_factors(path: Path) -> Factors:
+    """Return the factors in the file of a calibration.
+
+    Raises:
+        StoreError: There is no such file, or it holds no factors that make sense.
+    """
+    found = read_json(path, "calibration", malformed=StoreError)
+    try:
+        assert isinstance(found, dict) and isinstance(found["factors"], dict)
+        factors = Factors(**{name: float(value) for name, value in found["factors"].items()})
+        if not all(0.01 < factor < 100 for factor in factors):
+            raise ValueError(f"a factor of {max(factors):g}")
+        return factors
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _calibrated(calibration: Calibration, name: str) -> Machine:
+    return scaled(_MACHINES[name], read_factors(Path(calibration.path)))
+
+
 def find_machine(arch: Arch) -> Machine:
-    """Return what is believed of the main product of ``arch``.
+    """Return what is believed of the main product of ``arch``, or of the GPU that its calibration is of.
+
+    Constants that were fitted are left alone: of such a GPU a calibration corrects the fitted times.
 
     Raises:
         ArchError: Nothing is known of that architecture's speed.
+        StoreError: The file of its calibration cannot be read.
     """
     try:
-        return _MACHINES[arch.name]
+        known = _MACHINES[arch.name]
     except KeyError:
         raise ArchError(f"no performance model of {arch}; modelled: {', '.join(_MACHINES)}") from None
+    return (
+        known if is_measured(arch) or arch.calibration is None else _calibrated(arch.calibration, arch.name)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from cutegen.arch import Arch
@@ -18,11 +18,22 @@ from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor
 from cutegen.space import Config, Space, Value, as_pair
 
-__all__ = ["GemmStrategy"]
+__all__ = ["GemmStrategy", "defaults_by_time"]
 
 #: Most kernels that come first since the fit predicts them to be fast. Source: on an H200 the best of eight
 #: that boosted trees put first is some tenths of a percent behind the best.
 _BY_FIT = 8
+
+
+def defaults_by_time(space: Space, problem: Problem, sm_count: int) -> Iterator[Config]:
+    """Yield the space's default candidates that are valid for ``problem``, the fastest predicted first."""
+    if is_fitted(problem, space.arch):
+        yield from (config for _, config in kernel_set(space, problem, sm_count).by_time(problem))
+        return
+    ranker = Ranker(space, problem, sm_count, None)
+    valid = (config for config in default_kernels(space, problem) if not space.explain(problem, config))
+    found = sorted((ranker.finish(config) for config in valid), key=lambda candidate: candidate.time_us)
+    yield from (candidate.config for candidate in found)
 
 
 class GemmStrategy:
@@ -79,10 +90,7 @@ class GemmStrategy:
         """
         if is_fitted(problem, space.arch):
             return kernel_set(space, problem, sm_count).fastest(problem) or space.default(problem)
-        ranker = Ranker(space, problem, sm_count, None)
-        valid = (c for c in default_kernels(space, problem) if not space.explain(problem, c))
-        found = [ranker.finish(config) for config in valid]
-        return min(found, key=lambda c: c.time_us).config if found else space.default(problem)
+        return next(defaults_by_time(space, problem, sm_count), None) or space.default(problem)
 
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
         """Return the space's default candidates, and its own default where none of them is valid."""
