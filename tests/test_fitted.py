@@ -137,6 +137,17 @@ def _plain_choice(problem: Problem) -> Config | None:
     return chosen.replace(swizzle_size=swizzle, raster_along_m=along)
 
 
+def test_operands_along_n_are_not_cut_into_short_runs() -> None:
+    """Where an operand is contiguous along the kernel's n, tiles have whole 64 bytes of it, or all of it."""
+    for layout in ("kk", "kn", "mn", "mk"):
+        for m in (8, 80, 104, 280, 600, 3984, 8000):
+            problem = Problem(m, 6144, 4096, layout=layout)
+            config = kernel_set(SPACE, problem, 132).fastest(problem)
+            assert config is not None
+            along_n = layout[0] == "m" if config["swap_ab"] else layout[1] == "n"
+            assert not along_n or m <= 32 or config.pair("tile_shape_mn")[1] % 32 == 0
+
+
 def test_the_provenance_is_that_of_the_sweep() -> None:
     """People can see what the numbers come from."""
     sweep = json.loads(lzma.decompress(SWEEP.read_bytes()))

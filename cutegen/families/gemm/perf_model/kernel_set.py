@@ -24,6 +24,10 @@ __all__ = ["KernelSet", "default_kernels", "kernel_set"]
 
 #: What the space's rules allow at most; whoever they forbid the more is asked last, so few are asked in vain.
 _SPLIT_TILES, _SWAPPED_ROWS = 1024, 4096
+#: Columns of a tile that an operand which is contiguous along them needs a multiple of: else shared memory
+#: is swizzled in 32 bytes or not at all, and TMA moves so few at a time. Source: untuned products of layout
+#: mn on an H200: of more than 32 columns without such a multiple they were at 0.42 to 0.82 of torch.mm.
+_RUN = 32
 #: Splits of k are tried that fill the GPU so many times over.
 _ROUNDS = (1, 2)
 
@@ -57,6 +61,10 @@ class KernelSet:
         self._part = 4 * c.tile_k[self._whole :]
         #: What the kernel's m and n must be above, so that clusters are not more than twice as tall or wide.
         self._least = np.where(c.sharing[::-1] > 1, c.sides / 2, 0)
+        #: Kernels whose tiles cut an operand into runs of too few bytes; one at least reads such an operand.
+        along_n = np.where(c.swap_ab, problem.layout[0] == "m", problem.layout[1] == "n")
+        self._short_runs = along_n & (c.tiles[1] % _RUN != 0)
+        self._any_short = bool(self._short_runs.any())
         self._last: tuple[Problem, Config, float] | None = None
         self._orders = list(product(space.domains["swizzle_size"], space.domains["raster_along_m"]))
 
@@ -85,7 +93,7 @@ class KernelSet:
 
     def _splits(self, problem: Problem, cover: Cover) -> tuple[Array, NDArray[numpy.bool_]]:
         """``split_k`` of each kernel, which fills the GPU as far as there are k steps for it; and whether
-        the kernel is valid by those rules of the space that forbid most."""
+        the kernel is valid by those rules of the space that forbid most, and suits the layout."""
         import numpy as np
 
         first, c = self._whole, self._columns
@@ -93,6 +101,8 @@ class KernelSet:
         likely = inside[0] & inside[1]
         if problem.m > _SWAPPED_ROWS:
             likely &= ~c.swap_ab
+        if self._any_short:
+            likely &= ~(self._short_runs & (cover.extents[1] > _RUN))
         count = cover.total[first:]
         most = np.minimum(self._most, np.floor(np.float32(problem.k) / self._part))
         splits = np.ones(len(likely), np.float32)
