@@ -42,6 +42,8 @@ NEEDS = {
     "nvidia_fmha": ("helpers.fmha_helpers", "2x512x512x8x2x128 bf16 causal"),
     "flash_attention": ("flash_attn", "2x512x512x8x2x64 bf16 causal"),
     "flash_attention_varlen": ("flash_attn", "512x4x8x2x128 bf16 causal"),
+    "quack_cross_entropy": ("quack", "512x4096 bf16 gradient"),
+    "quack_topk": ("quack", "512x1024x32 fp32"),
     "nvidia_add": ("helpers.fmha_helpers", "512x512 bf16"),
 }
 
@@ -178,6 +180,8 @@ ON_CPU = {
     "nvidia_fmha 2x40x40x4x2x16 fp16 causal": "sdpa",
     "flash_attention 2x40x72x4x2x16 bf16": "sdpa",
     "flash_attention_varlen 64x5x4x2x16 bf16": "sdpa, one by one",
+    "quack_cross_entropy 20x128 bf16 gradient": "torch",
+    "quack_topk 20x128x8 fp32": "torch",
     "nvidia_add 20x48 bf16": "torch",
 }
 

@@ -41,6 +41,8 @@ CASES: tuple[tuple[str, str, dict[str, Value]], ...] = (
     ("flash_attention 2x300x300x6x6x64 fp16", "flash_attn", {"weights": "smem", "tile_n": 96}),
     ("flash_attention_varlen 1000x9x8x2x128 bf16 causal", "flash_attn", {"tile_n": 96, "overlap": False}),
     ("flash_attention_varlen 1000x9x8x2x64 bf16", "flash_attn", {"stages": 1}),
+    ("quack_cross_entropy 300x4096 bf16 gradient", "quack", {"online": False}),
+    ("quack_topk 300x1024x32 fp32", "quack", {}),
     ("nvidia_add 300x1000 fp32", "helpers.fmha_helpers", {"copy_bits": 64}),
 )
 
