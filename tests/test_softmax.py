@@ -115,7 +115,7 @@ def test_awkward_rows_are_masked_but_never_whole() -> None:
     assert x.stride(0) > 1000 and math.isfinite(float(SOFTMAX.reference(problem, inputs).compared("out")))
 
 
-@pytest.mark.parametrize("family", [SOFTMAX, CROSS_ENTROPY], ids=str)
+@pytest.mark.parametrize("family", [SOFTMAX, CROSS_ENTROPY], ids=lambda family: family.name)
 def test_the_first_awkward_rows_leave_warps_without_a_finite_logit(family: Any) -> None:
     """For which -inf less -inf is not a number: warp 3 of 4 has vectors 96 to 127 of every 128."""
     problem = family.tails(family.parse(f"{family.name} 64x4096 bf16"))[0]
