@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from own_registry import without_user_families
 
 from cutegen.cli.main import main
-from cutegen.families import registry
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_kernel"
 
@@ -16,9 +16,7 @@ def test_a_draft_needs_only_what_it_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With values of knobs and a reference in the places that it marks, it is a declaration."""
-    others = {name: found for name, found in registry._all().items() if found.declaration is None}
-    monkeypatch.setattr(registry, "_registered", others)
-    registry._space.cache_clear()
+    without_user_families(monkeypatch)
     (tmp_path / "my_norm.py").write_text((EXAMPLE / "my_norm.py").read_text())
     out = tmp_path / "draft.py"
     assert main(["declare", "my_norm:RMSNorm", "--folder", str(tmp_path), "--out", str(out)]) == 0

@@ -240,15 +240,15 @@ print(json.dumps(found))
 def test_defaults_are_what_quack_runs() -> None:
     done = subprocess.run([sys.executable, "-c", QUACKS_OWN], capture_output=True, text=True, check=True)
     for dtype, n, norm, soft in json.loads(done.stdout.splitlines()[-1]):
-        own = default_config(find_space("quack_rmsnorm", ARCH), _rows("quack_rmsnorm", n, dtype))
+        own = _default("quack_rmsnorm", n, dtype)
         assert [own[key] for key in ("threads", "per_row", "cluster", "reload")] == norm, n
-        own = default_config(find_space("quack_softmax", ARCH), _rows("quack_softmax", n, dtype))
+        own = _default("quack_softmax", n, dtype)
         assert [own[key] for key in ("threads", "per_row", "cluster")] == soft, n
 
 
-def _rows(name: str, n: int, dtype: str) -> Any:
-    family(name)
-    return parse_problem(f"{name} 512x{n} {dtype}")
+def _default(name: str, n: int, dtype: str) -> Any:
+    problem = family(name).parse(f"{name} 512x{n} {dtype}")
+    return default_config(find_space(name, ARCH), problem)
 
 
 FLASH_ATTENTIONS_OWN = """

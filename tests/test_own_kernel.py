@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deployments import write_table
 from own_kernels import ROPE, SPLIT, write_kernel
+from own_registry import without_user_families
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Failure
@@ -37,9 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy.mkdir(parents=True)
     for name in ("my_norm.py", "my_norm_kernel.py"):
         shutil.copy(EXAMPLE / name, copy / name)
-    others = {name: found for name, found in registry._all().items() if found.declaration is None}
-    monkeypatch.setattr(registry, "_registered", others)
-    registry._space.cache_clear()
+    without_user_families(monkeypatch)
     monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path / "cache"))
     return copy
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_registry import without_user_families
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder, Failure
@@ -60,9 +61,7 @@ def reference(x):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    others = {name: found for name, found in registry._all().items() if found.declaration is None}
-    monkeypatch.setattr(registry, "_registered", others)
-    registry._space.cache_clear()
+    without_user_families(monkeypatch)
     (tmp_path / "own").mkdir()
     return tmp_path / "own"
 

@@ -14,6 +14,7 @@ from deployments import Workshop, load
 from fake_engine import DEVICE
 from fake_torch import Torch
 from fake_tuning import SMALL, TOOLCHAIN, FakeCompiler
+from own_registry import without_user_families
 
 import cutegen.cli.pin
 import cutegen.cli.tune
@@ -52,9 +53,7 @@ class TracingCompiler(FakeCompiler):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "mine"
     shutil.copytree(EXAMPLE, folder)
-    others = {name: found for name, found in registry._all().items() if found.declaration is None}
-    monkeypatch.setattr(registry, "_registered", others)
-    registry._space.cache_clear()
+    without_user_families(monkeypatch)
     monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: DEVICE)
     return folder

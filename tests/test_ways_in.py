@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_registry import without_user_families
 
 import cutegen
 from cutegen.arch import find_arch
@@ -102,9 +103,7 @@ def fake_arguments():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    others = {name: found for name, found in registry._all().items() if found.declaration is None}
-    monkeypatch.setattr(registry, "_registered", others)
-    registry._space.cache_clear()
+    without_user_families(monkeypatch)
     (tmp_path / "own").mkdir()
     return tmp_path / "own"
 

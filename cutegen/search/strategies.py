@@ -75,10 +75,8 @@ def likely(
 ) -> list[Config]:
     """Return what :func:`rank` will return behind the default, as far as that is known at once.
 
-    It can be compiled while the rest is worked out, which takes a second. Each is of another kernel.
-
-    Raises:
-        ConfigError: ``fixed`` names a knob that does not exist.
+    It can be compiled while the rest is worked out, which takes a second. Each is of another kernel. There is
+    nothing where ``fixed`` names a knob or a value that does not exist, which :func:`rank` refuses.
     """
     strategy = strategy_of(space)
     return [] if strategy is None else strategy.likely(space, problem, sm_count, limit, fixed)

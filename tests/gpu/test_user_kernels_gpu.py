@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hopper import GPU, NEEDS_HOPPER
+from own_registry import without_user_families
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
@@ -223,10 +224,7 @@ def test_the_example_is_tuned_called_and_pinned(
     (tmp_path / "cache").mkdir(mode=0o700)
     folder = tmp_path / "mine"
     shutil.copytree(EXAMPLE, folder)
-    monkeypatch.setattr(
-        registry, "_registered", {n: f for n, f in registry._all().items() if n != "my_rmsnorm"}
-    )
-    registry._space.cache_clear()
+    without_user_families(monkeypatch)
     declaration, table = str(folder / "my_norm_kernel.py"), str(tmp_path / "table.json")
     words = ["tune", "--kernel", declaration, "--shape", "4096x4096", "--table", table, "--quiet", "--json"]
     words += ["--budget", "25"]

@@ -76,7 +76,7 @@ class GemmStrategy:
         best = kernel_set(space, problem, sm_count).by_time(problem)
         found: dict[Config, Config] = {}
         for _, config in islice(best, min(_BY_FIT, 3 * limit // 4)):
-            if all(config[knob] in values for knob, values in (fixed or {}).items()):
+            if all(config.get(knob) in values for knob, values in (fixed or {}).items()):
                 found.setdefault(space.compile_view(config), config)
         return list(found.values())
 
