@@ -85,7 +85,7 @@ class UserCode:
         self._begin()
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # tracing runs the user's code, which may raise anything
             if self._ended or isinstance(error, BuildError):
                 raise
             raise self._refusal(error) from error

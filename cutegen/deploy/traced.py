@@ -30,13 +30,16 @@ def register(deployment: Any) -> str:
         deployment._read(CPP_LIBRARY, deployment._digest(CPP_LIBRARY))
         torch.ops.load_library(deployment.folder / CPP_LIBRARY)
     else:
-        known.library = _registered(deployment)  # registrations end with the object
+        known.registration = _registered(deployment)  # what it registers ends with it
     known.folder = folder
     return f"{NAMESPACE}::gemm"
 
 
 def _registered(deployment: Any) -> Any:
+    from torch import library as untyped
+
     torch = deployment.torch
+    registry: Any = untyped
 
     def run(a: Any, b: Any, *tensors: Any, **options: Any) -> Any:
         c, bias, scale_a, scale_b = (*tensors, None, None, None, None)[:4]
@@ -47,7 +50,6 @@ def _registered(deployment: Any) -> Any:
         dtype = out_dtype or getattr(torch, dtype_of(a)[3])
         return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)  # sizes may be symbols
 
-    registry: Any = torch.library
     library = registry.Library(NAMESPACE, "FRAGMENT")
     library.define(OPERATOR, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("gemm", run, "CompositeExplicitAutograd")

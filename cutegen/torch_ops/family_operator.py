@@ -337,7 +337,7 @@ class DeclaredOperator:
         """Define the operator for torch, for real and for fake tensors; again does nothing.
 
         Args:
-            backward: Its gradients, as ``torch.library.register_autograd`` takes them; None for none.
+            backward: Its gradients, as torch's ``register_autograd`` takes them; None for none.
             setup: Keeps what they need.
         """
         import torch

@@ -83,12 +83,7 @@ def warmup(
     if frozen:
         dispatcher = dispatcher.with_build("allow")  # what was asked for by name is no late compilation
     index = torch.cuda.current_device() if arch is None and torch.cuda.is_available() else 0
-    if arch is None:
-        device = dispatcher.device(index)
-        target, sm_count = device.arch, device.sm_count
-    else:
-        target = find_arch(arch) if isinstance(arch, str) else arch
-        sm_count = target.nominal_sm_count
+    target, sm_count = _target(dispatcher, arch, index)
     asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
     given = [parse_problem(each) if isinstance(each, str) else each for each in problems]
     expected = read_source(source, m, asked)
@@ -102,6 +97,28 @@ def warmup(
     )
     if not launch or arch is not None:
         return warmed
+    warmed = _launch_all(dispatcher, warmed, index, observe)
+    if frozen:
+        state.drop_plans()
+        drop_family_plans()
+    return warmed
+
+
+def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tuple[Arch, int]:
+    """Return what is compiled for, and how many SMs it has: GPU ``index`` unless a target is named."""
+    if arch is None:
+        device = dispatcher.device(index)
+        return device.arch, device.sm_count
+    target = find_arch(arch) if isinstance(arch, str) else arch
+    return target, target.nominal_sm_count
+
+
+def _launch_all(
+    dispatcher: Dispatcher, warmed: Warming, index: int, observe: Callable[[Warming], None]
+) -> Warming:
+    """Launch every kernel that is ready once on GPU ``index``, and torch's own product there."""
+    import torch
+
     for count, each in enumerate(warmed.ready, 1):
         launch_once(dispatcher, each, index)
         warmed = replace(warmed, launched=count)
@@ -109,9 +126,6 @@ def warmup(
     if dispatcher.device_type == "cuda":
         small = torch.ones(16, 16, dtype=torch.bfloat16, device=torch.device("cuda", index))
         torch.mm(small, small)  # where torch answers, it is not made ready in a capture either
-    if frozen:
-        state.drop_plans()
-        drop_family_plans()
     return warmed
 
 
