@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cutegen.build import Artifact, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build.render import Source
@@ -154,6 +154,22 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
         "silu": torch.nn.functional.silu,
     }
     d.copy_(functions[epilogue.activation](value))
+
+
+Fake = TypeVar("Fake", bound=FakeGpu)
+
+
+@contextmanager
+def calls_go_to(fake: Fake) -> Iterator[Fake]:
+    """Let eager calls ask ``fake``; afterwards as before. What traces needs :func:`operators_ask`."""
+    from cutegen.torch_ops import gemm
+
+    before = gemm._dispatcher
+    gemm.use(fake.dispatcher())
+    try:
+        yield fake
+    finally:
+        gemm._dispatcher = before
 
 
 @contextmanager

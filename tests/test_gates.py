@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_family import FakeFamilies
+from fake_kernels import calls_go_to
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +18,6 @@ import cutegen  # noqa: E402
 from cutegen.errors import ConfigError, OperandError  # noqa: E402
 from cutegen.families.registry import parse_problem  # noqa: E402
 from cutegen.torch_ops import gates  # noqa: E402
-from cutegen.torch_ops import gemm as operators  # noqa: E402
 
 N = 64
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -26,11 +26,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 @pytest.fixture
 def gpu(tmp_path: Path) -> Iterator[FakeFamilies]:
     """Every call of the test goes to kernels on the CPU."""
-    fake = FakeFamilies(tmp_path)
-    before = operators._dispatcher
-    operators.use(fake.dispatcher())
-    yield fake
-    operators._dispatcher = before
+    with calls_go_to(FakeFamilies(tmp_path)) as fake:
+        yield fake
 
 
 def tensor(*shape: int, dtype: Any = None) -> Any:

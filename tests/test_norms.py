@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kernels import FakeGpu
+from fake_kernels import FakeGpu, calls_go_to
 
 torch = pytest.importorskip("torch")
 
@@ -50,11 +50,8 @@ class FakeNorms(FakeGpu):
 @pytest.fixture
 def gpu(tmp_path: Path) -> Iterator[FakeNorms]:
     """Every call of the test goes to kernels on the CPU."""
-    fake = FakeNorms(tmp_path)
-    before = operators._dispatcher
-    operators.use(fake.dispatcher())
-    yield fake
-    operators._dispatcher = before
+    with calls_go_to(FakeNorms(tmp_path)) as fake:
+        yield fake
 
 
 def tensor(*shape: int, dtype: Any = None) -> Any:

@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_family import FakeFamilies  # noqa: E402
+from fake_kernels import calls_go_to  # noqa: E402
 from torch import library as registry  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.errors import OperandError  # noqa: E402
 from cutegen.families.cross_entropy.family import CROSS_ENTROPY  # noqa: E402
 from cutegen.families.softmax.family import SOFTMAX  # noqa: E402
-from cutegen.torch_ops import gemm as operators  # noqa: E402
 from cutegen.torch_ops import softmax as operator_module  # noqa: E402
 
 N = 64
@@ -27,11 +27,8 @@ N = 64
 @pytest.fixture
 def gpu(tmp_path: Path) -> Iterator[FakeFamilies]:
     """Every call of the test goes to kernels on the CPU."""
-    fake = FakeFamilies(tmp_path)
-    before = operators._dispatcher
-    operators.use(fake.dispatcher())
-    yield fake
-    operators._dispatcher = before
+    with calls_go_to(FakeFamilies(tmp_path)) as fake:
+        yield fake
 
 
 def tensor(*shape: int, dtype: Any = None) -> Any:

@@ -45,6 +45,7 @@ from cutegen.space import Config, Launch
 from cutegen.tuning import AutoTuner, Failed, TuneResult
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.request import EFFORTS
+from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, order
 from tools.benchmark.family_rows import joined, row_slice
@@ -237,13 +238,7 @@ def _entrants(
     default = default_config(space, problem, device.sm_count)
     configs = {OWN: result.config, **({DEFAULT: default} if default != result.config else {})}
     for name, config in configs.items():
-        artifact = kernels.artifact(problem, config, device.arch)
-        yield (
-            name,
-            Candidate.of(
-                name, artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
-            ),
-        )
+        yield name, compiled_candidate(kernels, device, name, problem, config)
     for name in call_names(problem, peers=peers):
         yield name, Candidate(name, Path(CALL), order(problem, name), Launch((), 0), problem)
 

@@ -27,14 +27,15 @@ from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space, space_of
-from cutegen.measure import Bench, Candidate
+from cutegen.families.registry import find_space
+from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.runtime.dispatch import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
+from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.model_products import KINDS, draw
@@ -100,7 +101,7 @@ class Runner:
         Raises:
             CutegenError: It cannot be measured, or the kernel is wrong.
         """
-        candidate = self._candidate(one)
+        candidate = compiled_candidate(self._kernels, self._device, "cutegen", one.problem, one.config)
         self._bench.open(one.problem)
         if candidate.shared_object not in self._checked:
             result = self._bench.check(candidate, repeats=0)
@@ -123,20 +124,6 @@ class Runner:
             "ratio": round(timing.ratio, 4),
             "left_to_torch": list(one.left_to_torch),
         }
-
-    def _candidate(self, one: Asked) -> Candidate:
-        arch = self._device.arch
-        artifact = self._kernels.artifact(one.problem, one.config, arch)
-        space = space_of(one.config, one.problem.family, arch)
-        return Candidate.of(
-            "cutegen",
-            artifact.shared_object,
-            artifact.symbol,
-            space,
-            one.config,
-            one.problem,
-            self._device.sm_count,
-        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.families.ranges import Range, parse_range
-from cutegen.families.registry import find_space, space_of
+from cutegen.families.registry import find_space
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
@@ -36,6 +36,7 @@ from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, AutoTuner
+from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.results import write_json
 
 __all__ = ["Row", "main", "random_sizes", "summary"]
@@ -123,12 +124,7 @@ class Checker:
 
     def candidate(self, name: str, problem: Problem, config: Config, known_key: str = "") -> Candidate:
         """Return a config as something to time."""
-        device = self._device
-        artifact = self._kernels.artifact(problem, config, device.arch, known_key=known_key)
-        space = space_of(config, problem.family, device.arch)
-        return Candidate.of(
-            name, artifact.shared_object, artifact.symbol, space, config, problem, device.sm_count
-        )
+        return compiled_candidate(self._kernels, self._device, name, problem, config, known_key)
 
     def time(self, bench: Bench, candidates: Sequence[Candidate]) -> dict[str, tuple[float, float | None]]:
         """Return microseconds without drift, and the ratio to the baseline, by name."""
