@@ -59,3 +59,12 @@ def test_candidates_are_compiled_without_a_gpu(tmp_path: Path, capsys: pytest.Ca
 def test_what_is_missing_is_named(words: str, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_family.main(f"rmsnorm --shapes tools/shapes/rmsnorm.toml {words}".split()) == 2
     assert missing in capsys.readouterr().err
+
+
+def test_where_there_are_few_configs_all_are_tried() -> None:
+    """Also those that differ from the default in more than two knobs."""
+    problem = rows(8, 8)
+    every = set(SPACE.configs(problem))
+    found = most_like_default(SPACE, problem, 132, len(every))
+    assert set(found) == every and len(found) == len(every)
+    assert found[0] == default_config(SPACE, problem, 132)

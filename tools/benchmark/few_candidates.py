@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact
@@ -27,9 +27,13 @@ def most_like_default(space: Space, problem: Problem, sm_count: int, count: int)
     """Return the default config for ``problem`` and the valid ones that are most like it, at most ``count``.
 
     Two numbers are as far apart as one must be doubled to reach the other, and two knobs as both together;
-    configs that differ from the default in more than two knobs are left out.
+    configs that differ from the default in more than two knobs are left out. Where there are no more than
+    ``count`` in all, these are all of them.
     """
     default = default_config(space, problem, sm_count)
+    first = list(islice(space.configs(problem), count + 1))
+    if len(first) <= count:
+        return [default, *(config for config in first if config != default)]
     found = {
         config: _distance(default, config)
         for config in _changed(space, default)
