@@ -130,7 +130,7 @@ def test_the_table_decides_what_is_measured(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--peers", "cublas"], "unknown peer cublas; known: quack, operators, cublaslt, copy"),
+        (["--peers", "cublas"], "unknown peer cublas; known: quack, operators, cublaslt, max_autotune, copy"),
         (["--only", "A,Z"], "has no shape Z"),
         (["--table", "absent.json"], "dispatch table absent.json does not exist"),
         (["--tuned", "absent.json"], "absent.json cannot be read"),

@@ -106,6 +106,22 @@ def test_further_contexts_have_a_column_and_a_mean_of_their_own() -> None:
     assert "back to back" not in plain and "each launch" not in plain
 
 
+def test_bursts_have_a_column_where_power_limits_any_row() -> None:
+    """Rows that it does not limit have none; the mean is of those that it does."""
+    found = two_shapes()
+    own = found.shapes[1].entries["cutegen"]
+    slower = replace(own, timing=timing(125.0).with_bursts(timing(200.0)))
+    rows = (found.shapes[0], replace(found.shapes[1], entries={**found.shapes[1].entries, "cutegen": slower}))
+    text = rt.render(replace(found, shapes=rows))
+    assert "torch.mm / cutegen (95 %) | the same in bursts | QuACK / cutegen" in text
+    assert "1.250 (1.250 to 1.250) |  |" in text and "0.800 (0.800 to 0.800) | 0.500 |" in text
+    assert (
+        "in bursts, 1 that a limit of power slows down: geometric mean of torch.mm / cutegen **0.500**"
+        in text
+    )
+    assert "in bursts" not in rt.render(found)
+
+
 def test_failures_of_cutegen_are_named_and_their_number_goes_with_the_mean() -> None:
     """A shape that failed can neither vanish nor count."""
     lines = rt.summary(results(row("A", {"cutegen": entry(80.0)}), row("B", {"cutegen": entry(None)})))

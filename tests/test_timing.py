@@ -220,6 +220,26 @@ def test_those_that_may_win_are_timed_in_bursts_too() -> None:
     assert bursts == {"torch": 6, "a": 3, "b": 3, PREDECESSOR: 3}, "the reference also wakes the device"
 
 
+def test_who_is_asked_for_is_timed_in_bursts_too() -> None:
+    """However far behind when settled: a benchmark wants to know all of its entries."""
+    engine = Recorder()
+    entries = [candidate("a", "ok:20!15"), candidate("c", "ok:21!10"), candidate("d", "ok:22!12")]
+    timings = time_in_rounds(engine, entries, BOTH, "torch.mm", engine.announced.append, ["c"]).timings
+    assert timings["c"].burst_us == pytest.approx(10) and timings["c"].burst_ratio == pytest.approx(1)
+    assert timings["d"].bursts is None
+
+
+def test_what_runs_before_is_given_less_time_than_the_rest_under_load() -> None:
+    """So that it does not keep the GPU cool; in bursts its time is as exact as that of the others."""
+    for clock, share in (("settled", 0.25), ("burst", 1.0)):
+        engine = Recorder()
+        policy = Policy(clock=clock, settle_s=0, rounds=2, min_rounds=2, context="behind")
+        run(engine, [candidate("a", "ok:20")], policy)
+        took = dict(engine.ran)
+        assert took[PREDECESSOR] == pytest.approx(share * policy.round_us, rel=0.1)
+        assert took["a"] == pytest.approx(policy.round_us, rel=0.2)
+
+
 def test_without_a_limit_of_power_bursts_tell_nothing_new() -> None:
     """The clock is as high under load; nobody waits for it to come back."""
 

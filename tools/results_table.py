@@ -67,7 +67,12 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]
-LABELS = {"quack": "QuACK", "operators": "Operator API", "cublaslt": "best of cuBLASLt"}
+LABELS = {
+    "quack": "QuACK",
+    "operators": "Operator API",
+    "cublaslt": "best of cuBLASLt",
+    "max_autotune": "max-autotune",
+}
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,22 @@ def contexts_of(rows: Iterable[ShapeResult]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.contexts))
 
 
+def burst_ratios(rows: Iterable[ShapeResult]) -> list[float]:
+    """Return time of torch.mm over cutegen's in bursts, for the rows where power limits the clock."""
+    timings = (row.timing(OWN) for row in rows)
+    return [timing.burst_ratio for timing in timings if timing is not None and timing.burst_ratio]
+
+
 def table(results: Results) -> list[str]:
     """Return the lines of the table, one row per shape."""
     peers, contexts = peers_of(results.shapes), contexts_of(results.shapes)
+    bursts = bool(burst_ratios(results.shapes))
     head = ["shape", "M x N x K", "type", "torch.mm us", "cutegen us", "TFLOP/s", "torch.mm / cutegen (95 %)"]
+    head += ["the same in bursts"] * bursts
     head += [f"the same {_words(context)}" for context in contexts]
     head += [f"{LABELS.get(peer, peer)} / cutegen" for peer in peers]
     head += ["MHz", "tuning s: cutegen" + "".join(f", {LABELS.get(peer, peer)}" for peer in peers), "kernel"]
-    rows = [_cells(row, peers, contexts) for row in results.shapes]
+    rows = [_cells(row, peers, contexts, bursts=bursts) for row in results.shapes]
     align = ["---", "---", "---", *["---:"] * (len(head) - 5), "---:", "---"]
     return [line(head), line(align), *map(line, rows)]
 
@@ -118,7 +131,9 @@ def _words(context: str) -> str:
     return context.replace("_", " ")
 
 
-def _cells(row: ShapeResult, peers: Sequence[str], contexts: Sequence[str] = ()) -> list[str]:
+def _cells(
+    row: ShapeResult, peers: Sequence[str], contexts: Sequence[str] = (), *, bursts: bool = False
+) -> list[str]:
     p = row.problem
     cells = [row.name, row.shape, " ".join(str(p).split()[2:])]
     own = row.timing(OWN)
@@ -129,6 +144,8 @@ def _cells(row: ShapeResult, peers: Sequence[str], contexts: Sequence[str] = ())
     else:
         spread = f"{down(own.ratio, 3)} ({down(own.ratio_low, 3)} to {down(own.ratio_high, 3)})"
         cells += [up(own.median_us, 2), down(p.flops / own.median_us / 1e6, 1), spread]
+    if bursts:
+        cells += [down(value, 3) for value in burst_ratios([row])] or [""]
     for context in contexts:
         value = row.ratio("", context)
         cells.append(down(value, 3) if value else "")
@@ -157,6 +174,7 @@ def summary(results: Results) -> list[str]:
     for group in groups(results.shapes):
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
         lines += [f"- {sentence}" for sentence in _context_sentences(group, contexts_of(results.shapes))]
+        lines += _burst_lines(group)
     lines += bandwidth_table.summary(results.shapes)
     failed = [row.name for row in results.shapes if row.timing(OWN) is None]
     if failed:
@@ -207,6 +225,17 @@ def _context_sentences(group: Group, contexts: Sequence[str]) -> Iterator[str]:
                 f"**{down(geometric_mean(values), 3)}**{_over(values, group)}, "
                 f"smallest {down(min(values), 3)}, at least 1 on {level} of {len(values)}"
             )
+
+
+def _burst_lines(group: Group) -> list[str]:
+    """Return what bursts come to, where any row was timed in them."""
+    values = burst_ratios(group.rows)
+    if not values:
+        return []
+    return [
+        f"- {group.title}, in bursts, {len(values)} that a limit of power slows down: geometric mean of "
+        f"torch.mm / cutegen **{down(geometric_mean(values), 3)}**, smallest {down(min(values), 3)}"
+    ]
 
 
 def _over(values: Sequence[float], group: Group) -> str:

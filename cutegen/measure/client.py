@@ -227,7 +227,8 @@ class Bench(Closing):
             candidates: Who is timed; all for the open problem, each with a name of its own. Those that would
                 win a tie come first: where time decides, energy is measured for the first of many equals.
             policy: How.
-            keep: Names of candidates whose energy is measured if anyone's is, however slow they are.
+            keep: Names of candidates that are timed in bursts, and whose energy is measured, if anyone's is,
+                however slow they are.
 
         Raises:
             MeasureError: The problem is not open, a name repeats, or the reference failed.

@@ -22,6 +22,7 @@ from cutegen.measure.torch_engine import TorchEngine
 from cutegen.system.publish import publish
 from tools.benchmark.bandwidth import COPY_CALL, CopyCall
 from tools.benchmark.cublaslt import LT_CALL, CublasLt, LtCall, LtOrder, loaded_library
+from tools.benchmark.max_autotune import MAX_AUTOTUNE_CALL, MaxAutotuneCall
 
 if TYPE_CHECKING:
     import torch
@@ -49,11 +50,11 @@ Call = Callable[..., None]
 
 
 class ContestEngine(TorchEngine):
-    """cutegen's engine, which also times copies: they leave the output alone."""
+    """cutegen's engine, which also times copies, which compute nothing, and calls that make their output."""
 
     def must_write(self, candidate: Candidate) -> bool:
-        """Return whether ``candidate`` is to compute a GEMM."""
-        return candidate.shared_object.name != COPY_CALL
+        """Return whether ``candidate`` is to fill the output that it is given."""
+        return candidate.shared_object.name not in (COPY_CALL, MAX_AUTOTUNE_CALL)
 
 
 def open_engine(index: int) -> ContestEngine:
@@ -85,6 +86,8 @@ def load(library: Path, symbol: str) -> Call:
         return CopyCall(symbol)
     if library.name == LT_CALL:
         return LtCall(LtOrder.from_json(json.loads(symbol)), _cublaslt())
+    if library.name == MAX_AUTOTUNE_CALL:
+        return MaxAutotuneCall(symbol, _keywords)
     if library.name == QUACK_CALL:
         return QuackCall(QuackOrder.from_json(json.loads(symbol)))
     from cutegen.build.loader import load_kernel

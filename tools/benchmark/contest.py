@@ -43,8 +43,8 @@ class Arena(Protocol):
         """Say whether ``candidate`` computes the right thing."""
         ...
 
-    def time(self, candidates: Sequence[Candidate], policy: Policy) -> TimingRun:
-        """Time ``candidates`` and the reference in interleaved rounds."""
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        """Time ``candidates`` and the reference in interleaved rounds, and those of ``keep`` in bursts."""
         ...
 
 
@@ -169,7 +169,7 @@ def run_contest(
         except CutegenError as error:
             entries[contestant.name] = failed(error)
     everyone = [finalist.candidate for entrant in entrants.values() for finalist in entrant.finalists]
-    run = arena.time(everyone, policy)
+    run = arena.time(everyone, policy, [candidate.name for candidate in everyone])
     entries.update((name, _entry(entrant, run)) for name, entrant in entrants.items())
     contexts = {
         policy.context: _in_context(arena.time(everyone, policy), entrants, entries) for policy in further

@@ -21,7 +21,17 @@ from cutegen.measure.torch_engine import TorchEngine, open_cuda, rotating
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CALL", "COPIES", "ENGINE", "PEERS", "FamilyCall", "call_names", "open_engine", "order"]
+__all__ = [
+    "CALL",
+    "COPIES",
+    "ENGINE",
+    "PEERS",
+    "FamilyCall",
+    "call_names",
+    "open_engine",
+    "operand_sets",
+    "order",
+]
 
 #: What to start the measuring child with.
 ENGINE = "tools.benchmark.family_child:open_engine"
@@ -116,7 +126,7 @@ class FamilyCall:
         )
         outputs = {a.name: value for a, value in pairs if a.kind == "out"}
         if self._call is None:
-            self._call = rotating(self._find(inputs, outputs), _sets(self._problem))
+            self._call = rotating(self._find(inputs, outputs), operand_sets(self._problem))
         self._call(inputs, outputs)
 
     def _find(self, inputs: Inputs, outputs: dict[str, torch.Tensor]) -> Baseline:
@@ -134,7 +144,7 @@ class FamilyCall:
         return baselines[self._name]
 
 
-def _sets(problem: Problem) -> int:
+def operand_sets(problem: Problem) -> int:
     """Return how many sets of operands, and so of results, keep the L2 cache of the present GPU cold."""
     import torch
 

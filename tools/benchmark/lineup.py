@@ -27,6 +27,7 @@ from tools.benchmark import environment
 from tools.benchmark.bandwidth import Copy
 from tools.benchmark.contest import Contestant
 from tools.benchmark.environment import software
+from tools.benchmark.max_autotune import MaxAutotune, inductor_environment
 from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours, read_tuning_seconds
 from tools.benchmark.quack import Quack, quack_environment
@@ -36,11 +37,13 @@ from tools.benchmark.vendor import Vendor
 __all__ = ["PEERS", "conditions", "final_policies", "make_contestants", "set_environment", "taking_part"]
 
 #: Who may be compared with cutegen.
-PEERS = ("quack", "operators", Vendor.name, COPY)
+PEERS = ("quack", "operators", Vendor.name, MaxAutotune.name, COPY)
 
 
 def final_policies(args: argparse.Namespace) -> list[Policy]:
     """Return how the common rounds are timed, in each launch context that was asked for.
+
+    In the first of them bursts follow.
 
     Raises:
         UsageError: There is no such context, or none was asked for.
@@ -50,7 +53,11 @@ def final_policies(args: argparse.Namespace) -> list[Policy]:
         raise UsageError(f"--context names none; valid: {', '.join(CONTEXTS)}")
     rounds = max(args.rounds, args.min_rounds)
     common = Policy(rounds=rounds, min_rounds=args.min_rounds, settle_s=args.settle, seed=args.seed)
-    return [replace(common, context=require_context(name)) for name in names]
+    bursts = Policy.final().burst_rounds
+    return [
+        replace(common, context=require_context(name), burst_rounds=0 if at else bursts)
+        for at, name in enumerate(names)
+    ]
 
 
 def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool = True) -> list[Contestant]:
@@ -94,6 +101,8 @@ def make_contestants(args: argparse.Namespace, device: Device, *, measured: bool
         found.append(peer)
     if Vendor.name in wanted:
         found.append(Vendor(final_policies(args)[0].context))
+    if MaxAutotune.name in wanted:
+        found.append(MaxAutotune())
     if COPY in wanted:
         found.append(Copy())
     return found
@@ -151,7 +160,8 @@ def conditions(
 ) -> dict[str, Json]:
     """Return what must agree for two rows to belong in one table."""
     own = next(c for c in contestants if isinstance(c, Ours))
-    peers = {c.name: c.settings for c in contestants if isinstance(c, Quack | Operators | Vendor)}
+    tuned = (Quack, Operators, Vendor, MaxAutotune)
+    peers = {c.name: c.settings for c in contestants if isinstance(c, tuned)}
     return environment.conditions(
         device,
         final_policies(args)[0],
@@ -168,10 +178,11 @@ def conditions(
 
 
 def set_environment(args: argparse.Namespace) -> None:
-    """Set what the measuring child reads: QuACK's variables and cutegen's cache folder."""
+    """Set what the measuring child reads: QuACK's variables, Inductor's and cutegen's cache folder."""
     store = _store(args)
     workers = args.workers or default_workers()
     os.environ.update(quack_environment(_peers(store) / "quack", workers))
+    os.environ.update(inductor_environment(_peers(store) / "inductor"))
     os.environ["CUTEGEN_CACHE_DIR"] = str(store.root)
 
 
