@@ -39,6 +39,7 @@ __all__ = [
     "Predictor",
     "Problem",
     "Reference",
+    "Repeat",
     "Signature",
     "Size",
     "StandIn",
@@ -148,6 +149,8 @@ class Option:
         return not self.values
 
 
+#: How launches follow one another while they are timed, see :class:`Family`.
+Repeat = Literal["idempotent", "bounded", "restore"]
 #: ``in`` is read only. ``out`` is written completely. ``inout`` is read and written in place. ``scratch`` is
 #: the workspace of :class:`~cutegen.space.Launch`; ``launch`` stands for all of its integers. ``scalar`` is a
 #: number that the caller gives.
@@ -322,6 +325,10 @@ class Family(ABC):
             space of its name, whose configs say ``algorithm=NAME``, and templates in a folder of that name.
         default_is_its_authors: The default config is what a kernel's author runs. If it is wrong, so is the
             reference or the declaration, and nothing is timed.
+        repeat: How kernels that update tensors in place are launched again and again while they are timed:
+            ``restore`` puts the tensors back between timed spans, so that each launch finds what a caller
+            passes; ``bounded`` goes on with what earlier launches left, which stays in its range; so does
+            ``idempotent``, of kernels that leave their own results as they are, which is checked.
     """
 
     name: str
@@ -332,6 +339,7 @@ class Family(ABC):
     knobs: Mapping[str, str] = {}
     algorithms: tuple[str, ...] = ()
     default_is_its_authors: bool = False
+    repeat: Repeat = "restore"
 
     # -- problems
 

@@ -155,6 +155,7 @@ kernel = Kernel(
     construct="dtype, d, threads",
     knobs={"threads": (128, 256)},
     rows="t",
+    repeat="bounded",
 )
 
 

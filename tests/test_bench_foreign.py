@@ -52,12 +52,13 @@ def test_parts_are_joined_and_shown_with_ratios_that_favour_nobody(tmp_path: Pat
         torch=(90, 0.9),
     )
     soft = part("quack_softmax 2048x128256 bf16", cutegen=(50.0, 1.0), torch=(60, 1.25), copy=(49, 0.98))
-    paths = {"quack_rmsnorm": tmp_path / "norm.json", "quack_softmax": tmp_path / "soft.json"}
-    for path, document in zip(paths.values(), (norm, soft), strict=True):
-        path.write_text(json.dumps(document), encoding="utf-8")
+    parts = {"quack_rmsnorm": norm, "quack_softmax": soft, "nvidia_gemm": {**norm, "rows": []}}
+    for name, document in parts.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
     out = tmp_path / "foreign.json"
-    write_json(out, bench_foreign.joined(paths))
+    write_json(out, bench_foreign.joined(tmp_path))
     found = json.loads(out.read_text(encoding="utf-8"))
+    assert [*found["kernels"]] == ["quack_rmsnorm", "quack_softmax"]
     assert found["kernels"]["quack_rmsnorm"]["entry"] == "quack.rmsnorm:RMSNorm"
     assert found["kernels"]["quack_rmsnorm"]["rows"][0]["configs"] == 312
     rendered = ForeignResults.load(out).render()
@@ -71,10 +72,9 @@ def test_parts_are_joined_and_shown_with_ratios_that_favour_nobody(tmp_path: Pat
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "broken.json"
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(StoreError, match=r"results file .*broken\.json cannot be read"):
-        bench_foreign.joined({"quack_rmsnorm": path})
+    (tmp_path / "quack_rmsnorm.json").write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError, match=r"results file .*quack_rmsnorm\.json cannot be read"):
+        bench_foreign.joined(tmp_path)
 
 
 def test_a_kernel_that_is_not_declared_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

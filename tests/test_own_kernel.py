@@ -191,6 +191,8 @@ BAD = {
     "object": ("(128, 256)", "(128, 256.0)", "knob threads may not be 256.0, of type float"),
     "no kernel": ("kernel = Kernel(", "other = dict(", "line"),
     "exits": ("kernel = Kernel(", "raise SystemExit(3)\nkernel = Kernel(", "ends the program"),
+    "repeat": ('rows="m",', 'rows="m", repeat="bounded",', r"no argument is declared by update\(\)"),
+    "unknown repeat": ('rows="m",', 'rows="m", repeat="always",', "it must be idempotent, bounded, restore"),
     "flag": ('("bf16", "fp16")', "True", "option dtype is True"),
 }
 

@@ -26,6 +26,7 @@ from cutegen.measure import predecessor  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
 from cutegen.measure.context import CONTEXTS  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
+from cutegen.measure.timing import time_in_rounds  # noqa: E402
 from cutegen.measure.torch_engine import COPY, TorchEngine, rotating  # noqa: E402
 
 SMALL = Problem(72, 40, 64)
@@ -159,8 +160,6 @@ def test_engine_times_kernels_over_rotating_operands(problem: Problem) -> None:
 
 def test_rounds_run_on_the_real_engine() -> None:
     """The logic of rounds and the torch engine fit together."""
-    from cutegen.measure.timing import time_in_rounds
-
     engine = new_engine()
     engine.open(SMALL, 0)
     policy = Policy(clock="burst", rounds=2, min_rounds=2, round_us=100)
@@ -363,6 +362,79 @@ def test_what_kernels_work_on_in_place_is_the_same_in_every_check(monkeypatch: p
         assert engine.measure(engine.prepare(None), 2) > 0
 
 
+class SpanLane(HostLane):
+    """Notes what each timed span ran: calls of its graph, and launches of the kernel among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spans: list[tuple[int, int]] = []
+        self.launched = 0
+
+    def replay_us(self, graph: Any, replays: int) -> float:
+        before = self.launched
+        took = super().replay_us(graph, replays)
+        self.spans.append((replays * len(graph), self.launched - before))
+        return took
+
+
+@pytest.mark.parametrize("repeat", ["restore", "bounded"])
+def test_what_is_updated_is_put_back_between_timed_spans(
+    monkeypatch: pytest.MonkeyPatch, repeat: Any
+) -> None:
+    """Each launch finds what a caller passes, and no timed span of a kernel holds anything but launches."""
+    lane, found = SpanLane(), {}
+
+    def add(x: torch.Tensor, total: torch.Tensor) -> None:
+        lane.launched += 1
+        found.setdefault(x.data_ptr(), []).append(float(total[0, 0]))
+        total.add_(x)
+
+    engine, problem = toy(
+        monkeypatch,
+        {"right": add},
+        (X, update("total", "fp32", ("m", "n"))),
+        lane,
+        reference=lambda x, total: {"total": total + x},
+        baselines=lambda problem: {"torch.add": lambda inputs, outputs: {"total": inputs.tensors["x"] + 1}},
+        repeat=repeat,
+    )
+    engine.open(problem, 0)
+    first = engine.prepare(candidate(problem))
+    found.clear()
+    lane.spans.clear()
+    assert engine.measure(first, 3) > 0
+    assert all(launched in (0, calls) for calls, launched in lane.spans)
+    assert sum(launched for _, launched in lane.spans) == 3 * first.launches
+    kept = all(len({*values}) == 1 for values in found.values())
+    assert kept == (repeat == "restore") == (not first.back_to_back)
+    if repeat == "restore":  # a counter of energy would see what puts tensors back
+        policy = Policy(settle_s=0.0, rounds=2, min_rounds=2, round_us=100, energy_s=0.1)
+        engine.feed = lambda prepared: pytest.fail("replays followed one another")  # type: ignore[method-assign]
+        assert set(time_in_rounds(engine, [candidate(problem)], policy, "", lambda name: None)) == {"right"}
+
+
+def test_what_is_declared_to_leave_its_results_alone_is_run_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (update("total", "fp32", ("m", "n")),)
+    references = {
+        "right": lambda total: {"total": total.clamp(min=0)},
+        "once": lambda total: {"total": total + 1},
+    }
+    kernels: dict[str, Kernel] = {
+        "right": lambda total: total.clamp_(min=0),
+        "once": lambda total: total.add_(1),
+    }
+    for name, reference in references.items():
+        engine, problem = toy(
+            monkeypatch, kernels, arguments, reference=reference, baselines=None, repeat="idempotent"
+        )
+        engine.open(problem, 0)
+        if name == "right":
+            assert engine.check(candidate(problem, name), problem).ok
+            continue
+        with pytest.raises(CheckError, match="run on its own result it changes total, which idempotent"):
+            engine.check(candidate(problem, name), problem)
+
+
 def test_every_output_must_be_written_by_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is not is named."""
     arguments = (X, Y, write("z", "uint8", ("m", "n")))
@@ -433,8 +505,6 @@ def test_what_cannot_run_before_a_launch_is_said(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("context", ["behind", "alone"])
 def test_rounds_in_a_context_run_on_the_real_engine(monkeypatch: pytest.MonkeyPatch, context: str) -> None:
     """What runs before takes 2 us on this lane, the kernel 5 and the baseline 9: each shows its own time."""
-    from cutegen.measure.timing import time_in_rounds
-
     lane = VirtualLane()
 
     def taking(took_us: float, call: Callable[..., None]) -> Callable[..., None]:

@@ -70,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"unknown kernel {unknown[0]!r}; valid: {', '.join(KERNELS)}")
     parts = args.parts or args.out.parent / f"{args.out.stem}_parts"
     failed = [name for name in wanted if bench_family.main(_command(args, parts, name)) != EXIT_OK]
-    found = {name: parts / f"{name}.json" for name in KERNELS if (parts / f"{name}.json").is_file()}
-    write_json(args.out, joined(found))
+    write_json(args.out, joined(parts))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return EXIT_NO_WINNER if failed else EXIT_OK
@@ -86,20 +85,27 @@ def _command(args: argparse.Namespace, parts: Path, name: str) -> list[str]:
     return words + (["--cache-dir", str(args.cache_dir)] if args.cache_dir else [])
 
 
-def joined(parts: dict[str, Path]) -> dict[str, Json]:
-    """Return the document of all kernels.
+def joined(parts: Path) -> dict[str, Json]:
+    """Return the document of all kernels of which something was measured.
+
+    Args:
+        parts: The folder with the file of each.
 
     Raises:
         StoreError: The file of one cannot be read.
     """
     kernels: dict[str, Json] = {}
-    for name, path in parts.items():
-        declaration = DECLARATIONS / f"{name}.py"
-        family = load_kernel(declaration)
+    for name in KERNELS:
+        declaration, path = DECLARATIONS / f"{name}.py", parts / f"{name}.json"
+        if not path.is_file():
+            continue
         try:
             part: Any = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StoreError(f"results file {path} cannot be read: {error}") from error
+        if not part["rows"]:
+            continue
+        family = load_kernel(declaration)
         arch = find_arch(f"sm_{part['conditions']['gpu']['compute_capability']}")
         kernels[name] = {
             **part,

@@ -29,7 +29,19 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, TORCH_DTYPES, short_dtype, torch_dtype
 from cutegen.errors import FamilyError, ProblemError, UsageError
-from cutegen.family import Argument, Baseline, Chunk, Family, Inputs, Kind, Option, Size, StandIn, Tensors
+from cutegen.family import (
+    Argument,
+    Baseline,
+    Chunk,
+    Family,
+    Inputs,
+    Kind,
+    Option,
+    Repeat,
+    Size,
+    StandIn,
+    Tensors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -291,6 +303,7 @@ class DeclaredFamily(Family):
         examples: Shapes and options of problems that between them reach every knob value.
         tail_rows: Values of ``rows`` on which candidates are checked besides the problem's own.
         knobs: For each knob of the space what it does and when it pays.
+        repeat: How kernels that update tensors are timed, see :class:`cutegen.family.Family`.
 
     Raises:
         FamilyError: An argument is named twice or refers to a size or an option that is not there.
@@ -316,6 +329,7 @@ class DeclaredFamily(Family):
         examples: Sequence[str] = (),
         tail_rows: Sequence[int] = (1, 37, 333),
         knobs: Mapping[str, str] | None = None,
+        repeat: Repeat = "restore",
     ) -> None:
         self.name = name
         self.meaning = meaning
@@ -332,6 +346,7 @@ class DeclaredFamily(Family):
         self._examples = tuple(examples)
         self._tail_rows = tuple(tail_rows)
         self.knobs = dict(knobs or {})
+        self.repeat = repeat
         self._require_consistent()
 
     def _require_consistent(self) -> None:

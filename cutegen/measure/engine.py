@@ -23,11 +23,13 @@ class Prepared:
         graph: The engine's own object.
         launches: Launches in one replay.
         first_us: Microseconds per launch of the first replay, as an estimate.
+        back_to_back: Whether replays may follow one another; if not, tensors are put back before each.
     """
 
     graph: Any
     launches: int
     first_us: float
+    back_to_back: bool = True
 
     @property
     def replay_us(self) -> float:

@@ -230,6 +230,8 @@ class _Rounds:
         self.announce(name)
         try:
             prepared = self.engine.prepare(self.candidates[name])
+            if not prepared.back_to_back:
+                return None  # the counter would also see what puts tensors back
             return isolated_energy(self.engine, prepared, self.policy.energy_s)
         except LaunchError as error:
             if name == REFERENCE:

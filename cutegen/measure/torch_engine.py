@@ -86,6 +86,11 @@ class _CheckSet:
     reference: Reference
     runs: tuple[_Run, ...]
 
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """The arguments that kernels update."""
+        return tuple(a.name for a in self.arguments if a.kind == "inout")
+
 
 class _Session:
     """Operands, outputs, baselines and graphs of the open problem."""
@@ -105,6 +110,14 @@ class _Session:
         }
         #: What checks are made on: measuring changes what kernels work on in place.
         self.checked = replace(self.inputs[0], tensors={**self.inputs[0].tensors, **in_place})
+        #: Each tensor that is put back before a replay, with what it held.
+        self.kept = [
+            (inputs.tensors[name], inputs.tensors[name].clone())
+            for inputs in self.inputs
+            for name in (in_place if family.repeat == "restore" else ())
+        ]
+        #: What puts them back, as one replayable object; None where nothing is.
+        self.restoring: Any = None
         self.baselines = dict(family.baselines(problem, self.inputs[0], self.outputs[0]))
         self._copy = _copy_of_as_many_bytes(problem, device)
         self.predecessors: dict[str, Predecessor] = {}
@@ -117,6 +130,15 @@ class _Session:
         """Return what a launch writes: new tensors, and the inputs that it works on in place."""
         written = [a for a in self.arguments if a.kind in ("out", "inout")]
         return {a.name: new_output(a, device) if a.kind == "out" else inputs.tensors[a.name] for a in written}
+
+    def restore(self) -> None:
+        """Put back what the tensors held that kernels work on in place."""
+        for tensor, values in self.kept:
+            tensor.copy_(values)
+
+    def launches(self) -> int:
+        """Return the launches of one graph: one on each operand set where tensors are put back in between."""
+        return self.rotation.sets if self.kept else plan_launches(self.time_us, self.rotation.sets)
 
     def baseline_calls(self, name: str, count: int) -> list[Callable[[], None]]:
         """Return calls of a baseline, rotating through the operand sets."""
@@ -236,6 +258,9 @@ class TorchEngine:
         try:
             session = self._session = _Session(problem, seed, rotation, self._device)
             self._choose_baseline(session)
+            if session.kept:
+                session.restore()
+                session.restoring = self._lane.capture([session.restore])
         except RuntimeError as error:
             self._session = None
             raise MeasureError(f"cannot set up {problem}: {_brief(error)}") from error
@@ -244,7 +269,7 @@ class TorchEngine:
             "reference_us": session.time_us,
             "sets": rotation.sets,
             "footprint_bytes": rotation.footprint_bytes,
-            "launches": plan_launches(session.time_us, rotation.sets),
+            "launches": session.launches(),
         }
 
     def _choose_baseline(self, session: _Session) -> None:
@@ -317,12 +342,15 @@ class TorchEngine:
         workspace = self._scratch.take(launch, poison=True)
         if repeats is None:
             repeats = _REPEATS if problem.flops < _LARGE_FLOPS else _REPEATS_LARGE
-        any_order = find_family(problem.family).any_order(problem)
+        family = find_family(problem.family)
+        any_order = family.any_order(problem)
         for run in checks.runs:
             call = self._caller(kernel, checks, run, launch, workspace)
             verdict = verify(call, run.outputs, checks.reference, repeats, any_order=any_order)
             if not verdict.ok:
                 break
+            if family.repeat == "idempotent" and checks.in_place:
+                _see_that_nothing_changes(call, run.outputs, checks.in_place)
         self._inspect_inputs(checks)
         if verdict.ok:
             self._scratch.inspect(launch)
@@ -463,7 +491,7 @@ class TorchEngine:
         return True
 
     def _prepare(self, session: _Session, candidate: Candidate | None, context: str) -> Prepared:
-        count = plan_launches(session.time_us, session.rotation.sets)
+        count = session.launches()
         if candidate is None:
             calls = session.baseline_calls(session.reference, count)
         else:
@@ -480,7 +508,7 @@ class TorchEngine:
             poison(output)
         try:
             graph = self._capture(calls)
-            took = self._lane.replay_us(graph, 1)
+            took = self._replay_us(graph, 1)
             left = [name for name, output in last.items() if is_poisoned(output)]
         except RuntimeError as error:
             raise LaunchError(f"first replay failed: {_brief(error)}") from error
@@ -488,7 +516,18 @@ class TorchEngine:
             raise LaunchError(
                 f"replay of the captured graph left {left[0]} unwritten; is the kernel on another stream?"
             )
-        return Prepared(_Held(graph, calls), count, took / count)
+        return Prepared(_Held(graph, calls), count, took / count, back_to_back=not session.kept)
+
+    def _replay_us(self, graph: Any, replays: int) -> float:
+        """Replay and return the microseconds, without those of putting tensors back before each replay."""
+        restoring = self._opened().restoring
+        if restoring is None:
+            return self._lane.replay_us(graph, replays)
+        took = 0.0
+        for _ in range(replays):
+            self._lane.replay_us(restoring, 1)
+            took += self._lane.replay_us(graph, 1)
+        return took
 
     def _capture(self, calls: list[Callable[[], None]]) -> Any:
         try:
@@ -505,7 +544,7 @@ class TorchEngine:
             LaunchError: The device reported an error.
         """
         try:
-            took = self._lane.replay_us(prepared.graph.graph, replays)
+            took = self._replay_us(prepared.graph.graph, replays)
         except RuntimeError as error:
             raise LaunchError(f"replay failed: {_brief(error)}") from error
         return took / (prepared.launches * replays)
@@ -576,6 +615,28 @@ class _Feed:
             return self._feed.finish() / self._launches
         except RuntimeError as error:
             raise LaunchError(f"replay failed: {_brief(error)}") from error
+
+
+def _see_that_nothing_changes(
+    call: Callable[[Mapping[str, Guarded]], None],
+    outputs: tuple[dict[str, Guarded], dict[str, Guarded]],
+    names: Sequence[str],
+) -> None:
+    """See that a kernel leaves its own results as they are.
+
+    Raises:
+        CheckError: It does not.
+    """
+    once, again = outputs
+    for name in names:
+        again[name].tensor.copy_(once[name].tensor)
+    call(again)
+    changed = next((name for name in names if not once[name].same_bits(again[name])), "")
+    if changed:
+        raise CheckError(
+            f"run on its own result it changes {changed}, which idempotent kernels do not; declare "
+            "repeat='bounded' if values stay in their range, else repeat='restore'"
+        )
 
 
 def _brief(error: BaseException) -> str:

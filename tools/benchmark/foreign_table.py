@@ -33,7 +33,7 @@ class ForeignResults(QuotedFile):
     def render(self) -> str:
         """Return the Markdown of the file."""
         head = ["kernel", "shape", "author's default us", "winner us", "default / winner"]
-        head += ["baseline / winner", "tried", "winner"]
+        head += ["baselines / winner", "tried", "winner"]
         table = [line(head), line(["---", "---", *["---:"] * 5, "---"])]
         table += [self._line(name, row) for name, row in self._rows()]
         return "\n".join([*self.summary(), "", *table, "", self._footing()])
@@ -48,8 +48,7 @@ class ForeignResults(QuotedFile):
         own = entries[_OWN]["median_us"]
         default = entries.get(_DEFAULT, entries[_OWN])["median_us"]
         others = [other for other in entries if other not in (_OWN, _DEFAULT, *_COPIES)]
-        fastest = min(others, key=lambda other: float(_over(row, other)), default="")
-        beside = f"{down(_over(row, fastest), 3)} ({fastest})" if fastest else ""
+        beside = (f"{down(_over(row, other), 3)} ({other})" for other in others)
         return line(
             [
                 f"`{name}`",
@@ -57,7 +56,7 @@ class ForeignResults(QuotedFile):
                 down(default, 2),
                 up(own, 2),
                 down(_over(row, _DEFAULT), 3),
-                beside,
+                ", ".join(beside),
                 f"{row['candidates']} of {row['configs']}",
                 f"`{row['config']}`" if _DEFAULT in entries else "the default",
             ]

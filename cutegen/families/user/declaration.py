@@ -27,11 +27,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from cutegen.errors import FamilyError
 from cutegen.families.declared import Declared
 from cutegen.families.user.entry_source import read_entry
+from cutegen.family import Repeat
 from cutegen.space import Value
 from cutegen.text import did_you_mean
 
@@ -126,6 +127,10 @@ class Kernel:
             time, on the tensors that have it as their first dimension.
         aligned: The kernel needs rows that start at multiples of 16 bytes. Others are then refused.
         any_order: Sums are added in order of arrival, so results may differ in their last bits.
+        repeat: How a kernel that updates tensors is timed: ``restore``, the default, puts them back between
+            timed spans; ``bounded`` goes on with what earlier launches left, whose values stay in their
+            range, as those of a rotation do; ``idempotent`` too, and says that a second launch changes
+            nothing more, which is checked.
         sm_count: What the entry is told when it asks for the number of multiprocessors while it is compiled;
             by default that of the target's main product.
         modules: Modules that the entry loads without an import statement that names them.
@@ -157,6 +162,7 @@ class Kernel:
         rows: str = "",
         aligned: bool = True,
         any_order: bool = False,
+        repeat: str = "",
         sm_count: int | None = None,
         modules: Sequence[str] = (),
         environment: Sequence[str] = (),
@@ -178,6 +184,7 @@ class Kernel:
         self.rows = rows
         self.aligned = aligned
         self.any_order = any_order
+        self.repeat = repeat
         self.sm_count = sm_count
         self.modules = tuple(modules)
         self.environment = tuple(environment)
@@ -218,6 +225,12 @@ class Kernel:
         for size, kind in self.sizes.items():
             if kind not in (free, fixed):
                 raise FamilyError(f"size {size} is {kind!r}; it must be free or fixed")
+        if self.repeat and self.repeat not in get_args(Repeat):
+            raise FamilyError(f"repeat is {self.repeat!r}; it must be {', '.join(get_args(Repeat))}")
+        if self.repeat and not any(a.kind == "inout" for a in self.arguments):
+            raise FamilyError(
+                "repeat is for kernels that update tensors; no argument is declared by update()"
+            )
         if not self.sizes:
             raise FamilyError("there are no sizes; a kernel has at least one, such as sizes={'m': free}")
 

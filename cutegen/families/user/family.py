@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.digest import digest
 from cutegen.errors import FamilyError, ProblemError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from cutegen.arch import Arch
+    from cutegen.family import Repeat
     from cutegen.space import Config, Value
 
 __all__ = ["UserFamily"]
@@ -66,6 +67,7 @@ class UserFamily(DeclaredFamily):
             reference=self._no_reference,
             rows=kernel.rows,
             examples=kernel.examples,
+            repeat=cast("Repeat", kernel.repeat or "restore"),
         )
 
     # -- problems
@@ -214,11 +216,16 @@ class UserFamily(DeclaredFamily):
                 kernel.scratch,
                 kernel.sm_count or 0,
                 kernel.takes_stream,
-                checking_code(self.path),
+                self._checked_by(),
                 {name: str(value) for name, value in kernel.constants.items()},
                 [list(pair) for pair in (*self.closure.modules, *self.closure.variables())],
             ]
         )
+
+    def _checked_by(self) -> str:
+        """Return a digest of what says what is right, and of how it is measured where that is declared."""
+        found = checking_code(self.path)
+        return digest([found, self.kernel.repeat]) if self.kernel.repeat else found
 
     def render_values(
         self, problem: Any, config: Config, derived: Mapping[str, Value], arch: Arch
@@ -230,7 +237,7 @@ class UserFamily(DeclaredFamily):
         adapter = {
             **adapter_values(self.kernel, problem, {**config, **derived}, arguments),
             "modules": self.closure.modules,
-            "checked_by": checking_code(self.path),
+            "checked_by": self._checked_by(),
             "variables": self.closure.variables(),
             "sm_count": self.kernel.sm_count or arch.nominal_sm_count,
         }
