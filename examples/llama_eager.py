@@ -1,4 +1,4 @@
-"""Generate text of a Llama-shaped model whose linear layers call cutegen, or torch where there is no GPU."""
+"""Generate text of a Llama-shaped model whose layers call cutegen, or torch where there is no GPU."""
 
 import torch
 from llama import Llama
@@ -8,7 +8,10 @@ import cutegen
 torch.manual_seed(0)
 with torch.device("cuda" if torch.cuda.is_available() else "cpu") as device:
     model = Llama("1B" if device.type == "cuda" else "tiny").to(torch.bfloat16).requires_grad_(False)
-    print("swapped:", len(cutegen.optimize(model).layers), "layers")
+    found = cutegen.optimize(model)
+    print(
+        "swapped:", len(found.layers), "layers,", len(found.norms), "norms,", len(found.gates), "gated MLPs"
+    )
     tokens = torch.zeros(1, 8, dtype=torch.long)
     for _ in range(8):
         logits = model(tokens, torch.arange(tokens.shape[1]))

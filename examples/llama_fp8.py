@@ -37,8 +37,9 @@ with torch.device("cuda"), torch.no_grad():
     tokens, places = torch.randint(0, 1024, (2, 256)), torch.arange(256)
     want = model(tokens, places, head=False)
     for block in model.blocks:
-        for name, layer in list(block.named_children()):
-            if isinstance(layer, nn.Linear):
-                setattr(block, name, Fp8Linear(layer))
+        for module in (block, block.get_submodule("mlp")):
+            for name, layer in list(module.named_children()):
+                if isinstance(layer, nn.Linear):
+                    setattr(module, name, Fp8Linear(layer))
     found = model(tokens, places, head=False)
 print(f"difference to bf16: {((found - want).norm() / want.norm()).item():.3f}")

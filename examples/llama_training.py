@@ -1,4 +1,4 @@
-"""Train a Llama-shaped model whose linear layers call cutegen: their gradients are GEMMs of cutegen too."""
+"""Train a Llama-shaped model whose layers call cutegen: gradients of linear layers are GEMMs of cutegen."""
 
 import torch
 from llama import Llama

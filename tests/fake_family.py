@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_kernels import FakeGpu
+from fake_kernels import FakeGpu, compute
 
 from cutegen.families.registry import find_family
 
-__all__ = ["FakeFamilies", "reference_kernel"]
+__all__ = ["AllFamilies", "FakeFamilies", "reference_kernel"]
 
 
 class FakeFamilies(FakeGpu):
@@ -23,6 +23,33 @@ class FakeFamilies(FakeGpu):
         def function(*arguments: Any) -> None:
             self.calls.append(arguments)
             kernel(*arguments)
+
+        return function
+
+
+class AllFamilies(FakeGpu):
+    """A GPU whose kernels compute GEMMs, and what declared families declare.
+
+    Attributes:
+        families: Whose kernels were launched, most recent last.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.families: list[str] = []
+
+    def load(self, library: Path, symbol: str) -> Callable[..., Any]:
+        self.loaded.append(symbol)
+        source = self._signatures[symbol]
+        family = source.signature.family
+
+        def function(*arguments: Any) -> None:
+            self.calls.append(arguments)
+            self.families.append(family)
+            if family == "gemm":
+                compute(source, arguments)
+            else:
+                reference_kernel(source.signature)(*arguments)
 
         return function
 

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
+from fake_family import AllFamilies  # noqa: E402
 from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
 from fake_tuning import Rig, quick_search, steady  # noqa: F401, E402
 
@@ -26,9 +27,10 @@ from tools.results_table import main as render  # noqa: E402
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AllFamilies]:
     torch._dynamo.reset()
-    with operators_ask(FakeGpu(tmp_path / "cache"), monkeypatch) as fake:
+    with operators_ask(AllFamilies(tmp_path / "cache"), monkeypatch) as fake:
+        assert isinstance(fake, AllFamilies)
         yield fake
 
 
@@ -60,8 +62,8 @@ def rows(tmp_path: Path) -> dict[tuple[str, str], Any]:
     return {(row["name"], row["what"]): row for row in found}
 
 
-def test_steps_of_inference_are_measured_whole_and_by_their_gemms(gpu: FakeGpu, tmp_path: Path) -> None:
-    """Nine GEMMs a step, of the model's sizes; those of torch call no kernel."""
+def test_steps_of_inference_are_measured_whole_and_by_their_gemms(gpu: AllFamilies, tmp_path: Path) -> None:
+    """Nine GEMMs a step, of the model's sizes, five norms and two gates; those of torch call no kernel."""
     subject = bench(tmp_path)
     subject.decode()
     subject.prefill()
@@ -74,7 +76,10 @@ def test_steps_of_inference_are_measured_whole_and_by_their_gemms(gpu: FakeGpu, 
         "gemm 1x1024x256 bf16 kk",
         "gemm 24x256x512 bf16 kk",
     }
-    assert len(gpu.calls) % 9 == 0 and gpu.calls
+    assert gpu.families.count("gemm") % 9 == 0
+    steps, left = divmod(gpu.families.count("rmsnorm"), 5)
+    assert steps and not left and gpu.families.count("gated") == 2 * steps
+    assert cutegen.counters()["fallbacks"] == {}
 
 
 def test_what_is_tuned_is_what_is_called(gpu: FakeGpu, tmp_path: Path) -> None:

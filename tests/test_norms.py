@@ -178,7 +178,16 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
         lambda x: (lambda r: cutegen.rms_norm(x, residual=r, out=r))(tensor(3, N)),
         "out shares memory with residual; it may only be x itself",
     ),
-    ("gradients", lambda x: cutegen.rms_norm(x.float().requires_grad_()), "x requires grad"),
+    (
+        "gradients of a given tensor",
+        lambda x: cutegen.rms_norm(x.float().requires_grad_(), out=torch.empty(3, N)),
+        "requires grad, but a call with out= has no gradients",
+    ),
+    (
+        "gradients of 8 bits",
+        lambda x: cutegen.rms_norm(x.float().requires_grad_(), quantize="e4m3"),
+        "a call with quantize= has no gradients",
+    ),
 ]
 
 
@@ -229,4 +238,89 @@ def test_torch_traces_the_operator(gpu: FakeNorms) -> None:
         assert torch.allclose(run(x).double(), step(x).double())
     norms.prepare()
     operator = torch.ops.cutegen.rmsnorm.default
+    registry.opcheck(operator, (x, w, None, 1e-6, ["out", "rstd"], None))
+
+
+def leaves(dtype: Any, weight: Any, residual: bool) -> list[Any]:
+    """x, weight and residual that require grad; None for what is absent."""
+    found = [tensor(2, 3, N, dtype=dtype), tensor(N, dtype=weight) if weight else None]
+    found.append(tensor(2, 3, N, dtype=dtype).flip(0) if residual else None)
+    return [None if t is None else t.clone().requires_grad_() for t in found]
+
+
+def loss(y: Any, h: Any = None) -> Any:
+    scale = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape)
+    return (y * scale).double().sum() + (0 if h is None else (h * scale.flip(0)).double().sum())
+
+
+GRADIENTS = {
+    "bf16": (torch.bfloat16, torch.bfloat16, False, False),
+    "fp32 without a weight": (torch.float32, None, False, False),
+    "weight in fp32": (torch.float16, torch.float32, False, False),
+    "residual": (torch.bfloat16, torch.bfloat16, True, False),
+    "sum": (torch.float32, torch.float32, True, True),
+}
+
+
+@pytest.mark.parametrize("case", GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_those_of_the_formula_in_fp64(gpu: FakeNorms, case: Any, compiled: bool) -> None:
+    """Of all that requires grad, of the sum as well; alike eager and compiled; nothing under no_grad."""
+    dtype, weight, residual, wants_sum = case
+    own = leaves(dtype, weight, residual)
+
+    def step(x: Any, w: Any, r: Any) -> Any:
+        found = cutegen.rms_norm(x, w, 1e-3, residual=r, residual_out=wants_sum)
+        return loss(*found) if wants_sum else loss(found)
+
+    run = torch.compile(step, fullgraph=True, backend="aot_eager") if compiled else step
+    run(*own).backward()
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in own]
+    x, w, r = wide
+    h = x if r is None else x + r
+    loss(wanted(x, w, 1e-3, r), h if wants_sum else None).backward()
+    exact = 1e-5 if dtype == torch.float32 else 2.0**-6
+    for found, want in zip(own, wide, strict=True):
+        if found is not None:
+            assert found.grad.dtype == found.dtype
+            assert (found.grad.double() - want.grad).norm() <= exact * want.grad.norm()
+    with torch.no_grad():
+        assert not cutegen.rms_norm(own[0], own[1]).requires_grad
+    if compiled:
+        torch._dynamo.reset()
+
+
+def test_second_derivatives_of_rows(gpu: FakeNorms) -> None:
+    """By the formula of torch in fp32, against fp64."""
+    found = []
+    for wide in (False, True):
+        x, w, r = (t.detach().double() if wide else t for t in leaves(torch.float32, torch.float32, True))
+        for t in (x, w, r):
+            t.requires_grad_()
+        y = wanted(x, w, 1e-3, r) if wide else cutegen.rms_norm(x, w, 1e-3, residual=r)
+        first = torch.autograd.grad(loss(y), (x, w, r), create_graph=True)
+        total = sum(g.double().square().sum() for g in first)
+        found.append([g.double() for g in torch.autograd.grad(total, (x, w, r))])
+    for own, want in zip(*found, strict=True):
+        assert (own - want).norm() <= 1e-4 * want.norm()
+
+
+def test_what_needs_no_gradient_gets_none(gpu: FakeNorms) -> None:
+    """A frozen weight, rows that are data, and a result that nobody used."""
+    x, w, r = leaves(torch.bfloat16, torch.bfloat16, True)
+    loss(cutegen.rms_norm(x, w.detach())).backward()
+    assert x.grad is not None and w.grad is None
+    loss(cutegen.rms_norm(x.detach(), w)).backward()
+    assert w.grad is not None
+    y, h, rstd = cutegen.rms_norm(x, w, residual=r, residual_out=True, return_rstd=True)
+    assert not rstd.requires_grad and y.requires_grad
+    x.grad = None
+    h.sum().backward()
+    assert torch.equal(r.grad, torch.ones_like(r)) and torch.equal(x.grad, r.grad)
+
+
+def test_the_operator_passes_the_checks_of_torch(gpu: FakeNorms) -> None:
+    norms.prepare()
+    operator = torch.ops.cutegen.rmsnorm.default
+    x, w = (tensor(*shape, dtype=torch.float32).requires_grad_() for shape in ((3, N), (N,)))
     registry.opcheck(operator, (x, w, None, 1e-6, ["out", "rstd"], None))

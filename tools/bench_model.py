@@ -209,7 +209,8 @@ class ModelBench:
 
         calls = self._steps.problems(model, step, backward=backward)
         if self._device == "cuda":
-            cutegen.warmup(problems=[*calls, *(_with_addends(calls, model) if addends else ())])
+            lines = [*calls, *(_with_addends(calls, model) if addends else ())]
+            cutegen.warmup(problems=[*lines, *self._steps.problems_between(model, step, backward=backward)])
         dispatcher = gemm.default_dispatcher()
         answers = {line: dispatcher.explain(parse_problem(line)) for line in calls}
         return {

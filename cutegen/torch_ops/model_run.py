@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cutegen.torch_ops.modules import optimize, restore
+from cutegen.torch_ops.modules import optimize, restore_one
 from cutegen.torch_ops.recording import Recording, record
 
 if TYPE_CHECKING:
@@ -18,23 +18,24 @@ __all__ = ["record_run"]
 def record_run(model: torch.nn.Module, inputs: Sequence[Any], *, training: bool) -> Recording:
     """Return what one call of ``model`` records; with ``training`` the gradients of its sum as well.
 
-    Linear layers are swapped as :func:`cutegen.optimize` does and swapped back, but for those that were
+    Layers are swapped as :func:`cutegen.optimize` does and swapped back, but for those that were
     swapped before, and compiled models, whose layers are compiled in. Buffers and gradients are afterwards
     what they were. Memory that PyTorch keeps for later is given back: who measures next needs some.
     """
     import torch
 
     compiled = hasattr(model, "_orig_mod")
-    swapped = () if compiled else optimize(model).layers
+    found = None if compiled else optimize(model)
+    swapped = () if found is None else (*found.layers, *found.norms, *found.gates)
     try:
         with record() as recording, _unchanged(model, inputs), torch.set_grad_enabled(training):
-            found = model(*inputs)
+            result = model(*inputs)
             if training:
-                _sum(found).backward()
-            del found
+                _sum(result).backward()
+            del result
     finally:
         for name in swapped:
-            restore(model.get_submodule(name))
+            restore_one(model.get_submodule(name))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

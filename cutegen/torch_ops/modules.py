@@ -1,4 +1,4 @@
-"""Layers of a model that call cutegen: ``torch.nn.Linear`` swapped in place, and back.
+"""Layers of a model that call cutegen: linear layers, norms and gated MLPs swapped in place, and back.
 
 A swapped layer never refuses: what no kernel computes, torch does, counted with the reason.
 """
@@ -11,17 +11,22 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, FrozenError
-from cutegen.torch_ops import fallbacks
+from cutegen.torch_ops import fallbacks, swaps
+from cutegen.torch_ops.gated_modules import gated_call
+from cutegen.torch_ops.gates import prepare as prepare_gates
 from cutegen.torch_ops.gemm import linear
 from cutegen.torch_ops.gemm import prepare as prepare_gemm
+from cutegen.torch_ops.norm_modules import norm_call
+from cutegen.torch_ops.norms import prepare as prepare_norms
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Swapped", "optimize", "prepare", "restore", "unfit"]
+__all__ = ["Swapped", "optimize", "prepare", "restore", "restore_one", "unfit"]
 
 _ROW_BYTES = 16  # what TMA asks of addresses and pitches
 _DEVICE = "cuda"
+_NOT_WANTED = "filter_fn said no"
 _AUTOCAST = "autocast casts fp32 parameters, and torch keeps the casts"
 
 
@@ -30,11 +35,15 @@ class Swapped:
     """What :func:`optimize` did.
 
     Attributes:
-        layers: Names of the layers that call cutegen now.
-        skipped: Names of other linear layers, with the reason.
+        layers: Names of the linear layers that call cutegen now.
+        norms: Names of the norms that do.
+        gates: Names of the gated MLPs that do.
+        skipped: Names of others of these kinds, with the reason.
     """
 
     layers: tuple[str, ...]
+    norms: tuple[str, ...] = ()
+    gates: tuple[str, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
 
 
@@ -44,50 +53,99 @@ def optimize(
     *,
     fuse_wgrad: bool = False,
 ) -> Swapped:
-    """Let the linear layers of ``model`` call :func:`cutegen.linear`, in place.
+    """Let the linear layers, norms and gated MLPs of ``model`` call cutegen, in place.
 
-    Parameters, buffers, hooks, names and ``state_dict`` stay what they are; the layers are still instances of
-    ``torch.nn.Linear``, and copy and pickle. A call that no kernel answers is computed by torch and counted:
-    :func:`cutegen.counters`. Do it before wrapping in FSDP, before adapters such as LoRA or after them.
+    - ``torch.nn.Linear`` calls :func:`cutegen.linear`.
+    - ``torch.nn.RMSNorm`` over one dimension, and any class with a weight and an eps whose forward computes
+      the same, tried on three rows, call :func:`cutegen.rms_norm`.
+    - Modules of two or three linear layers whose forward, traced, is ``down(act(gate(x)) * up(x))``, or the
+      same with gate and up in one layer, call :func:`cutegen.gated` between their layers. ``act`` is silu,
+      gelu in both forms, or relu.
+
+    Parameters, buffers, hooks, names and ``state_dict`` stay what they are; modules are still instances of
+    their classes, and copy and pickle. A call that no kernel answers is computed by torch and counted:
+    :func:`cutegen.counters`. Where torch rounds between the steps of a norm or a gate, cutegen rounds once.
+    Under torch.compile norms and gates are left to it. Do it before wrapping in FSDP, before adapters such as
+    LoRA or after them.
 
     Args:
         model: Any module.
-        filter_fn: Whether to swap a layer, from the layer and its qualified name; all by default.
+        filter_fn: Whether to swap a module of these kinds, from the module and its qualified name; all by
+            default.
         fuse_wgrad: As for :func:`cutegen.linear`.
     """
     import torch
 
-    layers, skipped, ours = [], {}, _linear_class()
+    layers: list[str] = []
+    found: dict[str, list[str]] = {"norms": [], "gates": []}
+    skipped: dict[str, str] = {}
     for name, module in model.named_modules():
-        own = isinstance(module, ours)
-        if not isinstance(module, torch.nn.Linear) or (own and module.fuse_wgrad is not None):
+        if isinstance(module, torch.nn.Linear):
+            reason = _swap_linear(module, name, filter_fn, fuse_wgrad)
+            if reason == "":
+                layers.append(name)
+            elif reason is not None:
+                skipped[name] = reason
+        elif not swaps.is_swapped(module):
+            _swap_other(module, name, filter_fn, found, skipped)
+    return Swapped(tuple(layers), tuple(found["norms"]), tuple(found["gates"]), skipped)
+
+
+def _swap_linear(module: Any, name: str, filter_fn: Any, fuse_wgrad: bool) -> str | None:
+    """Swap a linear layer; return nothing, or why it is left alone, or None if it was swapped before."""
+    import torch
+
+    ours = _linear_class()
+    own = isinstance(module, ours)
+    if own and module.fuse_wgrad is not None:
+        return None
+    if type(module) is not torch.nn.Linear and not own:
+        return f"its class is {type(module).__name__}, which may compute something else"
+    if filter_fn is not None and not filter_fn(module, name):
+        return _NOT_WANTED
+    if not own:
+        module.__class__ = ours
+    vars(module)["fuse_wgrad"] = fuse_wgrad
+    return ""
+
+
+def _swap_other(module: Any, name: str, filter_fn: Any, found: Any, skipped: dict[str, str]) -> None:
+    """Swap a module if it is a norm or a gated MLP."""
+    for kind, recognise in (("norms", norm_call), ("gates", gated_call)):
+        call = recognise(module)
+        if call is None:
             continue
-        if type(module) is not torch.nn.Linear and not own:
-            skipped[name] = f"its class is {type(module).__name__}, which may compute something else"
+        if isinstance(call, str):
+            skipped[name] = call
+        elif reason := swaps.why_not_swapped(module):
+            skipped[name] = reason
         elif filter_fn is not None and not filter_fn(module, name):
-            skipped[name] = "filter_fn said no"
+            skipped[name] = _NOT_WANTED
         else:
-            if not own:
-                module.__class__ = ours
-            vars(module)["fuse_wgrad"] = fuse_wgrad
-            layers.append(name)
-    return Swapped(tuple(layers), skipped)
+            swaps.swap(module, call)
+            found[kind].append(name)
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Undo :func:`optimize`; return how many layers call torch again.
+    """Undo :func:`optimize`; return how many modules call torch again.
 
-    They are ``torch.nn.Linear`` again, but for those above which FSDP2 or a parametrisation has put a class.
+    They are of their classes again, but for those above which FSDP2 or a parametrisation has put a class.
     """
+    return sum(map(restore_one, model.modules()))
+
+
+def restore_one(module: torch.nn.Module) -> bool:
+    """Undo :func:`optimize` for one module, not for those in it; return whether it was swapped."""
     import torch
 
-    found, ours = 0, _linear_class()
-    for module in model.modules():
-        if isinstance(module, ours) and vars(module).pop("fuse_wgrad", None) is not None:
-            found += 1
-            if type(module) is ours:
-                module.__class__ = torch.nn.Linear
-    return found
+    ours = _linear_class()
+    if not isinstance(module, ours):
+        return swaps.unswap(module)
+    if vars(module).pop("fuse_wgrad", None) is None:
+        return False
+    if type(module) is ours:
+        module.__class__ = torch.nn.Linear
+    return True
 
 
 @cache
@@ -182,4 +240,7 @@ def __getattr__(name: str) -> Any:
 def prepare() -> None:
     """Import torch and register the operators with it; again does nothing."""
     prepare_gemm()
+    prepare_norms()
+    prepare_gates()
+    swaps.prepare()
     _linear_class()

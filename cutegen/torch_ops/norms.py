@@ -1,7 +1,8 @@
-"""``rms_norm`` on torch tensors, eager and under ``torch.compile``."""
+"""``rms_norm`` on torch tensors, eager and under ``torch.compile``, with its gradient."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import short_dtype
@@ -11,6 +12,7 @@ from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.norm_gradient import rms_norm_gradients
 from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ def rms_norm(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return ``h / sqrt(mean(h^2) + eps) * weight`` of each row, where ``h = x + residual``.
 
-    Arithmetic is in fp32 and every output is rounded once. There are no gradients.
+    Arithmetic is in fp32 and every output is rounded once. Differentiable, of second order too, but for calls
+    with ``out``, a tensor as ``residual_out``, or ``quantize``. The gradient is torch's own kernel on the
+    factors that are kept, where torch has one; elsewhere a formula in fp32.
 
     Args:
         x: (..., n) in bf16, fp16 or fp32 on a GPU; rows are contiguous.
@@ -46,7 +50,8 @@ def rms_norm(
         out: Where the result goes; shape and dtype of ``x``. May be ``x`` itself, unless it is quantised.
         residual_out: Where ``h`` goes, in the dtype of ``x``: a tensor, which may be ``residual`` itself,
             or True for a new one.
-        return_rstd: Also return ``1 / sqrt(mean(h^2) + eps)``, in fp32 with one value for each row.
+        return_rstd: Also return ``1 / sqrt(mean(h^2) + eps)``, in fp32 with one value for each row. It has
+            no gradients.
         quantize: ``e4m3`` (or torch's dtype) for a result in 8 bits: each row divided by its scale,
             ``max |row| / 448``, which is returned too, in fp32 with one value for each row. Without
             ``return_rstd``, and with ``out`` of that dtype. Experimental: right in all tests on an H200, and
@@ -71,18 +76,25 @@ def rms_norm(
         _require_quantized(quantize, return_rstd)
     if x.numel() == 0:
         return _of_nothing(x, out, residual_out, return_rstd, quantize)
+    chosen = None if config is None else as_config(config)
+    records = _records(x, weight, residual)
+    if records:
+        _require_differentiable(out, residual_out, quantize)
+    if records and not state.must_trace(x):
+        y, total, rstd = _function().apply(x, weight, residual, float(eps), wants_sum, chosen)
+        found = [y, *([total] if wants_sum else ()), *([rstd] if return_rstd else ())]
+        return y if len(found) == 1 else tuple(found)
     values: list[Any] = [
         as_rows("x", x),
         weight,
         None if residual is None else as_rows("residual", residual),
         MAKE if out is None else as_rows("out", out),
         None if not wants_sum else MAKE if residual_out is True else as_rows("residual_out", residual_out),
-        MAKE if return_rstd else None,
+        MAKE if return_rstd or records else None,
     ]
     operator, scale = _operator, None
     if quantize is not None:
         operator, values = _quantized, [*values[:4], MAKE, values[4]]
-    chosen = None if config is None else as_config(config)
     run = operator.traced if state.must_trace(x) else operator
     if quantize is None:
         _, _, _, y, total, rstd = run(values, (float(eps),), chosen)
@@ -95,8 +107,25 @@ def rms_norm(
     if wants_sum:
         found.append(total.view(shape) if residual_out is True else residual_out)
     if return_rstd:
-        found.append(rstd.view(shape[:-1]))
+        found.append(rstd.detach().view(shape[:-1]))
     return tuple(found)
+
+
+def _records(*tensors: Any) -> bool:
+    return any(getattr(t, "requires_grad", False) for t in tensors) and state.is_grad_enabled()
+
+
+def _require_differentiable(
+    out: torch.Tensor | None, residual_out: torch.Tensor | bool, quantize: str | torch.dtype | None
+) -> None:
+    """Raise if a call that autograd would have to record has no gradients."""
+    given = {"out=": out is not None, "residual_out=": not isinstance(residual_out, bool)}
+    given["quantize="] = quantize is not None
+    for name in (name for name, is_given in given.items() if is_given):
+        raise OperandError(
+            f"x, weight or residual requires grad, but a call with {name} has no gradients; detach them or "
+            "call under torch.no_grad()"
+        )
 
 
 def _require_quantized(quantize: str | torch.dtype, return_rstd: bool) -> None:
@@ -127,8 +156,59 @@ def _of_nothing(
     return found[0] if len(found) == 1 else tuple(found)
 
 
+@cache
+def _function() -> Any:
+    """Return the autograd function: made once, as its base class is torch's."""
+    import torch
+
+    class RmsNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x: Any, weight: Any, residual: Any, eps: float, wants_sum: bool, config: Any
+        ) -> tuple[Any, ...]:
+            rows = None if residual is None else as_rows("residual", residual)
+            values = [as_rows("x", x), weight, rows, MAKE, MAKE if wants_sum else None, MAKE]
+            *_, y, total, rstd = _operator(values, (eps,), config)
+            y, total = y.view(x.shape), total.view(x.shape) if wants_sum else None
+            rstd = rstd.view(x.shape[:-1])
+            ctx.save_for_backward(*((total, None) if wants_sum else (x, residual)), weight, rstd)
+            ctx.mark_non_differentiable(rstd)
+            ctx.eps = eps
+            return y, total, rstd
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any, of_sum: Any, _: Any) -> tuple[Any, ...]:
+            x, residual, weight, rstd = ctx.saved_tensors
+            for_x, for_weight, for_residual, *_ = ctx.needs_input_grad
+            wanted = for_x or for_residual, for_weight
+            dh, dw = rms_norm_gradients(grad, of_sum, x, residual, weight, rstd, ctx.eps, wanted)
+            return dh if for_x else None, dw, dh if for_residual else None, None, None, None
+
+    return RmsNorm
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what the gradient of the registered operator needs."""
+    x, weight, residual, eps, names, _ = inputs
+    found = dict(zip(names, output, strict=True))
+    total = found.get("residual_out")
+    ctx.save_for_backward(*((x, residual) if total is None else (total, None)), weight, found.get("rstd"))
+    ctx.eps, ctx.names = eps, list(names)
+
+
+def _backward(ctx: Any, grads: Any) -> tuple[Any, ...]:
+    """Return the gradients of the registered operator's arguments."""
+    x, residual, weight, rstd = ctx.saved_tensors
+    given = dict(zip(ctx.names, grads, strict=True))
+    for_x, for_weight, for_residual, *_ = ctx.needs_input_grad
+    wanted = for_x or for_residual, for_weight
+    of_sum = given.get("residual_out")
+    dh, dw = rms_norm_gradients(given["out"], of_sum, x, residual, weight, rstd, ctx.eps, wanted)
+    return dh if for_x else None, dw, dh if for_residual else None, None, None, None
+
+
 def prepare() -> None:
     """Import torch and register the operator with it; again does nothing."""
     state.prepare()
-    _operator.register()
+    _operator.register(_backward, _keep)
     _quantized.register()

@@ -15,7 +15,9 @@ from cutegen.family import Problem
 from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
 from cutegen.text import shown
+from cutegen.torch_ops.gated_modules import GatedCall, gated_call, gated_problem
 from cutegen.torch_ops.modules import unfit
+from cutegen.torch_ops.norm_modules import NormCall, norm_call, norm_problem
 from cutegen.torch_ops.recording import Recording
 
 if TYPE_CHECKING:
@@ -96,11 +98,16 @@ def _is_family(name: str) -> bool:
 
 
 def _of_layers(model: torch.nn.Module) -> Iterator[Problem]:
-    """Yield what each linear layer that kernels take poses for one row."""
+    """Yield what each layer that :func:`cutegen.optimize` knows, and kernels take, poses for one row."""
     import torch
 
     for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear) and not unfit(layer.weight, layer.weight, layer.bias):
+        call = getattr(layer, "cutegen_call", None) or norm_call(layer) or gated_call(layer)
+        line = norm_problem(layer) if isinstance(call, NormCall) else None
+        line = gated_problem(layer, call) if isinstance(call, GatedCall) else line
+        if line is not None:
+            yield parse_problem(line)
+        elif isinstance(layer, torch.nn.Linear) and not unfit(layer.weight, layer.weight, layer.bias):
             n, k = layer.weight.shape
             bias = "" if layer.bias is None else " bias=n"
             yield parse_problem(f"gemm 1x{n}x{k} {short_dtype(str(layer.weight.dtype))} kk{bias}")

@@ -121,7 +121,7 @@ def autotune(
 ) -> Autotuned:
     """Run ``model`` once, tune the problems that it poses, and make the operators use the answers.
 
-    The run is recorded as by :func:`cutegen.record`, with the linear layers swapped as by
+    The run is recorded as by :func:`cutegen.record`, with the layers swapped as by
     :func:`cutegen.optimize`; afterwards they are what they were. Problems that the table answers exactly, or
     by a range, are not tuned again: a second call takes seconds. An interrupted call is continued by the
     same call.

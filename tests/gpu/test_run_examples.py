@@ -16,7 +16,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 #: Not here: those that need no GPU, the sweep, which takes minutes, and the model that others run.
-ELSEWHERE = {"explain_config", "shapes_of_servers", "predict_without_gpu", "offline_sweep", "llama"}
+ELSEWHERE = {"explain_config", "shapes_of_servers", "predict_without_gpu", "offline_sweep"}
+ELSEWHERE |= {"llama", "llama_block", "vllm_plugin"}
 NAMES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
 
 

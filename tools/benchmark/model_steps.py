@@ -15,6 +15,7 @@ import torch
 from llama import SIZES, Llama
 
 from cutegen.errors import CheckError
+from cutegen.torch_ops.warm_sources import read_source
 
 __all__ = [
     "Captured",
@@ -27,6 +28,7 @@ __all__ = [
     "memory_of_mixed_steps",
     "prefill",
     "problems",
+    "problems_between",
     "require_close",
     "timed",
     "training",
@@ -62,15 +64,20 @@ def decode(model: Llama, size: str, texts: int, context: int) -> Step:
     width, _, heads, groups = SIZES[size][:4]
     shape = (len(model.blocks), 2, texts, groups, context, width // heads)
     caches = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-    tokens = torch.zeros(texts, 1, dtype=torch.long, device=device)
+    tokens = _tokens(model, texts, 1)
     at = torch.tensor([context - 1], device=device)
     return torch.no_grad()(lambda: model(tokens, at, caches))
 
 
+def _tokens(model: Llama, texts: int, length: int) -> Any:
+    """Return tokens that differ: equal ones make equal rows, which take less power than those of texts."""
+    device, generator = model.head.weight.device, torch.Generator().manual_seed(1)
+    return torch.randint(model.embed.num_embeddings, (texts, length), generator=generator).to(device)
+
+
 def prefill(model: Llama, length: int) -> Step:
     """Return a step that reads one text of so many tokens, and computes the next."""
-    device = model.head.weight.device
-    tokens, at = torch.zeros(1, length, dtype=torch.long, device=device), torch.arange(length, device=device)
+    tokens, at = _tokens(model, 1, length), torch.arange(length, device=model.head.weight.device)
     return torch.no_grad()(lambda: model(tokens, at))
 
 
@@ -78,7 +85,7 @@ def training(model: Llama, length: int) -> Step:
     """Return a step that computes the gradients of all layers; embedding and head have no part in it."""
     device = model.head.weight.device
     model.embed.requires_grad_(False)
-    tokens, at = torch.zeros(1, length, dtype=torch.long, device=device), torch.arange(length, device=device)
+    tokens, at = _tokens(model, 1, length), torch.arange(length, device=device)
 
     first: Any = model.blocks[0]
     shape, generator = (1, length, model.embed.embedding_dim), torch.Generator().manual_seed(0)
@@ -144,6 +151,13 @@ def problems(model: Llama, step: Step, *, backward: bool = False) -> dict[str, i
     return found
 
 
+def problems_between(model: Llama, step: Step, *, backward: bool = False) -> list[str]:
+    """Return the lines of the norms and gates of a step."""
+    rows = max(rows for rows, _ in shapes(model, step))
+    found = [str(p) for p in read_source(model, rows, None).problems if p.family != "gemm"]
+    return found + [line.replace("gated", "gated_backward") for line in found if backward and "gated" in line]
+
+
 class Captured:
     """A step in a CUDA graph; where there is no GPU, the step itself."""
 
@@ -183,7 +197,7 @@ def memory_of_mixed_steps(model: Llama, backend: Any, steps: int = 1000) -> dict
     Texts of four lengths take turns under ``mode="reduce-overhead"``, which keeps a CUDA graph for each.
     """
     device, lengths = model.head.weight.device, (16, 64, 128, 256)
-    tokens = [torch.zeros(1, length, dtype=torch.long, device=device) for length in lengths]
+    tokens = [_tokens(model, 1, length) for length in lengths]
     places = [torch.arange(length, device=device) for length in lengths]
     compiler: Any = torch.compiler
     run: Any = torch.compile(model, backend=backend, mode="reduce-overhead", dynamic=True)

@@ -1,0 +1,197 @@
+"""Gated MLPs whose activation and product are one kernel: any module whose forward traces to one.
+
+Its linear layers are called as modules, so that their hooks, adapters, shards and swaps stay what they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cutegen.dtypes import short_dtype
+from cutegen.families.gated.family import GATED
+from cutegen.families.gemm.stand_in import activation as activation_of
+from cutegen.torch_ops import fallbacks
+from cutegen.torch_ops.gates import gated
+from cutegen.torch_ops.swaps import Call, answered, has_hooks, shadow
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import Graph, Node
+
+__all__ = ["GatedCall", "gated_call", "gated_problem"]
+
+_DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class GatedCall(Call):
+    """How a swapped gated MLP computes.
+
+    Attributes:
+        activation: A name that :func:`cutegen.gated` knows.
+        gate: Name of the layer whose result is activated.
+        up: Name of the layer whose result it is multiplied by; empty if ``gate`` computes both, side by side.
+        down: Name of the layer behind.
+        quiet: Names of modules without parameters, such as the activation, that are not called.
+    """
+
+    activation: str
+    gate: str
+    up: str
+    down: str
+    quiet: tuple[str, ...] = ()
+    compiled: ClassVar[str] = "a gated MLP under torch.compile, which fuses its activation"
+
+    def __call__(self, module: Any, forward: Callable[[Any], Any], x: Any) -> Any:
+        if self.quiet and any(has_hooks(module.get_submodule(name)) for name in self.quiet):
+            fallbacks.count("a gated MLP: its activation has hooks")
+            return forward(x)
+        gate = module.get_submodule(self.gate)(x)
+        up = module.get_submodule(self.up)(x) if self.up else None
+        return module.get_submodule(self.down)(self._gated(gate, up))
+
+    def _gated(self, gate: Any, up: Any) -> Any:
+        if gate.device.type != _DEVICE:
+            fallbacks.count(f"a gated MLP: the input is on {gate.device.type}")
+            return _by_torch(gate, up, self.activation)
+        if up is not None and up.dtype != gate.dtype:
+            fallbacks.count(f"a gated MLP: gate and up differ in dtype: {gate.dtype}, {up.dtype}")
+            return _by_torch(gate, up, self.activation)
+        return answered(gated, _by_torch, "a gated MLP", gate, up, self.activation)
+
+
+def _by_torch(gate: Any, up: Any, activation: str) -> Any:
+    if up is None:
+        gate, up = gate.chunk(2, -1)
+    return activation_of(activation)(gate) * up
+
+
+def gated_call(module: torch.nn.Module) -> GatedCall | str | None:
+    """Return how a gated MLP may call cutegen, why it may not, or None if it does not look like one.
+
+    One of the sizes of a gated MLP is traced; a forward that computes anything else beside is refused.
+    """
+    layers = {name: child for name, child in module.named_children() if _has_parameters(child)}
+    quiet = tuple(name for name, _ in module.named_children() if name not in layers)
+    if module._parameters or module._buffers or not _fits(list(map(_sizes, layers.values()))):
+        return None
+    if any(has_hooks(module.get_submodule(name)) for name in quiet):
+        return "its activation has hooks"
+    try:
+        graph = _trace(module)
+    except Exception:  # noqa: BLE001 - whatever the code of others does, the module is left alone
+        return "its forward cannot be traced"
+    found = _match(graph, module)
+    if found is None:
+        return "its forward is not that of a gated MLP"
+    activation, gate, up, down = found
+    return GatedCall(activation, gate, up, down, quiet)
+
+
+def _has_parameters(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _sizes(layer: Any) -> tuple[Any, Any]:
+    """Return how many features a layer takes and returns, as far as it says."""
+    return getattr(layer, "in_features", None), getattr(layer, "out_features", None)
+
+
+def _fits(sizes: list[tuple[Any, Any]]) -> bool:
+    """Return whether layers of these sizes may be gate, up and down in any order, or both in one and down."""
+    if any(None in pair for pair in sizes) or len(sizes) not in (2, 3):
+        return False
+    return any(
+        all(other == (down[1], 2 * down[0] // (len(sizes) - 1)) for other in sizes[:at] + sizes[at + 1 :])
+        for at, down in enumerate(sizes)
+    )
+
+
+def _trace(module: torch.nn.Module) -> Graph:
+    """Return the graph of a module's forward, of a copy of it, with its layers as they are called."""
+    from torch import fx
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+            return _has_parameters(m) or super().is_leaf_module(m, module_qualified_name)
+
+    found: Graph = Tracer().trace(shadow(module))
+    return found
+
+
+def _match(graph: Graph, module: torch.nn.Module) -> tuple[str, str, str, str] | None:
+    """Return activation, gate, up and down if a graph is ``down(act(gate(x)) * up(x))`` and nothing else."""
+    *nodes, end = graph.nodes
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    down = end.args[0]
+    if len(inputs) != 1 or inputs[0].args or not _is_call(down):
+        return None
+    product = down.args[0]
+    if product.op not in ("call_function", "call_method") or product.kwargs or len(product.args) != 2:
+        return None
+    if product.target not in (operator.mul, _torch().mul, "mul"):
+        return None
+    for activated, up in (product.args, product.args[::-1]):
+        name = _activation(activated, module)
+        if name and (found := _factors(activated.args[0], up, inputs[0])) is not None:
+            gate, second, seen = found
+            if len(nodes) == len({*seen, activated, product, down, inputs[0]}):
+                return name, gate, second, down.target
+    return None
+
+
+def _factors(gate: Any, up: Any, x: Node) -> tuple[str, str, tuple[Node, ...]] | None:
+    """Return the layers that compute gate and up of x, the second empty if both are halves, and all nodes."""
+    if _is_call(gate, x) and _is_call(up, x) and gate.target != up.target:
+        return gate.target, up.target, (gate, up)
+    if not all(getattr(part, "target", None) is operator.getitem for part in (gate, up)):
+        return None
+    (both, first), (same, second) = gate.args, up.args
+    if both is not same or (first, second) != (0, 1) or both.target not in (_torch().chunk, "chunk"):
+        return None
+    packed, *rest = both.args
+    if [*rest, *both.kwargs.values()] != [2, -1] or not set(both.kwargs) <= {"chunks", "dim"}:
+        return None
+    return (packed.target, "", (gate, up, both, packed)) if _is_call(packed, x) else None
+
+
+def _is_call(node: Any, x: Node | None = None) -> bool:
+    """Return whether a node calls a layer on one operand, which is ``x`` if given."""
+    called = getattr(node, "op", "") == "call_module" and len(node.args) == 1 and not node.kwargs
+    return called and (x is None or node.args[0] is x)
+
+
+def _activation(node: Any, module: torch.nn.Module) -> str:
+    """Return the name of the activation that a node is; else nothing."""
+    torch = _torch()
+    functional, target = torch.nn.functional, getattr(node, "target", "")
+    if getattr(node, "op", "") == "call_module":
+        layer = module.get_submodule(target)
+        names = {torch.nn.SiLU: "silu", torch.nn.ReLU: "relu", torch.nn.GELU: "gelu"}
+        name, form = names.get(type(layer), ""), getattr(layer, "approximate", "none")
+    else:
+        functions = {functional.silu: "silu", functional.gelu: "gelu", functional.relu: "relu"}
+        more = {torch.relu: "relu", "relu": "relu"}
+        name = {**functions, **more}.get(target, "") if len(getattr(node, "args", ())) == 1 else ""
+        form = node.kwargs.get("approximate", "none") if name else "none"
+    return "gelu_tanh" if name == "gelu" and form == "tanh" else name
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def gated_problem(module: Any, call: GatedCall) -> str | None:
+    """Return the line of what a gated MLP poses for one row; None if no kernel takes it."""
+    layer = module.get_submodule(call.gate)
+    weight = getattr(layer, "weight", None)
+    dtype = "" if weight is None else short_dtype(str(weight.dtype))
+    if weight is None or weight.device.type != _DEVICE or dtype not in GATED.options[0].values:
+        return None
+    n, layout = (_sizes(layer)[1], "layout=split") if call.up else (_sizes(layer)[1] // 2, "")
+    return f"gated 1x{n} {dtype} activation={call.activation} {layout}".rstrip()

@@ -1,0 +1,134 @@
+"""RMSNorm layers that call :func:`cutegen.rms_norm`: torch's, and any whose forward computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cutegen.dtypes import short_dtype
+from cutegen.families.rmsnorm.family import RMSNORM
+from cutegen.torch_ops import fallbacks
+from cutegen.torch_ops.norms import rms_norm
+from cutegen.torch_ops.swaps import Call, answered, class_of, shadow
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NormCall", "norm_call", "norm_problem"]
+
+_DEVICE = "cuda"
+#: How models call what they add to the mean of the squares.
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
+#: Largest part by which a forward in fp32 may differ from the formula in fp64.
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class NormCall(Call):
+    """How a swapped norm computes.
+
+    Attributes:
+        eps: Added to the mean of the squares.
+        place: Dtype and device for which ``eps`` is torch's own choice; None if the module says it.
+    """
+
+    eps: float
+    place: tuple[Any, str] | None = None
+    compiled: ClassVar[str] = "a norm under torch.compile, which fuses it with its neighbours"
+
+    def __call__(self, module: Any, forward: Callable[[Any], Any], x: Any) -> Any:
+        weight = module.weight
+        if reason := self._unfit(x, weight):
+            fallbacks.count(f"a norm: {reason}")
+            return forward(x)
+        return answered(self._run, lambda x, *_: forward(x), "a norm", x, weight, self.eps)
+
+    def _unfit(self, x: Any, weight: Any) -> str:
+        """Return why torch would compute something else, or why no kernel takes the rows; else nothing."""
+        import torch
+
+        if x.device.type != _DEVICE:
+            return f"the input is on {x.device.type}"
+        if weight is not None and weight.dtype != x.dtype:
+            return f"input and weight differ in dtype: {x.dtype}, {weight.dtype}"
+        if torch.is_autocast_enabled(_DEVICE):
+            return "autocast decides in which dtype torch computes it"
+        if self.place is not None and self.place != (x.dtype, x.device.type):
+            return "its eps is torch's choice by dtype and device, which were others when it was swapped"
+        return "" if x.numel() else "the input is empty"
+
+    @staticmethod
+    def _run(x: Any, weight: Any, eps: float) -> Any:
+        return rms_norm(x, weight, eps)
+
+
+def norm_call(module: Any) -> NormCall | str | None:
+    """Return how a norm of rows may call cutegen, why it may not, or None if it is no such norm."""
+    import torch
+
+    own = getattr(torch.nn, "RMSNorm", None)
+    if own is not None and class_of(module) is own:
+        if len(module.normalized_shape) != 1:
+            return "it normalises more than one dimension"
+        return NormCall(module.eps) if module.eps is not None else _torchs_choice(module.weight)
+    eps = next((e for name in _EPS_NAMES if isinstance(e := vars(module).get(name), float)), None)
+    weight = module._parameters.get("weight")
+    if eps is None or weight is None or weight.dim() != 1:
+        return None
+    if len(module._parameters) > 1 or module._modules or module._buffers:
+        return None
+    return NormCall(eps) if _is_rms_norm(module, eps) else "its forward is not that of RMSNorm"
+
+
+def _torchs_choice(weight: Any) -> NormCall | str:
+    """Return the call of a norm without an eps of its own: releases of torch differ in what they take."""
+    import torch
+
+    if weight is None or weight.is_meta:
+        return "torch chooses its eps by the input"
+    dtype = weight.dtype
+    with torch.no_grad():
+        small = torch.full((1, 8), 1e-3, dtype=dtype, device=weight.device)
+        square = float(torch.nn.functional.rms_norm(small, (8,)).double().square().mean())
+    mean = 1e-6  # of the squares, so that y^2 = mean / (mean + eps)
+    choices = [torch.finfo(dtype).eps, torch.finfo(torch.float32).eps]
+    eps = min(choices, key=lambda eps: abs(square - mean / (mean + eps)))
+    return NormCall(eps, (dtype, weight.device.type))
+
+
+def _is_rms_norm(module: torch.nn.Module, eps: float) -> bool:
+    """Return whether the forward of a module's class computes the formula, tried on a few rows in fp32.
+
+    What is tried is a copy with a weight of its own, so that neither hooks nor memory have a part in it.
+    """
+    import torch
+
+    weight = module._parameters["weight"]
+    assert weight is not None
+    generator, n = torch.Generator().manual_seed(0), weight.shape[0]
+    copied = shadow(module)
+    w = torch.randn(n, generator=generator)
+    x = torch.randn(3, n, generator=generator) * torch.tensor([[1.0], [30.0], [max(eps, 1e-30) ** 0.5]])
+    vars(copied).pop("forward", None)
+    vars(copied)["_parameters"] = {"weight": torch.nn.Parameter(w, requires_grad=False)}
+    try:
+        with torch.no_grad():
+            found = copied.forward(x)
+    except Exception:  # noqa: BLE001 - whatever the code of others does, the layer is left alone
+        return False
+    want = x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * w.double()
+    if not isinstance(found, torch.Tensor) or found.shape != x.shape or found.dtype != x.dtype:
+        return False
+    return bool((found.double() - want).norm() <= _TOLERANCE * want.norm()) and bool(
+        ((found.double() - want).abs() <= _TOLERANCE * (1 + want.abs())).all()
+    )
+
+
+def norm_problem(module: Any) -> str | None:
+    """Return the line of what a norm with a weight poses for one row; None if no kernel takes it."""
+    weight = module.weight
+    dtype = None if weight is None else short_dtype(str(weight.dtype))
+    if weight is None or weight.device.type != _DEVICE or dtype not in RMSNORM.options[0].values:
+        return None
+    return f"rmsnorm 1x{weight.shape[0]} {dtype}"

@@ -1,0 +1,183 @@
+"""What lets a module of any class call cutegen in place, and torch again: a class above its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cutegen.errors import CutegenError, FrozenError
+from cutegen.torch_ops import fallbacks
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Call",
+    "answered",
+    "class_of",
+    "has_hooks",
+    "is_swapped",
+    "prepare",
+    "shadow",
+    "swap",
+    "unswap",
+    "why_not_swapped",
+]
+
+#: Counts a reason while a compiler traces; torch's tracer is told by :func:`prepare` to call it.
+_note: Callable[[str], None] = fallbacks.count
+
+
+class Call:
+    """How a swapped module computes; kept with the module, copied and pickled with it.
+
+    Attributes:
+        compiled: Why compilers get the module's own forward, which they fuse with what is around it.
+    """
+
+    compiled: ClassVar[str]
+
+    def __call__(self, module: Any, forward: Callable[[Any], Any], x: Any) -> Any:
+        """Return what ``forward(x)``, the module's own, would."""
+        raise NotImplementedError
+
+
+def swap(module: torch.nn.Module, call: Call) -> None:
+    """Let ``module`` compute by ``call`` from now on, where it is called with one positional argument."""
+    if not hasattr(module, "cutegen_call"):
+        own: Any = type(module)
+        module.__class__ = _class_above(own)
+    vars(module)["cutegen_call"] = call
+
+
+def unswap(module: torch.nn.Module) -> bool:
+    """Let ``module`` compute by its own class again; return whether it did not."""
+    if vars(module).pop("cutegen_call", None) is None:
+        return False
+    base = getattr(type(module), "_below", None)
+    if base is not None and type(module) is _class_above(base):  # else somebody has put a class above ours
+        module.__class__ = base
+    return True
+
+
+def is_swapped(module: torch.nn.Module) -> bool:
+    """Return whether ``module`` is swapped."""
+    return getattr(module, "cutegen_call", None) is not None
+
+
+def class_of(module: torch.nn.Module) -> type:
+    """Return a module's class, without what was put above it."""
+    found: type = getattr(type(module), "_below", type(module))
+    return found
+
+
+def shadow(module: torch.nn.Module) -> Any:
+    """Return a module of the same class, without what was put above it, that has the same parts."""
+    found: Any = object.__new__(class_of(module))
+    vars(found).update(vars(module))
+    vars(found).pop("cutegen_call", None)
+    return found
+
+
+def why_not_swapped(module: torch.nn.Module) -> str:
+    """Return why a module's class cannot have another above it; else nothing."""
+    if "forward" in vars(module):
+        return "its forward is not that of its class"
+    if not hasattr(module, "cutegen_call") and any(
+        base.__name__ == "FSDPModule" for base in type(module).__mro__
+    ):
+        return f"its class is {type(module).__name__}; optimize before wrapping in FSDP"
+    return ""
+
+
+@cache
+def _class_above(base: Any) -> Any:
+    class Swapped(base):  # type: ignore[misc]
+        cutegen_call: Call | None = None
+        _below = base
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            call = self.cutegen_call
+            if call is None or len(args) != 1 or kwargs or _left_to_compiler(call.compiled):
+                return super().forward(*args, **kwargs)
+            return call(self, super().forward, args[0])
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            made, arguments, *rest = super().__reduce_ex__(protocol)
+            if type(self) is not Swapped:
+                return made, arguments, *rest
+            return _new, (base,), *rest
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(Swapped, name, getattr(base, name))
+    return Swapped
+
+
+def _new(base: type) -> Any:
+    """Return an empty module of the class above ``base``, for pickle and copies to fill."""
+    made = _class_above(base)
+    return made.__new__(made)
+
+
+def _left_to_compiler(reason: str) -> bool:
+    """Return whether a compiler traces, and count it then."""
+    import torch
+
+    if not torch.compiler.is_compiling():
+        return False
+    _note(reason)
+    return True
+
+
+def has_hooks(module: Any) -> bool:
+    """Return whether something listens to a module, which would not hear that it was left out."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _kind(*operands: Any) -> tuple[Hashable, ...]:
+    """Return what decides whether a kernel takes operands; of what is no tensor, itself."""
+    return tuple(
+        (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15) if hasattr(t, "stride") else t
+        for t in operands
+    )
+
+
+def answered(call: Callable[..., Any], torchs: Callable[..., Any], what: str, *operands: Any) -> Any:
+    """Return ``call(*operands)``, or where cutegen refuses them ``torchs(*operands)``, and count why.
+
+    Args:
+        call: By cutegen.
+        torchs: By torch.
+        what: Which of such calls it is; two kinds may not share what was refused.
+        operands: Tensors, and what else decides.
+
+    Raises:
+        FrozenError: As :func:`cutegen.freeze` was told.
+    """
+    reason = fallbacks.known(_kind, what, *operands)
+    if not reason:
+        try:
+            return call(*operands)
+        except FrozenError:  # asked for by freeze(on_miss="error")
+            raise
+        except (CutegenError, NotImplementedError) as error:  # the latter from classes such as DTensor
+            reason = f"{what}: {error}"
+            fallbacks.refuse(_kind(what, *operands), reason)
+    fallbacks.count(reason)
+    return torchs(*operands)
+
+
+def prepare() -> None:
+    """Import torch, and tell its tracer how to count; again does nothing."""
+    global _note
+    import torch
+
+    if _note is fallbacks.count:
+        compiler: Any = torch.compiler
+        _note = compiler.assume_constant_result(fallbacks.count)
