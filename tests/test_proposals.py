@@ -13,8 +13,10 @@ from cutegen.arch import find_arch
 from cutegen.errors import ConfigError, UsageError
 from cutegen.families.gemm.perf_model import proposals as search
 from cutegen.families.gemm.perf_model.estimator import Estimator
+from cutegen.families.gemm.perf_model.fitted import fitted_times_us, fitted_us, load_fit
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
-from cutegen.families.gemm.perf_model.proposals import rank, refine
+from cutegen.families.gemm.perf_model.proposals import promising, rank, refine
+from cutegen.families.gemm.perf_model.strategy import GemmStrategy
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.search import strategies as survey
@@ -346,6 +348,23 @@ def test_what_the_fit_puts_first_leads_and_the_physics_fills_up() -> None:
     assert all(config["pingpong"] is False for config in kept)
     unfitted = Problem(64, 7168, 2048, ab_dtype="e4m3")
     assert survey.rank(SPACE, unfitted, 132, 8) == rank(SPACE, unfitted, 132, 8)
+
+
+def test_of_many_a_third_is_what_the_fit_likes_of_all_kernels() -> None:
+    """One of each way to cut up the work, behind the default kernels, among what is fixed."""
+    fit, fixed = load_fit(), {"swap_ab": (False,)}
+    problem = Problem(256, 6144, 4096)
+    first = GemmStrategy().likely(SPACE, problem, 132, 12)[:4]
+    ranked = survey.rank(SPACE, problem, 132, 12, default=first[0])
+    found = list(dict.fromkeys(map(SPACE.compile_view, ranked)))
+    assert found[: len(first)] == [SPACE.compile_view(config) for config in first] and len(found) == 12
+    more = promising(SPACE, problem, 132, lambda all_of: fitted_times_us(problem, all_of, 132, fit), 4)
+    assert {SPACE.compile_view(config) for config in more} <= set(found)
+    defaults = {SPACE.compile_view(config) for _, config in kernel_set(SPACE, problem, 132).by_time(problem)}
+    assert not defaults.issuperset(map(SPACE.compile_view, more))
+    times = [fitted_us(problem, config, 132, fit) for config in more]
+    assert times == sorted(times) and max(times) < 1.1 * min(times)
+    assert all(not config["swap_ab"] for config in survey.rank(SPACE, problem, 132, 12, fixed))
 
 
 def test_what_is_given_comes_once_behind_the_default() -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "KernelColumns",
     "Rates",
     "fit_of",
+    "fitted_times_us",
     "fitted_us",
     "is_fitted",
     "load_fit",
@@ -351,6 +352,15 @@ def fitted_us(problem: Problem, config: Config, sm_count: int, fit: Fit | None =
     shape = tuple(config[knob] for knob in _LOOKED_AT)
     split = np.array([config.integer("split_k")], np.float32)
     return float(fit.times_us(problem, _columns_of(shape, sm_count, fit.rates), split)[0])
+
+
+def fitted_times_us(problem: Problem, configs: Sequence[Config], sm_count: int, fit: Fit) -> list[float]:
+    """Return the microseconds of many configs by a fit."""
+    import numpy as np
+
+    columns = KernelColumns(configs, sm_count, fit.rates)
+    splits = np.array([config["split_k"] for config in configs], np.float32)
+    return [float(time) for time in fit.times_us(problem, columns, splits)]
 
 
 @lru_cache(maxsize=1024)

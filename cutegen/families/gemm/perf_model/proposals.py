@@ -17,7 +17,7 @@ from cutegen.families.gemm.perf_model.residuals import Lessons
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_pair
 
-__all__ = ["precompute", "rank", "refine"]
+__all__ = ["precompute", "promising", "rank", "refine"]
 
 #: So many kernels of the best predictions are looked at.
 _POOL = 500
@@ -80,6 +80,34 @@ def rank(
             lead.append(best[candidate.view].config)
         lead += ranker.variants(best.get(candidate.view, candidate), variants)
     return list(dict.fromkeys(lead))
+
+
+def promising(
+    space: Space,
+    problem: Problem,
+    sm_count: int,
+    times_us: Callable[[Sequence[Config]], Sequence[float]],
+    limit: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
+) -> list[Config]:
+    """Return what another model likes best of the model's best, one of each way to cut up the work.
+
+    Args:
+        space: Where configs come from.
+        problem: What is computed.
+        sm_count: SMs of the GPU.
+        times_us: That model: microseconds of each config.
+        limit: Most configs.
+        fixed: Knobs restricted to some values.
+
+    Raises:
+        ArchError: The model knows nothing of the space's architecture.
+        ConfigError: ``fixed`` names a knob or a value that does not exist.
+    """
+    _, pool = _ranked(space, problem, sm_count, _frozen(fixed))
+    times = times_us([candidate.config for candidate in pool])
+    ordered = (pool[at] for at in sorted(range(len(pool)), key=times.__getitem__))
+    return [candidate.config for candidate in islice(_first_of_each(ordered, _work_of), limit)]
 
 
 def precompute(
