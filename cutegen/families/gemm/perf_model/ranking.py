@@ -87,6 +87,8 @@ class Ranker:
     def _kinds(self) -> Iterator[tuple[dict[str, tuple[Value, ...]], tuple[int, ...]]]:
         """Yield run-time values that stand for all, once for each kind of kernel ``split_k`` compiles."""
         first = {k: self._domains[k][:1] for k in self._space.domains if k in self._space.run_time_knobs}
+        # Launches back to back, which the model predicts, gain by it; others have twins tried without it.
+        first |= {"use_pdl": (True,)} if True in self._domains.get("use_pdl", ()) else {}
         sample = self._space.default(self._problem)
         kinds: dict[Config, list[int]] = {}
         for split in self._domains.get("split_k", (1,)):
