@@ -1,10 +1,10 @@
-"""Kernels of a user's that tests declare: one with scratch and integers, one that works in place."""
+"""Kernels of a user's that tests declare: with scratch and integers, in place, with several outputs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ROPE", "SPLIT", "write_kernel"]
+__all__ = ["ROPE", "SPLIT", "SUMS", "write_kernel"]
 
 #: Sums of rows: parts of each row are summed by CTAs of their own, then the parts. Sizes are all free.
 SPLIT = {
@@ -180,6 +180,69 @@ def reference(x, cos, sin, half):
 def tolerance(output, want, problem):
     wide, near = (2**-8, 2**-7) if problem.dtype == "bf16" else (2**-20, 2**-18)
     return want.abs().mul(wide).add(near)
+""",
+}
+
+#: Rows over their root mean square and, where they are asked for, the factors; a warp has a row.
+SUMS = {
+    "sums.py": """
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+
+@cute.kernel
+def kernel(x: cute.Tensor, y: cute.Tensor, rstd, rows: cutlass.Constexpr):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    row, lane = block * rows + thread // 32, thread % 32
+    if row < x.shape[0]:
+        total = cutlass.Float32(0.0)
+        at = lane
+        while at < x.shape[1]:
+            value = x[row, at].to(cutlass.Float32)
+            total += value * value
+            at += 32
+        factor = cute.math.rsqrt(cute.arch.warp_reduction_sum(total) / x.shape[1])
+        at = lane
+        while at < x.shape[1]:
+            y[row, at] = (x[row, at].to(cutlass.Float32) * factor).to(y.element_type)
+            at += 32
+        if cutlass.const_expr(rstd is not None):
+            if lane == 0:
+                rstd[row] = factor
+
+
+@cute.jit
+def launch(x: cute.Tensor, y: cute.Tensor, rstd, rows: cutlass.Constexpr, stream: cuda.CUstream):
+    kernel(x, y, rstd, rows).launch(
+        grid=((x.shape[0] + rows - 1) // rows, 1, 1), block=(32 * rows, 1, 1), stream=stream
+    )
+""",
+    "declaration.py": """
+from cutegen.kernel import Kernel, free, read, write
+
+kernel = Kernel(
+    "own_sums",
+    "rows over their root mean square",
+    entry="sums:launch",
+    sizes={"m": free, "n": free},
+    options={"dtype": ("fp32", "bf16"), "sums": False},
+    arguments=(
+        read("x", "dtype", ("m", "n")),
+        write("y", "dtype", ("m", "n")),
+        write("rstd", "fp32", ("m",), when="sums"),
+    ),
+    knobs={"rows": (1, 4)},
+    rows="m",
+    aligned=False,
+)
+
+
+@kernel.reference
+def reference(x):
+    rstd = x.square().mean(-1).rsqrt()
+    return {"y": x * rstd[:, None], "rstd": rstd}
 """,
 }
 

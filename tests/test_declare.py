@@ -43,7 +43,7 @@ def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("my_norm", "not of the form MODULE:NAME"),
         ("my_nrom:RMSNorm", "module my_nrom is not there; it is looked for in"),
-        ("my_norm:Norm", "module my_norm does not define Norm at its top level"),
+        ("my_norm:Norm", "has no Norm (did you mean RMSNorm?)"),
     ],
 )
 def test_mistakes_are_named(entry: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

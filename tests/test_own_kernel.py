@@ -171,6 +171,18 @@ BAD = {
         r"uses epsilon \(did you mean eps\?\)",
     ),
     "argument nobody passes": ("x, w, y, eps, stream", "x, w, y, stream", "argument eps is not passed"),
+    "argument nobody takes": (
+        '    ),\n    construct="dtype, n, threads, threads_per_row",\n    call="x, w, y, eps, stream",\n',
+        '    scalar("mu", "fp32", (1, 2))),\n    construct="dtype, n, threads, threads_per_row",\n',
+        "RMSNorm takes x, w, y, eps, stream; .* mu is none of them; say call=",
+    ),
+    "too few for the entry": (
+        "x, w, y, eps, stream",
+        "x, w, y, stream=stream if eps else None",
+        "eps is not passed",
+    ),
+    "too many for the entry": ("x, w, y, eps, stream", "x, w, y, eps, n, stream", "1 are too many"),
+    "no such entry": ("my_norm:RMSNorm", "my_norm:RMSnorm", r"has no RMSnorm \(did you mean RMSNorm\?\)"),
     "no stream": ("x, w, y, eps, stream", "x, w, y, eps", "passes no stream"),
     "knob nobody uses": (', threads_per_row",', '",', "knob threads_per_row is used neither"),
     "default": ('{"threads": 128, ', '{"threads": 64, ', "default has threads=64"),

@@ -37,6 +37,8 @@ TAIL = """
 def reference(x):
     return 2 * x
 """
+#: Anything that may be called.
+LAUNCH = "def launch(*anything): ...\n"
 CLASS = """
 import cuda.bindings.driver as cuda
 import cutlass
@@ -134,7 +136,7 @@ def test_a_list_of_configs(folder: Path) -> None:
     """Exactly these, in their order; a config between them is refused with the reason, once."""
     listed = [{"a": 1, "b": 2, "c": "x"}, {"a": 2, "b": 2, "c": "y"}, {"a": 1, "b": 3, "c": "y"}]
     family = declare(
-        folder, f'entry="own:launch", call="x, y, stream, a, b, c", configs={listed},', own__py=""
+        folder, f'entry="own:launch", call="x, y, stream, a, b, c", configs={listed},', own__py=LAUNCH
     )
     found = configs(family)
     assert sorted(map(str, found)) == sorted(map(str, listed))
@@ -148,7 +150,9 @@ def test_a_list_of_configs(folder: Path) -> None:
 
 def test_values_that_come_together_make_a_product_with_others(folder: Path) -> None:
     knobs = '{"a, b": [(1, 2), (2, 4)], "c": (5, 6, 7)}'
-    family = declare(folder, f'entry="own:launch", call="x, y, stream, a, b, c", knobs={knobs},', own__py="")
+    family = declare(
+        folder, f'entry="own:launch", call="x, y, stream, a, b, c", knobs={knobs},', own__py=LAUNCH
+    )
     wanted = [{"a": a, "b": b, "c": c} for (a, b), c in product([(1, 2), (2, 4)], (5, 6, 7))]
     assert sorted(map(str, configs(family))) == sorted(map(str, wanted))
 
@@ -156,7 +160,7 @@ def test_values_that_come_together_make_a_product_with_others(folder: Path) -> N
 def test_a_knob_of_one_value_is_a_constant(folder: Path) -> None:
     arguments = 'entry="own:launch", call="x, y, stream, a, b", knobs={"a": (1,), "b": (2, 3)}, '
     arguments += 'default={"a": 1, "b": 3},'
-    family = declare(folder, arguments, own__py="")
+    family = declare(folder, arguments, own__py=LAUNCH)
     assert configs(family) == [{"b": 2}, {"b": 3}]
     problem = family.parse("ways 8x256")
     default = registry.find_space("ways", ARCH).default(problem)

@@ -23,6 +23,8 @@ __all__ = ["LEGEND", "AnyResult", "document", "result_lines", "summary_lines"]
 AnyResult: TypeAlias = "TuneResult | RangeResult | Failed"
 #: Candidates of each provider that are shown where nothing was measured.
 _PREDICTED_ROWS = 8
+#: Reasons of failures that are shown.
+_REASONS = 4
 #: Longest name of a baseline that becomes a heading.
 _SHORT_NAME = 14
 
@@ -47,12 +49,13 @@ LEGEND = """columns:
                   threads with the same count (168 with 384 threads) and its warpgroups then exchange some.
   spill B         Bytes of registers that the compiler keeps in local memory. 0 in a good kernel.
   smem KB         Shared memory of a thread block.
+  scratch KB      Workspace of a launch, if any config needs one.
   provider        Whose kernel: cutegen, or operators for NVIDIA's Operator API.
   config          Tile and cluster shapes, then the knobs that are not at their simplest value: pingpong is
                   short for pingpong=true. The line below the table has all knobs; --wide has their names.
 
-Columns that do not fit the terminal are left out (W, mJ, in bursts, 95 %, regs, smem KB, in this order);
---wide shows all, --json has everything. docs/knobs.md describes each knob.
+Columns that do not fit the terminal are left out (W, mJ, in bursts, 95 %, regs, smem and scratch KB, in this
+order); --wide shows all, --json has everything. docs/knobs.md describes each knob.
 """
 
 
@@ -78,6 +81,8 @@ def result_lines(name: str, result: AnyResult, width: int | None = None) -> list
     if result.contended_by:
         notes.append(f"  contended: {result.contended_by} used the GPU meanwhile; run again when it is free")
     notes += [f"  not tried: {printable(reason)}" for reason in result.refused]
+    notes += [f"  failed: {printable(sentence)}" for sentence in result.failed[:_REASONS]]
+    notes += [f"  failed for {len(result.failed) - _REASONS} more reasons"] * (len(result.failed) > _REASONS)
     notes += [f"  no effect: {printable(sentence)}" for sentence in result.dead_knobs]
     notes += _conclusion(result)
     return lines + _folded(notes, width)
@@ -122,6 +127,7 @@ def _measured_table(result: TuneResult, width: int | None) -> list[str]:
     timings = [row.timing for row in rows if row.timing is not None]
     marks = [_mark(row, result) for row in rows]
     taken = [row.resources for row in rows]
+    scratch = [row.workspace_bytes for row in rows]
     ratios = [_ratio(result, timing) for timing in timings]
     names = _configs(result, [row.config for row in rows], width)
     providers = [row.config.source for row in rows]
@@ -129,6 +135,7 @@ def _measured_table(result: TuneResult, width: int | None) -> list[str]:
         marks.append("best" if result.baseline_wins else "")
         timings.append(result.torch)
         taken.append(None)
+        scratch.append(0)
         ratios.append(("1.000" if result.torch.cost(result.objective) is not None else "", ""))
         names.append(result.baseline)
         providers.append("torch")
@@ -140,7 +147,7 @@ def _measured_table(result: TuneResult, width: int | None) -> list[str]:
             Column(_versus(result, result.baseline), [ratio for ratio, _ in ratios]),
             Column("95 %", [interval for _, interval in ratios], drop=5),
             *_burst_column(timings),
-            *_resource_columns(taken),
+            *_resource_columns(taken, scratch),
             _provider_column(providers),
             Column("config", names, left=True),
         ],
@@ -157,7 +164,7 @@ def _predicted_table(result: TuneResult, width: int | None) -> list[str]:
         Column("", ["default" if row.default else "" for row in rows], left=True),
         Column("place", [str(place) if modelled else "" for place, _ in shown]),
         *(_time_columns(times, result, "predicted us") if modelled else []),
-        *_resource_columns([row.resources for row in rows]),
+        *_resource_columns([row.resources for row in rows], [row.workspace_bytes for row in rows]),
         _provider_column([row.config.source for row in rows]),
         Column("config", _configs(result, [row.config for row in rows], width), left=True),
     ]
@@ -205,12 +212,13 @@ def _burst_column(timings: Sequence[Timing]) -> list[Column]:
     return [Column("in bursts", ratios, drop=6)] if any(ratios) else []
 
 
-def _resource_columns(taken: Sequence[Resources | None]) -> list[Column]:
+def _resource_columns(taken: Sequence[Resources | None], scratch: Sequence[int]) -> list[Column]:
     spills = [0 if r is None else r.spill_store_bytes + r.spill_load_bytes for r in taken]
     return [
         Column("regs", ["" if r is None else str(r.registers) for r in taken], drop=4),
         Column("spill B", [str(s) if s else "" for s in spills], drop=2),
         Column("smem KB", ["" if r is None else f"{r.smem_bytes / 1024:.0f}" for r in taken], drop=3),
+        *([Column("scratch KB", [f"{s / 1024:.0f}" if s else "" for s in scratch], drop=3)] * any(scratch)),
     ]
 
 
@@ -331,6 +339,7 @@ def _result_json(name: str, result: AnyResult) -> dict[str, Json]:
         "winner": "torch" if result.baseline_wins else result.config.to_json(),
         "source": "torch" if result.baseline_wins else result.config.source,
         "refused": list(result.refused),
+        "failed": list(result.failed),
         "dead_knobs": list(result.dead_knobs),
         "ratio_to_default": None if ratio is None else [ratio.low, ratio.mid, ratio.high],
         "baseline": result.baseline,
@@ -352,6 +361,7 @@ def _row_json(row: Row, result: TuneResult) -> dict[str, Json]:
         "tflops": flops / timing.median_us / 1e6 if timing else None,
         "predicted_us": row.predicted_us,
         "resources": row.resources.to_json() if row.resources else None,
+        "workspace_bytes": row.workspace_bytes,
         "artifact_key": row.artifact_key,
         "trial": row.trial,
     }

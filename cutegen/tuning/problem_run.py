@@ -331,6 +331,20 @@ class ProblemRun:
         """Sentences on knobs that change nothing; empty where all do, or that is not known."""
         return self._same.dead_knobs(self._space)
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Sentences on why candidates do not work: each reason once, with the first config that has it."""
+        reasons: dict[str, list[Config]] = {}
+        for attempt in self.attempts.values():
+            if attempt.done and not attempt.ok and attempt.outcome not in ("invalid", "pruned"):
+                reasons.setdefault(attempt.error, []).append(attempt.config)
+        request = self.request
+        return tuple(
+            f"{space_of(first, request.problem.family, request.arch).short(first, names=True)}"
+            f"{f' and {len(others)} more' if others else ''}: {reason}"
+            for reason, (first, *others) in reasons.items()
+        )
+
     def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
         if not self._children.measures:
             known = self.ledger.compiled(attempt)

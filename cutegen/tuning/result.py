@@ -29,6 +29,7 @@ class Row:
         predicted_us: The model's estimate in microseconds, never a measurement; None without a model, and in
             a measured run.
         resources: Registers, shared memory and the like.
+        workspace_bytes: Scratch memory of a launch.
         artifact_key: Its artifact in the store.
         trial: The record of its measurement.
     """
@@ -40,6 +41,7 @@ class Row:
     timing: Timing | None = None
     predicted_us: float | None = None
     resources: Resources | None = None
+    workspace_bytes: int = 0
     artifact_key: str = ""
     trial: str = ""
 
@@ -72,6 +74,7 @@ class TuneResult:
         reused: Whether everything came from records and nothing ran.
         run: Name of the run that measured it.
         refused: Kernels of the Operator API that were no candidates, with reasons.
+        failed: Sentences on why candidates do not work, each reason once.
         dead_knobs: Sentences on knobs of a user's kernel that changed nothing.
     """
 
@@ -92,6 +95,7 @@ class TuneResult:
     reused: bool = False
     run: str = ""
     refused: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
     dead_knobs: tuple[str, ...] = ()
 
     @property

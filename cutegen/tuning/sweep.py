@@ -254,6 +254,7 @@ class Tuning:
             reused=not problem_run.ran,
             run=problem_run.ledger.run,
             refused=refused,
+            failed=problem_run.failed,
             dead_knobs=problem_run.dead_knobs,
         )
 

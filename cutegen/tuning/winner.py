@@ -63,6 +63,7 @@ def _row(attempt: Attempt, default: Config, chosen: Config, equals: Sequence[Con
         equal=attempt.config in equals,
         timing=attempt.final,
         resources=attempt.resources,
+        workspace_bytes=attempt.launch.workspace_bytes,
         artifact_key=attempt.artifact_key,
         trial=attempt.final_trial,
     )
@@ -128,8 +129,8 @@ def recorded_result(
     latest = _worth_showing(request, {t.config: t for t in finals if t.config is not None}, default, entry)
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
-    domains = {config: space_of(config, space.family, space.arch).domains for config in latest}
-    if entry.config not in timings or any(config.keys() != domains[config].keys() for config in latest):
+    spaces = {config: space_of(config, space.family, space.arch) for config in latest}
+    if entry.config not in timings or any(c.keys() != spaces[c].domains.keys() for c in latest):
         return None
     objective = request.objective
     choice = choose_winner(
@@ -138,12 +139,13 @@ def recorded_result(
     rows = [
         Row(
             # The database sorts knobs by name; people know them in the order of the space.
-            config=Config({knob: config[knob] for knob in domains[config]}),
+            config=Config({knob: config[knob] for knob in spaces[config].domains}),
             default=config == default,
             chosen=config == entry.config,
             equal=config in choice.equals,
             timing=trial.timing,
             resources=resources_of(trial),
+            workspace_bytes=spaces[config].launch(config, request.problem, request.sm_count).workspace_bytes,
             artifact_key=trial.artifact_key,
             trial=trial.id,
         )
@@ -196,6 +198,7 @@ def predicted_result(
             chosen=at == 0,
             predicted_us=None if predict is None else predict(attempt.config),
             resources=attempt.resources,
+            workspace_bytes=attempt.launch.workspace_bytes,
             artifact_key=attempt.artifact_key,
             trial=attempt.trial,
         )

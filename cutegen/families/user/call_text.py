@@ -143,6 +143,7 @@ def require_texts(kernel: Kernel) -> None:
     _require("call", call_text(kernel), known)
     _require("launch", kernel.launch, known)
     _require_all_used(kernel)
+    _require_fitting(kernel)
 
 
 def _require(what: str, text: str, known: list[str]) -> None:
@@ -152,6 +153,29 @@ def _require(what: str, text: str, known: list[str]) -> None:
             raise FamilyError(
                 f"{what}={text!r} uses {name}{did_you_mean(name, known)}; valid: {', '.join(shown)}"
             )
+
+
+def _require_fitting(kernel: Kernel) -> None:
+    """See that the entry takes what a launch passes, as far as its text tells."""
+    source = kernel.source
+    if source is None or source.open_call or (source.kind != "class" and construct_text(kernel) is not None):
+        return
+    text, taken = call_text(kernel), [parameter.name for parameter in source.call]
+    tree = _parse(text, "call")
+    if any(isinstance(a, ast.Starred) for a in tree.args) or not all(k.arg for k in tree.keywords):
+        return
+    given = [*taken[: len(tree.args)], *(k.arg for k in tree.keywords if k.arg)]
+    lacking = [p.name for p in source.call if not p.optional and p.name not in given]
+    twice = [name for name in given if given.count(name) > 1]
+    strange = [name for name in given if name not in taken]
+    if kernel.call is None and (strange or twice or len(tree.args) > len(taken)):
+        strange = [a.name for a in kernel.arguments if a.name not in taken] or strange
+    many = len(tree.args) - len(taken)
+    problems = [f"{name} is none of them" for name in strange] + [f"{name} is passed twice" for name in twice]
+    problems += [f"{many} are too many"] * (many > 0) + [f"{name} is not passed" for name in lacking]
+    if problems:
+        name = kernel.entry.partition(":")[2]
+        raise FamilyError(f"{name} takes {', '.join(taken)}; of call={text!r} {problems[0]}; say call='...'")
 
 
 def _require_all_used(kernel: Kernel) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cutegen.errors import FamilyError
 from cutegen.families.user.closure import find_source
+from cutegen.text import did_you_mean
 
 __all__ = ["EntrySource", "Parameter", "read_entry"]
 
@@ -45,6 +46,7 @@ class EntrySource:
         call: Parameters of the function, or of ``__call__``.
         knobs: What its decorators ``tunable`` say, as ``Kernel`` takes it.
         doc: Its docstring.
+        open_call: Whether ``call`` may lack some: it takes any, or a decorator or a parent decides.
     """
 
     kind: str
@@ -54,13 +56,15 @@ class EntrySource:
     call: tuple[Parameter, ...]
     knobs: dict[str, Any]
     doc: str = ""
+    open_call: bool = False
 
 
 def read_entry(entry: str, folder: Path) -> EntrySource | None:
     """Return what the text of ``module:name`` tells; None if no file defines it at its top level.
 
     Raises:
-        FamilyError: The file is no Python, or a decorator ``tunable`` has values that are not written out.
+        FamilyError: The file is no Python or has no such name, or a decorator ``tunable`` has values that are
+            not written out.
     """
     module, _, name = entry.partition(":")
     try:
@@ -75,17 +79,42 @@ def read_entry(entry: str, folder: Path) -> EntrySource | None:
     kinds = (ast.FunctionDef, ast.ClassDef)
     node = next((n for n in tree.body if isinstance(n, kinds) and n.name == name), None)
     if node is None:
+        _require_bound(name, tree, module, path)
         return None
     knobs = _knobs(node, path)
     doc = ast.get_docstring(node) or ""
     if isinstance(node, ast.FunctionDef):
-        return EntrySource(_kind(node), path, node.lineno, (), _parameters(node), knobs, doc)
+        open_call = _is_open(node)
+        return EntrySource(_kind(node), path, node.lineno, (), _parameters(node), knobs, doc, open_call)
     methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
     others = [decorator for decorator in node.decorator_list if not _is_tunable(decorator)]
     elsewhere = None if node.bases or others else ()
     constructor = _parameters(methods["__init__"])[1:] if "__init__" in methods else elsewhere
-    call = _parameters(methods["__call__"])[1:] if "__call__" in methods else ()
-    return EntrySource("class", path, node.lineno, constructor, call, knobs, doc)
+    own = methods.get("__call__")
+    call, open_call = (_parameters(own)[1:], _is_open(own)) if own else ((), True)
+    return EntrySource("class", path, node.lineno, constructor, call, knobs, doc, open_call)
+
+
+def _require_bound(name: str, tree: ast.Module, module: str, path: Path) -> None:
+    """Refuse a name that nothing in the file can define; one that is imported, say, is found by the child."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name.partition(".")[0])
+    if name not in bound and not bound & {"*", "__getattr__", "globals", "exec", "setattr"}:
+        raise FamilyError(f"module {module} ({path}) has no {name}{did_you_mean(name, bound)}")
+
+
+def _is_open(node: ast.FunctionDef) -> bool:
+    """Whether more than the text of its parameters decides what a function takes."""
+    words = {
+        ast.unparse(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] for d in node.decorator_list
+    }
+    return bool(node.args.vararg or node.args.kwarg or words - {"jit", "kernel", "tunable"})
 
 
 def _kind(node: ast.FunctionDef) -> str:
