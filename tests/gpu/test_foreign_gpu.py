@@ -6,17 +6,22 @@ Those that are not installed, or fetched by tools/fetch_foreign.py, are left out
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deployments import write_table
 from hopper import GPU, NEEDS_HOPPER
+from own_registry import without_user_families
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
+from cutegen.deploy import pin_table
 from cutegen.families.registry import find_space, load_kernel, parse_problem
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
@@ -142,6 +147,91 @@ def test_flash_attention_is_called_as_pytorchs_attention_is() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, again)
+
+
+#: Run by a new interpreter that finds torch and the folder, and nothing of what made it.
+CALLS = """
+import sys
+made_of = "cutegen cutlass jinja2 nvidia_cutlass_dsl tvm_ffi quack flash_attn cute helpers".split()
+for name in made_of:
+    sys.modules[name] = None
+import torch
+sys.path.insert(0, sys.argv[1])
+import pinned
+
+def rows(*shape):
+    return torch.randn(shape, device="cuda").bfloat16()
+
+def near(got, want, unit=2.0**-6):
+    torch.testing.assert_close(got.double(), want.double(), rtol=unit, atol=unit)
+
+def in_a_graph(name, output, **values):
+    out = pinned.call(name, **values)
+    first = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        pinned.call(name, **values, **{output: out})
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, first)
+    return first
+
+def refused(said, name, **values):
+    try:
+        pinned.call(name, **values)
+    except pinned.PinnedError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(f"{name} took what it must not: {said}")
+
+held = sys.argv[2].split(",")
+if "flash_attention" in held:
+    q, k, v = rows(2, 1000, 8, 128), rows(2, 1000, 2, 128), rows(2, 1000, 2, 128)
+    values = {"q": q, "k": k, "v": v, "scale": 128**-0.5, "causal": True}
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=True, enable_gqa=True)
+    near(in_a_graph("flash_attention", "o", **values), want.transpose(1, 2))
+    across = v.transpose(2, 3).contiguous().transpose(2, 3)
+    refused("v has strides", "flash_attention", **{**values, "v": across})
+    refused("no kernel of flash_attention is pinned", "flash_attention", **{**values, "k": k.half()})
+    refused("must be on one GPU", "flash_attention", **{**values, "k": k.cpu()})
+if "nvidia_gemm" in held:
+    a, b = rows(512, 1024), rows(384, 1024)
+    near(in_a_graph("nvidia_gemm", "c", a=a, b=b), a.double() @ b.double().T, 2.0**-5)
+    refused("b has shape", "nvidia_gemm", a=a, b=rows(384, 1000))
+if "quack_rmsnorm" in held:
+    x, weight = rows(300, 4096), rows(4096)
+    near(in_a_graph("quack_rmsnorm", "out", x=x, weight=weight, eps=1e-6),
+         torch.nn.functional.rms_norm(x.double(), (4096,), weight.double(), 1e-6))
+    refused("eps is", "quack_rmsnorm", x=x, weight=weight, eps="1")
+assert all(sys.modules[name] is None for name in made_of)
+print("all right", *held)
+"""
+
+
+def test_pinned_folders_need_neither_cutegen_nor_the_authors_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are called from a process that can import none of these, also in a CUDA graph."""
+    without_user_families(monkeypatch)
+    lines = {
+        "flash_attn": "flash_attention 2x1000x1000x8x2x128 bf16 causal",
+        "helpers.fmha_helpers": "nvidia_gemm 512x384x1024 bf16",
+        "quack": "quack_rmsnorm 300x4096 bf16",
+    }
+    there = [line for module, line in lines.items() if _is_there(module)]
+    if not there:
+        pytest.skip("none of them is there: see tools/fetch_foreign.py")
+    names = [line.partition(" ")[0] for line in there]
+    for name in names:
+        load_kernel(DECLARATIONS / f"{name}.py")
+    table = write_table(tmp_path / "table.json", tuple(there))
+    pin_table(table, tmp_path / "deploy", kernels=Kernels(Store(tmp_path / "store"), build="allow"))
+    command = [sys.executable, "-c", CALLS, str(tmp_path / "deploy"), ",".join(names)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["all", "right", *names]
 
 
 @pytest.mark.usefixtures("calls")

@@ -24,9 +24,10 @@ from cutegen.cli.main import main
 from cutegen.families import registry
 from cutegen.families.user.closure import file_identity
 from cutegen.measure import Bench, Candidate
+from cutegen.measure.torch_engine import open_cuda
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from own_kernels import ROPE, SPLIT, write_kernel
+from own_kernels import ROPE, SPLIT, SUMS, write_kernel
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 ARCH = find_arch("sm_90a")
@@ -116,6 +117,53 @@ def test_broken_kernels_are_rejected(store: Store, bench: Bench, tmp_path: Path)
     assert not wrong, wrong
 
 
+#: A problem, an edit of a kernel's file or declaration, and what the check must say; nothing of sound ones.
+WRONG: tuple[tuple[dict[str, str], str, str, str, str, str], ...] = (
+    (SUMS, "own_sums 300x777 bf16 sums", "sums.py", "", "", ""),
+    (SUMS, "own_sums 300x777 bf16", "sums.py", "", "", ""),
+    (
+        SUMS,
+        "own_sums 300x777 bf16 sums",
+        "sums.py",
+        "rstd[row] = factor",
+        "rstd[row] = 1.001 * factor",
+        r"rstd\[\d+\] is",
+    ),
+    (
+        SUMS,
+        "own_sums 300x777 bf16 sums",
+        "sums.py",
+        "if lane == 0:",
+        "if lane == 0 and row != 7:",
+        r"rstd: 1 of 300 elements .*never written, first at \(7,\)",
+    ),
+    (
+        SPLIT,
+        "split_sum 300x5000 bf16",
+        "declaration.py",
+        "workspace()",
+        "workspace(zeroed=True)",
+        "left numbers in its workspace of 1200 bytes, which must be zero",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_several_outputs_and_zeroed_scratch_are_looked_at(
+    case: int, store: Store, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, line, name, old, new, said = WRONG[case]
+    without_user_families(monkeypatch)
+    assert not old or files[name].count(old) == 1
+    family = family_of(write_kernel(tmp_path / "own", {**files, name: files[name].replace(old, new or old)}))
+    problem = family.parse(line)
+    config = registry.find_space(family.name, ARCH).default(problem)
+    with Builder(store) as builder:
+        [(_, result)] = builder.build([render(problem, config, ARCH)])
+    found = check(bench, result, problem, config)
+    assert found.ok == (not said) and re.search(said, found.error or ""), found.error
+
+
 @pytest.mark.parametrize(
     ("files", "lines"),
     [
@@ -167,6 +215,48 @@ def test_scratch_serves_two_streams_at_once(tmp_path: Path, store: Store) -> Non
     torch.cuda.synchronize()
     for one, right in zip(got, wanted, strict=True):
         assert torch.allclose(one.double(), right, atol=1e-2)
+
+
+def test_timed_spans_hold_launches_of_the_kernel_and_nothing_else(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen in a trace: what puts tensors back runs before the span, as does the load that leads to it."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    without_user_families(monkeypatch)
+    assert GPU is not None
+    text = ROPE["declaration.py"].replace('repeat="bounded"', 'repeat="restore"')
+    family = family_of(write_kernel(tmp_path / "spans", {**ROPE, "declaration.py": text}))
+    problem = family.parse("own_rope 2048x8x128x64 bf16")
+    space = registry.find_space(family.name, ARCH)
+    config = space.default(problem)
+    with Builder(store) as builder:
+        [(_, result)] = builder.build([render(problem, config, ARCH)])
+    assert isinstance(result, Artifact), result
+    before = torch.cuda.current_stream()
+    engine = open_cuda(0)
+    try:
+        engine.open(problem, 0)
+        files = (result.shared_object, result.symbol)
+        prepared = engine.prepare(Candidate.of("kernel", *files, space, config, problem, GPU.sm_count))
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            assert engine.measure(prepared, 3) > 0
+    finally:
+        torch.cuda.set_stream(before)
+    events: Any = trace.events()
+    device = torch.autograd.DeviceType.CUDA
+    names = [e.name for e in sorted(events, key=lambda e: e.time_range.start) if e.device_type == device]
+    spans: list[list[str]] = [[]]
+    for name in names:
+        if "reduce" in name:  # the load that leads to a span
+            spans.append([])
+        else:
+            spans[-1].append(name)
+    assert all(len({*span}) <= 1 for span in spans), spans
+    copies = [span for span in spans if span and re.search("memcpy|copy|elementwise", span[0], re.IGNORECASE)]
+    launches = [len(span) for span in spans if span and span not in copies]
+    assert len(copies) == 3 and launches == [prepared.launches] * 3, spans
 
 
 def test_ten_thousand_rotations_leave_finite_numbers(tmp_path: Path, store: Store) -> None:
