@@ -60,6 +60,8 @@ STATEMENTS = {
     "torch_linear_grad": "torch_linear(a, weight)",
     "fused": "gemm(a, b, out=c, bias=bias, activation='relu')",
     "lookup": "plans.get(key)",
+    "declared": "norm(c, bias, 1e-6, y=y)",  # the kernel of a user's that examples/own_kernel declares
+    "declared_new": "norm(c, bias)",
 }
 #: Those of them that are timed while calls are recorded too.
 RECORDED = ("gemm", "linear", "linear_grad")
@@ -158,6 +160,8 @@ def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Cal
         "torch_linear": torch.nn.functional.linear,
     }
     found.update(gemm=gemm, linear=linear, a=a, b=b, c=c, w=w, bias=bias, weight=torch.nn.Parameter(w))
+    norm = cutegen.load(ROOT / "examples" / "own_kernel" / "my_norm_kernel.py")
+    found.update(norm=norm, y=norm(c, bias))
     return found, torch.cuda.synchronize
 
 
