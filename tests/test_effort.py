@@ -109,7 +109,7 @@ def test_only_what_meets_its_power_limit_is_loaded_first(problem: Problem, clock
 def test_a_count_of_kernels_outdoes_the_effort(tmp_path: Path) -> None:
     """Whoever asks for more kernels than quick tries gets them, twins included."""
     rig = Rig(tmp_path, effort="quick")
-    for count, twins in ((40, 8), (6, 1), (2, 0)):
+    for count, twins in ((40, 4), (6, 1), (2, 0)):
         effort = rig.tuner.request(PROBLEM, count).effort
         assert effort == replace(EFFORTS["quick"], classes=count - twins, twins=twins, most=None)
         assert effort.kernels == count
@@ -168,6 +168,18 @@ def test_twins_follow_their_kernel_and_keep_to_what_is_fixed() -> None:
     assert with_twins(SPACE, PROBLEM, [first, second], 1) == [first, flipped[0], second]
     assert with_twins(SPACE, PROBLEM, [first], 1, {"use_pdl": (first["use_pdl"],)}) == [first]
     assert with_twins(SPACE, PROBLEM, [first, flipped[0]], 2) == [first, flipped[0]]
+
+
+def test_the_others_do_without_overlap_unless_they_split_k() -> None:
+    """What the caller fixed stays, and back to back nothing changes."""
+    problem = Problem(256, 256, 65536)
+    first, second = (config.replace(use_pdl=True, split_k=1) for config in rivals(2))
+    parts = first.replace(split_k=4)
+    found = with_twins(SPACE, problem, [first, second, parts], 1, others_alone=True)
+    assert found == [first, first.replace(use_pdl=False), second.replace(use_pdl=False), parts]
+    for count, fixed in ((0, None), (1, {"use_pdl": (True,)})):
+        kept = with_twins(SPACE, problem, [first, second], count, fixed, others_alone=True)
+        assert kept == [first, second]
 
 
 def test_a_space_without_overlap_has_no_twins() -> None:

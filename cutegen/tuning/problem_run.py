@@ -131,8 +131,7 @@ class ProblemRun:
             found = [self.default, *found]
         if request.effort.most is not None:
             found = found[: request.effort.most // _PER_KERNEL]
-        count = 0 if request.context == BACK_TO_BACK else request.effort.twins
-        return with_twins(space, request.problem, found, count, request.fixed)
+        return self._with_twins(space, found, request.effort.twins)
 
     def _plan(self) -> list[Config]:
         configs = [*self.request.explicit] or self._proposals()
@@ -157,9 +156,13 @@ class ProblemRun:
         most = effort.classes + (effort.twins if self._strict else 0)  # kernels of users have no twins
         limit, fixed = max(1, most // share), request.fixed or None
         found = rank(space, request.problem, request.sm_count, limit, fixed, default=default)[: effort.most]
-        # The most promising kernels in forms that the model cannot tell apart behind other kernels.
-        count = 0 if request.context == BACK_TO_BACK else effort.twins // share
-        return with_twins(space, request.problem, found, count, request.fixed)
+        return self._with_twins(space, found, effort.twins // share)
+
+    def _with_twins(self, space: Space, configs: Sequence[Config], count: int) -> list[Config]:
+        """Return kernels in forms that the model cannot tell apart behind other kernels."""
+        request = self.request
+        count = 0 if request.context == BACK_TO_BACK else count
+        return with_twins(space, request.problem, configs, count, request.fixed, others_alone=True)
 
     def _space_of(self, config: Config) -> Space:
         return space_of(config, self.request.problem.family, self.request.arch)

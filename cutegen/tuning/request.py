@@ -77,7 +77,7 @@ class Effort:
 #: is 0.4 % behind the best of 96 in geometric mean. ``exhaustive`` is for kernels that are pinned for good.
 EFFORTS: Mapping[str, Effort] = {
     "quick": Effort(
-        classes=12, refine=0, refinements=0, finalists=8, final_s=1.0, twins=8, most=16, at_once=True
+        classes=12, refine=0, refinements=0, finalists=8, final_s=1.0, twins=4, most=16, at_once=True
     ),
     "standard": Effort(),
     "exhaustive": Effort(
