@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
-from row_kernels import ARCH, Broken, cases, check, compiled, mutants, require_rejected
-
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
-from cutegen.family import Problem
-from cutegen.measure import Bench
-from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.kernel_cache import Kernels
-from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
@@ -105,93 +95,51 @@ STAGED = {
     "earlier powers are not scaled": Broken("sums[i] = sums[i] * before", "sums[i] = sums[i] * 1.0", WRONG),
     "the logit counts in every CTA": Broken("thread < 32 and rank == 0)", "thread < 32)", r"loss\[\d+"),
 }
-MUTANTS = {
-    **dict(
-        mutants("cross_entropy 300x1000 bf16 gradient lse", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT)
+MUTANTS = mutants(
+    ("cross_entropy 300x1000 bf16 gradient lse", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT),
+    ("cross_entropy 64x4096 bf16", {"threads_per_row": 128, "cluster_n": 1}, WIDE),
+    ("cross_entropy 64x4104 bf16 smoothing", {"threads_per_row": 128, "cluster_n": 1}, SMOOTHED),
+    (
+        "cross_entropy 64x100008 bf16 gradient",
+        {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
+        STAGED,
     ),
-    **dict(mutants("cross_entropy 64x4096 bf16", {"threads_per_row": 128, "cluster_n": 1}, WIDE)),
-    **dict(
-        mutants("cross_entropy 64x4104 bf16 smoothing", {"threads_per_row": 128, "cluster_n": 1}, SMOOTHED)
-    ),
-    **dict(
-        mutants(
-            "cross_entropy 64x100008 bf16 gradient",
-            {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
-            STAGED,
-        )
-    ),
-}
-CASES = cases("cross_entropy", LINES, 2)
+)
+CASES = cases((f"cross_entropy {line}" for line in LINES), 2)
+test_a_config_computes_the_loss = config_is_right
+test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def kernels(store: Store) -> dict[Source, object]:
-    return compiled(store, CASES, MUTANTS.values())
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
-def test_a_config_computes_the_loss(
-    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
-) -> None:
-    """The problem and a few rows of it, masked and ignored ones among them, agree with fp64, with the
-    gradient apart and in place of the logits, and again with the same bits."""
-    result = check(bench, kernels[render(problem, config, ARCH)], problem, config)
-    assert result.ok, result.error
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
-    mutant = MUTANTS[name]
-    require_rejected(bench, kernels[mutant.source], mutant, 1 + list(MUTANTS).index(name))
-
-
-def test_the_operator_agrees_with_torch(store: Store) -> None:
+@pytest.mark.usefixtures("own_kernels")
+def test_the_operator_agrees_with_torch() -> None:
     """Loss and gradient, eager, compiled and in place; a label that is none makes NaN and reads nothing."""
     import torch
 
     import cutegen
-    from cutegen.torch_ops import gemm as ops
 
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
-    try:
-        x = torch.randn(50, 32000, device="cuda", dtype=torch.bfloat16)
-        target = torch.randint(0, 32000, (50,), device="cuda")
-        target[::4] = -100
-        wide = x.double().requires_grad_()
-        want = torch.nn.functional.cross_entropy(wide, target, label_smoothing=0.1)
-        want.backward()
+    x = torch.randn(50, 32000, device="cuda", dtype=torch.bfloat16)
+    target = torch.randint(0, 32000, (50,), device="cuda")
+    target[::4] = -100
+    wide = x.double().requires_grad_()
+    want = torch.nn.functional.cross_entropy(wide, target, label_smoothing=0.1)
+    want.backward()
 
-        def run(x: torch.Tensor) -> torch.Tensor:
-            loss = cutegen.cross_entropy(x, target, label_smoothing=0.1)
-            assert isinstance(loss, torch.Tensor)
-            return loss
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = cutegen.cross_entropy(x, target, label_smoothing=0.1)
+        assert isinstance(loss, torch.Tensor)
+        return loss
 
-        for call in (run, torch.compile(run, fullgraph=True)):
-            leaf = x.clone().requires_grad_()
-            got = call(leaf)
-            got.backward()
-            assert torch.allclose(got.double(), want, rtol=1e-5)
-            assert torch.allclose(leaf.grad.double(), wide.grad, rtol=2**-7, atol=1e-9)
-        inner = x.clone().requires_grad_() * 1.0
-        address = inner.data_ptr()
-        loss = cutegen.cross_entropy(inner, target, label_smoothing=0.1, inplace_backward=True)
-        (found,) = torch.autograd.grad(loss, inner)
-        assert found.data_ptr() == address and torch.equal(found, leaf.grad)
-        target[1], target[2] = 32000, -5
-        losses = cutegen.cross_entropy(x, target, reduction="none")
-        assert losses[1].isnan() and losses[2].isnan() and losses[3:].isfinite().all()
-    finally:
-        cutegen.use(before)
+    for call in (run, torch.compile(run, fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        got = call(leaf)
+        got.backward()
+        assert torch.allclose(got.double(), want, rtol=1e-5)
+        assert torch.allclose(leaf.grad.double(), wide.grad, rtol=2**-7, atol=1e-9)
+    inner = x.clone().requires_grad_() * 1.0
+    address = inner.data_ptr()
+    loss = cutegen.cross_entropy(inner, target, label_smoothing=0.1, inplace_backward=True)
+    (found,) = torch.autograd.grad(loss, inner)
+    assert found.data_ptr() == address and torch.equal(found, leaf.grad)
+    target[1], target[2] = 32000, -5
+    losses = cutegen.cross_entropy(x, target, reduction="none")
+    assert losses[1].isnan() and losses[2].isnan() and losses[3:].isfinite().all()

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
-from row_kernels import ARCH, Broken, cases, check, compiled, mutants, require_rejected
-
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
-from cutegen.family import Problem
-from cutegen.measure import Bench
-from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.kernel_cache import Kernels
-from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
@@ -92,75 +82,37 @@ STAGED = {
         "    mean, squares = over_row(", "    _, squares = over_row(", WRONG
     ),
 }
-MUTANTS = {
-    **dict(mutants("layernorm 300x1000 bf16 stats", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT)),
-    **dict(mutants("layernorm 64x5120 bf16 stats", {"threads_per_row": 192}, WIDE)),
-    **dict(
-        mutants(
-            "layernorm 64x100008 bf16 stats",
-            {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
-            STAGED,
-        )
+MUTANTS = mutants(
+    ("layernorm 300x1000 bf16 stats", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT),
+    ("layernorm 64x5120 bf16 stats", {"threads_per_row": 192}, WIDE),
+    (
+        "layernorm 64x100008 bf16 stats",
+        {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
+        STAGED,
     ),
-}
-CASES = cases("layernorm", LINES, 2)
+)
+CASES = cases((f"layernorm {line}" for line in LINES), 2)
+test_a_config_computes_the_norm = config_is_right
+test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def kernels(store: Store) -> dict[Source, object]:
-    return compiled(store, CASES, MUTANTS.values())
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
-def test_a_config_computes_the_norm(
-    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
-) -> None:
-    """The problem and a few rows of it, far from zero and with outliers, agree with fp64, apart and in place,
-    and again with the same bits."""
-    result = check(bench, kernels[render(problem, config, ARCH)], problem, config)
-    assert result.ok, result.error
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
-    mutant = MUTANTS[name]
-    require_rejected(bench, kernels[mutant.source], mutant, 1 + list(MUTANTS).index(name))
-
-
-def test_the_operator_agrees_with_torch(store: Store) -> None:
+@pytest.mark.usefixtures("own_kernels")
+def test_the_operator_agrees_with_torch() -> None:
     """Values, statistics, and the gradients of x, weight and bias, eager and compiled."""
     import torch
 
     import cutegen
-    from cutegen.torch_ops import gemm as ops
 
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
-    try:
-        x, g = (torch.randn(3, 50, 1000, device="cuda", dtype=torch.bfloat16) for _ in "xg")
-        leaves = [x.requires_grad_(), *(torch.randn(1000, device="cuda").requires_grad_() for _ in "wb")]
-        for run in (cutegen.layer_norm, torch.compile(cutegen.layer_norm, fullgraph=True)):
-            for leaf in leaves:
-                leaf.grad = None
-            got = run(*leaves)
-            (got.float() * g.float()).sum().backward()
-            wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-            want = torch.nn.functional.layer_norm(wide[0], (1000,), wide[1], wide[2])
-            (want * g.double()).sum().backward()
-            assert torch.allclose(got.double(), want, rtol=2**-8, atol=2**-9)
-            for leaf, exact in zip(leaves, wide, strict=True):
-                assert torch.allclose(leaf.grad.double(), exact.grad, rtol=2**-6, atol=0.1)
-    finally:
-        cutegen.use(before)
+    x, g = (torch.randn(3, 50, 1000, device="cuda", dtype=torch.bfloat16) for _ in "xg")
+    leaves = [x.requires_grad_(), *(torch.randn(1000, device="cuda").requires_grad_() for _ in "wb")]
+    for run in (cutegen.layer_norm, torch.compile(cutegen.layer_norm, fullgraph=True)):
+        for leaf in leaves:
+            leaf.grad = None
+        got = run(*leaves)
+        (got.float() * g.float()).sum().backward()
+        wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        want = torch.nn.functional.layer_norm(wide[0], (1000,), wide[1], wide[2])
+        (want * g.double()).sum().backward()
+        assert torch.allclose(got.double(), want, rtol=2**-8, atol=2**-9)
+        for leaf, exact in zip(leaves, wide, strict=True):
+            assert torch.allclose(leaf.grad.double(), exact.grad, rtol=2**-6, atol=0.1)

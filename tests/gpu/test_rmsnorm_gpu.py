@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
-from typing import NamedTuple
-
 import pytest
-from hopper import GPU, NEEDS_HOPPER
-
-from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
-from cutegen.families.registry import find_space, parse_problem
-from cutegen.family import Problem
-from cutegen.measure import Bench, Candidate
-from cutegen.measure.candidate import CheckResult
-from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.kernel_cache import Kernels
-from cutegen.space import Config
+from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
+from hopper import NEEDS_HOPPER
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
-ARCH = find_arch("sm_90a")
-SPACE = find_space("rmsnorm", ARCH)
 LINES = (
     "1x4096 bf16",
     "64x7168 bf16 residual residual_out",
@@ -49,38 +30,38 @@ LINES = (
     "300x2880 bf16 unaligned",
     "11x99991 bf16",
 )
-#: A text of the kernel for BROKEN_LINE, what takes its place, and what the check must say.
+#: Rows of a warp each, four in a CTA.
 BROKEN_LINE = "300x1000 bf16 residual residual_out rstd"
 LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
 ANY_VALUE = r"(out|rstd)\[\d+.* should be"
 BROKEN = {
-    "rows unwritten": (
+    "rows unwritten": Broken(
         "blocks = (x.shape[0] - 1) // 4 + 1",
         "blocks = (x.shape[0] - 1) // 4",
         r"(out|residual_out|rstd): \d+ of \d+ elements .*never written, first at \(296",
     ),
-    "stale output": (
+    "stale output": Broken(
         LAST,
         LAST.replace("end)", "end if row != 5 else 0)"),
         r"out: 1000 of 300000 elements .*never written, first at \(5, 0\)",
     ),
-    "one element past the end": (
+    "one element past the end": Broken(
         LAST,
         LAST + "    if lane == 0 and row == rows - 1:\n        y[row, N] = X(0.0)\n",
         r"out: 1 elements outside of the output were written",
     ),
-    "input modified": (
+    "input modified": Broken(
         LAST,
         LAST + "    if lane == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
         r"wrote its input x, first at \(17, 3\)",
     ),
-    "eps compiled in": ("+ eps, fastmath", "+ 1e-6, fastmath", ANY_VALUE),
-    "tail column skipped": (
+    "eps compiled in": Broken("+ eps, fastmath", "+ 1e-6, fastmath", ANY_VALUE),
+    "tail column skipped": Broken(
         "    end = PART\n",
         "    end = PART - 1\n",
         r"(out|residual_out): 2400 of 300000 elements .*never written, first at \(0, 992\)",
     ),
-    "rstd wrong beside a right y": (
+    "rstd wrong beside a right y": Broken(
         "rstd[row] = rms\n",
         "rstd[row] = rms * 1.001\n",
         r"rstd\[\d+\] is .* should be",
@@ -95,147 +76,56 @@ SIZE = "cutlass.min(TURN * THREADS_PER_ROW, end - at)"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
 STAGED_BROKEN = {
     # What was in shared memory may be anything, NaN included.
-    "a turn is not fetched": (
+    "a turn is not fetched": Broken(
         SIZE,
         f"({SIZE} if row + turn != 10 else cutlass.Int32(0))",
         rf"{ANY_VALUE}|never written",
     ),
-    "the last turn is fetched too short": (SIZE, f"({SIZE} - turn)", rf"{ANY_VALUE}|never written"),
-    "the last CTA of a ragged cluster reads on": (
+    "the last turn is fetched too short": Broken(SIZE, f"({SIZE} - turn)", rf"{ANY_VALUE}|never written"),
+    "the last CTA of a ragged cluster reads on": Broken(
         END,
         "    end = PART\n",
         r"outside of the output|should be|never written",
     ),
-    "tail column skipped": (
+    "tail column skipped": Broken(
         END,
         END.replace("- first", "- first - 1"),
         r"out: 512 of 6400512 elements .*never written, first at \(0, 100000\)",
     ),
-    "rows unwritten": (
+    "rows unwritten": Broken(
         "blocks = (x.shape[0] - 1) // 1 + 1",
         "blocks = (x.shape[0] - 1) // 1",
         r"(out|rstd): \d+ of \d+ elements .*never written, first at \(63",
     ),
-    "stale output": (
+    "stale output": Broken(
         NORMALISE,
         NORMALISE.replace("end, 0)", "end if row != 5 else 0, 0)"),
         r"out: \d+ of 6400512 elements .*never written, first at \(5, 8192\)",
     ),
-    "one element past the end": (
+    "one element past the end": Broken(
         NORMALISE,
         NORMALISE + "    if thread == 0 and rank == 0 and row == 63:\n        y[row, N] = X(0.0)\n",
         r"out: 1 elements outside of the output were written",
     ),
-    "input modified": (
+    "input modified": Broken(
         NORMALISE,
         NORMALISE + "    if thread == 0 and rank == 0 and row == 17:\n        x[row, 3] = X(77.0)\n",
         r"wrote its input x, first at \(17, 3\)",
     ),
-    "eps compiled in": ("+ eps, fastmath", "+ 1e-6, fastmath", ANY_VALUE),
-    "rstd wrong beside a right y": (
+    "eps compiled in": Broken("+ eps, fastmath", "+ 1e-6, fastmath", ANY_VALUE),
+    "rstd wrong beside a right y": Broken(
         "rstd[row] = rms\n",
         "rstd[row] = rms * 1.001\n",
         r"rstd\[\d+\] is .* should be",
     ),
 }
-
-
-class Mutant(NamedTuple):
-    """A broken kernel, and what the check must say of it."""
-
-    source: Source
-    problem: Problem
-    config: Config
-    says: str
-
-
-def varied(problem: Problem) -> list[Config]:
-    """The default config, and about five from all over the space."""
-    configs = list(SPACE.configs(problem))
-    every = max(1, len(configs) // 5)
-    # The last knob has three values: a multiple of three would always meet the same one.
-    every += every % 3 == 0
-    return list(dict.fromkeys([SPACE.default(problem), *islice(configs, 0, None, every)]))
-
-
-def mutants() -> Iterator[tuple[str, Mutant]]:
-    """Yield the broken kernels by what is wrong with them."""
-    for line, knobs, broken in (
-        (BROKEN_LINE, {"threads_per_row": 32, "rows_per_cta": 4}, BROKEN),
-        (STAGED_LINE, STAGED, STAGED_BROKEN),
-    ):
-        problem = parse_problem(f"rmsnorm {line}")
-        config = SPACE.default(problem).replace(**knobs)
-        sound = render(problem, config, ARCH)
-        for name, (old, new, says) in broken.items():
-            assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
-            source = replace(sound, text=sound.text.replace(old, new))
-            yield f"{name} ({config['row_in']})", Mutant(source, problem, config, says)
-
-
-MUTANTS = dict(mutants())
-PAIRS = [(parse_problem(f"rmsnorm {line}"), line) for line in LINES] if GPU is not None else []
-CASES = [(problem, config) for problem, _ in PAIRS for config in varied(problem)]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def compiled(store: Store) -> dict[Source, object]:
-    sources = {render(problem, config, ARCH) for problem, config in CASES}
-    sources |= {mutant.source for mutant in MUTANTS.values()}
-    with Builder(store) as builder:
-        return dict(builder.build(sources))
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-def check(bench: Bench, result: object, problem: Problem, config: Config, seed: int = 0) -> CheckResult:
-    assert GPU is not None
-    assert isinstance(result, Artifact), result
-    bench.open(problem, seed)
-    library, symbol = result.shared_object, result.symbol
-    return bench.check(Candidate.of("kernel", library, symbol, SPACE, config, problem, GPU.sm_count))
-
-
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
-def test_a_config_computes_the_norm(
-    problem: Problem, config: Config, compiled: dict[Source, object], bench: Bench
-) -> None:
-    """The problem and a few rows of it agree with fp64, apart and in place, and again with the same bits."""
-    result = check(bench, compiled[render(problem, config, ARCH)], problem, config)
-    assert result.ok, result.error
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_rejected(name: str, compiled: dict[Source, object], bench: Bench) -> None:
-    """The reason names the output and where. Each has other operands: what an earlier kernel left in shared
-    memory must not pass for what this one did not fetch."""
-    mutant = MUTANTS[name]
-    seed = 1 + list(MUTANTS).index(name)
-    result = check(bench, compiled[mutant.source], mutant.problem, mutant.config, seed)
-    assert not result.ok
-    assert re.search(mutant.says, result.error), result.error
-
-
-@pytest.fixture
-def own_kernels(store: Store) -> Iterator[None]:
-    """Calls wait for their kernels, which a result then comes from."""
-    import cutegen
-    from cutegen.torch_ops import gemm as ops
-
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
-    yield
-    cutegen.use(before)
+MUTANTS = mutants(
+    (f"rmsnorm {BROKEN_LINE}", {"threads_per_row": 32, "rows_per_cta": 4}, BROKEN),
+    (f"rmsnorm {STAGED_LINE}", STAGED, STAGED_BROKEN),
+)
+CASES = cases((f"rmsnorm {line}" for line in LINES), 5)
+test_a_config_computes_the_norm = config_is_right
+test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 
 
 @pytest.mark.usefixtures("own_kernels")

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
-from row_kernels import ARCH, Broken, cases, check, compiled, mutants, require_rejected
-
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
-from cutegen.family import Problem
-from cutegen.measure import Bench
-from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.kernel_cache import Kernels
-from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
@@ -87,75 +77,37 @@ STAGED = {
         WRONG,
     ),
 }
-MUTANTS = {
-    **dict(mutants("rmsnorm_quantized 300x1008 bf16", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT)),
-    **dict(mutants("rmsnorm_quantized 64x4096 bf16", {"threads_per_row": 128}, WIDE)),
-    **dict(
-        mutants(
-            "rmsnorm_quantized 64x100000 bf16",
-            {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
-            STAGED,
-        )
+MUTANTS = mutants(
+    ("rmsnorm_quantized 300x1008 bf16", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT),
+    ("rmsnorm_quantized 64x4096 bf16", {"threads_per_row": 128}, WIDE),
+    (
+        "rmsnorm_quantized 64x100000 bf16",
+        {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
+        STAGED,
     ),
-}
-CASES = cases("rmsnorm_quantized", LINES, 2)
+)
+CASES = cases((f"rmsnorm_quantized {line}" for line in LINES), 2)
+test_a_config_computes_the_norm = config_is_right
+test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def kernels(store: Store) -> dict[Source, object]:
-    return compiled(store, CASES, MUTANTS.values())
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
-def test_a_config_computes_the_norm(
-    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
-) -> None:
-    """The problem and a few rows of it, with outliers and a row of zeros, agree with fp64, and again with the
-    same bits."""
-    result = check(bench, kernels[render(problem, config, ARCH)], problem, config)
-    assert result.ok, result.error
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
-    mutant = MUTANTS[name]
-    require_rejected(bench, kernels[mutant.source], mutant, 1 + list(MUTANTS).index(name))
-
-
-def test_the_operator_feeds_a_product(store: Store) -> None:
+@pytest.mark.usefixtures("own_kernels")
+def test_the_operator_feeds_a_product() -> None:
     """Codes times scales are the norm, eager and compiled, and torch multiplies them."""
     import torch
 
     import cutegen
-    from cutegen.torch_ops import gemm as ops
 
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
-    try:
-        x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
-        w = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
-        want = torch.nn.functional.rms_norm(x.double(), (4096,), w.double(), 1e-6)
+    x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
+    want = torch.nn.functional.rms_norm(x.double(), (4096,), w.double(), 1e-6)
 
-        def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            found = cutegen.rms_norm(x, w, quantize="e4m3")
-            assert isinstance(found, tuple)
-            return found
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = cutegen.rms_norm(x, w, quantize="e4m3")
+        assert isinstance(found, tuple)
+        return found
 
-        for call in (run, torch.compile(run, fullgraph=True)):
-            q, scale = call(x)
-            error = (q.double() * scale[:, None].double() - want).abs()
-            assert (error <= 2.0**-4 * want.abs() + 2.0**-9 * scale[:, None]).all()
-    finally:
-        cutegen.use(before)
+    for call in (run, torch.compile(run, fullgraph=True)):
+        q, scale = call(x)
+        error = (q.double() * scale[:, None].double() - want).abs()
+        assert (error <= 2.0**-4 * want.abs() + 2.0**-9 * scale[:, None]).all()

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
-from row_kernels import ARCH, Broken, cases, check, compiled, mutants, require_rejected
-
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
-from cutegen.family import Problem
-from cutegen.measure import Bench
-from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.kernel_cache import Kernels
-from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
@@ -92,76 +82,38 @@ STAGED = {
     "earlier powers are not scaled": Broken("sums[i] = sums[i] * before", "sums[i] = sums[i] * 1.0", WRONG),
     "the largest of a thread for the row's": Broken(SCALE, SCALE.replace("highest", "mine[ELEMENTS]"), WRONG),
 }
-MUTANTS = {
-    **dict(mutants("softmax 300x1000 bf16", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT)),
-    **dict(mutants("softmax 64x4096 bf16", {"threads_per_row": 128}, WIDE)),
-    **dict(
-        mutants(
-            "softmax 64x100008 bf16",
-            {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
-            STAGED,
-        )
+MUTANTS = mutants(
+    ("softmax 300x1000 bf16", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT),
+    ("softmax 64x4096 bf16", {"threads_per_row": 128}, WIDE),
+    (
+        "softmax 64x100008 bf16",
+        {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
+        STAGED,
     ),
-}
-CASES = cases("softmax", LINES, 2)
+)
+CASES = cases((f"softmax {line}" for line in LINES), 2)
+test_a_config_computes_the_softmax = config_is_right
+test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def kernels(store: Store) -> dict[Source, object]:
-    return compiled(store, CASES, MUTANTS.values())
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
-def test_a_config_computes_the_softmax(
-    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
-) -> None:
-    """The problem and a few rows of it, masked ones among them, agree with fp64, apart and in place, and
-    again with the same bits."""
-    result = check(bench, kernels[render(problem, config, ARCH)], problem, config)
-    assert result.ok, result.error
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
-    mutant = MUTANTS[name]
-    require_rejected(bench, kernels[mutant.source], mutant, 1 + list(MUTANTS).index(name))
-
-
-def test_the_operator_agrees_with_torch(store: Store) -> None:
+@pytest.mark.usefixtures("own_kernels")
+def test_the_operator_agrees_with_torch() -> None:
     """Shapes, in place, rows of nothing but -inf and rows with NaN, and the gradient, eager and compiled."""
     import torch
 
     import cutegen
-    from cutegen.torch_ops import gemm as ops
 
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
-    try:
-        x = torch.randn(3, 5, 4096, device="cuda", dtype=torch.bfloat16)
-        x[0, 0], x[1, 1, 7] = -torch.inf, torch.nan
-        want = x.double().softmax(-1)
-        got = cutegen.softmax(x)
-        assert torch.allclose(got.double(), want, rtol=2**-8, atol=1e-7, equal_nan=True)
-        assert got[0, 0].isnan().all() and got[1, 1].isnan().all() and got.isnan().sum() == 2 * 4096
-        x = torch.randn(64, 1000, device="cuda", requires_grad=True)
-        g = torch.randn(64, 1000, device="cuda")
-        for run in (cutegen.softmax, torch.compile(cutegen.softmax, fullgraph=True)):
-            x.grad = None
-            (run(x) * g).sum().backward()
-            wide = x.detach().double().requires_grad_()
-            (wide.softmax(-1) * g).sum().backward()
-            assert torch.allclose(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-8)
-    finally:
-        cutegen.use(before)
+    x = torch.randn(3, 5, 4096, device="cuda", dtype=torch.bfloat16)
+    x[0, 0], x[1, 1, 7] = -torch.inf, torch.nan
+    want = x.double().softmax(-1)
+    got = cutegen.softmax(x)
+    assert torch.allclose(got.double(), want, rtol=2**-8, atol=1e-7, equal_nan=True)
+    assert got[0, 0].isnan().all() and got[1, 1].isnan().all() and got.isnan().sum() == 2 * 4096
+    x = torch.randn(64, 1000, device="cuda", requires_grad=True)
+    g = torch.randn(64, 1000, device="cuda")
+    for run in (cutegen.softmax, torch.compile(cutegen.softmax, fullgraph=True)):
+        x.grad = None
+        (run(x) * g).sum().backward()
+        wide = x.detach().double().requires_grad_()
+        (wide.softmax(-1) * g).sum().backward()
+        assert torch.allclose(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-8)
