@@ -271,6 +271,23 @@ def test_an_input_that_a_kernel_changes_is_found_and_put_back(
         assert engine.check(candidate(problem, tail=problem.with_sizes(m=37)), which).ok
 
 
+def test_all_inputs_that_a_kernel_changes_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one kernel wrote is not held against the next."""
+
+    def vandal(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
+        double(x, y)
+        x[4, 7] += 1
+        w[1, 2] += 1
+
+    kernels = {"vandal": vandal, "right": lambda x, w, y: double(x, y)}
+    arguments = (X, read("w", "fp32", ("m", "n")), Y)
+    engine, problem = toy(monkeypatch, kernels, arguments, reference=lambda x, w: {"y": 2 * x})
+    engine.open(problem, 0)
+    with pytest.raises(CheckError, match=r"its input x, first at \(4, 7\); its input w, first at \(1, 2\)"):
+        engine.check(candidate(problem, "vandal"), problem)
+    assert engine.check(candidate(problem), problem).ok
+
+
 def test_an_output_that_may_be_an_input_is_checked_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that clears y before it reads x is right only while the two are apart."""
     together: list[bool] = []

@@ -382,12 +382,14 @@ class TorchEngine:
         Raises:
             CheckError: The kernel wrote one of its inputs.
         """
+        written = []
         for name, before in checks.pristine.items():
             after = checks.inputs.tensors[name]
             if not same_bits(before, after):
-                where = first_difference(before, after)
+                written.append(f"{name}, first at {first_difference(before, after)}")
                 after.copy_(before)
-                raise CheckError(f"wrote its input {name}, first at {where}")
+        if written:
+            raise CheckError(f"wrote its input {'; its input '.join(written)}")
 
     def _launch(self, call: Callable[[], None], what: str) -> None:
         try:
