@@ -259,13 +259,13 @@ def smem_is_for_long_rows(cluster_n: int, row_in: str, problem: Any) -> bool:
 
 
 def smem_has_threads_for_its_bytes(threads_per_row: int, cluster_n: int, row_in: str, problem: Any) -> bool:
-    """With row_in=smem 128, 256 or 512 threads_per_row keep 64 to 128 bytes of a row in flight each, or more
-    where that takes more than 512."""
+    """With row_in=smem 128, 256 or 512 threads_per_row keep 64 to 160 bytes of a row in flight each, or more
+    where that takes more than 512: CTAs of 512 threads, of which a multiprocessor has fewer, take longer."""
     if row_in == "registers":
         return True
     staged = staged_bytes(problem, cluster_n)
     enough = threads_per_row in (128, 256, 512) and threads_per_row * 64 <= staged
-    return enough and (staged <= threads_per_row * 128 or threads_per_row == 512)
+    return enough and (staged <= threads_per_row * 160 or threads_per_row == 512)
 
 
 _RULES = (
