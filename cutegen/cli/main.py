@@ -19,6 +19,7 @@ _COMMANDS = {
     "explain": ("cutegen.explain", "say which config a call would run, and why"),
     "warm": ("cutegen.warm", "compile kernels before the first calls that need them"),
     "calibrate": ("cutegen.calibrate", "fit the performance model to the GPU at hand"),
+    "shrink": ("cutegen.shrink", "reduce a family's space to the few configs that some shapes need"),
     "declare": ("cutegen.declare", "write the first draft of a declaration of your kernel"),
     "pin": ("cutegen.pin", "write winners as a folder that needs neither compiler nor cutegen"),
 }

@@ -45,6 +45,7 @@ __all__ = [
     "loaded_folders",
     "parse_problem",
     "require_sources",
+    "short_list_file",
     "space_files",
     "space_of",
     "spaces_beside",
@@ -382,6 +383,16 @@ def space_files(family: str) -> tuple[Path, ...]:
             names = _OTHER_SPACE.findall(file.read_text(encoding="utf-8"))
             waiting += [found.spaces.parent / folder / f"{stem}.py" for folder, stem in names]
     return tuple(sorted(files))
+
+
+def short_list_file(family: str) -> Path | None:
+    """Return the file with the short lists of ``family``, None if there is none.
+
+    Raises:
+        ResourceError: There is no such family.
+    """
+    path = _find(family).spaces / "short_list.json"
+    return path if path.is_file() and _find(family).declaration is None else None
 
 
 def space_of(config: Config, family: str, arch: Arch) -> Space:

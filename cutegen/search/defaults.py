@@ -8,6 +8,7 @@ from cutegen.errors import ProblemError
 from cutegen.families.registry import find_family, spaces_beside
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor, Problem, Strategy
+from cutegen.search.short_list import short_choice
 from cutegen.space import Config, Space
 
 __all__ = ["default_config", "default_of_algorithm", "default_set", "predictor", "strategy_of"]
@@ -17,7 +18,8 @@ def default_config(space: Space, problem: Problem, sm_count: int | None = None) 
     """Return the config for ``problem`` that needs neither a table nor a measurement.
 
     The family's performance model chooses it, among those algorithms of the family that have default
-    candidates for the problem; without a model it is the space's own default.
+    candidates for the problem; without a model it is what the family's short list names for such a problem,
+    or the space's own default.
 
     Args:
         space: Where configs come from: that of the family's general algorithm stands for all of them.
@@ -42,7 +44,7 @@ def default_of_algorithm(space: Space, problem: Problem, sm_count: int | None = 
     """Return the config for one algorithm, that of ``space``; raises as :func:`default_config`."""
     strategy = strategy_of(space)
     if strategy is None:
-        return space.default(problem)
+        return short_choice(space, problem) or space.default(problem)
     return strategy.default(space, problem, sm_count or space.arch.nominal_sm_count)
 
 
@@ -73,7 +75,7 @@ def default_set(
     grid: dict[Config, tuple[Problem, Config]] = {}
     for kin in problems_of_kind(problem):
         try:
-            config = space.default(kin)
+            config = default_of_algorithm(space, kin)
         except ProblemError:
             continue
         grid.setdefault(space.compile_view(config), (kin, config))

@@ -8,6 +8,7 @@ from typing import TypeVar
 from cutegen.errors import UsageError
 from cutegen.family import Problem
 from cutegen.search.defaults import strategy_of
+from cutegen.search.short_list import find_short_list
 from cutegen.space import Config, Space, Value
 
 __all__ = ["likely", "precompute", "rank", "refine", "spread"]
@@ -31,10 +32,11 @@ def rank(
 ) -> list[Config]:
     """Return the configs to try first: the default, then the most promising kernels.
 
-    Without a model of the target nothing is known to be promising: kernels are then taken at even distances
-    from the whole space, in its own order, with the run-time arguments of the default or, where a rule asks
-    for others, the simplest and a few more at even distances: into how many parts k is best split depends on
-    the problem, and refinement goes one step at a time.
+    Without a model of the target the configs of the family's short list come first. Nothing else is known to
+    be promising: kernels are then taken at even distances from the whole space, in its own order, with the
+    run-time arguments of the default or, where a rule asks for others, the simplest and a few more at even
+    distances: into how many parts k is best split depends on the problem, and refinement goes one step at a
+    time.
 
     Args:
         space: Where configs come from.
@@ -55,7 +57,11 @@ def rank(
         raise UsageError(f"limit={limit} kernels must be at least 1")
     fixed = fixed or {}
     default = default or space.default(problem)
-    lead = [default] if all(default[knob] in values for knob, values in fixed.items()) else []
+    known = find_short_list(space)
+    listed = [] if known is None else [c for c in known.configs if not space.explain(problem, c)]
+    lead = [c for c in dict.fromkeys([default, *listed]) if all(c.get(k) in v for k, v in fixed.items())][
+        :limit
+    ]
     ruled = {knob for rule in space.rules for knob in rule.knobs}
     free = {k: fixed.get(k, [default[k]])[:1] for k in space.run_time_knobs if k not in ruled}
     kernels = {space.compile_view(config): [config] for config in lead}

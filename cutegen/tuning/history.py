@@ -14,10 +14,10 @@ from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.tuning.attempt import Attempt
 
-__all__ = ["Ledger", "resources_of"]
+__all__ = ["FAILED", "Ledger", "resources_of"]
 
 #: What a candidate may be remembered for; what failed once is not tried again.
-_FAILED = ("invalid", "build_failed", "launch_failed", "wrong_result", "timeout")
+FAILED = ("invalid", "build_failed", "launch_failed", "wrong_result", "timeout")
 
 
 class Ledger:
@@ -59,7 +59,7 @@ class Ledger:
         Without a policy no timings count.
         """
         # The database returns trials in the order they were written in, whatever the clock said then.
-        newest = {t.key: t for t in self._known if t.outcome in _FAILED or _is_timed(t, policy)}
+        newest = {t.key: t for t in self._known if t.outcome in FAILED or _is_timed(t, policy)}
         for attempt in attempts:
             trial = newest.get(attempt.key)
             if trial is None or (trial.timing is not None and not _is_sound(trial)):

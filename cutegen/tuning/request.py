@@ -11,7 +11,7 @@ from cutegen.arch import Arch
 from cutegen.build.render import template_files
 from cutegen.digest import digest
 from cutegen.errors import UsageError
-from cutegen.families.registry import find_family, find_template, space_files
+from cutegen.families.registry import find_family, find_template, short_list_file, space_files
 from cutegen.family import Problem
 from cutegen.measure.context import DEFAULT_CONTEXT, require_context
 from cutegen.measure.device import Device
@@ -230,8 +230,10 @@ def _is_heavy(problem: Problem) -> bool:
 
 
 def deciding_files(family: str, arch: Arch, sources: tuple[str, ...]) -> list[Path]:
-    """Return the files that propose and render candidates: family, kernels, spaces and search."""
+    """Return the files that propose and render candidates: family, kernels, spaces, short list and search."""
     paths = {*find_family(family).files(), *space_files(family)}
+    if (listed := short_list_file(family)) is not None:
+        paths.add(listed)
     for source in {"cutegen", *sources}:
         paths |= template_files(find_template(family, arch, source))
     for algorithm in find_family(family).algorithms:

@@ -1,0 +1,10 @@
+"""``python -m cutegen.shrink``: the few configs of a family that are enough for some shapes."""
+
+from __future__ import annotations
+
+import sys
+
+from cutegen.cli.shrink import main
+
+if __name__ == "__main__":
+    sys.exit(main())
