@@ -100,6 +100,23 @@ def test_a_linear_layer_runs_three_kernels_and_keeps_strides(gpu: FakeGpu) -> No
     torch.testing.assert_close(w.grad, leaf(16, 32).detach().sum(0).expand(24, 32), rtol=2e-2, atol=2e-2)
 
 
+def test_layers_called_again_ask_what_is_asked_now(gpu: FakeGpu) -> None:
+    """Their plans are dropped with all others, and say as much of operands that do not fit."""
+    x, w = leaf(40, 64), leaf(48, 64)
+    for dispatcher in (gpu.dispatcher(), gpu.dispatcher()):
+        cutegen.use(dispatcher)
+        loaded = len(gpu.loaded)
+        for _ in range(2):
+            wide = doubles(x, w)
+            same_gradients(cutegen.linear(x, w), wide[0] @ wide[1].t(), (x, w), wide)
+        assert len(gpu.loaded) > loaded
+    shifted = torch.empty(40 * 64 + 1, dtype=BF16)[1:].view(40, 64)
+    with pytest.raises(OperandError, match="multiple of 16"):
+        cutegen.linear(shifted, w)
+    with pytest.raises(OperandError, match="must be the 64 columns of w"):
+        cutegen.linear(x[:, :32], w)
+
+
 def test_what_no_kernel_takes_is_left_to_torch(gpu: FakeGpu) -> None:
     """The product itself has a kernel, its gradients have rows of 50 bytes."""
     x, w = leaf(16, 32), leaf(25, 32)

@@ -21,6 +21,7 @@ from cutegen.torch_ops.gemm_gradient import (
     activate,
     autocast,
     fused_activation,
+    plain_linear,
     record_gemm,
     record_linear,
     refuse_gradients,
@@ -193,18 +194,17 @@ def linear(
         OperandError: As :func:`gemm`, with ``a`` standing for ``x`` and ``b`` for ``w.T``.
         CutegenError: As :func:`gemm`.
     """
-    for name, tensor in (("x", x), ("w", w)):
-        if not hasattr(tensor, "layout"):  # an array lacks it, and torch 2.6 does not know of methods here
-            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if not (hasattr(x, "layout") and hasattr(w, "layout")):  # torch 2.6 does not know of methods here
+        name, tensor = ("w", w) if hasattr(x, "layout") else ("x", x)
+        raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if w.dim() != 2:
         raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
     grad = x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
     if x.dim() == 2 and not grad:  # the path of inference, which must stay short
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
-    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
-        raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
     if grad and out is None and not must_trace(x, w) and _is_grad_enabled():
         return _recorded_linear(x, w, bias, activation, fuse_wgrad)
+    _require_columns(x, w)
     if x.dim() == 2:
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     shape = (*x.shape[:-1], w.shape[0])
@@ -360,6 +360,7 @@ def _recorded(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option
 def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: bool) -> torch.Tensor:
     """Run an eager layer that autograd records."""
     if _is_transforming():
+        _require_columns(x, w)
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         found = gemm(flat, w.t(), bias=bias, activation=activation)
         return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
@@ -367,10 +368,39 @@ def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: boo
         options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
         x, w, options = autocast(x, w, options) or (x, w, options)
         bias = options[3]
+    if not activation and bias is None and not fuse_wgrad and x.dim() == 2:
+        plain: torch.Tensor = _record_plain(x, w)
+        return plain
+    _require_columns(x, w)
     if not activation:
         return record_linear(gemm, x, w, bias, False, fuse_wgrad)
     relu = fused_activation(activation) == "relu"
     return activate(record_linear(gemm, x, w, bias, relu, fuse_wgrad), activation)
+
+
+def _require_columns(x: torch.Tensor, w: torch.Tensor) -> None:
+    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
+        raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
+
+
+def _plain_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return ``x @ w.T`` of matrices inside autograd; plans are kept by the operands as they come."""
+    key = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, w.dtype, x.get_device())
+    plan = _plans.get(key)
+    if plan is None:
+        _require_columns(x, w)
+        b = w.t()
+        found = gemm(x, b)
+        known = _plans.get((x.shape, b.shape, x.stride(), b.stride(), x.dtype, b.dtype, key[-1], None))
+        if known is not None:
+            _plans[key] = known
+        return found
+    try:
+        result: torch.Tensor = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
+        plan.launch(x, w.t(), result, (), 1.0, 1.0)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return gemm(x, w.t())  # which tells why
+    return result
 
 
 def _through_torch(
@@ -519,7 +549,7 @@ def _require_swappable() -> None:
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
     global _Tensor, _Parameter, _workspaces, _empty, _bfloat16, _float32
-    global _is_compiling, _is_grad_enabled, _is_transforming
+    global _is_compiling, _is_grad_enabled, _is_transforming, _record_plain
     with _lock:
         if _Tensor is not None:
             return
@@ -531,6 +561,7 @@ def prepare() -> None:
         _bfloat16, _float32 = torch.bfloat16, torch.float32
         _is_compiling = torch.compiler.is_dynamo_compiling
         _is_grad_enabled, _is_transforming = torch.is_grad_enabled, are_active()
+        _record_plain = plain_linear(_plain_linear, gemm)
         _Tensor = torch.Tensor
 
 
@@ -565,5 +596,6 @@ _is_compiling: Callable[[], bool] = _not_prepared
 _is_grad_enabled: Callable[[], bool] = None  # type: ignore[assignment]
 _is_transforming: Callable[[], bool] = None  # type: ignore[assignment]
 _empty: Callable[..., Any] = None  # type: ignore[assignment]
+_record_plain: Callable[..., Any] = None  # type: ignore[assignment]
 _bfloat16: Any = None
 _float32: Any = None

@@ -24,6 +24,7 @@ __all__ = [
     "backward_of",
     "backward_of_operator",
     "fused_activation",
+    "plain_linear",
     "record_gemm",
     "record_linear",
     "refuse_gradients",
@@ -140,6 +141,31 @@ def _gemm_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
             return d_a, d_b, d_c, grad.sum_to_size(bias.shape) if for_bias else None, None
 
     return _apply_of(Gemm)
+
+
+def plain_linear(product: Callable[..., Any], gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs and records ``product(x, w)``, which is ``x @ w.T`` of matrices and nothing else.
+
+    Models call it most, and each argument of ``apply`` takes time.
+    """
+    import torch
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, w: Any) -> torch.Tensor:
+            ctx.save_for_backward(x, w)
+            found: torch.Tensor = product(x, w)
+            return found
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+            x, w = ctx.saved_tensors
+            for_x, for_w = ctx.needs_input_grad
+            dense = _dense(grad, x.dtype)
+            d_x = _times(gemm, dense, w, 1.0) if for_x else None
+            return d_x, _times(gemm, dense.mT, x, 1.0) if for_w else None
+
+    return _apply_of(Plain)
 
 
 @cache
