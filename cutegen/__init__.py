@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
     from cutegen.torch_ops.cross_entropy import cross_entropy
+    from cutegen.torch_ops.gated_gemm import gated_gemm
     from cutegen.torch_ops.gates import gated, geglu, reglu, swiglu
     from cutegen.torch_ops.gemm import (
         configure,
@@ -68,6 +69,7 @@ __all__ = [
     "find_arch",
     "freeze",
     "gated",
+    "gated_gemm",
     "geglu",
     "gemm",
     "inductor_options",
@@ -113,6 +115,7 @@ _HOMES = {
     "find_arch": "arch",
     "freeze": "torch_ops.serving",
     "gated": "torch_ops.gates",
+    "gated_gemm": "torch_ops.gated_gemm",
     "geglu": "torch_ops.gates",
     "gemm": "torch_ops.gemm",
     "inductor_options": "torch_ops.inductor",

@@ -61,6 +61,12 @@ def describe_call(
         if declared.name in tensors:
             tensor = tensors[declared.name]
             _check_place(declared.name, tensor, tensors, device_type)
+            if declared.aligned and not _is_aligned(declared.name, tensor):
+                raise OperandError(
+                    f"{declared.name} has strides {tuple(tensor.stride())} and its data at byte "
+                    f"{tensor.data_ptr() % TMA_ALIGN_BYTES} of 16: every row must start at a multiple of 16 "
+                    f"bytes; pass a copy with such rows, padded if {declared.dims[-1]} is none"
+                )
             _take_sizes(declared, tensor, sizes)
             _take_dtype(
                 declared, tensor, options, given[declared.dtype].values if declared.dtype in given else ()

@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, TORCH_DTYPES, short_dtype, torch_dtype
 from cutegen.errors import FamilyError, ProblemError, UsageError
@@ -99,6 +99,7 @@ class Declared:
         may_alias: As :class:`cutegen.family.Argument` has it.
         values: Of a scalar: what it is in most runs, and in the check on awkward sizes.
         below: Of a tensor of integers: the size that those drawn for it stay below; empty for 128.
+        aligned: Whether kernels take it only with rows that start at multiples of 16 bytes.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Declared:
     may_alias: tuple[str, ...] = ()
     values: tuple[float, float] = (1.0, -0.5)
     below: str = ""
+    aligned: bool = False
 
     def is_present(self, options: Mapping[str, str | bool]) -> bool:
         """Return whether a problem of these options has it."""
@@ -127,9 +129,14 @@ def multiple(dim: str) -> tuple[int, str]:
     return int(digits[0] or 1), dim[digits.end() :]
 
 
-def read(name: str, dtype: str, dims: Sequence[str], *, when: str = "", below: str = "") -> Declared:
-    """Declare a tensor that kernels only read; its integers, such as places in another, stay below a size."""
-    return Declared(name, "in", dtype, tuple(dims), when, below=below)
+def read(
+    name: str, dtype: str, dims: Sequence[str], *, when: str = "", below: str = "", aligned: bool = False
+) -> Declared:
+    """Declare a tensor that kernels only read; its integers, such as places in another, stay below a size.
+
+    Its rows may start anywhere in problems that say ``unaligned``, unless it is always ``aligned``.
+    """
+    return Declared(name, "in", dtype, tuple(dims), when, below=below, aligned=aligned)
 
 
 def write(
@@ -291,7 +298,8 @@ class DeclaredFamily(Family):
         arguments: Of the kernels, in the order of their parameters.
         reference: Called with every argument by name, tensors in fp64, and with those of
             :attr:`named_options` that it has parameters for; returns the wanted outputs in fp64. Where an
-            output ``y`` is a difference, it may return as ``y terms`` what cancels, whose error is allowed.
+            output ``y`` is a difference, it may return as ``y terms`` what cancels, whose error is allowed;
+            and as ``y error`` what is allowed of each element beside the tolerance.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
         tolerance: The allowed error; by default that of rounding and of adding up along the last dimension.
@@ -309,7 +317,7 @@ class DeclaredFamily(Family):
         FamilyError: An argument is named twice or refers to a size or an option that is not there.
     """
 
-    metric = "GB/s"
+    metric: Literal["TFLOP/s", "GB/s"] = "GB/s"
 
     def __init__(
         self,
@@ -449,6 +457,7 @@ class DeclaredFamily(Family):
         return any(
             len(a.shape) > 1 and a.shape[-1] * DTYPE_BYTES[a.dtype] % TMA_ALIGN_BYTES
             for a in self.arguments(problem)
+            if not self._declared(a.name).aligned
         )
 
     def typical(self) -> Sequence[DeclaredProblem]:
@@ -474,7 +483,7 @@ class DeclaredFamily(Family):
                 a.kind,
                 _dtype_of(a, options),
                 a.shape(sizes),
-                aligned=not problem.unaligned,
+                aligned=a.aligned or not problem.unaligned,
                 may_alias=tuple(name for name in a.may_alias if name in names),
             )
             for a in there
@@ -632,6 +641,8 @@ class DeclaredReference:
             allowed = self._family.allowed(self._problem, output, want)
             if terms is not None:
                 allowed = allowed + terms * _sum_units(self._problem)
+            if f"{output} error" in found:
+                allowed = allowed + found[f"{output} error"]
             yield Chunk(part.double(), want, allowed, _shifted(low))
 
 

@@ -221,6 +221,7 @@ def _all() -> dict[str, _Registered]:
 def _shipped() -> tuple[Family, ...]:
     from cutegen.families.cross_entropy.family import CROSS_ENTROPY
     from cutegen.families.gated.family import GATED, GATED_BACKWARD
+    from cutegen.families.gated_gemm.family import GATED_GEMM
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
     from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
@@ -229,7 +230,7 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.softmax.family import SOFTMAX
 
     rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
-    return GEMM, BLOCK_SCALED_GEMM, *rows, GATED, GATED_BACKWARD, ROPE
+    return GEMM, BLOCK_SCALED_GEMM, GATED_GEMM, *rows, GATED, GATED_BACKWARD, ROPE
 
 
 def _in_package(family: Family) -> _Registered:

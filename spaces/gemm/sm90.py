@@ -363,20 +363,24 @@ def _workspace_bytes(
 # --- what follows from a config ---
 
 
-def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
-    """Return stages and who frees them, store buffers, threads, registers and exact shared memory (bytes)."""
+def derive(config: Config, problem: Problem, arch: Arch, stored_n: int = 0) -> dict[str, Value]:
+    """Return stages and who frees them, store buffers, threads, registers and exact shared memory (bytes).
+
+    ``stored_n`` columns of a tile are stored, all of them if it is 0.
+    """
     tile, tile_k = config.pair("tile_shape_mn"), config.integer("tile_k")
     mma_warpgroups, pingpong = config.integer("mma_warpgroups"), config.flag("pingpong")
+    stored = stored_n or tile[1]
     warpgroups = consumers(mma_warpgroups, pingpong)
     split = config["split_k"] != 1
     staged = config.flag("use_tma_store") and not split
     singles = not staged and (config.flag("swap_ab") or problem.unaligned_out)
-    columns, tail = epilogue_columns(tile[1], staged, singles)
+    columns, tail = epilogue_columns(stored, staged, singles)
     per_stage = stage_bytes(tile, tile_k, problem)
-    per_round, tail_bytes = store_bytes(tile[1], mma_warpgroups, pingpong, staged, problem)
-    # The single buffer of a last piece is reused after `tile_n // columns` other stores, so no more
+    per_round, tail_bytes = store_bytes(stored, mma_warpgroups, pingpong, staged, problem)
+    # The single buffer of a last piece is reused after `stored // columns` other stores, so no more
     # than that may be in flight.
-    most = min(MAX_STORE_BUFFERS, tile[1] // columns + 1) if tail else MAX_STORE_BUFFERS
+    most = min(MAX_STORE_BUFFERS, stored // columns + 1) if tail else MAX_STORE_BUFFERS
     free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
     stages, rounds = stages_and_buffers(free, per_stage, per_round, MAX_STAGES, most)
     registers = REGISTERS[warpgroups]

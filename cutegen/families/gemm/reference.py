@@ -18,7 +18,15 @@ from cutegen.family import Chunk, Inputs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GemmReference", "accumulation_error", "make_reference", "sample_lines"]
+__all__ = [
+    "EVALUATION",
+    "SLOPE",
+    "GemmReference",
+    "accumulation_error",
+    "make_reference",
+    "sample_lines",
+    "sum_error",
+]
 
 #: Half a unit in the last place, relative: what rounding the fp32 result to the output type may cost.
 #: Source: significands of 8, 11 and 24 bits (bfloat16; IEEE 754 binary16 and binary32).
@@ -26,9 +34,9 @@ _ROUND_OFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "int32": 0.0}
 #: Half of the smallest subnormal: the absolute floor of the same rounding. Integers must be exact.
 _UNDERFLOW = {"bf16": 2.0**-126, "fp16": 2.0**-25, "fp32": 2.0**-126, "int32": 0.25}
 #: Steepest slope of each activation: how much it can magnify an error of its argument.
-_SLOPE = {"": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+SLOPE = {"": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 #: Error of evaluating it, relative to its argument. Source: tanh.approx.f32 is good to 2**-11 (PTX ISA).
-_EVALUATION = {"": 0.0, "relu": 0.0, "gelu": 2.0**-10, "gelu_tanh": 2.0**-10, "silu": 2.0**-10}
+EVALUATION = {"": 0.0, "relu": 0.0, "gelu": 2.0**-10, "gelu_tanh": 2.0**-10, "silu": 2.0**-10}
 
 #: Outputs with more elements, or GEMMs with more operations, are compared on chosen rows and columns.
 _FULL_ELEMENTS = 2**26
@@ -61,13 +69,17 @@ def accumulation_error(problem: Problem) -> float:
     Operands of tf32 are taken to be tf32 numbers, as those that are measured are: nothing is lost when
     the MMA reads them, and their products are exact in fp32.
     """
-    root = math.sqrt(problem.k)
-    fp32 = 2.0**-23 * max(4.0, root)
+    root, fp32 = math.sqrt(problem.k), sum_error(problem.k)
     if problem.ab_dtype == "int8":
         return 0.0 if problem.out_dtype == "int32" else 2.0**-21
     if problem.ab_dtype not in (*FP8_DTYPES, *BLOCK_SCALED):
         return fp32
     return fp32 + 2.0**-13 * (96 / root if problem.promote and root > 16 else max(4.0, 6 * root / 32))
+
+
+def sum_error(k: int) -> float:
+    """Return the error of a sum of ``k`` products in fp32, as :func:`accumulation_error` derives it."""
+    return 2.0**-23 * max(4.0, math.sqrt(k))
 
 
 def sample_lines(extent: int, step: int, limit: int, seed: int) -> tuple[int, ...] | None:
@@ -156,7 +168,7 @@ class GemmReference:
             before.add_(bias if along_n else bias[:, None])
         activation = self.problem.epilogue.activation
         want = _activate(before, activation)
-        return _Part(at_rows, at_cols, want, before if _EVALUATION[activation] else None)
+        return _Part(at_rows, at_cols, want, before if EVALUATION[activation] else None)
 
     def compared(self, output: str) -> float:
         """Return the fraction of the output that is compared."""
@@ -183,9 +195,9 @@ class GemmReference:
         row = self._row_norm[:, rows] * (abs(self._alpha) * accumulation_error(self.problem))
         error: torch.Tensor = row.unsqueeze(2) * _take(self._col_norm, 1, part.cols).unsqueeze(1)
         error += self._extra
-        error *= _SLOPE[epilogue.activation]
+        error *= SLOPE[epilogue.activation]
         if part.before is not None:
-            error += part.before[:, low:high].abs().mul_(_EVALUATION[epilogue.activation])
+            error += part.before[:, low:high].abs().mul_(EVALUATION[epilogue.activation])
         rounding = part.want[:, low:high].abs().add_(error).mul_(_ROUND_OFF[out])
         return error.add_(rounding).add_(_UNDERFLOW[out])
 

@@ -11,7 +11,7 @@ from cutegen.family import Inputs, StandIn, Tensors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["activation", "make_stand_in"]
+__all__ = ["activation", "exact_product", "make_stand_in"]
 
 Activation = Callable[["torch.Tensor"], "torch.Tensor"]
 
@@ -39,7 +39,7 @@ def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
 
     def compute(inputs: Inputs, outputs: Tensors) -> None:
         given, scalars, out = inputs.tensors, inputs.scalars, outputs["out"]
-        value = _exact(given["a"], given["b"], batched=batched)
+        value = exact_product(given["a"], given["b"], batched=batched)
         if epilogue.scale:
             value *= given["scale_a"] * given["scale_b"]
         if epilogue.alpha:
@@ -68,7 +68,7 @@ def activation(name: str) -> Activation:
     return functions[name]
 
 
-def _exact(a: Any, b: Any, *, batched: bool) -> torch.Tensor:
+def exact_product(a: Any, b: Any, *, batched: bool) -> torch.Tensor:
     """Return the product with sums in fp32, in fp64 for integers."""
     import torch
 

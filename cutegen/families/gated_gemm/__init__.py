@@ -1,0 +1,1 @@
+"""Products whose epilogue multiplies activated gates with what they gate."""

@@ -1,0 +1,201 @@
+"""Gated products as a declared family: ``out = act(x @ w_gate.T) * (x @ w_up.T)`` in one kernel.
+
+The rows of both weights are in one ``w``: the gate's above the other's, or by turns. Sums and the epilogue
+are in fp32, the result is rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cutegen.arch import Arch
+from cutegen.dtypes import TMA_ALIGN_BYTES
+from cutegen.errors import ProblemError
+from cutegen.families.declared import (
+    DeclaredFamily,
+    DeclaredProblem,
+    integers,
+    read,
+    rounding_error,
+    scratch,
+    write,
+)
+from cutegen.families.gated.family import ACTIVATIONS, LAYOUTS
+from cutegen.families.gated_gemm.as_gemm import as_gemm
+from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
+from cutegen.families.gemm.family import GEMM
+from cutegen.families.gemm.knobs import KNOBS
+from cutegen.families.gemm.tail_shapes import tail_problems
+from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GATED_GEMM", "WEIGHT_LAYOUTS", "GatedGemm"]
+
+#: How the rows of the two weights lie in one.
+WEIGHT_LAYOUTS = LAYOUTS[:2]
+
+
+def _parted(both: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the columns of gates, and those that they gate."""
+    if layout == "interleaved":
+        return both[:, ::2], both[:, 1::2]
+    low, high = both.chunk(2, -1)
+    return low, high
+
+
+def _reference(x: torch.Tensor, w: torch.Tensor, activation: str, layout: str) -> dict[str, torch.Tensor]:
+    """Return outputs in fp64, and how far sums in fp32 and the activation's evaluation may move them."""
+    from cutegen.families.gemm.reference import EVALUATION, SLOPE, sum_error
+    from cutegen.families.gemm.stand_in import activation as function_of
+
+    both = x @ w.T
+    off = x.norm(dim=1)[:, None] * w.norm(dim=1) * sum_error(x.shape[1])
+    (gate, up), (gate_off, up_off) = _parted(both, layout), _parted(off, layout)
+    activated, slope = function_of(activation)(gate), SLOPE[activation]
+    gate_off = slope * gate_off + EVALUATION[activation] * gate.abs()
+    moved = gate_off * (up.abs() + up_off) + activated.abs() * up_off
+    return {"out": activated * up, "out error": moved, "pre": both, "pre error": off}
+
+
+def _scale(problem: DeclaredProblem, tensors: Mapping[str, torch.Tensor], awkward: bool) -> None:
+    """Make gates of about 1, where activations bend; by a power of two, which is exact."""
+    tensors["w"].mul_(2.0 ** -round(math.log2(problem.k) / 2))
+
+
+def _tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
+    return rounding_error(str(problem.dtype), want)
+
+
+def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
+    """Return the two-step ways, the gate by itself or compiled, and the whole compiled."""
+    import torch
+
+    from cutegen.families.gemm.stand_in import activation as function_of
+
+    act, layout = function_of(str(problem.activation)), str(problem.layout)
+
+    def gated(both: torch.Tensor) -> torch.Tensor:
+        gate, up = _parted(both, layout)
+        return act(gate) * up
+
+    def whole(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = x @ w.T
+        return gated(both), both
+
+    def in_two(gate: object) -> Baseline:
+        def call(inputs: Inputs, outputs: Tensors) -> Tensors:
+            both = torch.mm(inputs.tensors["x"], inputs.tensors["w"].T, out=outputs.get("pre"))
+            return {"out": gate(both), "pre": both}  # type: ignore[operator]
+
+        return call
+
+    def compiled(function: object) -> object:
+        # Shapes that another problem compiled must not make this one's symbolic.
+        torch._dynamo.reset()
+        return torch.compile(function, dynamic=False)  # type: ignore[call-overload]
+
+    whole_compiled = compiled(whole if problem.pre else lambda x, w: (whole(x, w)[0], None))
+
+    def in_one(inputs: Inputs, outputs: Tensors) -> Tensors:
+        out, both = whole_compiled(inputs.tensors["x"], inputs.tensors["w"])  # type: ignore[operator]
+        return {"out": out} if both is None else {"out": out, "pre": both}
+
+    return {
+        "torch.mm, torch eager": in_two(gated),
+        "torch.mm, torch.compile": in_two(compiled(gated)),
+        "torch.compile": in_one,
+    }
+
+
+class GatedGemm(DeclaredFamily):
+    """The declared family, with the GEMM's tails, limits and performance model."""
+
+    metric = "TFLOP/s"
+
+    def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> DeclaredProblem:
+        """Return the problem of sizes and options by name; raises :class:`ProblemError`."""
+        problem, step = super().problem(sizes, options), TMA_ALIGN_BYTES // 2
+        if problem.k % step:
+            raise ProblemError(
+                f"k={problem.k} must be a multiple of {step}, for rows of x and w start at multiples of "
+                f"{TMA_ALIGN_BYTES} bytes; pad k to {-(-problem.k // step) * step}"
+            )
+        as_gemm(problem)  # refuses sizes that a GEMM does not take
+        return problem
+
+    def tails(self, problem: DeclaredProblem) -> Sequence[DeclaredProblem]:
+        """Return sizes that leave remainders for every tile."""
+        like = tail_problems(replace(as_gemm(problem), n=problem.n))
+        found = (problem.with_sizes(m=tail.m, n=tail.n, k=tail.k) for tail in like)
+        return [tail for tail in found if tail.signature == problem.signature]
+
+    def stand_in(self, problem: DeclaredProblem) -> StandIn:
+        """Return torch's product and the rest in fp32, rounded once."""
+        from cutegen.families.gemm.stand_in import activation as function_of
+        from cutegen.families.gemm.stand_in import exact_product
+
+        act, layout = function_of(str(problem.activation)), str(problem.layout)
+
+        def compute(inputs: Inputs, outputs: Tensors) -> None:
+            both = exact_product(inputs.tensors["x"], inputs.tensors["w"].T, batched=False)
+            gate, up = _parted(both, layout)
+            outputs["out"].copy_(act(gate) * up)
+            if "pre" in outputs:
+                outputs["pre"].copy_(both)
+
+        return compute
+
+    def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
+        """Return the GEMM's performance model, if it is known for ``arch``."""
+        return GatedGemmStrategy.of(arch)
+
+    def is_fitted(self, problem: DeclaredProblem, arch: Arch) -> bool:
+        """Return whether a recorded sweep says how fast such products are."""
+        return GEMM.is_fitted(as_gemm(problem), arch)
+
+    def files(self) -> Sequence[Path]:
+        """Return what the GEMM's candidates depend on, for ours are chosen as they are."""
+        return GEMM.files()
+
+
+GATED_GEMM = GatedGemm(
+    "gated_gemm",
+    "act(x @ w_gate.T) * (x @ w_up.T)",
+    sizes=(Size("m", "rows of x"), Size("n", "columns of out"), Size("k", "columns of x and w")),
+    options=(
+        Option("dtype", "of all tensors", ("bf16", "fp16"), "bf16"),
+        Option("activation", "of the gate", ACTIVATIONS, "silu"),
+        Option("layout", "the gate's rows of w above the others, or by turns", WEIGHT_LAYOUTS, "halves"),
+        Option("pre", "also write x @ w.T"),
+    ),
+    arguments=(
+        read("x", "dtype", ("m", "k"), aligned=True),
+        read("w", "dtype", ("2n", "k"), aligned=True),
+        write("out", "dtype", ("m", "n")),
+        write("pre", "dtype", ("m", "2n"), when="pre"),
+        scratch(),
+        integers(),
+    ),
+    reference=_reference,
+    rows="m",
+    tolerance=_tolerance,
+    adjust=_scale,
+    baselines=_baselines,
+    flops=lambda problem: 4 * problem.m * problem.n * problem.k,
+    knobs=KNOBS,
+    examples=(
+        "8192x14336x4096 bf16",
+        "1024x28672x8192 bf16 layout=interleaved",
+        "2048x9216x2304 fp16 activation=gelu_tanh pre",
+        "16x14336x4096 bf16",
+        "1x8192x16384 bf16",
+        "333x1001x1024 bf16 activation=relu",
+        "256x128x65536 bf16 layout=interleaved pre",
+    ),
+)
