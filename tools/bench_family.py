@@ -9,10 +9,11 @@ beforehand.
     python tools/bench_family.py rmsnorm --shapes F.toml --candidates 12 --cache-dir DIR --compile-for sm_90a
     python tools/bench_family.py rmsnorm --shapes F.toml --candidates 12 --cache-dir DIR --out F.json
 
-With ``--candidates`` as many configs of each shape, those most like its default, are tried in one set of
-rounds instead of a search, and all of them are compiled first; the first of these commands does only that,
-where there need be no GPU. Rows that the results file holds already stay, with their date, commit and GPU,
-unless they are measured again; render it with tools/results_table.py.
+With ``--candidates`` as many configs of each shape, those that the family's model puts first or, without a
+model, those most like its default, are tried in one set of rounds instead of a search, and all of them are
+compiled first; the first of these commands does only that, where there need be no GPU. Rows that the results
+file holds already stay, with their date, commit and GPU, unless they are measured again; render it with
+tools/results_table.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cutegen.cli.args import integer, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
-from cutegen.families.registry import find_space, load_families
+from cutegen.families.registry import find_family, find_space, load_families
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
@@ -49,7 +50,7 @@ from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, order
 from tools.benchmark.family_rows import joined, row_slice
-from tools.benchmark.few_candidates import Compilation, most_like_default
+from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import FAMILY, write_json
 from tools.benchmark.warm_calls import warm_calls
 
@@ -75,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--round-us", type=positive_float, default=6000.0, help="GPU time of each entry in a round (6000)"
     )
     parser.add_argument(
-        "--candidates", type=positive_int, metavar="N", help="try the N configs most like the default"
+        "--candidates",
+        type=positive_int,
+        metavar="N",
+        help="try N configs: the model's first, or most like the default",
     )
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile the candidates, for a target such as sm_90a"
@@ -131,7 +135,7 @@ _Plan = Mapping[Problem, Sequence[Config] | None]
 def _plan(shapes: Sequence[NamedProblem], arch: Arch, sm_count: int, count: int | None) -> _Plan:
     space = find_space(shapes[0].problem.family, arch)
     problems = [shape.problem for shape in shapes]
-    return {p: None if count is None else most_like_default(space, p, sm_count, count) for p in problems}
+    return {p: None if count is None else few_candidates(space, p, sm_count, count) for p in problems}
 
 
 def _pairs(plan: _Plan) -> list[tuple[Problem, Config]]:
@@ -281,7 +285,9 @@ def _write(
     }
     if args.candidates is not None:
         screening = Policy.quick(context=args.context).to_json()
-        facts["conditions"]["tuning"] = {"most_like_default": args.candidates, "policy": screening}
+        strategy = find_family(args.family).strategy(device.arch)
+        which = "most_like_default" if strategy is None else "first_of_model"
+        facts["conditions"]["tuning"] = {which: args.candidates, "policy": screening}
     order = [shape.name for shape in shapes]
     write_json(args.out, {**facts, "rows": joined(args.out, facts, order, rows)})
 

@@ -11,16 +11,29 @@ from cutegen.build import Artifact
 from cutegen.build.builder import Builder
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
+from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Space, Value
 
-__all__ = ["Compilation", "most_like_default"]
+__all__ = ["Compilation", "few_candidates", "most_like_default"]
 
 #: How far apart two values of a knob without an order are, where doubling a number is 1. Source: judgement.
 _UNORDERED = 0.5
 #: At most so many knobs of the default are changed at a time.
 _CHANGED = 2
+
+
+def few_candidates(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:
+    """Return the default config for ``problem`` and what to try beside it, ``count`` in all.
+
+    These are what the family's model puts first, or, where it has none, the configs most like the default.
+    """
+    strategy = find_family(problem.family).strategy(space.arch)
+    if strategy is None:
+        return most_like_default(space, problem, sm_count, count)
+    default = default_config(space, problem, sm_count)
+    return strategy.rank(space, problem, sm_count, count, default=default)[:count]
 
 
 def most_like_default(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:
