@@ -58,11 +58,15 @@ def reference_kernel(signature: Any) -> Callable[..., None]:
     """Return a kernel of a declared family, which computes its reference."""
     family: Any = find_family(signature.family)
     options = dict(signature.options)
-    declared = [a for a in family.declared_arguments if a.is_present(options)]
+    passed = [a for a in family.declared_arguments if a.kind not in ("scratch", "launch")]
+    declared = [a for a in passed if a.is_present(options)]
 
     def kernel(*arguments: Any) -> None:
-        given = dict(zip([a.name for a in declared], arguments, strict=True))
-        values = {a.name: given.get(a.name) for a in family.declared_arguments if a.kind != "out"}
+        # A workspace and the integers of a launch come behind; they say how, not what.
+        given = dict(
+            zip([a.name for a in declared], arguments, strict=len(passed) == len(family.declared_arguments))
+        )
+        values = {a.name: given.get(a.name) for a in passed if a.kind != "out"}
         wide = {k: v.double() if hasattr(v, "double") else v for k, v in values.items()}
         found = family.call_reference(signature, wide)
         rounded = {a.name: found[a.name].clone() for a in declared if a.kind in ("out", "inout")}

@@ -69,6 +69,7 @@ LINES = (
     "gated 64x4096 bf16",
     "gated 9x4096 bf16 activation=gelu layout=interleaved",
     "gated_backward 7x1001 bf16 layout=split",
+    "gated_gemm 64x1024x512 bf16 pre",
     "softmax 64x4096 bf16",
     "layernorm 64x4096 bf16 bias=none stats",
     "rmsnorm_quantized 64x4096 bf16",

@@ -76,6 +76,8 @@ def test_arguments_reach_the_kernel_in_its_order(deployed: Path, log: Path, line
         elif argument.kind == "scalar":
             whole = argument.dtype == "int32"
             assert lines.pop(0) == (f"int {values[argument.name]}" if whole else "float 0.25")
+        elif argument.kind == "scratch" and not record["workspace_bytes"]:
+            continue
         elif argument.kind == "scratch":
             words = lines.pop(0).split()
             assert words[1] == hex(torch.allocated[-1].data_ptr()) and record["zeroed"]

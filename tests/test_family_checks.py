@@ -25,6 +25,8 @@ LINES = (
     "gated_backward 8x64 bf16 activation=relu",
     "gated_backward 8x64 fp16 layout=interleaved",
     "gated_backward 8x64 fp32 layout=split activation=gelu",
+    "gated_gemm 8x64x64 bf16 pre",
+    "gated_gemm 8x33x64 fp16 layout=interleaved activation=gelu",
     "rope 8x4x2x32x16x1 bf16",
     "rope 8x4x2x32x8x7 fp32 table=positions style=interleaved index=int32",
     "rope 8x4x2x32x8x300 bf16 table=positions table_dtype=same norm",

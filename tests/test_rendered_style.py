@@ -22,6 +22,7 @@ KERNELS = (
     ("rmsnorm", "sm_90a"),
     ("rmsnorm", "sm_100a"),
     ("gated", "sm_90a"),
+    ("gated_gemm", "sm_90a"),
     ("gated_backward", "sm_100a"),
     ("softmax", "sm_90a"),
     ("layernorm", "sm_90a"),

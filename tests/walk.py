@@ -108,6 +108,8 @@ def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
     sizes = {size.name: _size(generator, most) for size, most in zip(family.sizes, several, strict=False)}
     if "pairs" in sizes:  # of the elements of a head
         sizes["pairs"] = 1 + sizes["pairs"] % max(1, sizes["d"] // 2)
+    if "k" in sizes:  # along which operands of an MMA are contiguous
+        sizes["k"] = -(-sizes["k"] // 8) * 8
     options = {
         option.name: generator.random() < 0.4 if option.is_flag else generator.choice(option.values)
         for option in family.options

@@ -1,0 +1,211 @@
+"""``cutegen.gated_gemm``, its problems and its space, with kernels that compute on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_family import FakeFamilies
+from fake_kernels import calls_go_to
+
+torch = pytest.importorskip("torch")
+
+from torch import library as registry  # noqa: E402
+
+import cutegen  # noqa: E402
+from cutegen.arch import find_arch  # noqa: E402
+from cutegen.errors import ConfigError, OperandError, ProblemError  # noqa: E402
+from cutegen.families.gated_gemm.as_gemm import as_gemm  # noqa: E402
+from cutegen.families.gated_gemm.family import GATED_GEMM  # noqa: E402
+from cutegen.families.registry import find_space, parse_problem  # noqa: E402
+from cutegen.search.defaults import default_config  # noqa: E402
+from cutegen.torch_ops import gated_gemm as operator  # noqa: E402
+
+SPACE = find_space("gated_gemm", find_arch("sm_90a"))
+N, K = 24, 64
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[FakeFamilies]:
+    """Every call of the test goes to kernels on the CPU."""
+    with calls_go_to(FakeFamilies(tmp_path)) as fake:
+        yield fake
+
+
+def tensor(*shape: int, dtype: Any = None) -> Any:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) / 8).to(dtype or torch.bfloat16)
+
+
+def wanted(x: Any, w: Any, activation: str, layout: str) -> tuple[Any, Any]:
+    f, both = torch.nn.functional, x.double() @ w.double().T
+    gate, up = (both[..., ::2], both[..., 1::2]) if layout == "interleaved" else both.chunk(2, -1)
+    approximate = "tanh" if activation == "gelu_tanh" else "none"
+    acts = {"silu": f.silu, "relu": f.relu}
+    act = acts.get(activation, lambda x: f.gelu(x, approximate=approximate))
+    return act(gate) * up, both
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("shape", [(K,), (3, K), (2, 3, K)])
+def test_products_of_any_rank(
+    gpu: FakeFamilies, shape: tuple[int, ...], layout: str, activation: str
+) -> None:
+    x, w = tensor(*shape, dtype=torch.float16), tensor(2 * N, K, dtype=torch.float16)
+    want, both = wanted(x, w, activation, layout)
+    got, pre = cutegen.gated_gemm(x, w, activation, layout=layout, return_pre=True)
+    assert got.shape == (*shape[:-1], N) and pre.shape == (*shape[:-1], 2 * N) and got.dtype == x.dtype
+    assert torch.allclose(got.double(), want, rtol=2**-10, atol=1e-5)
+    assert torch.allclose(pre.double(), both, rtol=2**-10, atol=1e-5)
+    out = torch.empty_like(got)
+    assert cutegen.gated_gemm(x, w, activation, layout=layout, out=out) is out and torch.equal(out, got)
+    first = gpu.compiled[0].signature.options
+    assert dict(first) == {"dtype": "fp16", "activation": activation, "layout": layout, "pre": True}
+    assert len(gpu.compiled) == 2  # with the second output and without
+
+
+def test_one_kernel_serves_sizes_that_no_rule_tells_apart(gpu: FakeFamilies) -> None:
+    for n in (8 * N, 9 * N):
+        cutegen.gated_gemm(tensor(3, K), tensor(2 * n, K))
+    assert len(gpu.calls) == 2 and len(gpu.compiled) == 1
+    cutegen.gated_gemm(tensor(3, K), tensor(2 * 25, K))
+    assert gpu.compiled[-1].signature.unaligned  # of the output; x and w are aligned
+
+
+def test_nothing_to_do_is_done(gpu: FakeFamilies) -> None:
+    got, pre = cutegen.gated_gemm(tensor(0, K), tensor(2 * N, K), return_pre=True)
+    assert (got.shape, pre.shape) == ((0, N), (0, 2 * N)) and not gpu.calls
+
+
+def test_a_config_overrides_the_choice(gpu: FakeFamilies) -> None:
+    x, w = tensor(3, K), tensor(2 * N, K)
+    config = SPACE.default(parse_problem("gated_gemm 3x24x64 bf16")).replace(use_pdl=True)
+    cutegen.gated_gemm(x, w, config=config)
+    assert gpu.compiled[-1].config["use_pdl"] is True
+    with pytest.raises(ConfigError):
+        cutegen.gated_gemm(x, w, config="tile_shape_mn=3x3")
+
+
+BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
+    (
+        "fp32",
+        lambda x, w: cutegen.gated_gemm(x.float(), w.float()),
+        "x has dtype torch.float32; valid: torch.bf",
+    ),
+    ("no tensor", lambda x, w: cutegen.gated_gemm([1.0], w), "x is a list; it must be a torch.Tensor"),
+    ("odd w", lambda x, w: cutegen.gated_gemm(x, w[1:]), r"w has shape \(47, 64\); it must be \(2 \* n, k\)"),
+    (
+        "activation",
+        lambda x, w: cutegen.gated_gemm(x, w, "tanh"),
+        "activation='tanh' .* silu, gelu, gelu_tanh",
+    ),
+    (
+        "layout",
+        lambda x, w: cutegen.gated_gemm(x, w, layout="split"),
+        "layout='split' .* halves, interleaved",
+    ),
+    ("other k", lambda x, w: cutegen.gated_gemm(x[:, :56], w), "which makes k 64, but x makes it 56"),
+    (
+        "k",
+        lambda x, w: cutegen.gated_gemm(tensor(3, 60), tensor(48, 60)),
+        "x has strides .* multiple of 16 bytes",
+    ),
+    ("shifted x", lambda x, w: cutegen.gated_gemm(tensor(3, K + 8)[:, 1 : K + 1], w), "x .* byte 2 of 16"),
+    ("columns", lambda x, w: cutegen.gated_gemm(x, tensor(K, 2 * N).T), "w has strides"),
+    (
+        "out of x",
+        lambda x, w: cutegen.gated_gemm(x, w, out=x[:, :N]),
+        "out shares memory with x; pass another",
+    ),
+    ("gradients", lambda x, w: cutegen.gated_gemm(x, w.requires_grad_()), "w requires grad"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_what_cannot_be_an_operand_is_named(
+    gpu: FakeFamilies, call: Callable[[Any, Any], Any], message: str
+) -> None:
+    with pytest.raises(OperandError, match=message):
+        call(tensor(3, K), tensor(2 * N, K))
+    assert not gpu.calls
+
+
+def test_torch_traces_the_operator(gpu: FakeFamilies) -> None:
+    """One graph, right shapes for symbols, and torch's own tests of an operator."""
+    w = tensor(2 * N, K)
+    run = torch.compile(
+        lambda x: cutegen.gated_gemm(x * 2, w) + 1, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for rows in (3, 5):
+        want = wanted(tensor(rows, K) * 2, w, "silu", "halves")[0] + 1
+        assert torch.allclose(run(tensor(rows, K)).double(), want, rtol=2**-6, atol=2**-6)
+    operator.prepare()
+    arguments = (tensor(3, K), w, "silu", "halves", ["out", "pre"], None)
+    registry.opcheck(torch.ops.cutegen.gated_gemm.default, arguments)
+
+
+# --- problems and space ---
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gated_gemm 8x8x12 bf16", "k=12 must be a multiple of 8, .*; pad k to 16"),
+        ("gated_gemm 8x8x16 fp32", "dtype='fp32' is not valid; valid: bf16, fp16"),
+        ("gated_gemm 8x2000000000x16 bf16", "n=4000000000 must be an integer"),
+    ],
+)
+def test_a_problem_that_no_kernel_computes_is_refused(line: str, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        parse_problem(line)
+
+
+def test_it_costs_what_a_gemm_of_all_rows_of_w_costs() -> None:
+    problem = parse_problem("gated_gemm 100x2048x512 bf16 activation=gelu pre")
+    product = as_gemm(problem)
+    assert (product.m, product.n, product.k) == (100, 4096, 512) and product.flops == problem.flops
+    strategy = GATED_GEMM.strategy(SPACE.arch)
+    assert strategy is not None and as_gemm(product) is product
+    config = strategy.default(SPACE, problem, 132)
+    assert strategy.predictor(SPACE, problem, 132)(config) > 1.0  # type: ignore[operator]
+    columns = config.pair("tile_shape_mn")[config.flag("swap_ab") is False]
+    assert strategy.tile(config, "n") * 2 == columns
+
+
+def test_every_problem_has_a_default_and_it_is_checked_on_a_tail() -> None:
+    for m in (1, 64, 65, 100_000):
+        for n in (1, 17, 2880):
+            for k in (8, 4096):
+                for layout in ("halves", "interleaved"):
+                    options: dict[str, Any] = {"layout": layout, "pre": layout == "halves"}
+                    problem = GATED_GEMM.problem({"m": m, "n": n, "k": k}, options)
+                    for config in (SPACE.default(problem), default_config(SPACE, problem, 132)):
+                        assert not SPACE.explain(problem, config), problem
+                        tails = GATED_GEMM.tails(problem)
+                        assert any(not SPACE.explain(tail, config) for tail in tails), (problem, config)
+
+
+LARGE = "gated_gemm 4096x14336x4096 bf16"
+FEW = "gated_gemm 16x14336x4096 bf16"
+#: A problem, knobs that differ from its default config, and the one rule that they break.
+REJECTED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (LARGE, {"tile_shape_mn": (128, 200)}, "halves_fit_the_tile"),
+    (FEW, {"tile_shape_mn": (64, 16)}, "halves_fit_the_tile"),
+    (FEW, {"tile_shape_mn": (128, 16), "mma_warpgroups": 2}, "halves_fit_the_tile"),
+    (
+        "gated_gemm 4096x14335x4096 bf16",
+        {"tile_shape_mn": (128, 192), "mma_warpgroups": 1},
+        "single_stores_leave_registers",
+    ),
+    (LARGE, {"pingpong": True}, "pingpong_has_one_warpgroup_per_tile"),
+)
+
+
+@pytest.mark.parametrize(("line", "changes", "rule"), REJECTED, ids=lambda value: str(value)[:40])
+def test_a_rule_alone_rejects_its_example(line: str, changes: dict[str, Any], rule: str) -> None:
+    problem = parse_problem(line)
+    config = SPACE.default(problem).replace(**changes)
+    assert {violation.rule for violation in SPACE.explain(problem, config)} == {rule}
