@@ -27,11 +27,14 @@ class Compiled(NamedTuple):
 
 
 def build(family: str, kernels: Iterable[tuple[str, str, Mapping[str, Any]]], cache: Path) -> list[Compiled]:
-    """Compile kernels: the target, a problem, and knobs that differ from its default config."""
+    """Compile kernels: the target, a problem of the family, and knobs that differ from its default config.
+
+    Without a family problems name their own.
+    """
     asked = {}
     for target, line, changes in kernels:
-        arch, problem = find_arch(target), parse_problem(f"{family} {line}")
-        space = find_space(family, arch)
+        arch, problem = find_arch(target), parse_problem(f"{family} {line}".strip())
+        space = find_space(problem.family, arch)
         config = space.default(problem).replace(**changes)
         assert not space.explain(problem, config), f"{problem}: {config}"
         asked[render(problem, config, arch)] = (problem, config)

@@ -9,11 +9,10 @@ import importlib.util
 from typing import Any
 
 import pytest
+from row_compile import Compiled, build
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
+from cutegen.build.render import render
 from cutegen.families.registry import find_space, parse_problem
 
 pytestmark = [
@@ -36,38 +35,23 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Artifact]:
-    """The kernels, compiled; whatever fails to compile fails every test with its reason."""
-    sources = []
-    for target, line, changes in KERNELS:
-        arch, problem = find_arch(target), parse_problem(line)
-        space = find_space(problem.family, arch)
-        sources.append(render(problem, space.default(problem).replace(**changes), arch))
-    done, failed = {}, []
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(sources):
-            if isinstance(result, Artifact):
-                done[source] = result
-            else:
-                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
-    assert not failed, "\n".join(failed)
-    return done
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    return build("", KERNELS, tmp_path_factory.mktemp("cache"))
 
 
-def test_a_kernel_spills_nothing_and_leaves_room_for_others(built: dict[Source, Artifact]) -> None:
+def test_a_kernel_spills_nothing_and_leaves_room_for_others(built: list[Compiled]) -> None:
     """A multiprocessor holds at least a quarter of its threads."""
     assert len(built) == len(KERNELS)
-    for source, artifact in built.items():
+    for artifact, _, config, _ in built:
         found = artifact.resources
         assert (found.smem_bytes, found.stack_bytes, found.spill_store_bytes, found.notes) == (0, 0, 0, ())
-        assert found.threads == source.config["threads"]
-        assert found.registers <= 65536 // max(512, found.threads), source.config
+        assert found.threads == config["threads"]
+        assert found.registers <= 65536 // max(512, found.threads), config
 
 
-def test_a_knob_is_what_is_rendered(built: dict[Source, Artifact]) -> None:
+def test_a_knob_is_what_is_rendered(built: list[Compiled]) -> None:
     """All loads of a thread come before its arithmetic; hints, grids and launches follow the knobs."""
-    for source in built:
-        text, config = source.text, source.config
+    for _, _, config, text in built:
         assert ("grid_dim()" in text) == ("CTAS = " in text) == (config["ctas_per_sm"] != 0)
         assert ("NO_ALLOCATE" in text) == ("StoreCacheMode.STREAMING" in text) == bool(config["streamed"])
         assert ("use_pdl=True" in text) == ("griddepcontrol_wait" in text) == (config["pdl"] != "off")

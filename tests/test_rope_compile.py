@@ -9,11 +9,10 @@ import importlib.util
 from typing import Any
 
 import pytest
+from row_compile import Compiled, build
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
+from cutegen.build.render import render
 from cutegen.families.registry import find_space, parse_problem
 
 pytestmark = [
@@ -38,39 +37,25 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Artifact]:
-    """The kernels, compiled; whatever fails to compile fails every test with its reason."""
-    sources = []
-    for target, line, changes in KERNELS:
-        arch, problem = find_arch(target), parse_problem(line)
-        space = find_space(problem.family, arch)
-        sources.append(render(problem, space.default(problem).replace(**changes), arch))
-    done, failed = {}, []
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(sources):
-            if isinstance(result, Artifact):
-                done[source] = result
-            else:
-                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
-    assert not failed, "\n".join(failed)
-    return done
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    return build("", KERNELS, tmp_path_factory.mktemp("cache"))
 
 
-def test_a_kernel_spills_nothing(built: dict[Source, Artifact]) -> None:
+def test_a_kernel_spills_nothing(built: list[Compiled]) -> None:
     assert len(built) == len(KERNELS)
-    for source, artifact in built.items():
+    for artifact, _, config, _ in built:
         found = artifact.resources
         assert (found.smem_bytes, found.stack_bytes, found.spill_store_bytes, found.notes) == (0, 0, 0, ())
-        assert found.threads == source.config["threads"]
+        assert found.threads == config["threads"]
 
 
-def test_what_is_not_turned_is_copied_unless_norms_read_it(built: dict[Source, Artifact]) -> None:
-    for source in built:
-        sig: Any = source.signature
+def test_what_is_not_turned_is_copied_unless_norms_read_it(built: list[Compiled]) -> None:
+    for _, problem, _, text in built:
+        sig: Any = problem.signature
         tail = sig.d > 2 * sig.pairs
-        assert ("copy_tail(" in source.text) == (tail and not sig.norm)
-        assert ("warp_reduction_sum" in source.text) == sig.norm
-        assert ("positions[token]" in source.text) == (sig.table == "positions")
+        assert ("copy_tail(" in text) == (tail and not sig.norm)
+        assert ("warp_reduction_sum" in text) == sig.norm
+        assert ("positions[token]" in text) == (sig.table == "positions")
 
 
 def test_blackwell_runs_the_text_of_hopper() -> None:

@@ -46,7 +46,7 @@ from tools.benchmark.quoted import QuotedFile
 from tools.benchmark.results import COPY, ENERGY, FAMILY, FOREIGN, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
 from tools.benchmark.transcript import TRANSCRIPT, Transcript
-from tools.benchmark.untuned_table import UNTUNED, UntunedResults
+from tools.benchmark.untuned_table import UNTUNED, UNTUNED_FAMILIES, UntunedFamilies, UntunedResults
 
 #: Shapes with M and N of at least this are summed up on their own.
 LARGE = 2048
@@ -64,6 +64,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     TRANSCRIPT: Transcript,
     MODEL: ModelResults,
     UNTUNED: UntunedResults,
+    UNTUNED_FAMILIES: UntunedFamilies,
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]

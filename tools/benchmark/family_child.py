@@ -35,6 +35,8 @@ __all__ = [
 
 #: What to start the measuring child with.
 ENGINE = "tools.benchmark.family_child:open_engine"
+#: The same for kernels alone, whose problems are opened without calling what PyTorch offers.
+BARE_ENGINE = "tools.benchmark.family_child:open_bare_engine"
 #: Stands for a call in the place of a library.
 CALL = "call-family"
 #: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
@@ -74,6 +76,19 @@ class _Engine(TorchEngine):
             wanted = json.loads(candidate.symbol)
             return FamilyCall(wanted["problem"], wanted["name"], self._session.baselines.get(wanted["name"]))
         return super()._kernel(candidate)
+
+
+class _BareEngine(_Engine):
+    """Calls nothing of PyTorch's for a problem: rounds are paired with a copy."""
+
+    def _choose_baseline(self, session: Any) -> None:
+        session.baselines.clear()
+        super()._choose_baseline(session)
+
+
+def open_bare_engine(index: int) -> TorchEngine:
+    """Return the engine for GPU ``index`` that compares kernels only; raises as :func:`open_engine`."""
+    return open_cuda(index, _load, _BareEngine)
 
 
 def open_engine(index: int) -> TorchEngine:

@@ -1,4 +1,4 @@
-"""Answers to products that nobody tuned: the results file of tools/bench_untuned.py, read and rendered."""
+"""Answers to problems that nobody tuned: results files of two benchmarks, read and rendered."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cutegen.measure.statistics import geometric_mean
 from tools.benchmark.markdown import down, launches, line, short_commit
 from tools.benchmark.quoted import QuotedFile
 
-__all__ = ["UNTUNED", "UntunedResults"]
+__all__ = ["UNTUNED", "UNTUNED_FAMILIES", "UntunedFamilies", "UntunedResults"]
 
-#: What such a file says that it is.
-UNTUNED = "untuned products"
+#: What such files say that they are.
+UNTUNED, UNTUNED_FAMILIES = "untuned products", "untuned families"
 #: Last m of each band.
 _BANDS = (8, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 #: Settings of the dispatcher, in the order of the table.
@@ -51,16 +51,56 @@ class UntunedResults(QuotedFile):
         return rows
 
     def _footing(self) -> str:
-        facts = self.facts
-        about, failed = facts["conditions"], len(facts["failures"])
-        drawing = about["drawing"]
-        lost = f"; {failed} failed" if failed else ""
-        return (
-            f"Time of the library's call over that of cutegen's answer, of {drawing['drawn']} products drawn "
-            f"with seed {drawing['seed']}{lost}; a call that is left to PyTorch counts as 1. {facts['gpu']}, "
-            f"driver {facts['machine']['driver']}; commit {short_commit(facts['commit'])}; "
-            f"{facts['measured_at'][:10]}{launches(about['policy'])}."
-        )
+        drawing = self.facts["conditions"]["drawing"]
+        what = f"Time of the library's call over that of cutegen's answer, of {drawing['drawn']} products"
+        return f"{what} {_origin(self.facts, '; a call that is left to PyTorch counts as 1')}"
+
+
+class UntunedFamilies(QuotedFile):
+    """What tools/bench_untuned_families.py measured."""
+
+    tool = "tools/bench_untuned_families.py"
+
+    def summary(self) -> list[str]:
+        """Return a line per family."""
+        return [
+            f"- {family}: {len(ratios)} sizes, geometric mean **{down(geometric_mean(ratios), 3)}**, "
+            f"smallest {down(min(ratios), 3)}"
+            for family, ratios in self._ratios().items()
+        ]
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        head = [
+            "family",
+            "sizes",
+            "geometric mean",
+            "smallest",
+            *(f">= {floor:.2f}" for floor in _FLOORS[1:]),
+        ]
+        table = [line(head), line(["---", *["---:"] * (len(head) - 1)])]
+        for family, ratios in self._ratios().items():
+            mean, smallest = down(geometric_mean(ratios), 3), down(min(ratios), 3)
+            shares = _shares(ratios, _FLOORS[1:])
+            table.append(line([f"`{family}`", str(len(ratios)), mean, smallest, *shares]))
+        what = "Time of the fastest config over that of cutegen's answer, of sizes"
+        return "\n".join([*table, "", f"{what} {_origin(self.facts)}"])
+
+    def _ratios(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for row in self.facts["rows"]:
+            found.setdefault(str(row["problem"]).split()[0], []).append(float(row["ratio"]))
+        return found
+
+
+def _origin(facts: Any, more: str = "") -> str:
+    about, failed = facts["conditions"], len(facts["failures"])
+    lost = f"; {failed} failed" if failed else ""
+    return (
+        f"drawn with seed {about['drawing']['seed']}{lost}{more}. {facts['gpu']}, "
+        f"driver {facts['machine']['driver']}; commit {short_commit(facts['commit'])}; "
+        f"{facts['measured_at'][:10]}{launches(about['policy'])}."
+    )
 
 
 def _ratios(rows: Sequence[Any], setting: str) -> list[float]:
@@ -81,6 +121,10 @@ def _bands(rows: Sequence[Any]) -> Iterator[tuple[int, int, Sequence[Any]]]:
 def _cells(title: str, rows: Sequence[Any], setting: str) -> str:
     ratios = _ratios(rows, setting)
     left = sum(setting in row["left_to_torch"] for row in rows)
-    shares = [f"{down(100 * sum(r >= floor for r in ratios) / len(ratios), 1)} %" for floor in _FLOORS]
+    shares = _shares(ratios, _FLOORS)
     mean, smallest = down(geometric_mean(ratios), 3), down(min(ratios), 3)
     return line([title, setting, str(len(rows)), str(left), mean, smallest, *shares])
+
+
+def _shares(ratios: Sequence[float], floors: Sequence[float]) -> list[str]:
+    return [f"{down(100 * sum(r >= floor for r in ratios) / len(ratios), 1)} %" for floor in floors]

@@ -1,0 +1,105 @@
+"""tools/bench_untuned_families.py on a pretended GPU: what is drawn, what is timed, what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import DEVICE
+from fake_tuning import timing
+
+from cutegen.family import Problem
+from cutegen.measure import Candidate, CheckResult, TimingRun
+from cutegen.search.defaults import default_config
+from cutegen.space import Config, Launch
+from tools import bench_untuned_families as tool
+from tools.benchmark.untuned_table import UntunedFamilies
+
+
+class PretendedBench:
+    """Defaults of one head take 10 us, whatever else 8; ``wrong`` kernels are found."""
+
+    wrong = ""
+
+    def __init__(self, **options: Any) -> None:
+        self.opened: Problem | None = None
+
+    def __enter__(self) -> PretendedBench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def open(self, problem: Problem, seed: int = 0) -> None:
+        self.opened = problem
+
+    def check(self, candidate: Candidate, repeats: int | None = None) -> CheckResult:
+        assert candidate.problem == self.opened and candidate.problem.sizes["m"] <= 64
+        return CheckResult("wrong_result", "it is") if candidate.symbol == self.wrong else CheckResult("ok")
+
+    def time(self, candidates: Sequence[Candidate], policy: Any) -> TimingRun:
+        assert {candidate.problem for candidate in candidates} == {self.opened}
+        times = {c.name: timing(10.0 if at == 0 else 8.0) for at, c in enumerate(candidates)}
+        return TimingRun(times, timing(9.0))
+
+
+class Nothing:
+    """Compiles nothing."""
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def candidate(kernels: Any, device: Any, name: str, problem: Problem, config: Config) -> Candidate:
+        return Candidate(name, Path("none"), str(config), Launch((), 0), problem)
+
+    monkeypatch.setattr(tool, "Bench", PretendedBench)
+    monkeypatch.setattr(tool, "Compilation", Nothing)
+    monkeypatch.setattr(tool, "compiled_candidate", candidate)
+    monkeypatch.setattr(tool, "present_device", lambda: DEVICE)
+
+
+@pytest.mark.parametrize("family", tool.DRAWS)
+def test_a_draw_is_the_same_for_its_seed(family: str) -> None:
+    """So many signatures and sizes; the default leads what is tried."""
+    problems = tool.drawn(family, 3, 10, 1)
+    assert problems == tool.drawn(family, 3, 10, 1) != tool.drawn(family, 3, 10, 2)
+    assert len(problems) == 10 and len({problem.signature for problem in problems}) <= 3
+    assert max(problem.min_bytes for problem in problems) <= 2**30
+    configs = tool.asked(problems[0], DEVICE, 4)
+    assert configs[0] == default_config(tool.find_space(family, DEVICE.arch), problems[0])
+    assert len(configs) <= 4 and len({config["pdl"] for config in configs}) == 1
+
+
+def test_answers_stand_beside_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "untuned_rope.json"
+    assert tool.main(["rope", "--sizes", "4", "--widths", "2", "--out", str(path), "--commit", "0" * 40]) == 0
+    assert "rope: 4 sizes, 0.800, smallest 0.800" in capsys.readouterr().out
+    found = UntunedFamilies.load(path)
+    assert "| `rope` | 4 | 0.800 | 0.800 | 0.0 % | 0.0 % | 0.0 % |" in found.render()
+    assert found.summary() == ["- rope: 4 sizes, geometric mean **0.800**, smallest 0.800"]
+
+
+def test_a_wrong_kernel_and_an_unknown_family_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (problem, *_) = tool.drawn("rope", 1, 1, 0)
+    monkeypatch.setattr(PretendedBench, "wrong", str(tool.asked(problem, DEVICE, 1)[0]))
+    words = ["--sizes", "1", "--widths", "1", "--out", str(tmp_path / "none.json")]
+    assert tool.main(["rope", *words]) == 1
+    assert "it is" in capsys.readouterr().err
+    assert tool.main(["gemm", *words]) == 2
+    assert "sizes of gemm cannot be drawn" in capsys.readouterr().err

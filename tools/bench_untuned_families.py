@@ -1,0 +1,241 @@
+"""Measure what the small families answer to sizes that nobody tuned, beside their best configs.
+
+    python tools/bench_untuned_families.py --seed 3 --out docs/results/untuned_families.json
+
+For each family, widths (or heads) and numbers of rows are drawn at random; options are the family's own. The
+default config is timed beside the others that a search would try, in the same rounds, launches back to back.
+Each kernel is checked against fp64 first, on few rows. How launches overlap is left as the default has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.build.store import Store
+from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
+from cutegen.digest import Json
+from cutegen.errors import CutegenError, UsageError
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import Problem
+from cutegen.measure import Bench
+from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import Policy
+from cutegen.measure.statistics import geometric_mean
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.search.defaults import default_config
+from cutegen.search.strategies import rank
+from cutegen.space import Config
+from tools.benchmark.compiled import compiled_candidate
+from tools.benchmark.environment import check_facts, conditions
+from tools.benchmark.family_child import BARE_ENGINE
+from tools.benchmark.few_candidates import Compilation
+from tools.benchmark.results import write_json
+from tools.benchmark.untuned_table import UNTUNED_FAMILIES
+
+#: Rows of the problems on which kernels are checked, and the most bytes of those that are timed.
+_FEW, _MOST_BYTES = 64, 2**29
+#: Most rows that are drawn. Source: judgement, a long prompt of a large batch.
+_MOST_ROWS = 65_536
+
+
+def _width(low: int, high: int) -> Callable[[random.Random], str]:
+    """Return what draws a width between ``low`` and ``high``, even over the doublings; one in six is odd."""
+
+    def draw(chance: random.Random) -> str:
+        n = 8 * round(math.exp(chance.uniform(math.log(low / 8), math.log(high / 8))))
+        return str(n - 1 if chance.random() < 1 / 6 else n)
+
+    return draw
+
+
+def _heads(chance: random.Random) -> str:
+    keys = chance.choice((1, 2, 4, 8))
+    extent = chance.choice((64, 80, 96, 128, 256))
+    return f"{keys * chance.choice((1, 4, 5, 8))}x{keys}x{extent}x{extent // chance.choice((2, 4))}x1"
+
+
+#: What draws the sizes behind the first, by family.
+DRAWS: Mapping[str, Callable[[random.Random], str]] = {
+    "rmsnorm": _width(128, 131_072),
+    "rmsnorm_quantized": _width(512, 65_536),
+    "layernorm": _width(128, 131_072),
+    "softmax": _width(64, 262_144),
+    "cross_entropy": _width(1000, 262_144),
+    "gated": _width(512, 32_768),
+    "gated_backward": _width(512, 32_768),
+    "rope": _heads,
+}
+#: Options that say more than a family's defaults do.
+_OPTIONS = {"cross_entropy": " gradient"}
+
+
+def drawn(family: str, widths: int, sizes: int, seed: int) -> list[Problem]:
+    """Return problems of so many widths and sizes, a width's together."""
+    chance = random.Random(f"{family} {seed}")
+    found = []
+    for at in range(widths):
+        width = DRAWS[family](chance)
+        one = parse_problem(f"{family} 1x{width} bf16{_OPTIONS.get(family, '')}")
+        most = math.log(max(1, min(_MOST_ROWS, _MOST_BYTES // one.min_bytes)))
+        count = sizes // widths + (at < sizes % widths)
+        found += [one.with_sizes(m=round(math.exp(chance.uniform(0, most)))) for _ in range(count)]
+    return found
+
+
+def asked(problem: Problem, device: Device, most: int) -> list[Config]:
+    """Return the default config and the others that are tried, at most ``most``."""
+    space = find_space(problem.family, device.arch)
+    default = default_config(space, problem, device.sm_count)
+    return rank(space, problem, device.sm_count, most, {"pdl": [default["pdl"]]}, default=default)
+
+
+class Runner:
+    """Measures answers on one GPU.
+
+    Args:
+        bench: The measuring process.
+        device: The GPU.
+        kernels: Where compiled kernels are.
+        policy: How they are timed.
+    """
+
+    def __init__(self, bench: Bench, device: Device, kernels: Kernels, policy: Policy) -> None:
+        self._bench, self._device, self._kernels, self._policy = bench, device, kernels, policy
+        self._checked: set[tuple[Problem, Config]] = set()
+
+    def row(self, problem: Problem, configs: Sequence[Config]) -> dict[str, Json]:
+        """Return the record of one problem, whose default leads ``configs``.
+
+        Raises:
+            CutegenError: It cannot be measured, or a kernel is wrong.
+        """
+        self._check(problem.with_sizes(m=min(_FEW, problem.sizes["m"])), configs)
+        self._bench.open(problem)
+        named = {config.digest: config for config in configs}
+        entries = [
+            compiled_candidate(self._kernels, self._device, name, problem, config)
+            for name, config in named.items()
+        ]
+        run = self._bench.time(entries, self._policy)
+        if run.failures:
+            raise CutegenError(f"{problem}: {next(iter(run.failures.values())).error}")
+        times = {named[name]: timing.steady_us or timing.median_us for name, timing in run.timings.items()}
+        best = min(times, key=lambda config: times[config])
+        return {
+            "problem": str(problem),
+            "default": str(configs[0]),
+            "default_us": round(times[configs[0]], 3),
+            "best": str(best),
+            "best_us": round(times[best], 3),
+            "tried": len(configs),
+            "ratio": round(times[best] / times[configs[0]], 4),
+        }
+
+    def _check(self, few: Problem, configs: Sequence[Config]) -> None:
+        """See that kernels are right on ``few``, each once for its signature."""
+        new = [config for config in configs if (few.with_sizes(m=1), config) not in self._checked]
+        for at, config in enumerate(new):
+            if not at:
+                self._bench.open(few)
+            found = self._bench.check(
+                compiled_candidate(self._kernels, self._device, "kernel", few, config), repeats=0
+            )
+            if not found.ok:
+                raise CutegenError(f"{few}: {config}: {found.error}")
+            self._checked.add((few.with_sizes(m=1), config))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write."""
+    begun, device = time.monotonic(), present_device()
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    families = args.families or list(DRAWS)
+    if unknown := [family for family in families if family not in DRAWS]:
+        raise UsageError(f"sizes of {unknown[0]} cannot be drawn; valid: {', '.join(DRAWS)}")
+    problems = {family: drawn(family, args.widths, args.sizes, args.seed) for family in families}
+    plan = {p: asked(p, device, args.candidates) for each in problems.values() for p in each}
+    compilation = Compilation(store, device.arch, [(p, c) for p, configs in plan.items() for c in configs])
+    compilation.begin()
+    policy = Policy(
+        rounds=args.rounds,
+        min_rounds=args.rounds,
+        round_us=args.round_us,
+        clock="burst",
+        settle_s=0.02,
+        precision=0.0,
+        context=BACK_TO_BACK,
+    )
+    rows: list[dict[str, Json]] = []
+    failures: list[str] = []
+    with Bench(engine=BARE_ENGINE) as bench:
+        bench.start()
+        compilation.finish()
+        runner = Runner(bench, device, Kernels(store, build="allow"), policy)
+        for some in zip(*problems.values(), strict=True):  # whoever stops early has some of every family
+            for problem in some:
+                if time.monotonic() - begun > args.stop_after:
+                    continue
+                try:
+                    rows.append(runner.row(problem, plan[problem]))
+                except CutegenError as error:
+                    failures.append(str(error))
+                    print(error, file=sys.stderr)
+            _write(args, device, policy, rows, failures)
+    for family in families:
+        ratios = [float(str(row["ratio"])) for row in rows if str(row["problem"]).startswith(f"{family} ")]
+        if ratios:
+            print(f"{family}: {len(ratios)} sizes, {geometric_mean(ratios):.3f}, smallest {min(ratios):.3f}")
+    return EXIT_NO_WINNER if failures else EXIT_OK
+
+
+def _write(
+    args: argparse.Namespace,
+    device: Device,
+    policy: Policy,
+    rows: Sequence[Mapping[str, Json]],
+    failures: Sequence[str],
+) -> None:
+    drawing: dict[str, Json] = {"seed": args.seed, "sizes": args.sizes, "widths": args.widths}
+    found = {
+        **check_facts(UNTUNED_FAMILIES, device, args.commit),
+        "conditions": conditions(device, policy, drawing=drawing),
+    }
+    write_json(args.out, {**found, "rows": [dict(row) for row in rows], "failures": list(failures)})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(DRAWS)} (all)")
+    parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json")
+    parser.add_argument("--sizes", type=positive_int, default=50, help="of each family (50)")
+    parser.add_argument("--widths", type=positive_int, default=8, help="signatures of each family (8)")
+    parser.add_argument("--candidates", type=positive_int, default=16, help="configs of each size (16)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=positive_int, default=7)
+    parser.add_argument("--round-us", type=positive_float, default=1000.0, help="of each entry (1000)")
+    parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
