@@ -190,6 +190,43 @@ def test_a_kernel_without_a_function_that_launches_it(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.dsl
+def test_functions_say_what_a_kernel_is_launched_with(folder: Path, tmp_path: Path) -> None:
+    """The grid is worked out at each launch, so a knob of it compiles nothing; the rest is compiled in."""
+    launch = 'launch={"grid": lambda m, spare: (m + spare, 1, 1), "block": lambda threads: (threads, 1, 1)}'
+    arguments = f'entry="own:double", call="x, y, n, threads", {launch}, '
+    arguments += 'knobs={"threads": (32, 64), "spare": (0, 1)},'
+    family = declare(folder, arguments, own__py=CLASS)
+    space, problem = registry.find_space("ways", ARCH), family.parse("ways 8x256")
+    assert space.run_time_knobs == {"spare"}
+    assert space.launch(Config({"threads": 64, "spare": 1}), problem, 132).scalars == (9, 1, 1)
+    source = compiled(family, tmp_path, Config({"threads": 64, "spare": 1}))
+    assert "launch_block = (64, 1, 1)" in source.text
+    assert ".launch(grid=(grid_x, grid_y, grid_z), block=launch_block, stream=stream)" in source.text
+
+
+@pytest.mark.parametrize(
+    ("launch", "said"),
+    [
+        (
+            '"grid": lambda m: (m, 1), "block": (32, 1, 1)',
+            r"the grid is \(8, 1\); it must be a tuple of three",
+        ),
+        ('"grid": lambda rows: (rows, 1, 1)', "asks for rows; valid: threads, m, n"),
+        (
+            '"grid": lambda m: (m, 1, 1), "block": lambda m: (m, 1, 1)',
+            "value launch_block asks for m, which is",
+        ),
+    ],
+)
+def test_what_cannot_be_a_launch_is_named(folder: Path, launch: str, said: str) -> None:
+    entry = 'entry="own:double", call="x, y, n, threads", knobs={"threads": (32, 64)}, '
+    with pytest.raises(cutegen.CutegenError, match=said):
+        family = declare(folder, f"{entry}launch={{{launch}}},", own__py=CLASS)
+        problem = family.parse("ways 8x256")
+        registry.find_space("ways", ARCH).launch(Config({"threads": 32}), problem, 132)
+
+
+@pytest.mark.dsl
 def test_a_template_of_the_users(folder: Path, tmp_path: Path) -> None:
     family = declare(folder, 'template="twice.py.j2", knobs={"threads": (32, 64)},', twice__py__j2=TEMPLATE)
     assert "range_constexpr(4)" in compiled(family, tmp_path, Config({"threads": 64})).text

@@ -26,7 +26,8 @@ def call_text(kernel: Kernel) -> str:
     if (own := _by_name(kernel)) is not None:
         return own
     names = [a.name for a in kernel.arguments]
-    names += [*kernel.functions.integers, *([kernel.scratch] if kernel.scratch else [])]
+    names += [name for name in kernel.functions.integers if name not in kernel.grid]
+    names += [kernel.scratch] if kernel.scratch else []
     names += ["stream"] if kernel.takes_stream and not kernel.launch else []
     if construct_text(kernel) is None and not kernel.launch:
         names += [f"{name}={name}" for name in (*kernel.domains, *kernel.functions.derived)]

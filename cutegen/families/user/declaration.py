@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from cutegen.errors import FamilyError
+from cutegen.errors import FamilyError, SpaceError
 from cutegen.families.declared import Declared
 from cutegen.families.user.entry_source import read_entry
 from cutegen.family import Repeat
@@ -59,6 +59,8 @@ _RESERVED = (
     "source",
     "algorithm",
 )
+#: Integers that are the grid of a launch.
+_AXES = ("grid_x", "grid_y", "grid_z")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -121,7 +123,9 @@ class Kernel:
             scratch and ``stream``. By default all arguments in order, then ``stream``. In both, ``cutlass``,
             ``cute`` and ``module``, that of the entry, are what they are in the kernel's own text.
         launch: For an entry that is a ``@cute.kernel``, not a function that launches one: what it is launched
-            with, such as ``"grid=(m, 1, 1), block=(threads, 1, 1)"``, of the names of ``call``.
+            with, such as ``"grid=(m, 1, 1), block=(threads, 1, 1)"``, of the names of ``call``; or a function
+            of each keyword, ``{"grid": lambda m, rows: (m // rows, 1, 1), "block": lambda threads: (threads,
+            1, 1)}``. The grid is worked out at each launch, everything else is compiled in.
         takes_stream: Whether the entry takes a stream; if not, what it launches is given that of the call.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
@@ -157,7 +161,7 @@ class Kernel:
         default: Mapping[str, Value] | Callable[..., Mapping[str, Value]] | None = None,
         construct: str | None = None,
         call: str | None = None,
-        launch: str = "",
+        launch: str | Mapping[str, Any] = "",
         takes_stream: bool = True,
         rows: str = "",
         aligned: bool = True,
@@ -194,7 +198,9 @@ class Kernel:
         self.scratch = ""
         self.scratch_zeroed = False
         self.default = Named.of(default) if callable(default) else default
-        self.launch = launch
+        self.launch = launch if isinstance(launch, str) else ""
+        #: The integers that are the grid, if a function works it out.
+        self.grid: tuple[str, ...] = ()
         self._require_name()
         #: What the file of the entry tells; None if it does not define it.
         self.source = read_entry(entry, Path(sys._getframe(1).f_code.co_filename).parent) if entry else None
@@ -212,6 +218,8 @@ class Kernel:
         self.constants = {knob: values[0] for knob, values in self.domains.items() if len(values) == 1}
         self._require_distinct()
         self._require_default()
+        if not isinstance(launch, str):
+            self.launch = ", ".join(self._launched(keyword, value) for keyword, value in launch.items())
 
     def _require_name(self) -> None:
         if not _NAME.fullmatch(self.name) or keyword.iskeyword(self.name):
@@ -294,6 +302,29 @@ class Kernel:
             raise FamilyError(f"{what} {name!r} is no Python identifier")
         return name
 
+    def _launched(self, keyword: str, value: Any) -> str:
+        """Take in a function, or a value, of a keyword of the launch, and return its text."""
+        function = value if callable(value) else lambda: value
+        if keyword != "grid":
+            name = f"launch_{keyword}"
+            self._derive(name, function)
+            return f"{keyword}={name}"
+        found = self._known(function, *_CONTEXT)
+
+        def along(axis: int) -> Callable[..., int]:
+            def extent(**values: Any) -> int:
+                grid = function(**values)
+                if not isinstance(grid, tuple) or len(grid) != len(_AXES):
+                    raise SpaceError(f"the grid is {grid!r}; it must be a tuple of three integers")
+                return int(grid[axis])
+
+            return extent
+
+        for axis, name in enumerate(_AXES):
+            self.functions.integers[self._new(name, "integer")] = Named(along(axis), found.names)
+        self.grid = _AXES
+        return f"grid=({', '.join(_AXES)})"
+
     # -- functions
 
     def rule(self, function: _F) -> _F:
@@ -308,15 +339,18 @@ class Kernel:
 
     def derive(self, function: _F) -> _F:
         """Add a value of the function's name that follows from knobs, fixed sizes, options and ``arch``."""
+        self._derive(function.__name__, function)
+        return function
+
+    def _derive(self, name: str, function: Callable[..., Any]) -> None:
         found = self._known(function, "arch")
-        loose = [name for name in found.names if self.sizes.get(name) == free]
+        loose = [asked for asked in found.names if self.sizes.get(asked) == free]
         if loose:
             raise FamilyError(
-                f"derived value {function.__name__} asks for {loose[0]}, which is free and so unknown while "
+                f"derived value {name} asks for {loose[0]}, which is free and so unknown while "
                 "it is compiled; make the size fixed, or the value an integer()"
             )
-        self.functions.derived[self._new(function.__name__, "derived value")] = found
-        return function
+        self.functions.derived[self._new(name, "derived value")] = found
 
     def integer(self, function: _F) -> _F:
         """Add an Int32 argument of the function's name, worked out at each launch's sizes.
