@@ -25,6 +25,8 @@ from cutegen.families import registry
 from cutegen.families.user.closure import file_identity
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.torch_engine import open_cuda
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from own_kernels import ROPE, SPLIT, SUMS, write_kernel
@@ -191,8 +193,6 @@ def test_scratch_serves_two_streams_at_once(tmp_path: Path, store: Store) -> Non
     import torch
 
     import cutegen
-    from cutegen.runtime.dispatch import Dispatcher
-    from cutegen.runtime.kernel_cache import Kernels
 
     files = {
         **SPLIT,
@@ -263,8 +263,6 @@ def test_ten_thousand_rotations_leave_finite_numbers(tmp_path: Path, store: Stor
     import torch
 
     import cutegen
-    from cutegen.runtime.dispatch import Dispatcher
-    from cutegen.runtime.kernel_cache import Kernels
 
     files = {**ROPE, "declaration.py": ROPE["declaration.py"].replace('"own_rope",', '"own_rope_replays",')}
     kernel = cutegen.load(write_kernel(tmp_path / "replays", files))
@@ -281,6 +279,40 @@ def test_ten_thousand_rotations_leave_finite_numbers(tmp_path: Path, store: Stor
         graph.replay()
     torch.cuda.synchronize()
     assert bool(torch.isfinite(x).all())
+
+
+def test_listed_configs_are_searched_once_and_then_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has the winner, the cache its kernel; switched off, the default answers."""
+    import torch
+
+    import cutegen
+
+    monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    without_user_families(monkeypatch)
+    text = (EXAMPLE / "my_norm_kernel.py").read_text().replace('"my_rmsnorm"', '"searched_rmsnorm"')
+    files = {"my_norm.py": (EXAMPLE / "my_norm.py").read_text(), "declaration.py": text}
+    norm = cutegen.load(write_kernel(tmp_path / "searched", files))
+    cutegen.use(Dispatcher())
+    x = torch.randn(2000, 2048, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(2048, device="cuda", dtype=torch.bfloat16)
+    configs = [{"threads": 128, "threads_per_row": each} for each in (32, 64)]
+    with cutegen.AutoTuner(effort="quick", table=tmp_path / "table.json") as tuner:
+        first = cutegen.exhaustive_search(norm, configs, x, w, tuner=tuner)
+        tried = {row.config["threads_per_row"] for row in first.rows}
+        assert first.measured and tried <= {32, 64, 128} and first.candidates == 3
+    with cutegen.AutoTuner(effort="quick", table=tmp_path / "table.json") as tuner:
+        again = cutegen.exhaustive_search(norm, configs, x, w, tuner=tuner)
+        assert again.reused and again.config == first.config
+    cutegen.configure(build="never")  # the kernel is in the cache
+    want = torch.nn.functional.rms_norm(x.double(), (2048,), w.double(), 1e-6)
+    assert torch.allclose(norm(x, w).double(), want, rtol=2**-7, atol=1e-5)
+    monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", "1")
+    with cutegen.AutoTuner(effort="quick", table=tmp_path / "table.json") as tuner:
+        off = cutegen.exhaustive_search(norm, configs, x, w, tuner=tuner)
+    assert not off.measured and off.config["threads_per_row"] == 128
 
 
 #: Run by a new interpreter that finds torch and the folder, and nothing of what made it.
