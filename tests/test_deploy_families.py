@@ -348,6 +348,76 @@ def test_a_folder_of_gemms_has_and_runs_no_second_part(tmp_path: Path, deployed:
         assert deployment._parts == {} and deployment._ranges is None
 
 
+#: Run by an interpreter of its own, since operators are torch's; what would launch computes on the CPU.
+TRACED = """
+import sys
+import torch
+sys.path.insert(0, sys.argv[1])
+import pinned
+
+calls = []
+
+def call(self, family, /, *, x, state, factor, total=None, window=3, copy=None, shift=None, **words):
+    x.data_ptr()  # as the real one does, which a fake tensor refuses
+    calls.append((window, shift, words))
+    assert copy is None or copy.shape == x.shape
+    state += x.sum(0)
+    total.copy_(x.float().sum(-1) * factor + (shift or 0))
+    if copy is not None:
+        copy.copy_(x)
+
+pinned.Deployment.call = call
+
+@torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+def step(x, state):
+    total = pinned.call("mixed", x=x, state=state, factor=0.5)
+    return total + state.sum()
+
+@torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+def more(x, state, out):
+    words = {"shift": -7, "window": 5, "mode": "exact", "causal": True}
+    both = pinned.call("mixed", x=x, state=state, factor=2.0, copy=True, total=out, **words)
+    return both[1] + 1
+
+for m in (8, 5):
+    x = torch.randn(m, 64).bfloat16()
+    state, other = torch.zeros(64), torch.zeros(64)
+    total = step(x, state)
+    want = x.float().sum(-1)
+    torch.testing.assert_close(state, x.sum(0).float())
+    torch.testing.assert_close(total, 0.5 * want + state.sum())
+    out = torch.empty(m)
+    torch.testing.assert_close(more(x, other, out), x + 1)
+    torch.testing.assert_close(out, 2 * want - 7)
+    torch.testing.assert_close(other, state)
+
+class Model(torch.nn.Module):
+    def forward(self, x, state):
+        return pinned.call("mixed", x=x, state=state, factor=0.5)
+
+assert "cutegen_pinned.mixed" in str(torch.export.export(Model(), (x, state)).graph)
+try:
+    torch.compile(Model(), fullgraph=True, backend="aot_eager")(x.half(), state)
+except Exception as error:
+    assert "no kernel of mixed is pinned for x=fp16 state=fp32" in str(error), error
+else:
+    raise AssertionError("another dtype was traced")
+print(len(calls), str(torch.ops.cutegen_pinned.mixed.default._schema))
+"""
+
+
+def test_traced_calls_are_operators_that_say_what_they_mutate(deployed: Path, tmp_path: Path) -> None:
+    """With outputs made in the graph, given, or left out; also for other rows, and in an exported program."""
+    command = [sys.executable, "-c", TRACED, str(deployed)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    count, _, schema = done.stdout.strip().partition(" ")
+    assert count == "4" and schema == (
+        "cutegen_pinned::mixed(Tensor? x, Tensor(a1!)? state, Tensor(a2!)? total, Tensor(a3!)? copy, "
+        "int? shift, float? factor, str? mode_, bool? causal_, int? window_) -> ()"
+    )
+
+
 def test_the_second_part_comes_with_its_bytecode(deployed: Path) -> None:
     """Python takes it for exactly this source, which is then not compiled."""
     cached = [path.name for path in (deployed / "__pycache__").iterdir()]

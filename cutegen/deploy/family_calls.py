@@ -91,14 +91,22 @@ class _Launch(Call):
 class FamilyCalls:
     """The kernels of one family.
 
+    Attributes:
+        name: Of the family.
+        said: What the manifest says of it.
+        arguments: Of its kernels.
+        tensors: Those of them that are tensors.
+        words: What tensors do not tell: which optional scalars there are, options, and some sizes.
+        defaults: Values of sizes and options, by name.
+
     Raises:
         PinnedError: The manifest does not describe a family.
     """
 
     def __init__(self, deployment: Any, name: str, said: Any) -> None:
-        self._deployment, self._name = deployment, name
+        self._deployment, self.name, self.said = deployment, name, said
         try:
-            self._arguments = _read_arguments(said)
+            self.arguments = _read_arguments(said)
             self._sizes: dict[str, int | None] = dict(said["sizes"])
             self._options: dict[str, Any] = dict(said["options"])
             self._records: dict[tuple[int, ...], list[dict[str, Any]]] = {}
@@ -109,21 +117,20 @@ class FamilyCalls:
             self._problems = [str(record["problem"]) for record in pinned]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise deployment._malformed(f"family {name}: {type(error).__name__}: {error}") from error
-        self._tensors = tuple(a for a in self._arguments if a.kind in _TENSORS)
+        self.tensors = tuple(a for a in self.arguments if a.kind in _TENSORS)
         #: What stands for a tensor that is not given: True makes an output.
         self._absent = tuple(
-            (a.name, True if a.kind == "out" and not a.optional else None) for a in self._tensors
+            (a.name, True if a.kind == "out" and not a.optional else None) for a in self.tensors
         )
-        told = {dim for a in self._arguments for _, dim in a.dims}
-        #: What tensors do not tell: optional scalars, options, and sizes that are no tensor's.
-        self._words = (
-            *(a.name for a in self._arguments if a.kind == "scalar" and a.optional),
+        told = {dim for a in self.arguments for _, dim in a.dims}
+        self.words = (
+            *(a.name for a in self.arguments if a.kind == "scalar" and a.optional),
             *self._options,
             *(size for size in self._sizes if size not in told),
         )
-        scalars = {a.name for a in self._arguments if a.kind == "scalar"}
-        self._names = {name for name, _ in self._absent} | scalars | set(self._words)
-        self._defaults = {**self._sizes, **self._options}
+        scalars = {a.name for a in self.arguments if a.kind == "scalar"}
+        self._names = {name for name, _ in self._absent} | scalars | set(self.words)
+        self.defaults = {**self._sizes, **self._options}
         self._threads = threading.local()
 
     def __call__(self, values: dict[str, Any]) -> Any:
@@ -148,7 +155,7 @@ class FamilyCalls:
                 raise PinnedError(f"{name} is {value!r:.40}; it must be a tensor") from None
             addresses.append(address)
         words = self._words_of(values)
-        plan = self._plan((*key, *words), tensors, addresses, dict(zip(self._words, words, strict=True)))
+        plan = self._plan((*key, *words), tensors, addresses, dict(zip(self.words, words, strict=True)))
         self._check_grad(tensors)
         for written, other in plan.pairs:
             start, place = addresses[written], addresses[other]
@@ -165,12 +172,12 @@ class FamilyCalls:
     def _words_of(self, values: dict[str, Any]) -> list[Any]:
         """Return, of what tensors do not tell, whether scalars are there, and the values of all else."""
         found: list[Any] = []
-        for name in self._words:
+        for name in self.words:
             value = values.get(name)
-            if name not in self._defaults:
+            if name not in self.defaults:
                 found.append(value is not None)
                 continue
-            value = self._defaults[name] if value is None else value
+            value = self.defaults[name] if value is None else value
             if not isinstance(value, (str, int)):
                 raise PinnedError(f"{name} is {value!r:.40}; it must be text, True, False or an integer")
             found.append(value)
@@ -196,7 +203,7 @@ class FamilyCalls:
 
     def _unknown(self, values: dict[str, Any]) -> PinnedError:
         name = min(values.keys() - self._names)
-        return PinnedError(f"{self._name} takes no {name!r}; it takes {', '.join(sorted(self._names))}")
+        return PinnedError(f"{self.name} takes no {name!r}; it takes {', '.join(sorted(self._names))}")
 
     def _check_grad(self, tensors: list[Any]) -> None:
         if self._deployment.torch.is_grad_enabled():
@@ -206,7 +213,7 @@ class FamilyCalls:
 
     def _check_apart(self, written: int, other: int, tensors: list[Any]) -> None:
         out, tensor = tensors[written], tensors[other]
-        argument, name = self._tensors[written], self._tensors[other].name
+        argument, name = self.tensors[written], self.tensors[other].name
         same = out.data_ptr() == tensor.data_ptr() and out.stride() == tensor.stride()
         if (same and name in argument.may_alias) or not overlap(out, tensor):
             return
@@ -217,24 +224,24 @@ class FamilyCalls:
     # -- what is checked once for each kind of call
 
     def _prepare(self, tensors: list[Any], words: dict[str, Any]) -> _Plan:
-        pairs = zip(self._tensors, tensors, strict=True)
+        pairs = zip(self.tensors, tensors, strict=True)
         given = {a.name: tensor for a, tensor in pairs if tensor is not None and tensor is not True}
         self._check_presence(tensors)
         sizes = self._take_sizes(given, words)
         self._deployment._check_place(list(given.values()))
         record = self._find(given, tensors, sizes, words)
         dtypes = record["dtypes"]
-        present = [a for a in self._arguments if a.name in dtypes]
+        present = [a for a in self.arguments if a.name in dtypes]
         first = next(iter(given.values()))
         blocks, made = [], []
-        for at, argument in enumerate(self._tensors):
+        for at, argument in enumerate(self.tensors):
             if argument.name in given:
                 tensor = given[argument.name]
                 shape, stride, dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
             elif argument.name in dtypes:
                 shape = tuple(times * sizes[dim] for times, dim in argument.dims)
                 stride = _dense(shape)
-                dtype = self._torch_dtype(dtypes[argument.name])
+                dtype = self.torch_dtype(dtypes[argument.name])
                 made.append((at, shape, dtype))
             else:
                 continue
@@ -248,42 +255,51 @@ class FamilyCalls:
         return _Plan(
             _Launch(self._deployment, record, blocks, first.device, kinds),
             tuple(made),
-            tuple(at for at, a in enumerate(self._tensors) if a.kind == "out" and a.name in dtypes),
+            tuple(at for at, a in enumerate(self.tensors) if a.kind == "out" and a.name in dtypes),
             tuple(scalars.items()),
             tuple(self._pairs(given)),
-            tuple(span_bytes(given[a.name]) if a.name in given else 0 for a in self._tensors),
+            tuple(span_bytes(given[a.name]) if a.name in given else 0 for a in self.tensors),
             first.device,
         )
 
-    def _torch_dtype(self, short: str) -> Any:
+    @staticmethod
+    def short_dtype(name: str, dtype: Any) -> str:
+        """Return the short name of the dtype of an argument; raises :class:`PinnedError` if there is none."""
+        try:
+            return _DTYPES[str(dtype)][0]
+        except KeyError:
+            raise PinnedError(f"{name} has dtype {dtype}, which no kernel takes") from None
+
+    def torch_dtype(self, short: str) -> Any:
+        """Return torch's dtype of a short name; raises :class:`PinnedError` if this torch lacks it."""
         name = _TORCH_NAMES[short][0]
         dtype = getattr(self._deployment.torch, name, None)
         if dtype is None:
-            raise PinnedError(f"this torch has no dtype {name}, which an output of {self._name} has")
+            raise PinnedError(f"this torch has no dtype {name}, which an output of {self.name} has")
         return dtype
 
     def _pairs(self, given: dict[str, Any]) -> Iterator[tuple[int, int]]:
         """Yield the positions of all that must not share memory, as far as the caller gave it."""
-        places = [at for at, argument in enumerate(self._tensors) if argument.name in given]
+        places = [at for at, argument in enumerate(self.tensors) if argument.name in given]
         for written in places:
-            if self._tensors[written].kind != "in":
+            if self.tensors[written].kind != "in":
                 yield from ((written, other) for other in places if other != written)
 
     def _check_presence(self, tensors: list[Any]) -> None:
-        for argument, tensor in zip(self._tensors, tensors, strict=True):
+        for argument, tensor in zip(self.tensors, tensors, strict=True):
             if tensor is True and argument.kind != "out":
                 raise PinnedError(
                     f"{argument.name} is True; it must be a tensor, since only outputs are made"
                 )
             if tensor is None and not argument.optional:
-                raise PinnedError(f"{self._name} needs {argument.name}")
+                raise PinnedError(f"{self.name} needs {argument.name}")
         if all(tensor is None or tensor is True for tensor in tensors):
-            raise PinnedError(f"{self._name} needs a tensor that tells the GPU")
+            raise PinnedError(f"{self.name} needs a tensor that tells the GPU")
 
     def _take_sizes(self, given: dict[str, Any], words: dict[str, Any]) -> dict[str, int]:
         """Return every size, as the tensors tell it."""
         found: dict[str, tuple[int, str]] = {}
-        for argument in self._tensors:
+        for argument in self.tensors:
             if argument.name not in given:
                 continue
             shape, stride = tuple(given[argument.name].shape), tuple(given[argument.name].stride())
@@ -309,7 +325,7 @@ class FamilyCalls:
         for size in self._sizes:
             value = found[size][0] if size in found else words.get(size, self._sizes[size])
             if value is None:
-                raise PinnedError(f"{self._name}: no tensor tells the size {size}")
+                raise PinnedError(f"{self.name}: no tensor tells the size {size}")
             sizes[size] = value
         return sizes
 
@@ -317,17 +333,17 @@ class FamilyCalls:
         self, given: dict[str, Any], tensors: list[Any], sizes: dict[str, int], words: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the record of the kernel that is pinned for a call."""
-        dtypes = {name: _dtype_of(name, tensor) for name, tensor in given.items()}
-        wanted = {a.name for a, tensor in zip(self._tensors, tensors, strict=True) if tensor is not None}
-        wanted |= {a.name for a in self._arguments if a.kind == "scalar" and words.get(a.name, True)}
+        dtypes = {name: self.short_dtype(name, tensor.dtype) for name, tensor in given.items()}
+        wanted = {a.name for a, tensor in zip(self.tensors, tensors, strict=True) if tensor is not None}
+        wanted |= {a.name for a in self.arguments if a.kind == "scalar" and words.get(a.name, True)}
         options = {name: words[name] for name in self._options}
         unaligned = not all(map(_is_aligned, given.values()))
 
         def fits(record: dict[str, Any]) -> bool:
-            self._require_record(record)
+            self.require_record(record)
             pinned = record["dtypes"]
             return (
-                {a.name for a in self._arguments if a.name in pinned and a.kind in _GIVEN} == wanted
+                {a.name for a in self.arguments if a.name in pinned and a.kind in _GIVEN} == wanted
                 and all(pinned[name] == dtype for name, dtype in dtypes.items())
                 and bool(record["options"] == options)
                 and bool(record["unaligned"] == (unaligned or self._is_odd(pinned, sizes)))
@@ -345,9 +361,9 @@ class FamilyCalls:
         asked = {**sizes, **dtypes, **dict.fromkeys(sorted(wanted - dtypes.keys()), True), **options}
         text = " ".join(f"{name}={value}" for name, value in asked.items()) + " unaligned" * unaligned
         if fitting:
-            raise PinnedError(f"several kernels of {self._name} are pinned for {text}; pass all outputs")
+            raise PinnedError(f"several kernels of {self.name} are pinned for {text}; pass all outputs")
         some = "; ".join(self._problems[:8]) + ("; ..." if len(self._problems) > 8 else "")
-        raise PinnedError(f"no kernel of {self._name} is pinned for {text}; pinned: {some}")
+        raise PinnedError(f"no kernel of {self.name} is pinned for {text}; pinned: {some}")
 
     def _held(self, sizes: dict[str, int]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the ranges of problems that agree with ``sizes`` in all sizes but one, and which that is."""
@@ -356,9 +372,9 @@ class FamilyCalls:
             if len(free) == 1 and {**known, free[0]: sizes[free[0]]} == sizes:
                 yield free[0], record
 
-    def _require_record(self, record: dict[str, Any]) -> None:
+    def require_record(self, record: dict[str, Any]) -> None:
         """Refuse a record that says of its arguments what no kernel of the family has."""
-        dtypes, kinds = record.get("dtypes"), {a.name: a.kind for a in self._arguments}
+        dtypes, kinds = record.get("dtypes"), {a.name: a.kind for a in self.arguments}
         right = (
             isinstance(dtypes, dict)
             and isinstance(record.get("options"), dict)
@@ -367,7 +383,7 @@ class FamilyCalls:
                 isinstance(dtype, str) and (dtype in _TORCH_NAMES or kinds.get(name) not in _GIVEN)
                 for name, dtype in dtypes.items()
             )
-            and kinds.keys() >= dtypes.keys() >= {a.name for a in self._arguments if not a.optional}
+            and kinds.keys() >= dtypes.keys() >= {a.name for a in self.arguments if not a.optional}
         )
         if not right:
             raise self._malformed(record)
@@ -382,7 +398,7 @@ class FamilyCalls:
         """Whether rows of some argument, one behind the other, do not start at multiples of 16 bytes."""
         return any(
             a.dims[-1][0] * sizes[a.dims[-1][1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % _ALIGNED_BYTES
-            for a in self._tensors
+            for a in self.tensors
             if a.name in dtypes and len(a.dims) > 1
         )
 
@@ -429,13 +445,6 @@ def _number(name: str, is_integer: bool, value: Any) -> float:
     if not isinstance(value, (int, float)):
         raise PinnedError(f"{name} is {value!r:.40}; it must be a number")
     return value
-
-
-def _dtype_of(name: str, tensor: Any) -> str:
-    try:
-        return _DTYPES[str(tensor.dtype)][0]
-    except KeyError:
-        raise PinnedError(f"{name} has dtype {tensor.dtype}, which no kernel takes") from None
 
 
 def _is_aligned(tensor: Any) -> bool:

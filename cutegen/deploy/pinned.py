@@ -234,6 +234,11 @@ class Deployment:
         name: str = self._run(TRACED)["register"](self)
         return name
 
+    def family_operator(self, family: str, dtypes: dict[str, Any], words: dict[str, Any]) -> Any:
+        """Let torch know the operator that traced calls of a family become; see ``traced.py``."""
+        calls = self._families.get(family) or self._family(family)
+        return self._run(TRACED)["register_family"](self, calls, dtypes, words)
+
     def function(self, record: dict[str, Any]) -> Any:
         """Return the C function of a record, loading its library on first use."""
         symbol = record["symbol"]
@@ -465,7 +470,44 @@ _operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def call(family: str, /, **values: Any) -> Any:
     """Return the outputs of a family's kernel; values as :meth:`Deployment.call`."""
-    return _deployment().call(family, **values)
+    if _is_dynamo():
+        return _traced_call(family, values)
+    try:
+        return _deployment().call(family, **values)
+    except RuntimeError:
+        import torch
+
+        if not torch.compiler.is_compiling():  # as in gemm()
+            raise
+    return _traced_call(family, values)
+
+
+def _traced_call(family: str, values: dict[str, Any]) -> Any:
+    """Make the outputs and call the operator that fills them, while torch.compile or torch.export traces."""
+    import torch
+
+    given = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    dtypes = tuple((name, tensor.dtype) for name, tensor in given.items())
+    words = tuple((name, value) for name, value in values.items() if isinstance(value, (str, bool)))
+    names, outputs, made = _family_operator(family, dtypes, words)
+    first = next(iter(given.values()))
+    unknown = [name for name in values if name not in names]
+    if unknown:
+        raise PinnedError(f"{family} takes no {unknown[0]!r}; it takes {', '.join(names)}")
+    passed = dict(values)
+    for name, dtype, axes in made:
+        shape = [times * given[like].shape[at] // per for times, like, at, per in axes]
+        passed[name] = torch.empty(shape, dtype=dtype, device=first.device)
+    getattr(torch.ops.cutegen_pinned, family).default(*[passed.get(name) for name in names])
+    found = [passed[name] for name in outputs]
+    return found[0] if len(found) == 1 else tuple(found) or None
+
+
+def _family_operator(family: str, dtypes: Any, words: Any) -> Any:
+    return _deployment().family_operator(family, dict(dtypes), dict(words))
+
+
+_family_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 1e-6, **options: Any) -> Any:

@@ -168,7 +168,7 @@ def _files(
     needed = {
         FAMILY_CALLS: bool(families),
         RANGE_LOOKUP: any(isinstance(item, PinnedRange) for item in pinned),
-        TRACED: any(isinstance(_first(item), Gemm) for item in pinned),
+        TRACED: bool(pinned),
     }
     parts: dict[str, bytes] = {}
     for name in (name for name, wanted in needed.items() if wanted):

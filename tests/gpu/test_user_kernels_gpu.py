@@ -329,6 +329,14 @@ w = torch.randn(4096, device="cuda").bfloat16()
 want = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w.double()
 y = pinned.call("my_rmsnorm", x=x, w=w, eps=1e-6)
 assert torch.allclose(y.double(), want, rtol=2**-7, atol=1e-5)
+compiled = torch.compile(lambda t: pinned.call("my_rmsnorm", x=t, w=w, eps=1e-6) + 1, fullgraph=True)
+assert torch.allclose(compiled(x).double(), want + 1, rtol=2**-6, atol=1e-2)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    pinned.call("my_rmsnorm", x=x, w=w, y=y, eps=1e-6)
+y.zero_()
+graph.replay()
+assert torch.allclose(y.double(), want, rtol=2**-7, atol=1e-5)
 try:
     pinned.call("my_rmsnorm", x=x.float(), w=w, eps=1e-6)
 except Exception as error:
