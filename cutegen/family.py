@@ -265,9 +265,14 @@ class Strategy(Protocol):
         sm_count: int,
         limit: int,
         fixed: Mapping[str, Sequence[Value]] | None = None,
+        *,
+        everywhere: bool = False,
     ) -> list[Config]:
         """Return what :meth:`rank` of the same arguments will return behind the default, as far as that is
-        known at once, each of another kernel: it can be compiled while the rest is worked out."""
+        known at once, each of another kernel: it can be compiled while the rest is worked out.
+
+        From ``everywhere``, also what :meth:`rank` may not return.
+        """
         ...
 
     def refine(
@@ -302,8 +307,13 @@ class Strategy(Protocol):
         """
         ...
 
-    def predictor(self, space: Space, problem: Any, sm_count: int) -> Predictor:
-        """Return what predicts configs of ``space`` for ``problem``."""
+    def predictor(
+        self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config] = ()
+    ) -> Predictor:
+        """Return what predicts configs of ``space`` for ``problem``.
+
+        Many that will be asked about may be named in ``configs``: predicting them together takes less time.
+        """
         ...
 
     def tile(self, config: Config, size: str) -> int:

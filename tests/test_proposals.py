@@ -335,6 +335,21 @@ def test_without_a_compiler_refinement_varies_what_kernels_take_as_arguments(arc
     assert not {space.compile_view(c) for c in more} <= {space.compile_view(c) for c in known}
 
 
+def test_what_is_likely_everywhere_is_of_the_whole_space_and_of_the_default_candidates() -> None:
+    """Half of twelve are default candidates; no two are one kernel; a tile comes twice at most."""
+    problem = Problem(213, 5632, 3072)
+    found = GemmStrategy().likely(SPACE, problem, 132, 16, everywhere=True)
+    defaults = [config for _, config in islice(kernel_set(SPACE, problem, 132).by_time(problem), 6)]
+    others = [config for config in found if config not in defaults]
+    assert len({SPACE.compile_view(config) for config in found}) == len(found) == 12
+    assert set(defaults) < set(found) and len(others) == 6
+    assert all(sum(c["tile_shape_mn"] == o["tile_shape_mn"] for c in others) <= 2 for o in others)
+    times = [fitted_us(problem, config, 132) for config in found]
+    assert min(times) == fitted_us(problem, others[0], 132) < 0.95 * fitted_us(problem, defaults[0], 132)
+    kept = GemmStrategy().likely(SPACE, problem, 132, 16, {"use_pdl": (False,)}, everywhere=True)
+    assert kept and not any(config["use_pdl"] for config in kept)
+
+
 def test_what_the_fit_puts_first_leads_and_the_physics_fills_up() -> None:
     """Of eight kernels six are the fit's, behind the default; all keep to what is fixed."""
     problem = Problem(64, 7168, 2048)

@@ -82,23 +82,26 @@ def default_set(
     return tuple(grid.values())
 
 
-def predictor(space: Space, problem: Problem, sm_count: int | None = None) -> Predictor | None:
+def predictor(
+    space: Space, problem: Problem, sm_count: int | None = None, configs: Sequence[Config] = ()
+) -> Predictor | None:
     """Return what predicts microseconds of configs for ``problem``; None without a model of the target.
 
     Args:
         space: Where configs come from: that of the family's general algorithm stands for all of them.
         problem: What is to be computed.
         sm_count: SMs of the GPU; the architecture's main product's by default.
+        configs: Many that will be asked about: predicting them together takes less time.
     """
     sms = sm_count or space.arch.nominal_sm_count
     strategy = strategy_of(space)
     if strategy is None:
         return None
-    predictors = {space.algorithm: strategy.predictor(space, problem, sms)}
+    predictors = {space.algorithm: strategy.predictor(space, problem, sms, configs)}
     for other in spaces_beside(space):
         chooser = strategy_of(other)
         if chooser is not None:
-            predictors[other.algorithm] = chooser.predictor(other, problem, sms)
+            predictors[other.algorithm] = chooser.predictor(other, problem, sms, configs)
 
     def predict(config: Config) -> float | None:
         known = predictors.get(config.algorithm)

@@ -12,7 +12,7 @@ from cutegen.build.parallelism import default_workers
 from cutegen.digest import Json
 from cutegen.families.registry import find_space, loaded_folders, parse_problem, spaces_beside
 from cutegen.family import Problem
-from cutegen.search.strategies import rank
+from cutegen.search.strategies import likely, rank
 from cutegen.search.twins import with_twins
 from cutegen.space import Config, Space, Value
 from cutegen.system.interpreter import python_command, python_environment
@@ -21,6 +21,8 @@ __all__ = ["rank_algorithms", "rank_all"]
 
 #: Each further algorithm of a family proposes this fraction of what the general one does.
 _FURTHER_SHARE = 4
+#: So many candidates of each algorithm come first.
+_LEAD = 2
 
 #: Fewer problems than this are not worth a process, which takes a third of a second to start.
 _WORTH_A_CHILD = 2
@@ -35,8 +37,12 @@ def rank_algorithms(
     limit: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
     twins: int = 0,
+    *,
+    brief: bool = False,
 ) -> list[Config]:
     """Return what :func:`~cutegen.search.strategies.rank` answers, and less of each further algorithm.
+
+    The best of each algorithm come before the further ones of any.
 
     Args:
         space: That of the family's general algorithm.
@@ -45,17 +51,21 @@ def rank_algorithms(
         limit: Most kernels of the general algorithm, without twins.
         fixed: Knobs restricted to some values; an algorithm that lacks one of them proposes nothing.
         twins: So many kernels get twins: see :func:`~cutegen.search.twins.with_twins`.
+        brief: Whether what is known at once, without ranking the whole space, is enough where there is any.
 
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
     """
-    found = with_twins(space, problem, rank(space, problem, sm_count, limit, fixed), twins, fixed)
+    own = likely(space, problem, sm_count, limit, fixed, everywhere=True) if brief else []
+    own = own or rank(space, problem, sm_count, limit, fixed)
+    found = [with_twins(space, problem, own, twins, fixed)]
     for other in spaces_beside(space):
         has = all(set(values) <= set(other.domains.get(knob, ())) for knob, values in (fixed or {}).items())
         if has and not other.explain(problem, {}):
             more = rank(other, problem, sm_count, max(1, limit // _FURTHER_SHARE), fixed)
-            found += with_twins(other, problem, more, twins // _FURTHER_SHARE, fixed)
-    return found
+            found.append(with_twins(other, problem, more, twins // _FURTHER_SHARE, fixed))
+    lead = [config for configs in found for config in configs[:_LEAD]]
+    return list(dict.fromkeys([*lead, *(config for configs in found for config in configs)]))
 
 
 def rank_all(
@@ -66,6 +76,7 @@ def rank_all(
     fixed: Mapping[str, Sequence[Value]] | None = None,
     twins: int = 0,
     *,
+    brief: bool = False,
     workers: int | None = None,
 ) -> dict[Problem, list[Config]]:
     """Return what :func:`rank_algorithms` answers to each of ``problems``.
@@ -77,6 +88,7 @@ def rank_all(
         limit: Most kernels of each, without twins.
         fixed: Knobs restricted to some values.
         twins: So many of them get twins.
+        brief: As in :func:`rank_algorithms`.
         workers: Most processes at a time; by default as many as compile.
 
     Raises:
@@ -90,6 +102,7 @@ def rank_all(
         "sm_count": sm_count,
         "limit": limit,
         "twins": twins,
+        "brief": brief,
         "fixed": {
             k: [list(v) if isinstance(v, tuple) else v for v in values] for k, values in (fixed or {}).items()
         },
@@ -105,7 +118,7 @@ def rank_all(
     for problem in problems:
         if problem not in found:
             space = find_space(problem.family, arch)
-            found[problem] = rank_algorithms(space, problem, sm_count, limit, fixed, twins)
+            found[problem] = rank_algorithms(space, problem, sm_count, limit, fixed, twins, brief=brief)
     return {problem: found[problem] for problem in problems}
 
 

@@ -9,10 +9,17 @@ counts instead, and little is known of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from math import exp, log, log2
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cutegen.space import Config
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Doubles = NDArray[numpy.float64]
 
 __all__ = ["Estimate", "Estimates", "Predict", "TileOf"]
 
@@ -67,8 +74,8 @@ class Estimates:
         self._tile_of = tile_of
         self._measured: dict[int, dict[Config, float]] = {}
         self._errors: dict[Config, dict[int, float]] = {}
-        self._alike: dict[Config, dict[Config, float]] = {}
-        self._around: dict[int, Mapping[Config, tuple[float, float]]] = {}
+        self._alike: dict[Config, list[float]] = {}
+        self._around: dict[int, tuple[Doubles, Doubles]] = {}
 
     @property
     def measured(self) -> Mapping[int, Mapping[Config, float]]:
@@ -111,28 +118,28 @@ class Estimates:
 
     def _shared(self, size: int, config: Config) -> float:
         """Return the mean error of configs near ``size``, of those most that are most alike."""
-        errors, weights = 0.0, 1e-9
-        likeness = self._alike.setdefault(config, {})
-        for other, (error, weight) in self._errors_around(size).items():
-            alike = likeness.get(other)
-            if alike is None:
-                alike = likeness[other] = _likeness(config, other)
-            errors += alike * error
-            weights += alike * weight
-        return errors / weights
+        errors, weights = self._errors_around(size)
+        alike = self._likeness(config)
+        return float(alike @ errors) / (float(alike @ weights) + 1e-9)
 
-    def _errors_around(self, size: int) -> Mapping[Config, tuple[float, float]]:
-        """Return the sum of each config's errors by the nearness of their sizes, and that of the nearness."""
+    def _likeness(self, config: Config) -> Doubles:
+        """Return how alike each measured config is."""
+        import numpy as np
+
+        known = self._alike.setdefault(config, [])
+        known += (_likeness(config, other) for other in islice(self._errors, len(known), None))
+        return np.array(known)
+
+    def _errors_around(self, size: int) -> tuple[Doubles, Doubles]:
+        """Return each config's errors, summed by nearness of their sizes, and the sums of the nearness."""
+        import numpy as np
+
         known = self._around.get(size)
         if known is None:
             near = {at: exp(-abs(log2(size / at)) / _SHARED_REACH) for at in self._measured}
-            known = self._around[size] = {
-                config: (
-                    sum(near[at] * error for at, error in found.items()),
-                    sum(map(near.__getitem__, found)),
-                )
-                for config, found in self._errors.items()
-            }
+            errors = [sum(near[at] * error for at, error in e.items()) for e in self._errors.values()]
+            weights = [sum(map(near.__getitem__, found)) for found in self._errors.values()]
+            known = self._around[size] = (np.array(errors), np.array(weights))
         return known
 
 

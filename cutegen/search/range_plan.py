@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, log, log2
+from math import exp, inf, log, log2
 
 from cutegen.families.ranges import Range
 from cutegen.search.range_model import Estimates
@@ -31,6 +31,9 @@ _CELLS = 64
 #: A config is worth a place among the answers if it shortens them by this fraction in the geometric mean, or
 #: one of them by the second.
 _WORTH, _WORTH_ONCE = 0.001, 0.02
+#: By how much a prediction is off, and how much slower than the best it is to have no kernel at all, both as
+#: logarithms. Source: the fit to a sweep of an H200, on (n, k) and kernels that were left out.
+_ERROR, _NOTHING = 0.03, 0.3
 #: What a cell that nothing answers costs more than the best, as a logarithm: more than any config.
 _UNANSWERED = 10.0
 #: An answer goes on into the next cell if it is at most this fraction slower there than the best.
@@ -90,22 +93,33 @@ def _apart(sizes: Sequence[int], step: float) -> list[int]:
     return [*chosen, sizes[-1]]
 
 
-def shortlist(
-    proposals: Mapping[int, Sequence[Config]], kernel_of: Callable[[Config], Config], limit: int
-) -> set[Config]:
-    """Return the kernels to compile: at most ``limit``, those proposed first, often and at many sizes.
+def shortlist(times: Mapping[int, Mapping[Config, float]], limit: int) -> set[Config]:
+    """Return the kernels to compile: at most ``limit``, that leave at all sizes the best choice.
+
+    A choice of several that are predicted to be about as fast is better than one, since predictions are off
+    by :data:`_ERROR`: what counts at a size is the fastest to be expected of those chosen.
 
     Args:
-        proposals: Promising configs at some sizes, the best first.
-        kernel_of: Names the compiled kernel of a config.
+        times: Predicted microseconds of promising kernels at some sizes.
         limit: Most kernels.
     """
-    votes: Counter[Config] = Counter()
-    for configs in proposals.values():
-        for place, kernel in enumerate(dict.fromkeys(map(kernel_of, configs)), 1):
-            votes[kernel] += 1_000_000 // place  # integers: ties must not depend on the order of a sum
-    ordered = sorted(votes.items(), key=lambda item: (-item[1], item[0].digest))
-    return {kernel for kernel, _ in ordered[:limit]}
+    import numpy as np
+
+    kernels = sorted({kernel for found in times.values() for kernel in found}, key=lambda each: each.digest)
+    place = {kernel: at for at, kernel in enumerate(kernels)}
+    likely = np.zeros((len(kernels), len(times)))
+    for at, found in enumerate(times.values()):
+        best = min(found.values(), default=1.0)
+        for kernel, took in found.items():
+            likely[place[kernel], at] = (best / took) ** (1 / _ERROR)
+    chosen: list[int] = []
+    had = np.full(len(times), exp(-_NOTHING / _ERROR))
+    for _ in range(min(limit, len(kernels))):
+        gains = np.log1p(likely / had).sum(1)
+        gains[chosen] = -1.0
+        chosen.append(int(gains.argmax()))
+        had += likely[chosen[-1]]
+    return {kernels[at] for at in chosen}
 
 
 def contenders(

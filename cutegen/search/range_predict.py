@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cutegen.families.ranges import Range
 from cutegen.families.registry import space_of
@@ -26,6 +26,7 @@ class Predictions:
         self._range = whole
         self._space = space
         self._sm_count = sm_count
+        self._expected: tuple[Config, ...] = ()
         self._at: dict[int, tuple[Problem, Callable[[Config], float | None]] | None] = {}
         self._known: dict[tuple[int, Config], float | None] = {}
 
@@ -35,6 +36,11 @@ class Predictions:
         if key not in self._known:
             self._known[key] = self._predict(size, config)
         return self._known[key]
+
+    def expect(self, configs: Iterable[Config]) -> None:
+        """Take note of what will be asked about at many sizes: together that takes less time."""
+        self._expected = tuple(configs)
+        self._at.clear()
 
     def tile_of(self, config: Config) -> int:
         """Return how many values of the range's size share a tile of ``config``."""
@@ -52,8 +58,8 @@ class Predictions:
         if found is None:
             return None
         problem, predict = found
-        return None if self._space_of(config).explain(problem, config) else predict(config)
+        return predict(config) if self._space_of(config).is_valid(problem, config) else None
 
     def _model(self, problem: Problem) -> Callable[[Config], float | None]:
-        predict = predictor(self._space, problem, self._sm_count)
+        predict = predictor(self._space, problem, self._sm_count, self._expected)
         return predict or (lambda config: float(problem.min_bytes))

@@ -78,14 +78,21 @@ def likely(
     sm_count: int,
     limit: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
+    *,
+    everywhere: bool = False,
 ) -> list[Config]:
     """Return what :func:`rank` will return behind the default, as far as that is known at once.
 
     It can be compiled while the rest is worked out, which takes a second. Each is of another kernel. There is
-    nothing where ``fixed`` names a knob or a value that does not exist, which :func:`rank` refuses.
+    nothing where ``fixed`` names a knob or a value that does not exist, which :func:`rank` refuses. From
+    ``everywhere``, the most promising of the whole space are among them.
     """
     strategy = strategy_of(space)
-    return [] if strategy is None else strategy.likely(space, problem, sm_count, limit, fixed)
+    return (
+        []
+        if strategy is None
+        else strategy.likely(space, problem, sm_count, limit, fixed, everywhere=everywhere)
+    )
 
 
 def refine(

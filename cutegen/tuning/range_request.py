@@ -22,7 +22,6 @@ class RangeEffort:
     Attributes:
         ranked: Sizes at which kernels are proposed.
         proposed: Kernels proposed at each.
-        twins: So many of these are tried with ``use_pdl`` on and off, as in an :class:`Effort`.
         kernels: Kernels to compile, at most.
         sizes: Sizes that are measured first, spread over the range.
         doubtful: Sizes that are measured then, where an answer may be wrong, at most.
@@ -31,23 +30,22 @@ class RangeEffort:
         seconds: No doubtful size is begun so long after the run began.
     """
 
-    ranked: int = 56
-    proposed: int = 8
-    twins: int = 4
+    ranked: int = 96
+    proposed: int = 16
     kernels: int = 96
-    sizes: int = 36
-    doubtful: int = 16
+    sizes: int = 48
+    doubtful: int = 48
     random: int = 8
     contenders: int = 14
-    seconds: float = 22.0
+    seconds: float = 23.0
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
 RANGE_EFFORTS: Mapping[str, RangeEffort] = {
-    "quick": RangeEffort(ranked=32, kernels=48, sizes=24, doubtful=8, random=4, contenders=10, seconds=12.0),
+    "quick": RangeEffort(ranked=48, kernels=64, sizes=24, doubtful=8, random=4, contenders=12, seconds=12.0),
     "standard": RangeEffort(),
     "exhaustive": RangeEffort(
-        proposed=16, twins=16, kernels=320, sizes=72, doubtful=48, random=24, contenders=32, seconds=240.0
+        ranked=160, kernels=320, sizes=96, doubtful=96, random=24, contenders=32, seconds=240.0
     ),
 }
 
@@ -62,6 +60,13 @@ def find_range_effort(name: str) -> RangeEffort:
     return RANGE_EFFORTS[name]
 
 
+#: A round of a long kernel is to have so many launches, but no more than so many times the usual duration.
+#: Source: of twins that take as long, timed once or twice a round, one was up to 5 % ahead on an H200.
+_LAUNCHES, _LONGEST = 8, 2
+#: Floating-point operations of a microsecond. Source: NVIDIA H200 datasheet, dense bf16, less a third.
+_FLOPS_US = 7e8
+
+
 @dataclass(frozen=True)
 class SizeRequest(Request):
     """One size of a range: as a request of a problem alone, but timed in shorter rounds."""
@@ -70,7 +75,9 @@ class SizeRequest(Request):
     def screen_policy(self) -> Policy:
         """How candidates are timed: the GPU comes from the size before, so it needs little load first."""
         usual = super().screen_policy
-        return replace(usual, round_us=usual.round_us / 2, settle_s=min(usual.settle_s, 0.2))
+        long_us = _LAUNCHES * self.problem.flops / _FLOPS_US
+        round_us = max(usual.round_us / 2, min(long_us, _LONGEST * usual.round_us))
+        return replace(usual, round_us=round_us, settle_s=min(usual.settle_s, 0.2))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from cutegen.search.parallel_rank import rank_all
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import cells_of, contenders, first_sizes, most_doubtful, shortlist
 from cutegen.search.range_predict import Predictions
+from cutegen.search.twins import alone
 from cutegen.space import Config
 from cutegen.tuning import range_answers as given
 from cutegen.tuning.backends import Children
@@ -38,6 +39,8 @@ __all__ = ["RangeRun", "untuned_range"]
 _OF_ONE_SIZE = (NoWinnerError, MeasureError, CheckError, LaunchError)
 #: The defaults of one in ten of the ranked sizes are compiled before anything is ranked.
 _EVERY_TENTH = 10
+#: A kernel that is proposed at a size is thought of at so many sizes around it.
+_NEARBY = 2
 #: Where all contenders fail others are tried, so often.
 _FURTHER_TRIES = 2
 #: To find them takes a tenth of a second, in which the GPU idles.
@@ -147,17 +150,41 @@ class RangeRun:
         request, effort, base = self.request, self.request.effort, self.request.base
         sizes = first_sizes(self._cells, effort.ranked)
         problems = {size: problem for size in sizes if (problem := request.range.at(size)) is not None}
-        twins = 0 if base.context == BACK_TO_BACK else effort.twins
-        ranked = rank_all(
-            [*problems.values()], base.arch, base.sm_count, effort.proposed, base.fixed or None, twins
-        )
-        proposals = {size: ranked[problem] for size, problem in problems.items()}
+        fixed = base.fixed or None
+        ranked = rank_all([*problems.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
+        proposals = {
+            size: [self._as_measured(problem, config) for config in ranked[problem]]
+            for size, problem in problems.items()
+        }
         for size, configs in self._incumbents().items():
             proposals[size] = [*configs, *proposals.get(size, [])]
-        kernels = shortlist(proposals, self._kernel_of, effort.kernels)
+        self._predict.expect(dict.fromkeys(config for configs in proposals.values() for config in configs))
+        kernels = shortlist(self._times_of_kernels(proposals), effort.kernels)
         for configs in proposals.values():
             chosen = (config for config in configs if self._kernel_of(config) in kernels)
             self._pool |= dict.fromkeys(chosen)
+        self._predict.expect(self._pool)
+
+    def _times_of_kernels(self, proposals: Mapping[int, Sequence[Config]]) -> dict[int, dict[Config, float]]:
+        """Return what kernels are predicted to take at each size: those proposed there and nearby."""
+        sizes, found = sorted(proposals), {}
+        for at, size in enumerate(sizes):
+            near = sizes[max(0, at - _NEARBY) : at + _NEARBY + 1]
+            times: dict[Config, float] = {}
+            for config in dict.fromkeys(config for other in near for config in proposals[other]):
+                if (us := self._predict(size, config)) is not None:
+                    kernel = self._kernel_of(config)
+                    times[kernel] = min(us, times.get(kernel, us))
+            found[size] = times
+        return found
+
+    def _as_measured(self, problem: Problem, config: Config) -> Config:
+        """Return a config as it is likely to be faster in the context that is measured."""
+        base = self.request.base
+        if base.context == BACK_TO_BACK:
+            return config
+        space = space_of(config, self._space.family, self._space.arch)
+        return alone(space, problem, config, base.fixed)
 
     def _kernel_of(self, config: Config) -> Config:
         """Return the part of a config that is compiled in, which names its kernel."""
@@ -324,7 +351,8 @@ class RangeRun:
         return default
 
     def _default_of(self, problem: Problem) -> Config:
-        return default_config(self._space, problem, self.request.base.sm_count)
+        default = default_config(self._space, problem, self.request.base.sm_count)
+        return self._as_measured(problem, default)
 
     def _answer_at(self, answers: Sequence[Config]) -> Callable[[int], Config]:
         ends = [cell.size for cell in self._cells]

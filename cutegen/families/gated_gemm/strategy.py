@@ -46,9 +46,11 @@ class GatedGemmStrategy:
         sm_count: int,
         limit: int,
         fixed: Mapping[str, Sequence[Value]] | None = None,
+        *,
+        everywhere: bool = False,
     ) -> list[Config]:
         """Return the best by the fit to measured products."""
-        return self._gemm.likely(space, as_gemm(problem), sm_count, limit, fixed)
+        return self._gemm.likely(space, as_gemm(problem), sm_count, limit, fixed, everywhere=everywhere)
 
     def refine(
         self,
@@ -85,6 +87,8 @@ class GatedGemmStrategy:
         extent = self._gemm.tile(config, size)
         return extent // 2 if size == "n" else extent
 
-    def predictor(self, space: Space, problem: Any, sm_count: int) -> Predictor:
+    def predictor(
+        self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config] = ()
+    ) -> Predictor:
         """Return the model's time of a config."""
-        return self._gemm.predictor(space, as_gemm(problem), sm_count)
+        return self._gemm.predictor(space, as_gemm(problem), sm_count, configs)

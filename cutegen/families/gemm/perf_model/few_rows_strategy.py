@@ -73,6 +73,8 @@ class FewRowsStrategy:
         sm_count: int,
         limit: int,
         fixed: Mapping[str, Sequence[Value]] | None = None,
+        *,
+        everywhere: bool = False,
     ) -> list[Config]:
         """Return nothing: ranking takes no time."""
         return []
@@ -138,7 +140,9 @@ class FewRowsStrategy:
                     found.setdefault(space.compile_view(config), (kin, config))
         return tuple(found.values())
 
-    def predictor(self, space: Space, problem: Problem, sm_count: int) -> Predictor:
+    def predictor(
+        self, space: Space, problem: Problem, sm_count: int, configs: Sequence[Config] = ()
+    ) -> Predictor:
         """Return the model's time of a config."""
         times: list[_Times] = []  # made when asked for: products of more rows never do
 

@@ -32,6 +32,7 @@ __all__ = [
     "FEATURES",
     "FILE",
     "H200",
+    "KEPT",
     "Cover",
     "Fit",
     "KernelColumns",
@@ -69,7 +70,7 @@ _LOOKED_AT = (
     "tile_shape_mn", "cluster_shape_mn", "tile_k", "swap_ab", "pingpong", "mma_warpgroups", "use_pdl",
 )  # fmt: skip
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind.
-_FIRST_TREES, _KEPT = 32, 12
+_FIRST_TREES, KEPT = 32, 12
 #: Larger than any difference of logarithms of times.
 _LAST = 100.0
 _TIME_LOG = FEATURES.index("time_log")
@@ -279,8 +280,9 @@ class Fit:
         splits: Array,
         likely: NDArray[numpy.bool_],
         cover: Cover | None = None,
+        most: int = KEPT,
     ) -> Iterator[tuple[float, int]]:
-        """Yield times with the places of their kernels, fastest first; those far behind are coarse.
+        """Yield times with the places of their kernels, fastest first; those behind the ``most`` are coarse.
 
         The ``likely`` ones come before all others.
         """
@@ -290,11 +292,11 @@ class Fit:
         logs = features[_TIME_LOG] + self.trees.sums(features, 0, _FIRST_TREES)
         last = ~likely * np.float32(_LAST)
         order = (logs + last).argsort()
-        kept = order[:_KEPT]
+        kept = order[:most]
         sums = self.trees.sums(features.take(kept, 1), _FIRST_TREES)
         best = logs.take(kept) + sums
         again = (best + last.take(kept)).argsort()
-        for found, places in ((best.take(again), kept.take(again)), (None, order[_KEPT:])):
+        for found, places in ((best.take(again), kept.take(again)), (None, order[most:])):
             found = logs.take(places) if found is None else found
             yield from zip(np.exp(found + self.trees.base).tolist(), places.tolist(), strict=True)
 
@@ -356,11 +358,18 @@ def fitted_us(problem: Problem, config: Config, sm_count: int, fit: Fit | None =
 
 def fitted_times_us(problem: Problem, configs: Sequence[Config], sm_count: int, fit: Fit) -> list[float]:
     """Return the microseconds of many configs by a fit."""
+    if not configs:
+        return []
+    columns, splits = _columns_of_all(tuple(configs), sm_count, fit.rates)
+    return [float(time) for time in fit.times_us(problem, columns, splits)]
+
+
+@lru_cache(maxsize=4)
+def _columns_of_all(configs: tuple[Config, ...], sm_count: int, rates: Rates) -> tuple[KernelColumns, Array]:
     import numpy as np
 
-    columns = KernelColumns(configs, sm_count, fit.rates)
     splits = np.array([config["split_k"] for config in configs], np.float32)
-    return [float(time) for time in fit.times_us(problem, columns, splits)]
+    return KernelColumns(configs, sm_count, rates), splits
 
 
 @lru_cache(maxsize=1024)

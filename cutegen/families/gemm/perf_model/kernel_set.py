@@ -1,18 +1,18 @@
-"""The kernels that answer untuned problems of one signature, and the choice among them by the fit."""
+"""Kernels for problems of one signature, and the choice among them by the fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from cutegen.families.gemm.perf_model.fitted import Cover, KernelColumns, fit_of
+from cutegen.families.gemm.perf_model.fitted import KEPT, Cover, KernelColumns, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
-from cutegen.space import Config, Space, as_flag, as_integer
+from cutegen.space import Config, Space, Value, as_flag, as_integer
 
 if TYPE_CHECKING:
     import numpy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cutegen.families.gemm.perf_model.fitted import Array
 
-__all__ = ["KernelSet", "default_kernels", "kernel_set"]
+__all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 
 #: What the space's rules allow at most; whoever they forbid the more is asked last, so few are asked in vain.
 _SPLIT_TILES, _SWAPPED_ROWS = 1024, 4096
@@ -33,24 +33,26 @@ _ROUNDS = (1, 2)
 
 
 class KernelSet:
-    """Default candidates in the arrays that the fit takes: those that split k come once for each round.
+    """Kernels in the arrays that the fit takes: those that split k come once for each round.
 
     Args:
         space: Where configs come from.
         problem: Of the signature that the kernels are for.
         sm_count: SMs of the GPU.
+        kernels: A config of each.
+        kept: So many of those that a first look puts first are looked at closely.
     """
 
-    def __init__(self, space: Space, problem: Problem, sm_count: int) -> None:
+    def __init__(
+        self, space: Space, problem: Problem, sm_count: int, kernels: Sequence[Config], kept: int = KEPT
+    ) -> None:
         import numpy as np
 
-        self._space, self._sm_count = space, sm_count
-        kernels = default_kernels(space, problem)
+        self._space, self._sm_count, self._kept = space, sm_count, kept
         whole = [config for config in kernels if config["split_k"] == 1]
-        divided = [(config, rounds) for config in kernels if config not in whole for rounds in _ROUNDS]
+        divided = [(config, rounds) for config in kernels if config["split_k"] != 1 for rounds in _ROUNDS]
         self._configs = whole + [config for config, _ in divided]
-        self._valid = [space.prepare(config) for config in whole]
-        self._valid += [space.prepare(config, ("split_k",)) for config, _ in divided]
+        self._valid = _Checks(space, self._configs)
         self._fit = fit_of(space.arch)
         self._columns = c = KernelColumns(self._configs, sm_count, self._fit.rates)
         self._whole = len(whole)
@@ -72,7 +74,7 @@ class KernelSet:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first."""
         cover = Cover.of(problem, self._columns)
         splits, likely = self._splits(problem, cover)
-        for time_us, at in self._fit.fastest(problem, self._columns, splits, likely, cover):
+        for time_us, at in self._fit.fastest(problem, self._columns, splits, likely, cover, self._kept):
             if at < self._whole:
                 if self._valid[at](problem):
                     yield time_us, self._ordered(problem, self._configs[at])
@@ -123,10 +125,44 @@ class KernelSet:
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
 
+class _Checks(dict[int, Callable[..., bool]]):
+    """What says whether each config is valid, with any ``split_k`` if it splits; made when first asked."""
+
+    def __init__(self, space: Space, configs: Sequence[Config]) -> None:
+        super().__init__()
+        self._space, self._configs = space, configs
+
+    def __missing__(self, at: int) -> Callable[..., bool]:
+        config = self._configs[at]
+        check = self[at] = self._space.prepare(config, ("split_k",) if config["split_k"] != 1 else ())
+        return check
+
+
 def default_kernels(space: Space, problem: Problem) -> list[Config]:
     """Return the space's default candidates for the signature of ``problem``, valid at its sizes or not."""
     safe = space.default(problem)
     return [safe.replace(**knobs) for knobs in space.default_candidates(problem)]
+
+
+def every_kernel(
+    space: Space, problem: Problem, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> Iterator[Config]:
+    """Yield a config of each kernel that is valid for ``problem`` and of which a fit says something.
+
+    Args:
+        space: Where configs come from.
+        problem: What is computed.
+        fixed: Knobs restricted to some values. Others that overlap launches, add partial sums or store D
+            are as in :func:`default_kernels`.
+    """
+    usual, fixed = space.default(problem), fixed or {}
+    plain = {knob: (usual[knob],) for knob in ("swizzle_size", "raster_along_m", "stream_k", "reduction")}
+    allowed = [as_integer(value) for value in fixed.get("split_k", (1, 2))]
+    once, parted = [s for s in allowed if s == 1], [s for s in allowed if s > 1][:1]
+    for splits, staged in ((once, usual.flag("use_tma_store")), (parted, False)):
+        if splits:
+            kind = {**plain, "use_pdl": (True,), "use_tma_store": (staged,), **fixed, "split_k": splits}
+            yield from space.configs(problem, kind)
 
 
 @dataclass(frozen=True)
@@ -141,7 +177,7 @@ class _Key:
 
 @lru_cache(maxsize=64)
 def _made(key: _Key) -> KernelSet:
-    return KernelSet(key.space, key.problem, key.sm_count)
+    return KernelSet(key.space, key.problem, key.sm_count, default_kernels(key.space, key.problem))
 
 
 def kernel_set(space: Space, problem: Problem, sm_count: int) -> KernelSet:
