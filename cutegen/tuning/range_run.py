@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
@@ -156,10 +157,13 @@ class RangeRun:
             size: [self._as_measured(problem, config) for config in ranked[problem]]
             for size, problem in problems.items()
         }
+        named: dict[Config, None] = {}
         for size, configs in self._incumbents().items():
             proposals[size] = [*configs, *proposals.get(size, [])]
+            named |= dict.fromkeys(map(self._kernel_of, configs))
         self._predict.expect(dict.fromkeys(config for configs in proposals.values() for config in configs))
-        kernels = shortlist(self._times_of_kernels(proposals), effort.kernels)
+        kernels = set(islice(named, effort.kernels))
+        kernels |= shortlist(self._times_of_kernels(proposals), effort.kernels - len(kernels))
         for configs in proposals.values():
             chosen = (config for config in configs if self._kernel_of(config) in kernels)
             self._pool |= dict.fromkeys(chosen)
