@@ -106,6 +106,19 @@ def test_in_place_and_into_a_given_tensor(gpu: FakeFamilies) -> None:
     assert cutegen.gated(gate, up, out=up) is up and torch.equal(up, want)
 
 
+@pytest.mark.parametrize("call", [cutegen.reglu, cutegen.softmax, cutegen.layer_norm])
+def test_no_gradient_is_lost_in_a_given_tensor(gpu: FakeFamilies, call: Callable[..., Any]) -> None:
+    """Not in a call of a kind that was right before without gradients either."""
+    x = tensor(3, N)
+    out = torch.empty(3, N // 2 if call is cutegen.reglu else N, dtype=x.dtype)
+    for _ in range(2):
+        call(x, out=out)
+    with pytest.raises(OperandError, match="x requires grad, but this call of .* has no gradients"):
+        call(x.requires_grad_(), out=out)
+    with torch.no_grad():
+        call(x, out=out)
+
+
 def test_overlap_is_looked_for_in_every_call(gpu: FakeFamilies) -> None:
     """A call of a kind that was right before, with its tensors at other distances."""
     buffer, up = tensor(9, N), tensor(3, N)

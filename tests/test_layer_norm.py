@@ -105,10 +105,10 @@ def test_torch_traces_the_operator(gpu: FakeFamilies) -> None:
     operator_module.prepare()
     operator = torch.ops.cutegen.layernorm.default
     x, w, b = (tensor(*s, dtype=torch.float32).requires_grad_() for s in ((3, N), (N,), (N,)))
-    for names in (["out"], ["out", "mean", "rstd"]):
-        registry.opcheck(operator, (x, w, b, 1e-5, names, None), test_utils="test_schema")
-        registry.opcheck(operator, (x, w, b, 1e-5, names, None), test_utils="test_faketensor")
-    registry.opcheck(operator, (x, w, b, 1e-5, ["out"], None), test_utils="test_aot_dispatch_dynamic")
+    names = ["out", "mean", "rstd"]
+    for test in ("test_schema", "test_faketensor", "test_autograd_registration"):
+        registry.opcheck(operator, (x, w, b, 1e-5, names, None), test_utils=test)
+    registry.opcheck(operator, (x, w, b, 1e-5, ["out"], None))
 
 
 BAD: list[tuple[str, Callable[[Any], Any], str]] = [

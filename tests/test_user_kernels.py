@@ -14,6 +14,8 @@ from fake_kernels import H200, FakeGpu
 
 torch = pytest.importorskip("torch")
 
+from torch import library  # noqa: E402
+
 import cutegen  # noqa: E402
 from cutegen.errors import LaunchError, OperandError  # noqa: E402
 from cutegen.families import registry  # noqa: E402
@@ -232,6 +234,11 @@ def test_compiled_graphs_see_one_operator(gpu: FakeUserGpu) -> None:
     assert (
         schema == "cutegen::my_rmsnorm(Tensor x, Tensor w, float eps, str[] outputs, str? config) -> Tensor[]"
     )
+
+
+def test_the_operator_passes_the_checks_of_torch(gpu: FakeUserGpu) -> None:
+    cutegen.load(EXAMPLE)
+    library.opcheck(torch.ops.cutegen.my_rmsnorm.default, (tensor(4, N), tensor(N), 1e-6, ["y"], None))
 
 
 def test_updates_in_place_are_seen_by_a_compiler(gpu: FakeUserGpu, tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ class DeclaredOperator:
                 for at, shape, dtype in plan.made:
                     found[at] = torch.empty(shape, dtype=dtype, device=device)
             if plan.writes_given:
+                self._refuse_gradients(values)
                 self._check_overlap(plan, values)
             plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
         except CutegenError:
@@ -210,6 +211,18 @@ class DeclaredOperator:
     def _given(self, values: Sequence[Any]) -> dict[str, Any]:
         pairs = zip(self._names, values, strict=True)
         return {name: value for name, value in pairs if value is not None and value is not MAKE}
+
+    def _refuse_gradients(self, values: Sequence[Any]) -> None:
+        """Raise if autograd would have to record a call that it cannot."""
+        import torch
+
+        if torch.is_grad_enabled():
+            for name, tensor in zip(self._names, values, strict=True):
+                if getattr(tensor, "requires_grad", False):
+                    raise OperandError(
+                        f"{name} requires grad, but this call of {self.family.name} has no gradients; pass "
+                        f"{name}.detach() or call under torch.no_grad()"
+                    )
 
     def _check_overlap(self, plan: _Plan, values: Sequence[Any]) -> None:
         places = [v.data_ptr() for v in values if v is not None and v is not MAKE]
@@ -248,11 +261,8 @@ class DeclaredOperator:
     ) -> _Plan:
         import torch
 
+        self._refuse_gradients(values)
         given = self._given(values)
-        if torch.is_grad_enabled():
-            for name, tensor in given.items():
-                if getattr(tensor, "requires_grad", False):
-                    raise OperandError(f"{name} requires grad, but cutegen computes no gradients")
         problem = self.problem_of(values, options, dispatcher)
         first = next(at for at, v in enumerate(values) if v is not None and v is not MAKE)
         index = max(0, values[first].get_device())
