@@ -113,7 +113,7 @@ def test_no_gradient_is_lost_in_a_given_tensor(gpu: FakeFamilies, call: Callable
     out = torch.empty(3, N // 2 if call is cutegen.reglu else N, dtype=x.dtype)
     for _ in range(2):
         call(x, out=out)
-    with pytest.raises(OperandError, match="x requires grad, but this call of .* has no gradients"):
+    with pytest.raises(OperandError, match=r"x requires grad, but this call of .* has no gradients"):
         call(x.requires_grad_(), out=out)
     with torch.no_grad():
         call(x, out=out)
