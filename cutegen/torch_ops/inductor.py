@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cutegen
 from cutegen.errors import OperandError
 from cutegen.families.gemm.operands import out_dtype_name
+from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.gemm import prepare
 from cutegen.torch_ops.graph_patterns import activation_behind, patterns
 from cutegen.torch_ops.registration import pack
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["compile_with_cutegen", "inductor_options", "prepare"]
 
 #: Part of the key of Inductor's cache: raised with every change of what the pass does.
-_VERSION = 2
+_VERSION = 3
 _DEVICE = "cuda"
 _ROW_BYTES = 16  # what TMA asks of a pitch
 _DTYPES, _FP8 = ("torch.bfloat16", "torch.float16"), ("torch.float8_e4m3fn", "torch.float8_e5m2")
@@ -100,7 +101,10 @@ def _pass() -> Any:
 
         def __call__(self, graph: Graph) -> None:
             for node in list(graph.nodes):
-                if node.op == "call_function" and node.users and (call := _gemm_of(node)) is not None:
+                call = _gemm_of(node) if node.op == "call_function" and node.users else None
+                if isinstance(call, str):
+                    fallbacks.count(f"a product of a compiled graph: {call}")
+                elif call is not None:
                     _replace(node, *call)
             graph.lint()
 
@@ -110,8 +114,8 @@ def _pass() -> Any:
     return Replace()
 
 
-def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
-    """Return the operands and options of the GEMM that a node is, None if it is none of ours."""
+def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | str | None:
+    """Return operands and options of the GEMM that a node is, why it is not ours, or None if it is none."""
     import torch
 
     aten = torch.ops.aten
@@ -124,14 +128,18 @@ def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
         addend, a, b = node.args
         options = _addend(node, addend, node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1))
         if not options:
-            return None
+            return "what it adds is neither a bias nor of the result's shape and dtype"
     else:
         return None
-    fit = _fits(_value(a)) and _fits(_value(b)) and _value(a).dtype == _value(b).dtype
-    return (a, b, options) if fit and _value(node).dtype == _value(a).dtype else None
+    left, right = _value(a), _value(b)
+    if reason := _unfit(left) or _unfit(right):
+        return reason
+    if not left.dtype == right.dtype == _value(node).dtype:
+        return f"operands and result differ in dtype: {left.dtype}, {right.dtype}, {_value(node).dtype}"
+    return a, b, options
 
 
-def _scaled(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
+def _scaled(node: Node) -> tuple[Any, Any, dict[str, Any]] | str:
     """Return the same of a product of fp8 operands with one scale each, contiguous along k."""
     import torch
 
@@ -142,14 +150,15 @@ def _scaled(node: Node) -> tuple[Any, Any, dict[str, Any]] | None:
     try:
         out_dtype_name(left.dtype, result.dtype)
     except OperandError:
-        return None
+        return f"torch._scaled_mm of {left.dtype} to {result.dtype}"
     ones = all(_same(_value(scale).numel(), 1) and _value(scale).dtype == torch.float32 for scale in scales)
     along_k = _same(left.stride(1), 1) and _same(right.stride(0), 1)
-    fit = left.dtype == right.dtype and _fits(left, _FP8) and _fits(right, _FP8)
-    if not (ones and along_k and fit) or given.get("scale_result") is not None:
-        return None
+    if reason := _unfit(left, _FP8) or _unfit(right, _FP8):
+        return reason
+    if not (ones and along_k and left.dtype == right.dtype) or given.get("scale_result") is not None:
+        return "torch._scaled_mm with other scales or layouts than one each and contiguous along k"
     if bias is not None and _value(bias).dtype != result.dtype:
-        return None
+        return f"the bias is {_value(bias).dtype}, the result {result.dtype}"
     more = (*scales, bool(given.get("use_fast_accum")), False)
     return a, b, {"bias": bias, "out_dtype": result.dtype, "more": more}
 
@@ -229,17 +238,23 @@ def _value(item: Any) -> Any:
     return item.meta["val"] if hasattr(item, "meta") else item
 
 
-def _fits(matrix: torch.Tensor, dtypes: tuple[str, ...] = _DTYPES) -> bool:
-    """Return whether it is known for sure that kernels read a tensor of this shape and these strides."""
-    if matrix.device.type != _DEVICE or str(matrix.dtype) not in dtypes:
-        return False
+def _unfit(matrix: torch.Tensor, dtypes: tuple[str, ...] = _DTYPES) -> str:
+    """Return why it is not sure that kernels read a tensor of this shape and these strides; else nothing."""
+    if matrix.device.type != _DEVICE:
+        return f"an operand is on {matrix.device.type}"
+    if str(matrix.dtype) not in dtypes:
+        return f"an operand is {matrix.dtype}"
+    if _known(matrix.numel() == 0):
+        return "an operand is empty"
     if matrix.dim() == 3 and not _known(matrix.stride(0) >= matrix.shape[1] * matrix.shape[2]):
-        return False
+        return "matrices of a batch overlap"
     along, pitch = matrix.stride(-1), matrix.stride(-2)
     if _known(along != 1):
         along, pitch = pitch, along
     aligned = _known(pitch * matrix.element_size() % _ROW_BYTES == 0)
-    return _known(along == 1) and aligned and _known(pitch > 1)
+    if _known(along == 1) and aligned and _known(pitch > 1):
+        return ""
+    return "rows of an operand are not known to be contiguous and to start at multiples of 16 bytes"
 
 
 def _same_matrix(value: Any, result: Any) -> bool:
