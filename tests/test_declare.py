@@ -23,7 +23,7 @@ def test_a_draft_needs_only_what_it_marks(
     assert "finish what is marked TODO" in capsys.readouterr().out
     words = ["space", "--kernel", str(out), "--arch", "sm_90a", "--shape", "8x256"]
     assert main(words) != 0
-    assert "name 'TODO' is not defined" in capsys.readouterr().err
+    assert "a TODO of the draft is left" in capsys.readouterr().err
     text = out.read_text()
     text = text.replace('"threads": (TODO,)', '"threads": (128, 256)')
     text = text.replace('"threads_per_row": (TODO,)', '"threads_per_row": (32, 64)')
@@ -49,6 +49,26 @@ def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_named(entry: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["declare", entry, "--folder", str(EXAMPLE)]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_may_be_absent_gets_an_option_and_what_is_left_to_do_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "class Norm:\n"
+        "    def __init__(self, dtype, n, threads=None): ...\n"
+        "    def __call__(self, x: Tensor, w: Optional[Tensor], y: Tensor, stream): ...\n"
+    )
+    out = tmp_path / "norm_kernel.py"
+    assert main(["declare", "own:Norm", "--folder", str(tmp_path), "--out", str(out)]) == 0
+    text = out.read_text()
+    assert 'read("w", "dtype", ("m", "n"), when="w")' in text and '"w": False' in text
+    assert 'knobs={"threads": (TODO,)}' in text
+    assert main(["space", "--kernel", str(out), "--arch", "sm_90a", "--shape", "4x64"]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "norm_kernel.py, line 19 cannot be read: a TODO of the draft is left; fill it in" in said
+    out.write_text(text.replace("(TODO,)", "(32, 64)"))
+    assert main(["space", "--kernel", str(out), "--arch", "sm_90a", "--shape", "4x64"]) == 0
 
 
 def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

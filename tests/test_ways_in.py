@@ -157,6 +157,17 @@ def test_values_that_come_together_make_a_product_with_others(folder: Path) -> N
     assert sorted(map(str, configs(family))) == sorted(map(str, wanted))
 
 
+def test_axes_may_be_multiples_of_sizes(folder: Path) -> None:
+    """Of a fixed size the extent is a number; of a free one it is open, and the size is worked out."""
+    text = HEAD.replace('"ways"', '"pairs"').replace('("m", "n")), write(', '("2m", "2n")), write(')
+    (folder / "pairs.py").write_text(f'{text} entry="own:launch", call="x, y, m, stream",{TAIL}')
+    (folder / "own.py").write_text(LAUNCH)
+    family = registry.load_kernel(folder / "pairs.py")
+    problem = family.parse("pairs 8x256")
+    found = render(problem, registry.find_space("pairs", ARCH).default(problem), ARCH).text
+    assert "(cute.sym_int(), 512,)" in found and "(m, 256,)" in found and "m = y.shape[0]" in found
+
+
 def test_a_knob_of_one_value_is_a_constant(folder: Path) -> None:
     arguments = 'entry="own:launch", call="x, y, stream, a, b", knobs={"a": (1,), "b": (2, 3)}, '
     arguments += 'default={"a": 1, "b": 3},'

@@ -9,6 +9,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,32 @@ def test_flash_attention_is_called_as_pytorchs_attention_is() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, again)
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.skipif(not _is_there("flash_attn"), reason="needs flash_attn: see tools/fetch_foreign.py")
+def test_sequences_end_before_their_tensors_do() -> None:
+    """What is behind the last does not count and is not written; empty sequences do no harm."""
+    import torch
+
+    import cutegen
+
+    attention: Any = cutegen.load(DECLARATIONS / "flash_attention_varlen.py")
+    ends = [0, 0, 1, 130, 130, 517]
+    q, k, v = (torch.randn(640, h, 128, device="cuda", dtype=torch.bfloat16) for h in (8, 2, 2))
+    for tensor in (q, k, v):
+        tensor[ends[-1] :] = 1000.0
+    out = torch.full_like(q, 7.0)
+    borders = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    attention(q, k, v, borders, 128**-0.5, causal=True, o=out)
+    assert bool((out[ends[-1] :] == 7).all())
+    for low, high in pairwise(ends):
+        if low < high:
+            each = (x[None, low:high].transpose(1, 2).double() for x in (q, k, v))
+            want = torch.nn.functional.scaled_dot_product_attention(*each, is_causal=True, enable_gqa=True)
+            torch.testing.assert_close(
+                out[low:high].double(), want[0].transpose(0, 1), rtol=2**-6, atol=2**-6
+            )
 
 
 #: Run by a new interpreter that finds torch and the folder, and nothing of what made it.

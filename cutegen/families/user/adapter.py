@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES
-from cutegen.families.declared import NONE, SAME
+from cutegen.families.declared import NONE, SAME, multiple
 from cutegen.families.user.call_text import call_text, construct_text, names_in, rewritten
 from cutegen.families.user.declaration import Kernel, free
 from cutegen.family import Argument
@@ -88,7 +88,7 @@ def _parameter(argument: Argument, kernel: Kernel, problem: Any) -> _Parameter:
     width = DTYPE_BYTES[argument.dtype]
     aligned = argument.aligned and not problem.unaligned
     dims = _dims(kernel, argument)
-    shape = [dim if kernel.sizes[dim] == free else str(problem.sizes[dim]) for dim in dims]
+    shape = [_extent(kernel, problem, *multiple(dim)) for dim in dims]
     step = TMA_ALIGN_BYTES // width if aligned else 1
     strides = [f"cute.sym_int64(divisibility={step})" for _ in dims[1:]] + ["1"]
     align = TMA_ALIGN_BYTES if aligned and (len(dims) > 1 or argument.kind == "in") else width
@@ -97,6 +97,13 @@ def _parameter(argument: Argument, kernel: Kernel, problem: Any) -> _Parameter:
         f"stride=({', '.join(strides)},), assumed_align={align})"
     )
     return _Parameter(argument.name, "cute.Tensor", fake)
+
+
+def _extent(kernel: Kernel, problem: Any, times: int, size: str) -> str:
+    """Return the extent of an axis: a number, the symbol of a free size, or one of its own for a multiple."""
+    if kernel.sizes[size] != free:
+        return str(times * problem.sizes[size])
+    return size if times == 1 else "cute.sym_int()"
 
 
 def _scratch() -> str:
@@ -119,10 +126,9 @@ def _extents(kernel: Kernel, arguments: tuple[Argument, ...]) -> list[tuple[str,
     named = (*names_in(call_text(kernel), "call"), *names_in(kernel.launch, "launch"))
     for size, kind in kernel.sizes.items():
         if kind == free and size in named:
-            name, at = next(
-                (a.name, _dims(kernel, a).index(size)) for a in arguments if size in _dims(kernel, a)
-            )
-            found.append((size, f"{name}.shape[{at}]"))
+            axes = [(*multiple(d), a.name, at) for a in arguments for at, d in enumerate(_dims(kernel, a))]
+            times, _, name, at = min((axis for axis in axes if axis[1] == size), key=lambda axis: axis[0])
+            found.append((size, f"{name}.shape[{at}]{f' // {times}' if times > 1 else ''}"))
     return found
 
 

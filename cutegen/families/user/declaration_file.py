@@ -39,6 +39,9 @@ def read_declaration(path: Path) -> UserFamily:
         raise FamilyError(
             f"{_place(path, error)}: the file ends the program (SystemExit) while it is read"
         ) from error
+    except NameError as error:
+        left = "a TODO of the draft is left; fill it in" if error.name == "TODO" else f"NameError: {error}"
+        raise FamilyError(f"{_place(path, error)} cannot be read: {left}") from error
     except Exception as error:  # running a user's file may raise anything
         raise FamilyError(f"{_place(path, error)} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -23,6 +23,8 @@ def draft(entry: str, source: EntrySource) -> str:
     parts = _Parts.of(source)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", entry.partition(":")[2]).lower()
     sizes = ", ".join([_FREE, *(f'"{size}": fixed' for size in parts.sizes)])
+    options = [f'"{parts.dtype}": ("bf16", "fp16", "fp32")']
+    options += [f'"{p.name}": False' for p in parts.tensors if _may_be_absent(p)]
     lines = [
         f'"""How {entry} is tuned, checked and called: a draft, see docs/own_kernel.md."""',
         "",
@@ -34,10 +36,10 @@ def draft(entry: str, source: EntrySource) -> str:
         f'    entry="{entry}",',
         "    # TODO: sizes of the tensors below. A free one is an argument; a fixed one is compiled in.",
         f"    sizes={{{sizes}}},",
-        f'    options={{"{parts.dtype}": ("bf16", "fp16", "fp32")}},',
-        "    # TODO: what is read, written (write) or both (update); shapes; optional ones need when=.",
+        f"    options={{{', '.join(options)}}},",
+        "    # TODO: what is read, written (write) or both (update); shapes.",
         "    arguments=(",
-        *(f"        {_tensor(p.name, parts)}," for p in parts.tensors),
+        *(f"        {_tensor(p, parts)}," for p in parts.tensors),
         *(f"        {_scalar(p)}" for p in parts.scalars),
         "    ),",
         *_texts(source),
@@ -122,9 +124,16 @@ def _first_line(doc: str) -> str:
     return next(iter(doc.splitlines()), "").rstrip(".").replace('"', "'")
 
 
-def _tensor(name: str, parts: _Parts) -> str:
+def _may_be_absent(parameter: Parameter) -> bool:
+    """Whether None is a tensor of that parameter: an option of its name then says whether it is there."""
+    return "Optional" in parameter.annotation or "None" in (parameter.annotation + parameter.default)
+
+
+def _tensor(parameter: Parameter, parts: _Parts) -> str:
+    name = parameter.name
     kind = "write" if name in parts.outputs else "read"
-    return f'{kind}("{name}", "{parts.dtype}", ("m", "{parts.sizes[0]}"))'
+    when = f', when="{name}"' if _may_be_absent(parameter) else ""
+    return f'{kind}("{name}", "{parts.dtype}", ("m", "{parts.sizes[0]}"){when})'
 
 
 def _scalar(parameter: Parameter) -> str:
@@ -150,8 +159,9 @@ def _knobs(knobs: Sequence[Parameter], source: EntrySource) -> list[str]:
         return ['    knobs={"threads": (128, 256)},  # TODO']
     if not knobs:
         return ["    # TODO: knobs={...}: there is no parameter left to choose."]
-    shown = ", ".join(f'"{p.name}": ({p.default or "TODO"},)' for p in knobs)
-    known = all(p.default for p in knobs)
+    values = [p.default if p.default not in ("", "None") else "TODO" for p in knobs]
+    shown = ", ".join(f'"{p.name}": ({value},)' for p, value in zip(knobs, values, strict=True))
+    known = "TODO" not in values
     return [
         "    # TODO: more values of each, simplest first."
         if known

@@ -106,7 +106,8 @@ def _require_bound(name: str, tree: ast.Module, module: str, path: Path) -> None
         elif isinstance(node, ast.alias):
             bound.add(node.asname or node.name.partition(".")[0])
     if name not in bound and not bound & {"*", "__getattr__", "globals", "exec", "setattr"}:
-        raise FamilyError(f"module {module} ({path}) has no {name}{did_you_mean(name, bound)}")
+        defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+        raise FamilyError(f"module {module} ({path}) has no {name}{did_you_mean(name, defined)}")
 
 
 def _is_open(node: ast.FunctionDef) -> bool:

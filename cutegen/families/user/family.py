@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.digest import digest
 from cutegen.errors import FamilyError, ProblemError
-from cutegen.families.declared import DeclaredFamily, DeclaredProblem, integers, scratch
+from cutegen.families.declared import DeclaredFamily, DeclaredProblem, integers, multiple, scratch
 from cutegen.families.declared import with_gaps as _with_gaps
 from cutegen.families.user.adapter import adapter_values
 from cutegen.families.user.call_text import call_text, construct_text, require_texts
@@ -78,7 +78,7 @@ class UserFamily(DeclaredFamily):
             return [problem.with_sizes(**tail) for tail in self.kernel.tails]
         if self.kernel.rows:
             return super().tails(problem)
-        last = {a.dims[-1] for a in self.declared_arguments if a.dims}
+        last = {multiple(a.dims[-1])[1] for a in self.declared_arguments if a.dims}
         sizes = {
             name: _SMALL if name in last else _SMALL_ODD
             for name, kind in self.kernel.sizes.items()
