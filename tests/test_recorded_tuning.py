@@ -14,7 +14,9 @@ from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler, quick_search 
 import cutegen.cli.tune
 from cutegen.arch import find_arch
 from cutegen.build.store import Store
+from cutegen.cli.tune_recorded import varied
 from cutegen.families.registry import parse_problem
+from cutegen.families.shapes import NamedRange
 from cutegen.records.recorded_calls import Call, append_calls
 from cutegen.tuning import AutoTuner
 from cutegen.tuning.backends import Backends
@@ -146,3 +148,19 @@ def test_what_has_no_model_is_weighed_and_what_cannot_run_comes_last() -> None:
     found = weigh({parse_problem(line): 1 for line in lines}, arch, 132)
     assert [str(weight.problem) for weight in found] == [lines[1], lines[0], lines[2]]
     assert found[0].us > 10 * found[1].us > 0 and found[2].us == 0
+
+
+def test_problems_that_differ_in_rows_are_a_range() -> None:
+    """From four on; k of a weight's gradient too, and not k of other layers. Others stay as they are."""
+    lines = [f"gemm {m}x512x256 bf16 kk bias=n" for m in (7, 64, 300, 2048)]
+    lines += [f"gemm {m}x512x256 bf16 kk" for m in (1, 8, 64)]
+    lines += [f"gemm 512x256x{k} bf16 mn" for k in (64, 128, 512, 4096)]
+    lines += [f"gemm 64x512x{k} bf16 kk" for k in (64, 128, 512, 1024)]
+    lines += [f"rmsnorm {m}x4096 bf16" for m in (1, 2, 3, 65536)]
+    found = varied(weigh({parse_problem(line): 1 for line in lines}, find_arch("sm_90a"), 132))
+    ranges = {"gemm 7..2048x512x256 bf16 kk bias=n", "gemm 512x256x64..4096 bf16 mn"}
+    ranges.add("rmsnorm 1..65536x4096 bf16")
+    names = [shape.name for shape in found]
+    assert {shape.name for shape in found if isinstance(shape, NamedRange)} == ranges
+    assert set(names) == ranges | set(lines[4:7]) | set(lines[11:15]) and len(names) == 10
+    assert names[0] == "rmsnorm 1..65536x4096 bf16"

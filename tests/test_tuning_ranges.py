@@ -24,6 +24,7 @@ from cutegen.families.registry import find_space
 from cutegen.family import Problem as AnyProblem
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.entry import Entry
+from cutegen.records.recorded_calls import Call, append_calls
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
 from cutegen.search import range_plan
@@ -369,6 +370,18 @@ def test_the_command_shows_pieces_and_regret(command: Rig, capsys: pytest.Captur
     assert cli.main([*words, "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["results"]
     assert found["range"] == WEIGHT and found["reused"] and next(iter(found["pieces"])).startswith("1..")
+
+
+def test_recorded_rows_are_tuned_as_a_range(
+    command: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Afterwards all that was recorded has an answer."""
+    calls = {Call(Problem(m, 7168, 2048), "forward", "default", "cutegen"): 3 for m in (1, 40, 512, 8192)}
+    append_calls(tmp_path / "model.jsonl", {"gpu": DEVICE.name}, calls)
+    assert cli.main(["tune", "--recorded", str(tmp_path / "model.jsonl"), "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert f"{WEIGHT}: {WEIGHT} on Fake GPU" in text
+    assert "answered exactly by the table: 4 of 4 problems, 100% of the calls" in text
 
 
 def test_explain_names_the_range_and_its_regret(command: Rig, capsys: pytest.CaptureFixture[str]) -> None:

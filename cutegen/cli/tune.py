@@ -248,7 +248,7 @@ def _run(args: argparse.Namespace) -> int:
     recording = None if args.recorded is None else Recording.read(args, device)
     shapes: tuple[Shape, ...]
     if recording is not None:
-        shapes = recording.named
+        shapes = recording.shapes(args)
     elif imported is not None and not args.shape and args.shapes is None:
         shapes = tuple(NamedProblem(str(p), p) for p in imported.candidates)
     else:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutegen.arch import find_arch
 from cutegen.cli.wrapped_text import Column, columns
 from cutegen.digest import Json
-from cutegen.errors import UsageError
-from cutegen.families.shapes import NamedProblem
+from cutegen.errors import ProblemError, UsageError
+from cutegen.families.ranges import Range
+from cutegen.families.shapes import NamedProblem, NamedRange, Shape
+from cutegen.family import Problem
 from cutegen.measure.device import Device
 from cutegen.records.recorded_calls import Call, problems_of, read_recordings
 from cutegen.tuning.coverage import TUNED, Weight, coverage, weigh
 from cutegen.tuning.setting import Setting
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "varied"]
+
+#: Problems that differ in one size are tuned as a range from so many on. Source: judgement; of standard
+#: effort, a range takes about 30 s, a problem about 8 s.
+_MANY = 4
+#: Sizes that vary with the rows of a batch: m, and k of a weight's gradient, which has a layout of its own.
+_ROWS, _OF_WEIGHT = ("m", "k"), "mn"
 
 
 @dataclass(frozen=True)
@@ -54,9 +62,11 @@ class Recording:
         sm_count = device.sm_count if device else arch.nominal_sm_count
         return cls(weigh(problems_of(calls), arch, sm_count), calls, found.notes)
 
-    @property
-    def named(self) -> tuple[NamedProblem, ...]:
-        """The problems in that order."""
+    def shapes(self, args: argparse.Namespace) -> tuple[Shape, ...]:
+        """Return what is tuned, in that order: problems, and ranges of those whose rows vary, if measured."""
+        measured = args.arch is None and args.export is None
+        if measured and args.objective == "time" and tuple(args.sources) == ("cutegen",):
+            return varied(self.weights)
         return tuple(NamedProblem(str(weight.problem), weight.problem) for weight in self.weights)
 
     def begin_lines(self, setting: Setting, width: int | None) -> list[str]:
@@ -95,3 +105,36 @@ class Recording:
             "notes": list(self.notes),
         }
         return {"recorded": about}
+
+
+def varied(weights: Sequence[Weight]) -> tuple[Shape, ...]:
+    """Return the problems, those that differ in rows only as a range; what takes longest comes first."""
+    left, found = list(weights), list[tuple[float, Shape]]()
+    for size in _ROWS:
+        kinds: dict[object, list[Weight]] = {}
+        for weight in left:
+            kinds.setdefault(_kind(weight.problem, size), []).append(weight)
+        for kin in kinds.values():
+            if len(kin) >= _MANY and (whole := _range(kin, size)) is not None:
+                found.append((sum(weight.us for weight in kin), NamedRange(str(whole), whole)))
+                left = [weight for weight in left if weight not in kin]
+    found += [(weight.us, NamedProblem(str(weight.problem), weight.problem)) for weight in left]
+    return tuple(shape for _, shape in sorted(found, key=lambda item: -item[0]))
+
+
+def _kind(problem: Problem, size: str) -> object:
+    """Return what problems have in common that differ in ``size`` only."""
+    if size not in problem.sizes or (size == "k" and getattr(problem, "layout", "") != _OF_WEIGHT):
+        return problem
+    others = tuple((name, value) for name, value in problem.sizes.items() if name != size)
+    family, _, *words = str(problem).split(" ")
+    return family, others, tuple(words), problem.signature
+
+
+def _range(kin: Sequence[Weight], size: str) -> Range | None:
+    """Return the range that holds problems which differ in ``size``; None if no kernel serves several."""
+    ordered = sorted((weight.problem for weight in kin), key=lambda problem: problem.sizes[size])
+    try:
+        return Range(ordered[0], ordered[-1])
+    except ProblemError:
+        return None
