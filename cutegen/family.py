@@ -418,6 +418,10 @@ class Family(ABC):
         """Return whether one call of PyTorch computes ``problem``, so that a table may name it the winner."""
         return False
 
+    def is_library_calls(self, problem: Any) -> bool:
+        """Return whether PyTorch computes ``problem`` by calls of its own that may round in between."""
+        return self.is_library_call(problem)
+
     # -- kernels
 
     @abstractmethod
@@ -521,10 +525,14 @@ class Family(ABC):
     def baseline_us(self, problem: Any, arch: Arch, sm_count: int) -> float | None:
         """Return the microseconds that PyTorch is expected to take, None where they are not known.
 
-        Asked of problems for which :meth:`is_library_call` holds, beside the time that the strategy predicts
+        Asked of problems for which :meth:`is_library_calls` holds, beside the time that the strategy predicts
         for a kernel: a call may then be left to PyTorch.
         """
         return None
+
+    def fused_us(self, problem: Any) -> float:
+        """Return the microseconds that what is fused adds to the predicted time of a kernel."""
+        return 0.0
 
     def is_fitted(self, problem: Any, arch: Arch) -> bool:
         """Return whether predicted times of kernels for ``problem`` are fitted to measurements.

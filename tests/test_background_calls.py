@@ -242,6 +242,9 @@ def test_rms_norm_is_served_and_swapped(norms: FakeGpu) -> None:
 
 LINES = [
     "gemm 33x40x72 bf16 kk",
+    "gemm 33x40x72 bf16 kk bias=n",
+    "gemm 33x40x72 bf16 kn alpha",
+    "gemm 5x8x40x64 fp16 mk alpha beta",
     "gemm 33x40x72 fp16 kn alpha beta bias=n act=gelu_tanh",
     "gemm 5x8x40x64 bf16 mk beta bias=m act=silu",
     "gemm 40x24x72 bf16 mn out=fp32",

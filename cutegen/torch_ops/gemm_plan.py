@@ -11,7 +11,7 @@ from cutegen.errors import LaunchError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.operands import Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem
-from cutegen.families.gemm.stand_in import activation
+from cutegen.families.gemm.stand_in import activation, make_stand_in
 from cutegen.families.strides import View, span_bytes
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.workspace import GetWorkspace
@@ -139,10 +139,10 @@ class _Launchers:
     def bind(self, served: Served) -> Launcher:
         if served.choice is not None:
             launcher = _bind(served.choice, self.problem, self.workspace, self.index)
-        elif GEMM.is_library_call(self.problem):
+        elif GEMM.is_library_call(self.problem) and GEMM.is_plain(self.problem):
             return _vendor(batched=self.problem.batch > 1)
         else:
-            launcher = _bind_stand_in(self.problem)
+            launcher = _bind_stand_in(self.problem, left=served.answer.config is None)
         return _bind_views(launcher, self.views) if any(self.views) else launcher
 
 
@@ -161,9 +161,9 @@ def _bind(choice: Choice, problem: Problem, workspace: GetWorkspace, device: int
     )
 
 
-def _bind_stand_in(problem: Problem) -> Launcher:
-    """Return a launcher of what computes ``problem`` without a kernel."""
-    stand_in = GEMM.stand_in(problem)
+def _bind_stand_in(problem: Problem, *, left: bool) -> Launcher:
+    """Return a launcher of what computes ``problem`` without a kernel, or because it is left to PyTorch."""
+    stand_in = make_stand_in(problem, plain=True) if left else GEMM.stand_in(problem)
     assert stand_in is not None  # else the dispatcher would have refused
     launch, epilogue = call_by_name(stand_in, GEMM.arguments(problem)), problem.epilogue
 

@@ -24,7 +24,7 @@ def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
 
     Args:
         problem: What to compute.
-        plain: One call of torch computes it, so that call it is.
+        plain: Torch's own calls, in the dtype of the result, are good enough.
     """
     import torch
 
@@ -34,8 +34,17 @@ def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
     product: Callable[..., Any] = torch.bmm if batched else torch.mm
     epilogue = problem.epilogue
 
-    def library_call(inputs: Inputs, outputs: Tensors) -> None:
-        product(inputs.tensors["a"], inputs.tensors["b"], out=outputs["out"])
+    def library_calls(inputs: Inputs, outputs: Tensors) -> None:
+        given, scalars, out = inputs.tensors, inputs.scalars, outputs["out"]
+        extra = given["c"] if epilogue.beta else given["bias"] if epilogue.bias else None
+        if extra is None and not epilogue.alpha:
+            product(given["a"], given["b"], out=out)
+        else:
+            fused: Callable[..., Any] = torch.baddbmm if batched else torch.addmm
+            beta, alpha = (scalars.get(name, 1.0) for name in ("beta", "alpha"))
+            addend, beta = (out, 0.0) if extra is None else (extra, beta)
+            fused(addend, given["a"], given["b"], beta=beta, alpha=alpha, out=out)
+        _activate(epilogue.activation, out)
 
     def compute(inputs: Inputs, outputs: Tensors) -> None:
         given, scalars, out = inputs.tensors, inputs.scalars, outputs["out"]
@@ -51,7 +60,19 @@ def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
             value += bias[:, None] if epilogue.bias == "m" else bias
         out.copy_(activation(epilogue.activation)(value))
 
-    return library_call if plain else compute
+    return library_calls if plain else compute
+
+
+def _activate(name: str, out: torch.Tensor) -> None:
+    """Apply the function called ``name`` in place, as a program without cutegen would."""
+    import torch
+
+    if name == "relu":
+        out.relu_()
+    elif name == "silu":
+        torch.nn.functional.silu(out, inplace=True)
+    elif name:
+        out.copy_(activation(name)(out))
 
 
 def activation(name: str) -> Activation:
