@@ -221,7 +221,7 @@ def test_the_fastest_right_algorithms_go_on() -> None:
     assert entrant.finalists[0].choice == {"algorithm": "04" * 64, "place": 5}
     order = LtOrder.from_json(json.loads(entrant.finalists[1].candidate.symbol))
     assert order == LtOrder(algorithm=Algorithm("01" * 64, 1))
-    assert entrant.details == {"algorithms": 5, "right": 4} and arena.policies == [Policy.screen()]
+    assert entrant.details == {"algorithms": 5, "timed": 5} and arena.policies == [Policy.screen()]
 
 
 def test_a_vendor_without_a_right_algorithm_has_failed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from cutegen.digest import Json
@@ -46,20 +47,19 @@ class Vendor:
         """Do nothing: torch brings it."""
 
     def enter(self, arena: Arena, problem: Problem) -> Entrant:
-        """List the algorithms, check all, time the right ones shortly and keep the fastest few."""
+        """List the algorithms, time all shortly and keep the fastest few that are right."""
         started = time.monotonic()
         offered = self._offered(arena, problem)
         candidates = {at: self._candidate(problem, at, found) for at, found in enumerate(offered, 1)}
-        checks = {at: arena.check(candidate) for at, candidate in candidates.items()}
-        right = {at: candidates[at] for at, check in checks.items() if check.ok}
-        if not right:
-            require_ok(checks[1])
-        best = self._fastest(arena, right)
+        ordered = self._ordered(arena, candidates)
+        best = list(islice((at for at in ordered if arena.check(candidates[at]).ok), _KEEP))
+        if not best:
+            require_ok(arena.check(candidates[ordered[0]]))
         choices: dict[int, dict[str, Json]] = {
             at: {"algorithm": offered[at - 1].words, "place": at} for at in best
         }
         finalists = (Finalist(candidates[at], f"{at} of {len(offered)}", choices[at]) for at in best)
-        details: dict[str, Json] = {"algorithms": len(offered), "right": len(right)}
+        details: dict[str, Json] = {"algorithms": len(offered), "timed": len(ordered)}
         return Entrant(tuple(finalists), round(time.monotonic() - started, 2), details)
 
     def _offered(self, arena: Arena, problem: Problem) -> list[Algorithm]:
@@ -75,12 +75,13 @@ class Vendor:
                 raise MeasureError("cuBLASLt ran, but left no note of its algorithms")
             return [Algorithm(**found) for found in json.loads(note.read_text(encoding="utf-8"))]
 
-    def _fastest(self, arena: Arena, right: Mapping[int, Candidate]) -> list[int]:
-        run = arena.time(list(right.values()), Policy.screen(context=self._context))
-        timed = [at for at, candidate in right.items() if candidate.name in run]
+    def _ordered(self, arena: Arena, candidates: Mapping[int, Candidate]) -> list[int]:
+        """Return the places of those that run, the fastest first."""
+        run = arena.time(list(candidates.values()), Policy.screen(context=self._context))
+        timed = [at for at, candidate in candidates.items() if candidate.name in run]
         if not timed:
             raise MeasureError(f"no algorithm could be timed: {next(iter(run.failures.values())).error}")
-        return sorted(timed, key=lambda at: run[right[at].name].paired.mid)[:_KEEP]
+        return sorted(timed, key=lambda at: run[candidates[at].name].paired.mid)
 
     def _candidate(self, problem: Problem, at: int, algorithm: Algorithm) -> Candidate:
         return self._of(problem, str(at), LtOrder(algorithm=algorithm))
