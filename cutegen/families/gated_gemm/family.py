@@ -109,17 +109,13 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     return {"torch.mm, torch.compile": in_two, "torch.compile": in_one}
 
 
-_KNOBS = (
-    *(
-        "tile_shape_mn",
-        "tile_k",
-        "cluster_shape_mn",
-        "mma_warpgroups",
-        "pingpong",
-        "swap_ab",
-        "use_tma_store",
-    ),
-    *("use_pdl", "stream_k", "split_k", "swizzle_size", "raster_along_m"),
+_NAMES = (
+    "tile_shape_mn tile_k cluster_shape_mn mma_warpgroups pingpong swap_ab use_tma_store use_pdl stream_k "
+    "split_k swizzle_size raster_along_m"
+)
+_KNOBS = {knob: KNOBS[knob] for knob in _NAMES.split()}
+_KNOBS["tile_shape_mn"] += (
+    " Half of its columns, of its rows with swap_ab, are gates; the output has half as many."
 )
 
 
@@ -198,7 +194,7 @@ GATED_GEMM = GatedGemm(
     adjust=_scale,
     baselines=_baselines,
     flops=lambda problem: 4 * problem.m * problem.n * problem.k,
-    knobs={knob: text for knob, text in KNOBS.items() if knob in _KNOBS},
+    knobs=_KNOBS,
     examples=(
         "8192x14336x4096 bf16",
         "1024x28672x8192 bf16 layout=interleaved",
