@@ -224,6 +224,7 @@ def _contest(
         "name": shape.name,
         "problem": str(problem),
         "bytes": problem.min_bytes,
+        **({"flops": problem.flops} if find_family(problem.family).metric == "TFLOP/s" else {}),
         "config": str(result.config),
         "tuning_s": round(result.seconds, 2),
         "candidates": result.candidates,

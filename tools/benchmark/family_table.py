@@ -45,7 +45,7 @@ class FamilyResults(QuotedFile):
         head = [
             "shape",
             "time us",
-            "GB/s",
+            "TFLOP/s" if "flops" in rows[0] else "GB/s",
             "copy / cutegen",
             *(f"{name} / cutegen" for name in names),
             "config",
@@ -73,7 +73,8 @@ class FamilyResults(QuotedFile):
         copies = [entries[name]["over_cutegen"] for name in _COPIES if name in entries]
         ratios = [down(entries[name]["over_cutegen"], 3) if name in entries else "" for name in names]
         copied = down(min(copies), 3) if copies else ""
-        cells = [row["name"], up(own["median_us"], 2), down(own["gb_per_s"], 0), copied]
+        rate = row["flops"] / own["median_us"] / 1e6 if "flops" in row else own["gb_per_s"]
+        cells = [row["name"], up(own["median_us"], 2), down(rate, 0), copied]
         return line([*cells, *ratios, f"`{row['config']}`"])
 
     def _footing(self) -> str:
