@@ -21,6 +21,9 @@ KINDS = {
     "fp16 kk": "fp16 kk",
     "bf16 kk bias": "bf16 kk bias=n",
     "bf16 kk bias silu": "bf16 kk bias=n act=silu",
+    "bf16 mk": "bf16 mk",
+    "bf16 kk beta": "bf16 kk beta",
+    "bf16 kk odd n": "bf16 kk",
 }
 #: Sizes that TMA takes are multiples of so many elements of two bytes.
 _ALIGNED = 8
@@ -98,7 +101,9 @@ def draw(kind: str, count: int, seed: int, rows: tuple[int, int] = (1, 8192)) ->
     while len(found) < count:
         n, k = rng.choice(pairs)
         m = round(2 ** rng.uniform(math.log2(rows[0]), math.log2(rows[1])))
-        if kind == "bf16 mn":  # A is contiguous along m there, which TMA wants aligned
+        if " m" in kind:  # A is contiguous along m there, which TMA wants aligned
             m = max(_ALIGNED, m - m % _ALIGNED)
+        if kind.endswith("odd n"):  # rows of D are not aligned for TMA, so each element is stored alone
+            n -= 1
         found[Problem.parse(f"gemm {m}x{n}x{k} {KINDS[kind]}")] = None
     return list(found)
