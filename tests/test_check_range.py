@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cutegen.families.ranges import parse_range
+from tools.benchmark.range_table import RANGE_CHECK, RangeResults
 from tools.check_range import Row, random_sizes, summary
 
 
@@ -14,6 +15,26 @@ def test_random_sizes_are_members_even_over_the_doublings() -> None:
     assert sizes == random_sizes(whole, 60, 0) != random_sizes(whole, 60, 1)
     assert sum(size < 512 for size in sizes) > 15
     assert sorted(random_sizes(parse_range("gemm 1..4x64x64 bf16 kk"), 60, 0)) == [1, 2, 3, 4]
+
+
+def test_results_are_rendered_by_bands() -> None:
+    """Ratios round down, regrets up; sizes that were not tuned alone have none."""
+    rows = [Row(1, "range", 10.0, 1.2109), Row(9, "range", 10.0, 1.0, 9.0), Row(64, "range", 10.0, 0.9, 10.0)]
+    facts = {
+        "kind": RANGE_CHECK, "range": "gemm 1..64x64x64 bf16 kk", "tuned_s": 26.01, "gpu": "G",
+        "commit": "abc", "machine": {"driver": "1"},
+        "measured_at": "2026-11-23T01:00:00", "policy": {"context": "behind"},
+        "rows": [row.to_json() for row in rows],
+    }  # fmt: skip
+    found = RangeResults(facts)
+    assert found.summary() == [
+        "- gemm 1..64x64x64 bf16 kk: 3 sizes, geometric mean **1.029**, smallest 0.900",
+        "- 2 of them beside exact tuning: 5.5 % behind in the geometric mean, 11.2 % at worst",
+    ]
+    text = found.render()
+    assert "| 1 to 8 | 1 | 1.210 | 1.210 |  |" in text
+    assert "| 9 to 64 | 2 | 0.948 | 0.900 | 2: 5.5 % behind in the geometric mean, 11.2 % at worst |" in text
+    assert "tuned in 27 s; sizes at random" in text and "each launch behind" in text
 
 
 def test_the_summary_has_means_and_worst_cases() -> None:

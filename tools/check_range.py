@@ -4,6 +4,8 @@ Sizes are taken at random, evenly over the doublings. At some of them the single
 tune it, and both configs are then timed in the same rounds: that is the regret.
 
     python tools/check_range.py --table TABLE.json --range 'gemm 1..8192x7168x2048 bf16 kk' --out check.json
+
+Render the file with tools/results_table.py.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, AutoTuner
 from tools.benchmark.compiled import compiled_candidate
+from tools.benchmark.environment import check_facts
+from tools.benchmark.range_table import RANGE_CHECK
 from tools.benchmark.results import write_json
 
 __all__ = ["Row", "main", "random_sizes", "summary"]
@@ -152,6 +156,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=positive_float, default=3600.0, help="begin nothing after so many seconds"
     )
+    parser.add_argument("--tuned-s", type=positive_float, help="seconds that tuning the range took")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     parser.add_argument("--cache-dir", type=file_path)
     parser.add_argument("--out", type=file_path, required=True)
     return parser
@@ -174,6 +180,17 @@ def run(args: argparse.Namespace) -> int:
         return time.monotonic() - begun > float(args.limit)
 
     rows: dict[int, Row] = {}
+    about: dict[str, Json] = {
+        **check_facts(RANGE_CHECK, device, args.commit),
+        "range": str(whole),
+        "tuned_s": args.tuned_s,
+        "policy": policy.to_json(),
+        "effort": args.effort,
+    }
+
+    def write() -> None:
+        write_json(args.out, {**about, "rows": [row.to_json() for row in rows.values()]})
+
     with Bench() as bench:
         for size in random_sizes(whole, args.random, args.seed):
             problem = whole.at(size)
@@ -185,11 +202,10 @@ def run(args: argparse.Namespace) -> int:
             took, ratio = checker.time(bench, [candidate])["range"]
             rows[size] = Row(size, answer.how, took, ratio, config=str(answer.config))
             print(f"{size:6} {answer.how:8} {took:9.2f} us  {ratio or 0:.3f}  {answer.config}", flush=True)
+    write()
     print(summary(list(rows.values())), flush=True)
     _beside_exact(args, table, whole, rows, checker, device, late)
-    found = [row.to_json() for row in rows.values()]
-    about: dict[str, Json] = {"range": str(whole), "policy": policy.to_json(), "device": device.to_json()}
-    write_json(args.out, {"kind": "range check", **about, "effort": args.effort, "rows": found})
+    write()
     print(summary(list(rows.values())))
     return EXIT_OK
 

@@ -43,6 +43,7 @@ from tools.benchmark.markdown import down, launches, line, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.quoted import QuotedFile
+from tools.benchmark.range_table import RANGE_CHECK, RangeResults
 from tools.benchmark.results import COPY, ENERGY, FAMILY, FOREIGN, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
 from tools.benchmark.transcript import TRANSCRIPT, Transcript
@@ -64,6 +65,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     TRANSCRIPT: Transcript,
     MODEL: ModelResults,
     UNTUNED: UntunedResults,
+    RANGE_CHECK: RangeResults,
     UNTUNED_FAMILIES: UntunedFamilies,
 }
 #: Names of shapes to the Markdown of their rows.

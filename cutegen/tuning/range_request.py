@@ -27,7 +27,7 @@ class RangeEffort:
         doubtful: Sizes that are measured then, where an answer may be wrong, at most.
         random: Sizes taken at random to see how good the answers are.
         contenders: Candidates that are measured beside each other at a size.
-        seconds: No doubtful size is begun so long after the run began.
+        seconds: No size is begun so long after the run began, beside the two ends and those at random.
     """
 
     ranked: int = 96
@@ -42,7 +42,7 @@ class RangeEffort:
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
 RANGE_EFFORTS: Mapping[str, RangeEffort] = {
-    "quick": RangeEffort(ranked=48, kernels=64, sizes=24, doubtful=8, random=4, contenders=12, seconds=12.0),
+    "quick": RangeEffort(ranked=48, kernels=64, sizes=24, doubtful=8, random=4, contenders=12, seconds=14.0),
     "standard": RangeEffort(),
     "exhaustive": RangeEffort(
         ranked=160, kernels=320, sizes=96, doubtful=96, random=24, contenders=32, seconds=240.0

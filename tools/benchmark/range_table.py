@@ -1,0 +1,76 @@
+"""Answers of a tuned range: results files of one benchmark, read and rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cutegen.measure.statistics import geometric_mean
+from tools.benchmark.markdown import down, launches, line, short_commit, up
+from tools.benchmark.quoted import QuotedFile
+
+__all__ = ["RANGE_CHECK", "RangeResults"]
+
+#: What such files say that they are.
+RANGE_CHECK = "range check"
+#: Last size of each band.
+_BANDS = (8, 64, 128, 256, 512, 1024, 2048, 8192)
+
+
+class RangeResults(QuotedFile):
+    """What tools/check_range.py measured."""
+
+    tool = "tools/check_range.py"
+
+    def summary(self) -> list[str]:
+        """Return the ratios to the baseline and the regret, a line each."""
+        ratios, regrets = _ratios(self._rows()), _regrets(self._rows())
+        found = [
+            f"- {self.facts['range']}: {len(ratios)} sizes, geometric mean "
+            f"**{down(geometric_mean(ratios), 3)}**, smallest {down(min(ratios), 3)}"
+        ]
+        if regrets:
+            found.append(f"- {len(regrets)} of them beside exact tuning: {_behind(regrets)}")
+        return found
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        names = ["sizes", "number", "geometric mean", "smallest", "behind exact tuning"]
+        table = [line(names), line(["---", *["---:"] * 3, "---"]), _cells("all", self._rows())]
+        table += [_cells(f"{first} to {last}", part) for first, last, part in self._bands()]
+        facts = self.facts
+        took = f"tuned in {up(facts['tuned_s'], 0)} s; " if facts["tuned_s"] else ""
+        where = (
+            f"Time of the library's call over that of the answer of `{facts['range']}`, {took}sizes at "
+            f"random, even over the doublings. {facts['gpu']}, driver {facts['machine']['driver']}; commit "
+            f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}{launches(facts['policy'])}."
+        )
+        return "\n".join([*table, "", where])
+
+    def _rows(self) -> Sequence[Any]:
+        rows: Sequence[Any] = [row for row in self.facts["rows"] if row["ratio"] is not None]
+        return rows
+
+    def _bands(self) -> Iterator[tuple[int, int, Sequence[Any]]]:
+        for before, last in zip((0, *_BANDS), _BANDS, strict=False):
+            if part := [row for row in self._rows() if before < row["size"] <= last]:
+                yield before + 1, last, part
+
+
+def _ratios(rows: Sequence[Any]) -> list[float]:
+    return [float(row["ratio"]) for row in rows]
+
+
+def _regrets(rows: Sequence[Any]) -> list[float]:
+    return [float(row["regret"]) for row in rows if row["regret"] is not None]
+
+
+def _behind(regrets: Sequence[float]) -> str:
+    mean = geometric_mean(1 + regret for regret in regrets) - 1
+    return f"{up(100 * mean, 1)} % behind in the geometric mean, {up(100 * max(regrets), 1)} % at worst"
+
+
+def _cells(title: str, rows: Sequence[Any]) -> str:
+    ratios, regrets = _ratios(rows), _regrets(rows)
+    shown = f"{len(regrets)}: {_behind(regrets)}" if regrets else ""
+    return line([title, str(len(rows)), down(geometric_mean(ratios), 3), down(min(ratios), 3), shown])
