@@ -249,9 +249,9 @@ def test_timed_spans_hold_launches_of_the_kernel_and_nothing_else(
     names = [e.name for e in sorted(events, key=lambda e: e.time_range.start) if e.device_type == device]
     spans: list[list[str]] = [[]]
     for name in names:
-        if "reduce" in name:  # the load that leads to a span
+        if "reduce" in name:  # the load that leads to a span; torch clears a counter of its own for it
             spans.append([])
-        else:
+        elif "Memset" not in name:
             spans[-1].append(name)
     assert all(len({*span}) <= 1 for span in spans), spans
     copies = [span for span in spans if span and re.search("memcpy|copy|elementwise", span[0], re.IGNORECASE)]
