@@ -28,12 +28,12 @@ from cutegen.digest import Json
 from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
 from tools.benchmark.environment import check_facts
-from tools.benchmark.model_table import COMPILED, GEMMS, MODEL, STEP
+from tools.benchmark.model_table import COMPILED, GEMMS, LINEAR, MODEL, STEP
 from tools.benchmark.results import write_json
 
 #: What may be measured, in this order.
 PARTS = ("decode", "prefill", "training", "compiled", "memory")
-TORCH, OWN = "torch", "cutegen"
+TORCH = "torch"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,11 +130,13 @@ class ModelBench:
         import cutegen
 
         layers, length = self._args.training_layers, self._args.training
-        model, twin = self._model(layers), self._model(layers)
+        models = {who: self._model(layers) for who in (TORCH, LINEAR, STEP)}
+        model = models[TORCH]
         self._prepare(model, self._steps.training(model, length), backward=True)
-        cutegen.optimize(twin)
-        steps = {TORCH: self._steps.training(model, length), OWN: self._steps.training(twin, length)}
-        self._row(f"training {length}", STEP, model, steps)
+        cutegen.optimize(models[LINEAR], is_linear)
+        cutegen.optimize(models[STEP])
+        steps = {who: self._steps.training(each, length) for who, each in models.items()}
+        self._row(f"training {length}", model, steps)
 
     def compiled(self) -> None:
         """All of these, with each block compiled by Inductor's default and by the backend."""
@@ -151,7 +153,7 @@ class ModelBench:
             for who, backend in self._backends().items():
                 with compiled_by(model, backend, self._steps):
                     graphs[who] = self._steps.Captured(step)
-            self._row(name, COMPILED, model, graphs)
+            self._row(name, model, graphs)
         model = self._model(args.training_layers)
         self._prepare(model, self._steps.training(model, args.training), backward=True)
         torch._dynamo.reset()
@@ -160,7 +162,7 @@ class ModelBench:
             copy = self._model(args.training_layers)
             self._steps.compiled_blocks(copy, backend)
             steps[who] = self._steps.training(copy, args.training)
-        self._row(f"training {args.training}", COMPILED, model, steps)
+        self._row(f"training {args.training}", model, steps)
 
     def memory(self) -> None:
         """Bytes that torch holds before and after a thousand steps of mixed lengths, ``reduce-overhead``."""
@@ -177,27 +179,23 @@ class ModelBench:
     def _backends(self) -> dict[str, Any]:
         from cutegen.torch_ops.inductor import compile_with_cutegen
 
-        return {TORCH: "inductor", OWN: compile_with_cutegen}
+        return {TORCH: "inductor", COMPILED: compile_with_cutegen}
 
     def _infer(self, name: str, model: Any, step: Callable[[], Any]) -> None:
-        """Measure a step of inference: its GEMMs alone, and all of it."""
+        """Measure a step of inference: its GEMMs alone, and all of it with more or less of it swapped."""
         import torch
 
         import cutegen
 
         answers = self._prepare(model, step)
         own = self._steps.gemms(model, step, cutegen.linear)
-        products = {
-            TORCH: self._steps.gemms(model, step, torch.nn.functional.linear),
-            OWN: own,
-        }
-        self._row(
-            name, GEMMS, model, {w: self._steps.Captured(s) for w, s in products.items()}, answers=answers
-        )
+        products = {TORCH: self._steps.gemms(model, step, torch.nn.functional.linear), GEMMS: own}
+        self._row(name, model, {w: self._steps.Captured(s) for w, s in products.items()}, answers=answers)
         graphs = {TORCH: self._steps.Captured(step)}
-        with swapped(model):
-            graphs[OWN] = self._steps.Captured(step)
-        self._row(name, STEP, model, graphs)
+        for what, wanted in ((LINEAR, is_linear), (STEP, None)):
+            with swapped(model, wanted):
+                graphs[what] = self._steps.Captured(step)
+        self._row(name, model, graphs)
 
     def _prepare(
         self, model: Any, step: Callable[[], Any], *, backward: bool = False, addends: bool = False
@@ -262,27 +260,30 @@ class ModelBench:
     def _row(
         self,
         name: str,
-        what: str,
         model: Any,
         steps: Mapping[str, Callable[[], Any]],
         *,
         answers: dict[str, Json] | None = None,
     ) -> None:
-        """Compare results, measure, print and write one row."""
+        """Compare results with torch's, measure all in turns, print and write a row for each but torch."""
         results = {who: step() for who, step in steps.items()}
+        others = [who for who in steps if who != TORCH]
         if results[TORCH] is not None:
-            self._steps.require_close(results[OWN], results[TORCH], f"{name}, {what}")
+            for what in others:
+                self._steps.require_close(results[what], results[TORCH], f"{name}, {what}")
         samples = self._steps.timed(steps, self._args.rounds, self._args.settle)
-        ratio = ratio_interval(samples[TORCH], samples[OWN])
-        row: dict[str, Json] = {
-            "name": name,
-            "what": what,
-            "layers": len(model.blocks),
-            **{f"{who}_us": _rounded(median_interval(samples[who]), 2) for who in (TORCH, OWN)},
-            "ratio": _rounded(ratio, 4),
-        }
-        self._rows.append({**row, **({"answers": answers} if answers else {})})
-        print(f"{ratio.mid:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]  {name}, {what}", flush=True)
+        for what in others:
+            ratio = ratio_interval(samples[TORCH], samples[what])
+            row: dict[str, Json] = {
+                "name": name,
+                "what": what,
+                "layers": len(model.blocks),
+                "torch_us": _rounded(median_interval(samples[TORCH]), 2),
+                "cutegen_us": _rounded(median_interval(samples[what]), 2),
+                "ratio": _rounded(ratio, 4),
+            }
+            self._rows.append({**row, **({"answers": answers} if answers else {})})
+            print(f"{ratio.mid:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]  {name}, {what}", flush=True)
         self._write()
 
     def _write(self) -> None:
@@ -306,12 +307,17 @@ def _rounded(interval: Any, digits: int) -> list[Json]:
     return [round(value, digits) for value in (interval.low, interval.mid, interval.high)]
 
 
+def is_linear(module: Any, name: str) -> bool:
+    """Return whether a module is a linear layer."""
+    return hasattr(module, "in_features")
+
+
 @contextmanager
-def swapped(model: Any) -> Iterator[None]:
-    """Let the linear layers of a model call cutegen for as long as the block takes."""
+def swapped(model: Any, wanted: Callable[[Any, str], bool] | None) -> Iterator[None]:
+    """Let layers of a model call cutegen for as long as the block takes, those that are wanted."""
     import cutegen
 
-    cutegen.optimize(model)
+    cutegen.optimize(model, wanted)
     try:
         yield
     finally:

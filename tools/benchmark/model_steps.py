@@ -36,8 +36,8 @@ __all__ = [
 
 #: Does the work once; returns what can be compared, or nothing.
 Step = Callable[[], Any]
-#: Largest difference of two results, in norm: bf16 rounds by 2^-9, once or twice a layer.
-_TOLERANCE = 0.05
+#: Largest difference of two results, in norm: bf16 rounds by 2^-9, several times in each of 32 layers.
+_TOLERANCE = 0.1
 
 
 def make_model(size: str, layers: int, device: str) -> Llama:

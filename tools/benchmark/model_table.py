@@ -9,12 +9,14 @@ from cutegen.measure.statistics import geometric_mean
 from tools.benchmark.markdown import down, line, short_commit, up
 from tools.benchmark.quoted import QuotedFile
 
-__all__ = ["COMPILED", "GEMMS", "MODEL", "STEP", "ModelResults"]
+__all__ = ["COMPILED", "GEMMS", "LINEAR", "MODEL", "STEP", "ModelResults"]
 
 #: What such a file says that it is.
 MODEL = "model"
 #: What is timed of a step.
-GEMMS, STEP, COMPILED = "GEMMs alone", "whole step", "whole step, compiled"
+GEMMS, COMPILED = "GEMMs alone", "whole step, compiled"
+#: A step of a model of which cutegen.optimize has swapped the linear layers only, or all that it knows.
+LINEAR, STEP = "whole step, linear layers", "whole step, optimized"
 
 
 class ModelResults(QuotedFile):
@@ -26,7 +28,7 @@ class ModelResults(QuotedFile):
         """Return the geometric mean of what was timed of all steps of inference, and of training."""
         lines = []
         for training in (False, True):
-            for what in (GEMMS, STEP, COMPILED):
+            for what in (GEMMS, LINEAR, STEP, COMPILED):
                 rows = [r for r in self._rows() if r["what"] == what and _is_training(r) == training]
                 if not rows:
                     continue
@@ -48,8 +50,8 @@ class ModelResults(QuotedFile):
     def render(self) -> str:
         """Return the Markdown of the file."""
         head = ["step", "timed", "layers", "torch ms", "cutegen ms", "torch / cutegen (95 %)"]
-        table = [line(head), line([*["---"] * 2, *["---:"] * 4]), *map(_line, self._rows())]
-        return "\n".join([*self.summary(), "", *table, "", self._footing()])
+        table = [line(head), line([*["---"] * 2, *["---:"] * 4]), *map(_line, self._rows()), ""]
+        return "\n".join([*self.summary(), "", *(table if self._rows() else ()), self._footing()])
 
     def _rows(self) -> Sequence[Any]:
         rows: Sequence[Any] = self.facts["rows"]
