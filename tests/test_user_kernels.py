@@ -36,7 +36,7 @@ kernel = Kernel(
     "mixed_{name}",
     entry="mixed_entry:launch",
     sizes={{"m": free, "n": fixed}},
-    options={{"dtype": ("bf16", "fp32"), "residual": False, "sums": False}},
+    options={{"dtype": ("bf16", "fp32"), "residual": False, "sums": False, "mode": ("fast", "exact")}},
     arguments=(
         read("x", "dtype", ("m", "n")),
         read("residual", "dtype", ("m", "n"), when="residual"),
@@ -114,7 +114,10 @@ def test_it_has_the_declared_names(gpu: FakeUserGpu, tmp_path: Path) -> None:
     assert str(inspect.signature(kernel)) == "(x, w, eps=1e-06, *, y=None, config=None)"
     assert cutegen.load(str(EXAMPLE)) is kernel and kernel.__name__ == "my_rmsnorm"
     signature = inspect.signature(mixed(tmp_path, "names"))
-    assert str(signature) == "(x, residual=None, factor=2.0, *, state, y=None, sums=None, config=None)"
+    assert (
+        str(signature)
+        == "(x, residual=None, factor=2.0, *, state, y=None, sums=None, mode='fast', config=None)"
+    )
 
 
 def test_calls_compute_the_reference(gpu: FakeUserGpu) -> None:
@@ -246,7 +249,7 @@ def test_updates_in_place_are_seen_by_a_compiler(gpu: FakeUserGpu, tmp_path: Pat
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def step(x: Any, state: Any) -> Any:
-        y = kernel(x, state=state)
+        y = kernel(x, state=state, mode="exact")
         return y + state.sum()
 
     x, state = tensor(4, N), torch.zeros(4, N)

@@ -175,3 +175,26 @@ def test_it_is_pinned_and_called_by_the_declared_names(
     assert lines[4:] == ["float 0.5"]
     with pytest.raises(RuntimeError, match="my_rmsnorm needs w"):
         deployment.call("my_rmsnorm", x=x, eps=0.5)
+
+
+def test_listed_configs_and_the_default_are_tried_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second search answers from the records; switched off, the default answers."""
+    configs = [{"threads": 256, "threads_per_row": each} for each in (64, 256)]
+    problem = registry.load_kernel(folder / "my_norm_kernel.py").parse("my_rmsnorm 64x4096 bf16")
+    compilers: list[FakeCompiler] = []
+
+    def search() -> Any:
+        compilers.append(TracingCompiler(Store(folder.parent / "cache"), speed))
+        backends = Backends(
+            lambda: compilers[-1],
+            lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent]),
+        )
+        tuner = AutoTuner(device=DEVICE, toolchain=TOOLCHAIN, effort=SMALL, backends=backends)
+        return tuner.tune_problem(problem, candidates=configs)
+
+    first, second = search(), search()
+    assert first.candidates == 3 and dict(first.config) == configs[1] and compilers[0].compiled
+    assert second.reused and second.config == first.config and not compilers[1].compiled
+    monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", "1")
+    off = search()
+    assert not off.measured and dict(off.config) == {"threads": 128, "threads_per_row": 128}

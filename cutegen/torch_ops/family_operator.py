@@ -337,7 +337,10 @@ class DeclaredOperator:
                 mark = f"(a{at}!)" if a.kind == "inout" else ""
                 words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
         words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
-        words += [f"{'bool' if option.is_flag else 'str'} {option.name}" for option in self.options]
+        for option in self.options:
+            # Torch passes arguments of mutating operators by name to a function with a parameter called mode.
+            name = "mode_" if option.name == "mode" else option.name
+            words.append(f"{'bool' if option.is_flag else 'str'} {name}")
         if self._in_place:
             words += [f"Tensor(b{at}!)? {self._names[at]}" for at in self._outputs]
             return f"{self.family.name}({', '.join(words)}, str? config) -> ()"
