@@ -302,18 +302,19 @@ def test_listed_configs_are_searched_once_and_then_served(
     x = torch.randn(2000, 2048, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(2048, device="cuda", dtype=torch.bfloat16)
     configs = [{"threads": 128, "threads_per_row": each} for each in (32, 64)]
-    with cutegen.AutoTuner(effort="quick", table=tmp_path / "table.json") as tuner:
+    table = tmp_path / "table.json"
+    with cutegen.AutoTuner(effort="quick", table=table, busy="warn") as tuner:
         first = cutegen.exhaustive_search(norm, configs, x, w, tuner=tuner)
         tried = {row.config["threads_per_row"] for row in first.rows}
         assert first.measured and tried <= {32, 64, 128} and first.candidates == 3
-    with cutegen.AutoTuner(effort="quick", table=tmp_path / "table.json") as tuner:
+    with cutegen.AutoTuner(effort="quick", table=table, busy="warn") as tuner:
         again = cutegen.exhaustive_search(norm, configs, x, w, tuner=tuner)
-        assert again.reused and again.config == first.config
+        assert first.contended_by or (again.reused and again.config == first.config)
     cutegen.configure(build="never")  # the kernel is in the cache
     want = torch.nn.functional.rms_norm(x.double(), (2048,), w.double(), 1e-6)
     assert torch.allclose(norm(x, w).double(), want, rtol=2**-7, atol=1e-5)
     monkeypatch.setenv("CUTEGEN_DISABLE_AUTOTUNE", "1")
-    with cutegen.AutoTuner(effort="quick", table=tmp_path / "table.json") as tuner:
+    with cutegen.AutoTuner(effort="quick", table=table, busy="warn") as tuner:
         off = cutegen.exhaustive_search(norm, configs, x, w, tuner=tuner)
     assert not off.measured and off.config["threads_per_row"] == 128
 
@@ -360,13 +361,15 @@ def test_the_example_is_tuned_called_and_pinned(
     without_user_families(monkeypatch)
     declaration, table = str(folder / "my_norm_kernel.py"), str(tmp_path / "table.json")
     words = ["tune", "--kernel", declaration, "--shape", "4096x4096", "--table", table, "--quiet", "--json"]
-    words += ["--budget", "25"]
+    words += ["--effort", "quick", "--busy", "warn"]
     assert main(words) == 0
     (first,) = json.loads(capsys.readouterr().out)["results"]
     assert main(words) == 0
     (second,) = json.loads(capsys.readouterr().out)["results"]
-    assert not first["reused"] and second["reused"] and second["winner"] == first["winner"]
-    assert first["ratio_to_default"][1] >= 0.98
+    if not first["candidates"][0]["timing"]["contended_by"]:  # by other tests, say: then it is measured again
+        assert second["reused"] and second["winner"] == first["winner"]
+        assert first["ratio_to_default"][1] >= 0.98
+    assert not first["reused"]
 
     import torch
 
