@@ -19,7 +19,7 @@ class ForeignResults(QuotedFile):
     tool = "tools/bench_foreign.py"
 
     def summary(self) -> list[str]:
-        """Return for each kernel how far its author's default is behind, and on how many shapes."""
+        """Return for each kernel how far its author's default and the baselines are behind."""
         lines = []
         for name, kernel in self.facts["kernels"].items():
             gains = [_over(row, _DEFAULT) for row in kernel["rows"]]
@@ -27,6 +27,11 @@ class ForeignResults(QuotedFile):
             lines.append(
                 f"- {name}: author's default / winner at most **{down(max(gains), 3)}**, at least "
                 f"{down(min(gains), 3)}; 1.03 or more on {ahead} of {len(gains)} shapes"
+                + "".join(
+                    f"; {other} / winner {down(min(ratios), 3)} to {down(max(ratios), 3)}"
+                    for other in _baselines(kernel["rows"][0])
+                    if (ratios := [_over(row, other) for row in kernel["rows"] if other in row["entries"]])
+                )
             )
         return lines
 
@@ -47,8 +52,7 @@ class ForeignResults(QuotedFile):
         entries = row["entries"]
         own = entries[_OWN]["median_us"]
         default = entries.get(_DEFAULT, entries[_OWN])["median_us"]
-        others = [other for other in entries if other not in (_OWN, _DEFAULT, *_COPIES)]
-        beside = (f"{down(_over(row, other), 3)} ({other})" for other in others)
+        beside = (f"{down(_over(row, other), 3)} ({other})" for other in _baselines(row))
         return line(
             [
                 f"`{name}`",
@@ -76,6 +80,11 @@ class ForeignResults(QuotedFile):
             f"{', '.join(dates)}. Winner and default are configs of the same kernel, timed in the same "
             "interleaved rounds with cold L2 caches. Above 1 the winner is faster."
         )
+
+
+def _baselines(row: Any) -> list[str]:
+    """Return the names of what PyTorch users call instead."""
+    return [name for name in row["entries"] if name not in (_OWN, _DEFAULT, *_COPIES)]
 
 
 def _over(row: Any, name: str) -> float:
