@@ -60,7 +60,8 @@ class GatedCall(Call):
         if up is not None and up.dtype != gate.dtype:
             fallbacks.count(f"a gated MLP: gate and up differ in dtype: {gate.dtype}, {up.dtype}")
             return _by_torch(gate, up, self.activation)
-        return answered(gated, _by_torch, "a gated MLP", gate, up, self.activation)
+        name = self.activation
+        return answered(gated, lambda: _by_torch(gate, up, name), "a gated MLP", gate, up, name)
 
 
 def _by_torch(gate: Any, up: Any, activation: str) -> Any:

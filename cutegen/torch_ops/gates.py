@@ -53,6 +53,9 @@ def gated(
         LaunchError: There is no kernel to launch, or it failed to.
         CutegenError: As :func:`cutegen.gemm`.
     """
+    plain = out is None and config is None
+    if plain and (result := _known(x, up, activation, layout)) is not None:
+        return result
     _require(x, up, activation, layout)
     columns = x.shape[-1] if up is not None else x.shape[-1] // 2
     if x.numel() == 0:
@@ -67,6 +70,8 @@ def gated(
         found = _function().apply(rows, ups, chosen, options)
     else:
         found = _run(_forward, rows, ups, given, chosen, options)
+        if plain and (plan := _forward.planned(_values(rows, ups, MAKE), options)) is not None:
+            _forward.remember(_kind(x, up, activation, layout), plan)
     return found.view((*x.shape[:-1], columns)) if out is None else out
 
 
@@ -123,10 +128,40 @@ def _run(
     run: Any, x: Any, up: Any, out: Any, config: Config | None, options: tuple[str, ...]
 ) -> torch.Tensor:
     """Return the result of matrices."""
-    target = MAKE if out is None else out
-    values = [x, None, None, target] if up is None else [None, x, up, target]
-    result: torch.Tensor = run(values, (), config, options)[-1]
+    result: torch.Tensor = run(_values(x, up, MAKE if out is None else out), (), config, options)[-1]
     return result
+
+
+def _values(x: Any, up: Any, out: Any) -> list[Any]:
+    return [x, None, None, out] if up is None else [None, x, up, out]
+
+
+def _kind(x: Any, up: Any, activation: str, layout: str) -> tuple[Any, ...]:
+    other = None if up is None else (up.shape, up.stride(), up.dtype, up.data_ptr() & 15)
+    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, activation, layout, other
+
+
+def _known(x: Any, up: Any, activation: str, layout: str) -> torch.Tensor | None:
+    """Return the result where a call of the kind was answered before; the path of models, which must stay
+    short."""
+    import torch
+
+    try:
+        if state.must_trace(x) or (up is not None and state.must_trace(up)) or _records(x, up):
+            return None
+        plan = _forward.fast.get(_kind(x, up, activation, layout))
+        if plan is None:
+            return None
+        shape = x.shape if up is not None else (*x.shape[:-1], x.shape[-1] // 2)
+        rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+        found = torch.empty((rows.shape[0], shape[-1]), dtype=x.dtype, device=x.device)
+        if up is None:
+            plan.launch(rows, found)
+        else:
+            plan.launch(rows, up if up.dim() == 2 else up.view(-1, up.shape[-1]), found)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # the long way tells why
+    return found if rows is x else found.view(shape)
 
 
 def _gradients(run: Any, grad: Any, x: Any, up: Any, options: tuple[str, ...]) -> tuple[Any, Any]:

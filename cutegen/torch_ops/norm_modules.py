@@ -42,7 +42,7 @@ class NormCall(Call):
         if reason := self._unfit(x, weight):
             fallbacks.count(f"a norm: {reason}")
             return forward(x)
-        return answered(self._run, lambda x, *_: forward(x), "a norm", x, weight, self.eps)
+        return answered(rms_norm, lambda: forward(x), "a norm", x, weight, self.eps)
 
     def _unfit(self, x: Any, weight: Any) -> str:
         """Return why torch would compute something else, or why no kernel takes the rows; else nothing."""
@@ -57,10 +57,6 @@ class NormCall(Call):
         if self.place is not None and self.place != (x.dtype, x.device.type):
             return "its eps is torch's choice by dtype and device, which were others when it was swapped"
         return "" if x.numel() else "the input is empty"
-
-    @staticmethod
-    def _run(x: Any, weight: Any, eps: float) -> Any:
-        return rms_norm(x, weight, eps)
 
 
 def norm_call(module: Any) -> NormCall | str | None:

@@ -148,8 +148,8 @@ def _kind(*operands: Any) -> tuple[Hashable, ...]:
     )
 
 
-def answered(call: Callable[..., Any], torchs: Callable[..., Any], what: str, *operands: Any) -> Any:
-    """Return ``call(*operands)``, or where cutegen refuses them ``torchs(*operands)``, and count why.
+def answered(call: Callable[..., Any], torchs: Callable[[], Any], what: str, *operands: Any) -> Any:
+    """Return ``call(*operands)``, or where cutegen refuses them what ``torchs`` returns, and count why.
 
     Args:
         call: By cutegen.
@@ -170,7 +170,7 @@ def answered(call: Callable[..., Any], torchs: Callable[..., Any], what: str, *o
             reason = f"{what}: {error}"
             fallbacks.refuse(_kind(what, *operands), reason)
     fallbacks.count(reason)
-    return torchs(*operands)
+    return torchs()
 
 
 def prepare() -> None:
