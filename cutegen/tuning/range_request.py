@@ -27,7 +27,7 @@ class RangeEffort:
         doubtful: Sizes that are measured then, where an answer may be wrong, at most.
         random: Sizes taken at random to see how good the answers are.
         contenders: Candidates that are measured beside each other at a size.
-        seconds: No size is begun so long after the run began, beside the two ends and those at random.
+        seconds: No doubtful size is begun so long after the run began.
     """
 
     ranked: int = 96

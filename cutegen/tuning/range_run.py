@@ -121,7 +121,7 @@ class RangeRun:
         self._planned = len(sizes) + effort.doubtful + effort.random
         self._submit(sizes)
         for at, size in enumerate(sizes):
-            if at < 2 or not (self._late(effort.seconds) or self._late(budget_s)):
+            if at < 2 or not self._late(budget_s):
                 self._measure(size, "sizes")
         self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
