@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         use,
         wait_for_kernels,
     )
+    from cutegen.torch_ops.grouped_gemm import grouped_gemm
     from cutegen.torch_ops.inductor import inductor_options
     from cutegen.torch_ops.layer_norm import layer_norm
     from cutegen.torch_ops.modules import optimize, restore
@@ -72,6 +73,7 @@ __all__ = [
     "gated_gemm",
     "geglu",
     "gemm",
+    "grouped_gemm",
     "inductor_options",
     "layer_norm",
     "linear",
@@ -118,6 +120,7 @@ _HOMES = {
     "gated_gemm": "torch_ops.gated_gemm",
     "geglu": "torch_ops.gates",
     "gemm": "torch_ops.gemm",
+    "grouped_gemm": "torch_ops.grouped_gemm",
     "inductor_options": "torch_ops.inductor",
     "layer_norm": "torch_ops.layer_norm",
     "linear": "torch_ops.gemm",

@@ -77,6 +77,8 @@ LINES = (
     "cross_entropy 64x32000 bf16 gradient smoothing",
     "rope 64x32x8x128x64x1 bf16",
     "rope 64x32x8x128x64x4096 bf16 style=interleaved table=positions norm",
+    "grouped_gemm 64x512x256x4 bf16 tokens=zipf",
+    "grouped_gemm_masked 64x511x256x4 fp16 mean=20",
 )
 
 

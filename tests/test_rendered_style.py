@@ -29,6 +29,8 @@ KERNELS = (
     ("rmsnorm_quantized", "sm_90a"),
     ("cross_entropy", "sm_90a"),
     ("rope", "sm_90a"),
+    ("grouped_gemm", "sm_90a"),
+    ("grouped_gemm_masked", "sm_90a"),
 )
 
 

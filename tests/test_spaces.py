@@ -62,7 +62,7 @@ REPRESENTATIVE = [
 def plain(space: Space, sizes: str) -> Any:
     """The simplest problem of a space's family, of as many of the sizes as it has."""
     family = find_family(space.family)
-    if len(family.sizes) > 4:  # which depend on each other
+    if len(family.sizes) > 3 and not isinstance(family, GemmFamily):  # which depend on each other
         return family.typical()[0]
     most = 3 if isinstance(family, GemmFamily) else len(family.sizes)
     return family.problem(family.parse_shape("x".join(sizes.split("x")[:most])), {})

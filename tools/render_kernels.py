@@ -63,6 +63,7 @@ COPIES = (
         "gemm 8192x8192x8192 bf16 kk",
         "mma_tiler_mn=256x256 use_2cta_instrs=true cluster_shape_mn=2x1",
     ),
+    Copy("grouped_gemm", "sm_90a", "grouped_gemm 65536x1536x2048x128 bf16", ""),
     Copy("rmsnorm", "sm_90a", "rmsnorm 16384x4096 bf16 residual residual_out", ""),
     Copy("gated", "sm_90a", "gated 8192x14336 bf16", ""),
     Copy("gated_gemm", "sm_90a", "gated_gemm 8192x14336x4096 bf16", "tile_shape_mn=128x256"),

@@ -1,0 +1,132 @@
+"""``grouped_gemm`` on torch tensors, eager and under ``torch.compile``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cutegen.errors import OperandError
+from cutegen.families.calls import refuse_overlap
+from cutegen.families.grouped_gemm.as_gemm import ALL
+from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED, MEANS, SPREADS
+from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.family_operator import DeclaredOperator
+from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+__all__ = ["expected_mean", "grouped_gemm", "prepare"]
+
+_ranges = DeclaredOperator(GROUPED_GEMM, state.default_dispatcher, state.workspaces)
+_masked = DeclaredOperator(GROUPED_GEMM_MASKED, state.default_dispatcher, state.workspaces)
+
+
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | Sequence[int] | None = None,
+    *,
+    counts: torch.Tensor | Sequence[int] | None = None,
+    out: torch.Tensor | None = None,
+    tokens: str = "uniform",
+    expected_rows: int | None = None,
+    config: AnyConfig = None,
+) -> torch.Tensor:
+    """Return the product of each group's rows of ``a`` with the group's matrix, in one launch.
+
+    For group ``i`` and its rows ``r`` it is ``out[r] = a[r] @ b[i].T``. How many rows each group has is read
+    on the device only, so that a call needs no synchronisation and goes into CUDA graphs. Sums are in fp32
+    and rounded once. Rows of no group are neither read nor written: those of a new result are not
+    initialised, as with ``torch._grouped_mm(a, b.mT, offs=offs)``, which computes the same. There are no
+    gradients.
+
+    Args:
+        a: (m, k) with ``offs``: the rows of all groups, one group after the other. (groups, m, k) with
+            ``counts``: a matrix for each group, whose first rows are its own. bf16 or fp16 on a GPU; rows
+            start at multiples of 16 bytes.
+        b: (groups, n, k) in the dtype of ``a``, as the weights of linear layers lie; at most 512 groups.
+        offs: (groups,) int32: where the rows of each group end, growing, at most m.
+        counts: (groups,) int32: how many rows each group has, at most m. Instead of ``offs``. On the device,
+            values outside of these bounds are taken as the nearest bound, and rows of two groups get the
+            product of either; those that are given on the host are checked.
+        out: Where the result goes, (m, n) or (groups, m, n) in the dtype of ``a``; no memory of another
+            argument.
+        tokens: How rows spread over the groups, by which a tuned kernel is chosen: ``uniform`` or ``zipf``.
+        expected_rows: With ``counts``, about how many rows a group has in the mean, by which a kernel is
+            chosen; all of m if it is not given.
+        config: Overrides the choice of kernel: a complete config, or its text ``knob=value ...``.
+
+    Raises:
+        OperandError: A tensor cannot be an operand, or counts on the host cannot be; the message names it and
+            what would be valid.
+        LaunchError: There is no kernel to launch, or it failed to.
+        CutegenError: As :func:`cutegen.gemm`.
+    """
+    operator, name, given = _form(a, b, offs, counts)
+    if tokens not in SPREADS:
+        raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
+    extents = _on_device(name, given, a, b)
+    made = out is None
+    if out is None:
+        out = a.new_empty((*a.shape[:-1], b.shape[1]))
+    if a.numel() == 0 and a.shape[-1]:
+        return out
+    values = [a, b, extents, out]
+    if not made:
+        refuse_overlap(operator.family, dict(zip(("a", "b", name, "out"), values, strict=True)))
+    options = (tokens,) if operator is _ranges else (tokens, expected_mean(expected_rows))
+    run = operator.traced if state.must_trace(a) else operator
+    run(values, (), None if config is None else as_config(config), options)
+    return out
+
+
+def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[DeclaredOperator, str, Any]:
+    """Return the operator, and the name and value of what says where rows are."""
+    for name, tensor in (("a", a), ("b", b)):
+        if not hasattr(tensor, "stride"):
+            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if (offs is None) == (counts is None):
+        raise OperandError("give either offs, with a of (m, k), or counts, with a of (groups, m, k)")
+    if b.dim() != 3:
+        raise OperandError(f"b has shape {tuple(b.shape)}; it must be (groups, n, k)")
+    wanted, form = (2, "(m, k) with offs") if counts is None else (3, "(groups, m, k) with counts")
+    if a.dim() != wanted:
+        raise OperandError(f"a has shape {tuple(a.shape)}; it must be {form}")
+    return (_ranges, "offs", offs) if counts is None else (_masked, "counts", counts)
+
+
+def _on_device(name: str, given: Any, a: Any, b: Any) -> Any:
+    """Return group ends or row counts as a tensor on the device of ``a``; those on the host are checked."""
+    if hasattr(given, "stride") and given.device == a.device and given.device.type != "cpu":
+        return given
+    import torch
+
+    values = given.tolist() if hasattr(given, "tolist") else list(given)
+    groups, most = b.shape[0], a.shape[-2]
+    if len(values) != groups or not all(type(value) is int for value in values):
+        raise OperandError(f"{name} is {values}; it must be {groups} integers, one for each group of b")
+    before = 0
+    for at, value in enumerate(values):
+        if not before <= value <= most:
+            grow = "not below the one before it, " if name == "offs" else "at least 0 "
+            raise OperandError(f"{name}[{at}] is {value}; it must be {grow}and at most {most}, the rows of a")
+        before = value if name == "offs" else 0
+    return torch.tensor(values, dtype=torch.int32, device=a.device)
+
+
+def expected_mean(expected_rows: int | None) -> str:
+    """Return the listed number of rows that is nearest, as problems have it."""
+    if expected_rows is None:
+        return ALL
+    if type(expected_rows) is not int or expected_rows < 1:
+        raise OperandError(f"expected_rows={expected_rows!r} must be an integer of at least 1")
+    return str(min(MEANS, key=lambda value: abs(value - expected_rows)))
+
+
+def prepare() -> None:
+    """Import torch and register the operators with it; again does nothing."""
+    state.prepare()
+    _ranges.register()
+    _masked.register()

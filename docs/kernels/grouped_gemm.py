@@ -1,0 +1,491 @@
+# Rendered by tools/render_kernels.py for grouped_gemm 65536x1536x2048x128 bf16 on sm_90a.
+# Do not edit: change the template.
+"""D = A @ B^T, a range of rows of A and a matrix B for each group, on sm_90a.
+
+Persistent, warp-specialised WGMMA with TMA.
+bf16 operands, fp32 accumulation, bf16 output, layout tn, batched.
+tile_shape_mn=128x256 tile_k=64 cluster_shape_mn=2x1 mma_warpgroups=2 pingpong=false swap_ab=false
+use_tma_store=true use_pdl=false
+
+Groups follow one another. How many rows each has is read from device memory: every thread block counts the
+tiles before each group, and looks up the group of its work unit there.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass import memory, tensor_utils
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.pipeline import pipeline_init_arrive, pipeline_init_wait
+from cutlass.utils import hopper_helpers as sm90
+
+TILE_M, TILE_N, TILE_K = 128, 256, 64
+CLUSTER_M, CLUSTER_N = 2, 1
+MMA_WGS = 2  # warpgroups that share one tile
+GROUPS = 1  # sets of such warpgroups, each on its own tile
+STAGES = 4
+EPI_N, EPI_STAGES = 32, 3  # columns and buffers of one warpgroup's store
+AB, ACC, OUT = cutlass.BFloat16, cutlass.Float32, cutlass.BFloat16
+A_MAJOR = OperandMajorMode.K
+B_MAJOR = OperandMajorMode.K
+A_LAYOUT = tensor_utils.LayoutEnum.ROW_MAJOR
+B_LAYOUT = tensor_utils.LayoutEnum.ROW_MAJOR
+D_LAYOUT = tensor_utils.LayoutEnum.ROW_MAJOR
+
+WG = 128  # threads of a warpgroup
+THREADS = WG * (1 + MMA_WGS * GROUPS)
+REPS = TILE_M // (64 * MMA_WGS)  # 64-row slabs that one warpgroup owns
+SUBTILES = TILE_N // EPI_N
+FRAGMENT = 64 * EPI_N // WG  # accumulators of one thread in a 64 x EPI_N subtile
+EXPERTS_PER_LANE = 16
+MAX_EXPERTS = 32 * EXPERTS_PER_LANE  # groups, of which each lane of a warp counts the tiles of some
+
+
+def smem_layout(layout, major, rows, stages):
+    """Swizzled staged layout of one operand's tiles."""
+    k_major = major == OperandMajorMode.K
+    atom = warpgroup.make_smem_layout_atom(
+        sm90.get_smem_layout_atom(layout, AB, TILE_K if k_major else rows), AB
+    )
+    return cute.tile_to_shape(atom, (rows, TILE_K, stages), order=(0, 1, 2) if k_major else (1, 0, 2))
+
+
+def load_atom(tensor, smem, rows, multicast):
+    """TMA load of a rows x TILE_K tile, shared by ``multicast`` thread blocks."""
+    op = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast > 1 else cpasync.CopyBulkTensorTileG2SOp()
+    return cpasync.make_tiled_tma_atom(
+        op, tensor, cute.select(smem, mode=[0, 1]), (rows, TILE_K), num_multicast=multicast
+    )
+
+
+def tiles_along_k(tma, tensor, smem, first, rows, part, parts, batch):
+    """Stages, and tiles of ``rows`` rows from ``first`` on: what block ``part`` of ``parts`` loads."""
+    tiles = cute.local_tile(cute.domain_offset((first, 0, 0), tensor), (rows, TILE_K), (0, None, batch))
+    return cpasync.tma_partition(
+        tma, part, cute.make_layout(parts), cute.group_modes(smem, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+
+
+def reorder(tensor, modes):
+    """The same memory with its modes in the kernel's order."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=modes))
+
+
+def one_matrix(tensor):
+    """A matrix as the only one of a batch."""
+    layout = cute.make_layout((*tensor.shape, 1), stride=(*tensor.stride, 0))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+def smem_layout_d(columns, buffers):
+    """Swizzled layout of the store buffers: 64 x ``columns`` for every warpgroup and buffer."""
+    major = columns if D_LAYOUT.is_n_major_c() else 64
+    atom = warpgroup.make_smem_layout_atom(sm90.get_smem_layout_atom(D_LAYOUT, OUT, major), OUT)
+    order = (0, 1, 2) if D_LAYOUT.is_n_major_c() else (1, 0, 2)
+    return cute.tile_to_shape(atom, (64, columns, buffers * MMA_WGS * GROUPS), order=order)
+
+
+def store_atom(tensor, smem, columns):
+    """TMA store of a 64 x ``columns`` piece."""
+    return cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileS2GOp(), tensor, cute.select(smem, mode=[0, 1]), (64, columns)
+    )
+
+
+def to_smem_copy(columns):
+    """Copy of one warpgroup's accumulators to a store buffer that is ``columns`` wide."""
+    slab = sm90.make_trivial_tiled_mma(AB, AB, A_MAJOR, B_MAJOR, ACC, (1, 1, 1), tiler_mn=(64, TILE_N))
+    matrices = cute.nvgpu.warp.StMatrix8x8x16bOp(D_LAYOUT.is_m_major_c(), 4 if columns % 16 == 0 else 2)
+    owner = cute.make_tiled_copy_C_atom(cute.make_copy_atom(matrices, cutlass.Float16), slab)
+    atom = cute.make_copy_atom(matrices if OUT.width == 16 else cute.nvgpu.CopyUniversalOp(), OUT)
+    return cute.make_tiled_copy_S(atom, owner)
+
+
+def store_piece(tma, g_d, smem, buffer, columns, at):
+    """Start the TMA store of one buffer to the 64 x ``columns`` piece of D at coordinates ``at``."""
+    piece = cute.local_tile(cute.domain_offset(at, g_d), (64, columns), (0,) * len(at))
+    source, target = cpasync.tma_partition(
+        tma, 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(piece, 0, 2)
+    )
+    cute.copy(tma, source[(None, buffer)], target)
+
+
+@cute.jit
+def launch(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    offs: cute.Tensor,
+    d: cute.Tensor,
+    clusters: cutlass.Int32,
+    swizzle: cutlass.Int32,
+    along_m: cutlass.Int32,
+    stream: cuda.CUstream,
+):
+    """Compute D on ``stream`` with at most ``clusters`` resident clusters."""
+    # Groups, and the one matrix of all rows, are the last mode of each tensor.
+    m_x, m_w, m_y = one_matrix(a), reorder(b, [1, 2, 0]), one_matrix(d)
+    m_a, m_b, m_d = m_x, m_w, m_y
+    mma = sm90.make_trivial_tiled_mma(AB, AB, A_MAJOR, B_MAJOR, ACC, (MMA_WGS, 1, 1), tiler_mn=(64, TILE_N))
+    s_a = smem_layout(A_LAYOUT, A_MAJOR, TILE_M, STAGES)
+    s_b = smem_layout(B_LAYOUT, B_MAJOR, TILE_N, STAGES)
+    tma_a, g_a = load_atom(m_a, s_a, TILE_M, CLUSTER_N)
+    tma_b, g_b = load_atom(m_b, s_b, TILE_N, CLUSTER_M)
+    s_d = smem_layout_d(EPI_N, EPI_STAGES)
+    tma_d, g_d = store_atom(m_d, s_d, EPI_N)
+    # As many clusters of tiles as there can be: kernels find out how many there are.
+    tiles_wide = cute.ceil_div(m_d.shape[1], TILE_N * CLUSTER_N)
+    tiles_long = cute.ceil_div(m_d.shape[0], TILE_M * CLUSTER_M)
+    total = (tiles_long + offs.shape[0]) * tiles_wide
+    kernel(
+        tma_a,
+        g_a,
+        tma_b,
+        g_b,
+        tma_d,
+        g_d,
+        s_d,
+        mma,
+        s_a,
+        s_b,
+        m_d,
+        offs,
+        cute.fast_divmod_create_divisor_v2(tiles_wide),
+        tiles_wide,
+        swizzle,
+        along_m,
+        total,
+    ).launch(
+        grid=(CLUSTER_M, CLUSTER_N, cutlass.min(clusters, total)),
+        block=(THREADS, 1, 1),
+        cluster=(CLUSTER_M, CLUSTER_N, 1),
+        stream=stream,
+        min_blocks_per_mp=1,  # without it ptxas drops setmaxnreg and aims for fewer registers
+    )
+
+
+@cute.jit
+def row_range(extents: cute.Tensor, expert: cutlass.Int32, most: cutlass.Int32):
+    """First and last row, exclusive, of a group that exists, within the rows that there are."""
+    first = cutlass.max(cutlass.min(extents[cutlass.max(expert - 1, 0)], most), 0)
+    if expert == 0:
+        first = cutlass.Int32(0)
+    return first, cutlass.max(cutlass.min(extents[expert], most), first)
+
+
+@cute.jit
+def count_tiles(extents: cute.Tensor, before: cute.Tensor, most: cutlass.Int32):
+    """Count in ``before`` the clusters of tiles, along rows, of the groups before each; called by one warp.
+
+    What stands behind all of them, and for groups that do not exist, is the number of all.
+    """
+    lane = cute.arch.lane_idx()
+    counts = cute.make_rmem_tensor((EXPERTS_PER_LANE,), cutlass.Int32)
+    mine = cutlass.Int32(0)
+    for i in cutlass.range_constexpr(EXPERTS_PER_LANE):
+        expert = lane * EXPERTS_PER_LANE + i
+        # No branch: all loads are to be on their way at once.
+        first, end = row_range(extents, cutlass.min(expert, extents.shape[0] - 1), most)
+        if expert >= extents.shape[0]:
+            end = first
+        counts[i] = (end - first + (TILE_M * CLUSTER_M - 1)) // (TILE_M * CLUSTER_M)
+        mine += counts[i]
+    behind = mine
+    for step in cutlass.range_constexpr(5):
+        lower = cute.arch.shuffle_sync_up(behind, 1 << step)
+        if lane >= 1 << step:
+            behind += lower
+    for i in cutlass.range_constexpr(EXPERTS_PER_LANE):
+        before[lane * EXPERTS_PER_LANE + i] = behind - mine
+        mine -= counts[i]
+    if lane == 31:
+        before[MAX_EXPERTS] = behind
+
+
+@cute.jit
+def locate(
+    work: cutlass.Int32,
+    before: cute.Tensor,
+    div_wide: cute.FastDivmodDivisorV2,
+    tiles_wide: cutlass.Int32,
+    swizzle: cutlass.Int32,
+    along_m: cutlass.Int32,
+):
+    """Group of a work unit, and its cluster coordinates among that group's tiles; called by whole warps.
+
+    The group is the last with at most as many tiles before it; those of the same number are empty.
+    """
+    long, _ = divmod(work, div_wide)
+    lane = cute.arch.lane_idx()
+    there = cute.arch.vote_ballot_sync(before[lane * EXPERTS_PER_LANE] <= long)
+    row = (cute.arch.popc(there) - 1) * EXPERTS_PER_LANE
+    there = cute.arch.vote_ballot_sync(before[row + lane % EXPERTS_PER_LANE] <= long)
+    expert = cute.arch.make_warp_uniform(row + cute.arch.popc(there) // (32 // EXPERTS_PER_LANE) - 1)
+    within = work - before[expert] * tiles_wide
+    tiles_long = before[expert + 1] - before[expert]
+    major, minor = tiles_wide, tiles_long
+    if along_m != 0:
+        major, minor = tiles_long, tiles_wide
+    band = cutlass.min(swizzle, minor)
+    at = within // (band * major)
+    within -= at * (band * major)
+    here = cutlass.min(band, minor - at * band)  # the last band may be narrower
+    along = within // here
+    across = at * band + within - along * here
+    cm, cn = across, along
+    if along_m != 0:
+        cm, cn = along, across
+    return expert, cm, cn
+
+
+@cute.jit
+def store_direct(
+    m_d: cute.Tensor,
+    out: cute.Tensor,
+    m_g: cutlass.Int32,
+    n_g: cutlass.Int32,
+    rows: cutlass.Int32,
+    cols: cutlass.Int32,
+    batch: cutlass.Int32,
+    count: cutlass.Constexpr,
+):
+    """Write one fragment from registers, leaving out what lies outside D."""
+    # The row pitch is a multiple of 16 bytes, so neighbouring columns go out as one aligned pair.
+    for half in cutlass.range_constexpr(2):
+        if m_g + half * 8 < rows:
+            for block in cutlass.range_constexpr(count // 4):
+                n = n_g + block * 8
+                if n < cols:
+                    pair = cute.make_rmem_tensor((2,), OUT)
+                    pair[0], pair[1] = out[block * 4 + half * 2], out[block * 4 + half * 2 + 1]
+                    row = m_d[(m_g + half * 8, None, batch)]
+                    where = cute.assume(n, divby=2)
+                    cute.autovec_copy(pair, cute.make_tensor(row.iterator + where, cute.make_layout(2)))
+
+
+@cute.kernel
+def kernel(
+    tma_a: cute.CopyAtom,
+    g_a: cute.Tensor,
+    tma_b: cute.CopyAtom,
+    g_b: cute.Tensor,
+    tma_d: cute.CopyAtom,
+    g_d: cute.Tensor,
+    s_d: cute.ComposedLayout,
+    mma: cute.TiledMma,
+    s_a: cute.ComposedLayout,
+    s_b: cute.ComposedLayout,
+    m_d: cute.Tensor,
+    offs: cute.Tensor,
+    div_wide: cute.FastDivmodDivisorV2,
+    tiles_wide: cutlass.Int32,
+    swizzle: cutlass.Int32,
+    along_m: cutlass.Int32,
+    total: cutlass.Int32,
+):
+    """One warpgroup loads, the others multiply and store; every role walks the same work units."""
+    tidx, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    wg = cute.arch.make_warp_uniform(tidx // WG)
+    bx, by, bz = cute.arch.block_idx()
+    _, _, gz = cute.arch.grid_dim()
+    if warp == 0:
+        cpasync.prefetch_descriptor(tma_a)
+        cpasync.prefetch_descriptor(tma_b)
+        cpasync.prefetch_descriptor(tma_d)
+    cluster = cute.make_layout((CLUSTER_M, CLUSTER_N, 1))
+    rank = cluster.get_flat_coord(cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
+    mask_a = cute.make_layout_image_mask(cluster, rank, mode=1) if CLUSTER_N > 1 else 0
+    mask_b = cute.make_layout_image_mask(cluster, rank, mode=0) if CLUSTER_M > 1 else 0
+
+    smem = memory.SmemAllocator()
+    sm_a = smem.allocate_tensor(AB, s_a.outer, byte_alignment=1024, swizzle=s_a.inner)
+    sm_b = smem.allocate_tensor(AB, s_b.outer, byte_alignment=1024, swizzle=s_b.inner)
+    sm_d = smem.allocate_tensor(OUT, s_d.outer, byte_alignment=1024, swizzle=s_d.inner)
+    # A stage is free once every warp that read it has said so, in each block that shares its tiles.
+    loads = pipeline.PipelineTmaAsync.create(
+        num_stages=STAGES,
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+        consumer_group=pipeline.CooperativeGroup(
+            pipeline.Agent.Thread, (CLUSTER_M + CLUSTER_N - 1) * MMA_WGS * 4
+        ),
+        tx_count=(TILE_M + TILE_N) * TILE_K * AB.width // 8,
+        cta_layout_vmnk=cute.make_layout((1, CLUSTER_M, CLUSTER_N, 1)),
+        defer_sync=True,
+    )
+    pipeline_init_arrive(cluster_shape_mn=(CLUSTER_M, CLUSTER_N), is_relaxed=True)
+
+    gt_d = cute.local_tile(m_d, (TILE_M, TILE_N), (None, None, None))
+    k_tiles = cute.ceil_div(g_a.shape[1], TILE_K)
+    # The last tiles end with D, since TMA is slow beyond. What two tiles share gets the same bits twice.
+    last_n = cutlass.max(m_d.shape[1] - TILE_N, 0)
+    cols = m_d.shape[1]
+    # Objects whose methods are called inside a run-time branch have to be made outside.
+    r2s = to_smem_copy(EPI_N)
+    pipeline_init_wait(cluster_shape_mn=(CLUSTER_M, CLUSTER_N))
+    # Row counts are read after what wrote them has ended, and before any role asks where its work is.
+    before = smem.allocate_tensor(cutlass.Int32, cute.make_layout(MAX_EXPERTS + 1), byte_alignment=16)
+    if warp == 0:
+        count_tiles(offs, before, m_d.shape[0])
+    cute.arch.sync_threads()
+    most, _ = divmod(total, div_wide)  # what right row counts do not exceed
+    total = cutlass.min(before[MAX_EXPERTS], most) * tiles_wide
+
+    if wg == 0:
+        cute.arch.setmaxregister_decrease(40)
+        if warp == 0:
+            put = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, STAGES)
+            work = bz
+            while work < total:
+                expert, cm, cn = locate(work, before, div_wide, tiles_wide, swizzle, along_m)
+                m, n = cm * CLUSTER_M + bx, cn * CLUSTER_N + by
+                # A group's last tile ends with it, too; groups of fewer rows than a tile have bounds.
+                first, end = row_range(offs, expert, m_d.shape[0])
+                last_m = cutlass.max(end - first - TILE_M, 0)
+                m_0, n_0 = cutlass.min(m * TILE_M, last_m), cutlass.min(n * TILE_N, last_n)
+                m_0 += first
+                batch = 0
+                to_a, from_a = tiles_along_k(tma_a, g_a, sm_a, m_0, TILE_M, rank[1], CLUSTER_N, batch)
+                to_b, from_b = tiles_along_k(tma_b, g_b, sm_b, n_0, TILE_N, rank[0], CLUSTER_M, expert)
+                for k in cutlass.range(k_tiles, unroll=1):
+                    loads.producer_acquire(put)
+                    full = loads.producer_get_barrier(put)
+                    cute.copy(
+                        tma_a,
+                        from_a[(None, k)],
+                        to_a[(None, put.index)],
+                        tma_bar_ptr=full,
+                        mcast_mask=mask_a,
+                    )
+                    cute.copy(
+                        tma_b,
+                        from_b[(None, k)],
+                        to_b[(None, put.index)],
+                        tma_bar_ptr=full,
+                        mcast_mask=mask_b,
+                    )
+                    loads.producer_commit(put)
+                    put.advance()
+                work += gz
+            loads.producer_tail(put)
+    else:
+        cute.arch.setmaxregister_increase(232)
+        wg_tid = tidx % WG
+        mma_wg = wg - 1
+        thr = mma.get_slice(cute.make_layout(MMA_WGS, stride=WG)(mma_wg))
+        r_a, r_b = mma.make_fragment_A(thr.partition_A(sm_a)), mma.make_fragment_B(thr.partition_B(sm_b))
+        acc = cute.make_rmem_tensor(thr.partition_C(gt_d).shape[:3], ACC)
+        get = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, STAGES)
+        free = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, STAGES)
+        # WGMMA gives thread t of a warpgroup rows 16 * (t / 32) + t % 32 / 4 (and 8 further),
+        # columns 2 * (t % 4) and the next, repeated every 8 columns (PTX ISA, wgmma accumulators).
+        row_in_slab = wg_tid // 32 * 16 + wg_tid % 32 // 4
+        col_in_tile = wg_tid % 4 * 2
+        rs_d = r2s.get_slice(wg_tid).partition_D(sm_d)
+        shape_d = cute.shape(r2s.get_slice(wg_tid).partition_S(sm_d))[:3]
+        store_warp = warp % 4 == 0
+        stores = pipeline.PipelineTmaStore.create(
+            num_stages=EPI_STAGES, producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, WG)
+        )
+        first_buffer = (wg - 1) * EPI_STAGES
+        buffer = cutlass.Int32(0)
+        work = bz
+        while work < total:
+            expert, cm, cn = locate(work, before, div_wide, tiles_wide, swizzle, along_m)
+            m, n = cm * CLUSTER_M + bx, cn * CLUSTER_N + by
+            # A group's last tile ends with it, too; groups of fewer rows than a tile have bounds.
+            first, end = row_range(offs, expert, m_d.shape[0])
+            last_m = cutlass.max(end - first - TILE_M, 0)
+            m_0, n_0 = cutlass.min(m * TILE_M, last_m), cutlass.min(n * TILE_N, last_n)
+            m_0 += first
+            batch = 0
+            rows = end
+            mma.set(warpgroup.Field.ACCUMULATE, False)
+            for k in cutlass.range(k_tiles, unroll=1):
+                loads.consumer_wait(get)
+                warpgroup.fence()
+                for kb in cutlass.range_constexpr(cute.size(r_a, mode=[2])):
+                    at = (None, None, kb, get.index)
+                    cute.gemm(mma, acc, r_a[at], r_b[at], acc)
+                    mma.set(warpgroup.Field.ACCUMULATE, True)
+                warpgroup.commit_group()
+                warpgroup.wait_group(1)
+                if k > 0:  # the stage before is no longer read
+                    loads.consumer_release(free)
+                    free.advance()
+                get.advance()
+            warpgroup.wait_group(0)
+            loads.consumer_release(free)
+            free.advance()
+            if end - first < TILE_M:
+                for rep in cutlass.range_constexpr(REPS):
+                    row = m_0 + (rep * MMA_WGS + mma_wg) * 64
+                    m_g = row + row_in_slab
+                    for sub in cutlass.range_constexpr(SUBTILES):
+                        col = n_0 + sub * EPI_N
+                        frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
+                        out = cute.make_rmem_tensor((FRAGMENT,), OUT)
+                        for v in cutlass.range_constexpr(FRAGMENT):
+                            frag[v] = acc[rep * (TILE_N // 2) + sub * FRAGMENT + v]
+                        n_g = col + col_in_tile
+                        value = frag.load()
+                        out.store(value.to(OUT))
+                        store_direct(m_d, out, m_g, n_g, rows, cols, batch, FRAGMENT)
+            else:
+                for rep in cutlass.range_constexpr(REPS):
+                    row = m_0 + (rep * MMA_WGS + mma_wg) * 64
+                    m_g = row + row_in_slab
+                    for sub in cutlass.range_constexpr(SUBTILES):
+                        col = n_0 + sub * EPI_N
+                        frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
+                        out = cute.make_rmem_tensor((FRAGMENT,), OUT)
+                        for v in cutlass.range_constexpr(FRAGMENT):
+                            frag[v] = acc[rep * (TILE_N // 2) + sub * FRAGMENT + v]
+                        n_g = col + col_in_tile
+                        value = frag.load()
+                        out.store(value.to(OUT))
+                        if store_warp:
+                            stores.producer_acquire()
+                        cute.arch.barrier(barrier_id=wg, number_of_threads=WG)
+                        rs_out = cute.make_tensor(out.iterator, cute.make_layout(shape_d))
+                        cute.copy(r2s, rs_out, rs_d[(None, None, None, first_buffer + buffer)])
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        cute.arch.barrier(barrier_id=wg, number_of_threads=WG)
+                        if store_warp:
+                            store_piece(tma_d, g_d, sm_d, first_buffer + buffer, EPI_N, (row, col, batch))
+                            stores.producer_commit()
+                        buffer = (buffer + 1) % EPI_STAGES
+            work += gz
+        stores.producer_tail()
+
+
+KERNELS = (kernel,)
+
+
+def fake_arguments():
+    """Stand-ins for the arguments of ``launch``: dtypes, strides and alignment, with symbolic extents."""
+    m, n, k = cute.sym_int(), cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
+    batch = cute.sym_int()
+
+    def matrix(dtype, rows, cols, contiguous, align):
+        """A matrix per batch contiguous along mode ``contiguous``, every other stride ``align`` bytes."""
+        pitch = [cute.sym_int64(divisibility=align * 8 // dtype.width) for _ in range(2)]
+        stride = (1, pitch[0]) if contiguous == 0 else (pitch[0], 1)
+        shape, stride = (batch, rows, cols), (pitch[1], *stride)
+        return cute.runtime.make_fake_tensor(dtype, shape, stride=stride, assumed_align=align)
+
+    def rows_of_all(dtype, cols, align):
+        """The rows of all groups."""
+        pitch = cute.sym_int64(divisibility=align * 8 // dtype.width)
+        return cute.runtime.make_fake_tensor(dtype, (m, cols), stride=(pitch, 1), assumed_align=align)
+
+    return (
+        rows_of_all(AB, k, 16),
+        matrix(AB, n, k, 1, 16),
+        cute.runtime.make_fake_tensor(cutlass.Int32, (batch,), stride=(1,), assumed_align=4),
+        rows_of_all(OUT, n, 16),
+        cutlass.Int32(1),
+        cutlass.Int32(1),
+        cutlass.Int32(0),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    )

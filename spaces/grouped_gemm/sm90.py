@@ -1,0 +1,175 @@
+"""Which Hopper grouped GEMM configs exist, which are legal, and what follows from each of them.
+
+They are those of the Hopper GEMM without a cut along k. Its rules judge the GEMM of as many tiles, see
+:func:`cutegen.families.grouped_gemm.as_gemm.as_gemm`; rows of a group are its m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.grouped_gemm.as_gemm import MASKED, RANGES, as_gemm, uncut, whole
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+from ..gemm import sm90 as gemm
+from ..gemm.hopper_resources import accumulators
+from ..gemm.shared import (
+    RUN_TIME_KNOBS,
+    compile_view,
+    sizes_round_up_below_2_to_31,
+    swap_ab_is_for_narrow_m,
+    tma_store_needs_aligned_output,
+)
+
+EXPERTS_PER_LANE = 16
+"""Groups whose tiles a thread of one warp counts."""
+MOST_GROUPS = 32 * EXPERTS_PER_LANE
+TABLE_BYTES = 4 * (MOST_GROUPS + 1)
+"""Shared memory for the tiles before each group and behind the last."""
+
+
+def fits_registers(tile: Any) -> bool:
+    """Return whether some warpgroups can share a tile of 16-bit operands."""
+    plain = Problem(64, 64, 64)
+    return any(
+        gemm.warpgroups_divide_tile(tile, count) and gemm.accumulators_fit_registers(tile, count, plain)
+        for count in (1, 2, 3)
+    )
+
+
+DOMAINS: dict[str, tuple[Value, ...]] = {
+    **{knob: domain for knob, domain in gemm.DOMAINS.items() if knob not in whole({})},
+    "tile_shape_mn": tuple(filter(fits_registers, gemm.DOMAINS["tile_shape_mn"])),
+    "tile_k": (64, 128),
+}
+"""Those of the GEMM, as far as 16-bit operands have configs of them."""
+
+
+def room(arch: Arch) -> Arch:
+    """Return the target with as much shared memory as the table leaves."""
+    return replace(arch, smem_bytes=arch.smem_bytes - TABLE_BYTES)
+
+
+# --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
+
+
+def rows_of_operands_are_aligned(problem: Any) -> bool:
+    """TMA loads rows of a and b that start at multiples of 16 bytes: k must be a multiple of 8."""
+    return bool(problem.k % 8 == 0)
+
+
+def a_warp_counts_the_groups(problem: Any) -> bool:
+    """One warp counts the tiles of all groups, 16 to a thread: there may be at most 512 groups."""
+    return bool(problem.g <= MOST_GROUPS)
+
+
+def work_units_have_31_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, problem: Any) -> bool:
+    """Tiles are numbered with 31 bits: those of all groups, and those along rows even if every group ended
+    with the last row, as wrong offsets may say."""
+    long, wide = tile_shape_mn[::-1] if swap_ab else tile_shape_mn
+    rows, width = -(-problem.m // long), -(-problem.n // wide)
+    count = rows * problem.g if problem.family == MASKED else rows + problem.g
+    return bool(count * width < 2**30 and rows * problem.g < 2**30)
+
+
+def short_groups_leave_registers(
+    tile_shape_mn: tuple[int, int], mma_warpgroups: int, swap_ab: bool, problem: Any
+) -> bool:
+    """With swap_ab every element of a group with fewer rows than a tile is a store of its own, whose address
+    takes registers: a thread may then hold at most 176 accumulators, and 144 where each group has a matrix
+    (200 and 152 spill)."""
+    most = 144 if problem.family == MASKED else 176
+    return not swap_ab or accumulators(tile_shape_mn, mma_warpgroups) <= most
+
+
+def _of_one_group(rule: Rule) -> Rule:
+    """Return a rule of the GEMM, asked about the GEMM of as many tiles."""
+    missing = {knob: value for knob, value in whole({}).items() if knob in rule.knobs}
+
+    def holds(**values: Any) -> bool:
+        if "problem" in values:
+            values["problem"] = as_gemm(values["problem"])
+        if "arch" in values:
+            values["arch"] = room(values["arch"])
+        return rule.holds(**values, **missing)
+
+    return replace(rule, knobs=tuple(knob for knob in rule.knobs if knob not in missing), holds=holds)
+
+
+OWN_RULES = (
+    rows_of_operands_are_aligned,
+    a_warp_counts_the_groups,
+    work_units_have_31_bits,
+    short_groups_leave_registers,
+)
+GEMM_RULES = (
+    sizes_round_up_below_2_to_31,
+    gemm.warpgroups_divide_tile,
+    gemm.tile_k_is_one_or_two_swizzle_rows,
+    gemm.accumulators_fit_registers,
+    gemm.single_stores_leave_registers,
+    gemm.pingpong_has_one_warpgroup_per_tile,
+    gemm.stages_fit_shared_memory,
+    gemm.wide_k_is_for_small_tiles,
+    tma_store_needs_aligned_output,
+    swap_ab_is_for_narrow_m,
+    gemm.cluster_is_no_larger_than_problem,
+)
+
+
+# --- what follows from a config ---
+
+
+def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
+    """Return what follows for the GEMM, with less shared memory, and the groups that a thread counts."""
+    found = gemm.derive(whole(config), as_gemm(problem), room(arch))
+    found["smem_bytes"] += TABLE_BYTES  # type: ignore[operator]
+    return {**found, "experts_per_lane": EXPERTS_PER_LANE}
+
+
+def launch(config: Config, problem: Any, sm_count: int) -> Launch:
+    """Return clusters, swizzle_size and raster_along_m."""
+    return gemm.launch(whole(config), as_gemm(problem), sm_count)
+
+
+def choose_default(space: Space, problem: Any) -> Config:
+    """Return the GEMM's safe config for as many tiles, or one of large tiles where there are too many."""
+    config = uncut(gemm.choose_default(space, as_gemm(problem)))
+    if work_units_have_31_bits(config.pair("tile_shape_mn"), config.flag("swap_ab"), problem):
+        return config
+    return config.replace(tile_shape_mn=(128, 128), mma_warpgroups=2, swap_ab=False)
+
+
+def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
+    """Yield the GEMM's, without those that cut k."""
+    for knobs in gemm.default_candidates(as_gemm(problem)):
+        if knobs["split_k"] == 1:
+            yield dict(uncut(knobs))
+
+
+def build(family: str, arch: Arch) -> Space:
+    """Return the space of a family of grouped GEMMs bound to ``arch``."""
+    return Space(
+        family=family,
+        arch=arch,
+        domains=DOMAINS,
+        rules=(
+            *(Rule.of(rule) for rule in OWN_RULES),
+            *(_of_one_group(Rule.of(rule)) for rule in GEMM_RULES),
+        ),
+        derive=derive,
+        choose_default=choose_default,
+        launch=launch,
+        compile_view=compile_view,
+        run_time_knobs=RUN_TIME_KNOBS - whole({}).keys(),
+        default_candidates=default_candidates,
+    )
+
+
+def build_space(arch: Arch) -> Space:
+    """Return the space of grouped GEMMs over ranges of rows."""
+    return build(RANGES, arch)

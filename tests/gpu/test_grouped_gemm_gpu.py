@@ -1,0 +1,228 @@
+"""Grouped GEMMs on a real GPU: both forms, every kind of kernel, broken kernels, the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hopper import GPU, NEEDS_HOPPER
+from row_kernels import ARCH, Broken, Mutant, check, compiled, require_rejected
+
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import Problem
+from cutegen.measure import Bench
+from cutegen.runtime.dispatch import Dispatcher
+from cutegen.runtime.kernel_cache import Kernels
+from cutegen.space import Config
+
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+RANGES, MASKED = "grouped_gemm ", "grouped_gemm_masked "
+PLAIN: dict[str, Any] = {
+    "tile_shape_mn": (128, 128),
+    "tile_k": 64,
+    "cluster_shape_mn": (1, 1),
+    "mma_warpgroups": 1,
+    "pingpong": False,
+    "swap_ab": False,
+    "use_tma_store": True,
+    "use_pdl": False,
+    "swizzle_size": 1,
+    "raster_along_m": True,
+}
+WIDE = {
+    **PLAIN,
+    "tile_shape_mn": (128, 256),
+    "mma_warpgroups": 2,
+    "cluster_shape_mn": (2, 1),
+    "swizzle_size": 8,
+}
+TURNS = {**PLAIN, "pingpong": True, "cluster_shape_mn": (1, 2), "use_pdl": True, "raster_along_m": False}
+ODD = {**PLAIN, "tile_shape_mn": (192, 72), "mma_warpgroups": 3, "swizzle_size": 2, "raster_along_m": False}
+DIRECT = {**PLAIN, "tile_shape_mn": (64, 96), "use_tma_store": False, "tile_k": 128}
+SWAPPED = {**PLAIN, "tile_shape_mn": (64, 24), "swap_ab": True, "tile_k": 128, "raster_along_m": False}
+SWAPPED_DIRECT = {**SWAPPED, "tile_shape_mn": (128, 16), "mma_warpgroups": 2, "use_tma_store": False}
+SWAPPED_TURNS = {**TURNS, "tile_shape_mn": (128, 104), "swap_ab": True, "swizzle_size": 4}
+#: Problems, and the kernels for them beside their default.
+CASES_OF: dict[str, tuple[dict[str, Any], ...]] = {
+    RANGES + "4000x1536x2048x8 bf16": (WIDE, TURNS, ODD, DIRECT, SWAPPED_TURNS),
+    RANGES + "4096x768x512x128 bf16 tokens=zipf": (PLAIN, TURNS, SWAPPED),
+    RANGES + "511x392x264x512 bf16": (PLAIN, SWAPPED),
+    RANGES + "8200x1001x264x5 bf16": (DIRECT,),
+    RANGES + "64x4096x4096x8 fp16": (SWAPPED, SWAPPED_DIRECT),
+    RANGES + "1x512x512x4 bf16": (SWAPPED,),
+    RANGES + "8192x8x512x1 bf16": (),
+    RANGES + "37x40x8x37 bf16": (PLAIN,),
+    MASKED + "1024x2048x512x8 bf16 mean=320": (WIDE, TURNS, ODD, DIRECT, SWAPPED_TURNS),
+    MASKED + "4096x1536x2048x6 bf16 mean=20 tokens=zipf": (SWAPPED, SWAPPED_DIRECT, PLAIN),
+    MASKED + "1000x1001x264x5 fp16": (DIRECT,),
+    MASKED + "1x64x512x7 bf16": (SWAPPED,),
+}
+WRONG = r"out\[\d+.* should be|elements outside of the output"
+LAST = "last_m = cutlass.max(end - first - TILE_M, 0)"
+WITHIN = "    within = work - before"
+BEHIND = "        before[MAX_EXPERTS] = behind"
+TOTAL = "    total = cutlass.min(before[MAX_EXPERTS], most) * tiles_wide\n"
+#: A text of the kernel, what takes its place, and what the check must say.
+BROKEN = {
+    "rows of the next group overwritten": Broken("if end - first < TILE_M:", "if end - first < 0:", WRONG),
+    "rows beyond the end written": Broken("            rows = end\n", "            rows = end + 1\n", WRONG),
+    "the last tile not moved back": Broken(
+        f"            {LAST}\n            m_0", "            last_m = end - first\n            m_0", WRONG
+    ),
+    "the matrix of the group before": Broken(
+        WITHIN, f"    expert = cutlass.max(expert - 1, 0)\n{WITHIN}", WRONG
+    ),
+    "one tile too few": Broken(f"{BEHIND}\n", f"{BEHIND} - 1\n", WRONG),
+    "tiles of half a warp counted": Broken("range_constexpr(5)", "range_constexpr(4)", WRONG),
+    "the first row of all": Broken(
+        "            m_0 += first\n            batch = 0\n            rows",
+        "            batch = 0\n            rows",
+        WRONG,
+    ),
+    "input modified": Broken(TOTAL, f"{TOTAL}    offs[0] = 0\n", "wrote its input offs"),
+}
+
+
+def _cases() -> Iterator[tuple[Problem, Config]]:
+    for line, kernels in CASES_OF.items() if GPU is not None else ():
+        problem = parse_problem(line)
+        space = find_space(problem.family, ARCH)
+        for config in dict.fromkeys([space.default(problem), *map(Config, kernels)]):
+            space.require(problem, config)
+            yield problem, config
+
+
+def _mutants() -> Iterator[tuple[str, Mutant]]:
+    problem, config = parse_problem(RANGES + "5000x1536x512x64 bf16"), Config(PLAIN)
+    sound = render(problem, config, ARCH)
+    for name, (old, new, says) in BROKEN.items():
+        assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
+        yield name, Mutant(replace(sound, text=sound.text.replace(old, new)), problem, config, says)
+
+
+CASES = list(_cases())
+MUTANTS = dict(_mutants())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def kernels(store: Store) -> dict[Source, object]:
+    return compiled(store, CASES, MUTANTS.values())
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(timeout_s=60) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
+def test_a_config_multiplies_groups(
+    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
+) -> None:
+    """The problem, and one with empty groups and NaN in rows of none, agree with fp64, with equal bits."""
+    found = check(bench, kernels[render(problem, config, ARCH)], problem, config)
+    assert found.ok, found.error
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
+    require_rejected(bench, kernels[MUTANTS[name].source], MUTANTS[name], 1)
+
+
+@pytest.fixture
+def own_kernels(store: Store) -> Iterator[None]:
+    """Calls wait for their kernels, which a result then comes from."""
+    import cutegen
+    from cutegen.torch_ops import gemm as ops
+
+    cutegen.gemm  # noqa: B018  prepares the operators
+    before = ops.default_dispatcher()
+    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
+    yield
+    cutegen.use(before)
+
+
+def _operands(*shape: int) -> Any:
+    import torch
+
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+@pytest.mark.usefixtures("own_kernels")
+@pytest.mark.parametrize(
+    "counts", [(0, 300, 1, 0, 7), (0, 0, 0, 0, 308), (61, 61, 61, 61, 64), (0, 0, 0, 0, 0)]
+)
+def test_a_call_multiplies_each_group(counts: tuple[int, ...]) -> None:
+    """In both forms; rows of no group stay what they are."""
+    import torch
+
+    import cutegen
+
+    a, b = _operands(400, 256), _operands(5, 384, 256)
+    ends = torch.tensor(counts, device="cuda").cumsum(0).int()
+    out = torch.full((400, 384), 7.0, device="cuda", dtype=torch.bfloat16)
+    assert cutegen.grouped_gemm(a, b, ends, out=out) is out
+    want = torch.full_like(out, 7.0)
+    masked = torch.stack([a] * 5)
+    first = 0
+    for group, count in enumerate(counts):
+        want[first : first + count] = a[first : first + count] @ b[group].T
+        first += count
+    assert torch.allclose(out, want, rtol=2**-7, atol=0.07)
+    assert torch.equal(out, cutegen.grouped_gemm(a, b, counts_to_ends(counts), out=torch.full_like(out, 7.0)))
+    every = torch.full((5, 400, 384), 7.0, device="cuda", dtype=torch.bfloat16)
+    rows = torch.tensor(counts, device="cuda", dtype=torch.int32)
+    cutegen.grouped_gemm(masked, b, counts=rows, out=every, expected_rows=100)
+    for group, count in enumerate(counts):
+        assert torch.allclose(every[group, :count], a[:count] @ b[group].T, rtol=2**-7, atol=0.07)
+        assert bool((every[group, count:] == 7.0).all())
+
+
+def counts_to_ends(counts: tuple[int, ...]) -> list[int]:
+    return [sum(counts[: at + 1]) for at in range(len(counts))]
+
+
+@pytest.mark.usefixtures("own_kernels")
+def test_wrong_offsets_on_the_device_stay_inside() -> None:
+    """Offsets that decrease or pass the end read and write nothing but the operands' rows."""
+    import torch
+
+    import cutegen
+
+    memory = torch.full((600, 384), 7.0, device="cuda", dtype=torch.bfloat16)
+    a, b = _operands(400, 256), _operands(5, 384, 256)
+    for wrong in ((90, 60, 2**31 - 1, -5, 1000), (-(2**31), 400, 0, 400, 0), (500, 600, 700, 800, 900)):
+        ends = torch.tensor(wrong, device="cuda", dtype=torch.int32)
+        cutegen.grouped_gemm(a, b, ends, out=memory[100:500])
+        cutegen.grouped_gemm(a[None].expand(5, -1, -1).contiguous(), b, counts=ends)
+        torch.cuda.synchronize()
+        assert bool((memory[:100] == 7.0).all()) and bool((memory[500:] == 7.0).all())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch makes an empty graph first, and warns of it
+@pytest.mark.usefixtures("own_kernels")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_operator_compiles(mode: str) -> None:
+    """torch.compile traces it without a break, and a graph takes other offsets than those of its capture."""
+    import torch
+
+    import cutegen
+
+    a, b = _operands(128, 256), _operands(4, 384, 256)
+
+    def step(a: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return cutegen.grouped_gemm(a * 2, b, offs).relu()
+
+    run = torch.compile(step, mode=mode, fullgraph=True)
+    for ends in ((32, 64, 96, 128), (0, 128, 128, 128), (1, 2, 3, 128), (128, 128, 128, 128)):
+        offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        assert torch.equal(run(a, offs), step(a, offs))

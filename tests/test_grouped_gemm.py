@@ -1,0 +1,288 @@
+"""Grouped GEMMs without a GPU: inputs, references, spaces, and ``cutegen.grouped_gemm`` on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_family import FakeFamilies
+from fake_kernels import calls_go_to
+
+torch = pytest.importorskip("torch")
+
+import cutegen  # noqa: E402
+from cutegen.arch import find_arch  # noqa: E402
+from cutegen.errors import OperandError, ProblemError  # noqa: E402
+from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED  # noqa: E402
+from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
+from cutegen.measure.check import Verdict, judge  # noqa: E402
+from cutegen.measure.guarded import Guarded  # noqa: E402
+from cutegen.search.defaults import default_config  # noqa: E402
+from cutegen.space import Config  # noqa: E402
+from cutegen.torch_ops.grouped_gemm import expected_mean  # noqa: E402
+
+HOPPER = find_space("grouped_gemm", find_arch("sm_90a"))
+LINES = (
+    "grouped_gemm 300x72x64x5 bf16",
+    "grouped_gemm 300x71x64x5 fp16 tokens=zipf",
+    "grouped_gemm 3x72x64x9 bf16",
+    "grouped_gemm_masked 60x72x64x5 bf16 mean=20",
+    "grouped_gemm_masked 60x72x64x3 fp16 tokens=zipf",
+)
+
+
+class _Case:
+    """Inputs of a problem, and an output to judge."""
+
+    def __init__(self, line: str, awkward: bool) -> None:
+        self.problem: Any = parse_problem(line)
+        self.family: Any = find_family(self.problem.family)
+        generator = torch.Generator().manual_seed(3)
+        self.inputs = self.family.inputs(self.problem, generator, awkward=awkward)
+        [argument] = [a for a in self.family.arguments(self.problem) if a.kind == "inout"]
+        before = self.inputs.tensors["out"]
+        self.guarded = Guarded(argument, torch.device("cpu"), gaps=awkward, initial=before)
+        self.guarded.poison()
+
+    def compute(self) -> None:
+        self.family.stand_in(self.problem)(self.inputs, {"out": self.guarded.tensor})
+
+    def judge(self) -> Verdict:
+        return judge({"out": self.guarded}, self.family.reference(self.problem, self.inputs))
+
+
+@pytest.mark.parametrize("awkward", [False, True])
+@pytest.mark.parametrize("line", LINES)
+def test_what_the_stand_in_computes_passes_and_nothing_less(line: str, awkward: bool) -> None:
+    """An element of a group that is wrong, and a row of no group that is written, are found."""
+    case = _Case(line, awkward)
+    assert str(case.problem) == line
+    assert not case.judge().ok
+    case.compute()
+    assert case.judge().ok
+    out, tensors = case.guarded.tensor, case.inputs.tensors
+    first = int((tensors["counts"] if "counts" in tensors else tensors["offs"]).nonzero()[0])
+    place = (first, 0, 7) if out.dim() == 3 else (0, 7)
+    right = float(out[place])
+    out[place] = right + 0.5
+    verdict = case.judge()
+    assert (verdict.ok, verdict.where) == (False, place)
+    out[place] = right
+    unused = tensors["a"].isnan().all(-1).nonzero().tolist()
+    assert bool(unused) == (awkward and "3x72" not in line)
+    for row in unused[-1:]:
+        out[(*row, 0)] += 0.25
+        assert not case.judge().ok
+
+
+def test_rows_spread_as_declared() -> None:
+    """Every row has a group; in awkward inputs a third of the groups is empty, and rows are left."""
+    counts = {}
+    for kind in ("uniform", "zipf"):
+        case = _Case(f"grouped_gemm 6000x8x8x12 bf16 tokens={kind}", False)
+        ends = case.inputs.tensors["offs"]
+        counts[kind] = ends.diff(prepend=ends.new_zeros(1)).sort().values.tolist()
+        assert int(ends[-1]) == 6000
+    assert 440 < counts["uniform"][0] <= counts["uniform"][-1] < 560
+    assert 1800 < counts["zipf"][-1] < 2050 and 800 < counts["zipf"][-2] < 1100
+    awkward = _Case("grouped_gemm 6000x8x8x12 bf16", True).inputs.tensors["offs"]
+    assert int(awkward[-1]) < 6000 and int((awkward.diff(prepend=awkward.new_zeros(1)) == 0).sum()) >= 4
+
+
+def test_baselines_agree_with_the_reference() -> None:
+    case = _Case("grouped_gemm 300x72x64x5 bf16", False)
+    outputs = {"out": case.guarded.tensor}
+    found = case.family.baselines(case.problem, case.inputs, outputs)
+    assert list(found) == ["torch._grouped_mm", "loop of torch.mm"]
+    assert found["loop of torch.mm"](case.inputs, outputs) is None
+    assert case.judge().ok
+
+
+def test_costs_count_what_is_used() -> None:
+    problem = GROUPED_GEMM_MASKED.parse("grouped_gemm_masked 4096x512x256x6 bf16 mean=20")
+    assert problem.flops == 2 * 120 * 512 * 256
+    assert problem.min_bytes == 2 * (120 * (512 + 256) + 6 * 512 * 256)
+    few = GROUPED_GEMM.parse("grouped_gemm 3x512x256x100 bf16")
+    assert few.min_bytes == 2 * (3 * (512 + 256) + 3 * 512 * 256)
+    zipf = few.with_sizes(m=7).declared.parse("grouped_gemm 7x512x256x100 bf16 tokens=zipf")
+    assert GROUPED_GEMM.kin(zipf) == GROUPED_GEMM.kin(few) and GROUPED_GEMM.is_plain(few)
+
+
+# --- the space ---
+
+LARGE = parse_problem("grouped_gemm 32768x4096x4096x4 bf16")
+#: A problem, knobs that differ from its default config, and the one rule that they break.
+REJECTED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "grouped_gemm 4096x4096x4096x4 bf16",
+        {"swap_ab": True, "tile_shape_mn": (128, 200), "mma_warpgroups": 1, "cluster_shape_mn": (1, 1)},
+        "short_groups_leave_registers",
+    ),
+    (
+        "grouped_gemm 4096x4096x4096x128 bf16",
+        {"cluster_shape_mn": (4, 1), "swap_ab": False},
+        "cluster_is_no_larger_than_problem",
+    ),
+)
+#: Problems that no config computes, and the rule that says so.
+REFUSED = (
+    ("grouped_gemm 100x64x60x4 bf16", "rows_of_operands_are_aligned"),
+    ("grouped_gemm 100x64x64x513 bf16", "a_warp_counts_the_groups"),
+)
+
+
+@pytest.mark.parametrize(("line", "changes", "rule"), REJECTED, ids=[rule for *_, rule in REJECTED])
+def test_a_rule_alone_rejects_its_example(line: str, changes: dict[str, Any], rule: str) -> None:
+    problem = parse_problem(line)
+    config = HOPPER.default(problem).replace(**changes)
+    assert {violation.rule for violation in HOPPER.explain(problem, config)} == {rule}
+
+
+@pytest.mark.parametrize(("line", "rule"), REFUSED)
+def test_what_no_kernel_computes_is_refused(line: str, rule: str) -> None:
+    with pytest.raises(ProblemError, match=rule):
+        HOPPER.default(parse_problem(line))
+
+
+def test_wrong_offsets_do_not_overflow_the_count_of_tiles() -> None:
+    problem = parse_problem("grouped_gemm 40000000x4096x64x512 bf16")
+    small = Config({"tile_shape_mn": (64, 8), "swap_ab": True})
+    assert "work_units_have_31_bits" in [v.rule for v in HOPPER.explain(problem, small)]
+    assert HOPPER.default(problem)["tile_shape_mn"] == (128, 256)
+
+
+@pytest.mark.parametrize("g", [1, 2, 7, 128, 512])
+@pytest.mark.parametrize("form", ["grouped_gemm", "grouped_gemm_masked"])
+def test_every_problem_has_a_default(form: str, g: int) -> None:
+    """The model's choice, which follows the rows of a group, and the space's own."""
+    space = find_space(form, find_arch("sm_90a"))
+    for m in (1, 37, 4096, 100_000):
+        for n in (1, 1001, 4096):
+            problem = parse_problem(f"{form} {m}x{n}x256x{g} bf16")
+            for config in (space.default(problem), default_config(space, problem)):
+                assert not space.explain(problem, config)
+                derived = space.derive(config, problem, space.arch)
+                assert derived["smem_bytes"] <= space.arch.smem_bytes  # type: ignore[operator]
+
+
+def test_the_model_takes_tiles_for_the_rows_of_a_group() -> None:
+    """As many as a group has in the mean, not as there are or as there is room for."""
+    arch = find_arch("sm_90a")
+    many, few = (parse_problem(f"grouped_gemm {m}x4096x4096x128 bf16") for m in (262144, 256))
+    assert not default_config(HOPPER, many)["swap_ab"] or default_config(HOPPER, many)["tile_shape_mn"] > (
+        64,
+        64,
+    )
+    assert default_config(HOPPER, few)["swap_ab"]
+    masked = parse_problem("grouped_gemm_masked 4096x4096x4096x32 bf16 mean=16")
+    found = default_config(find_space(masked.family, arch), masked)
+    assert found["swap_ab"] and found.pair("tile_shape_mn")[1] <= 32
+    strategy: Any = GROUPED_GEMM.strategy(arch)
+    ranked = strategy.rank(HOPPER, LARGE, 132, 6)
+    assert ranked[0] == HOPPER.default(LARGE) and len(ranked) == len(set(ranked)) > 6
+    assert all(not HOPPER.explain(LARGE, config) for config in ranked)
+    times = {config: 1000.0 + at for at, config in enumerate(ranked)}
+    refined = strategy.refine(HOPPER, LARGE, times, 4, sm_count=132)
+    assert refined and not times.keys() & {*refined}
+    only = {"tile_shape_mn": [(128, 128)]}
+    assert {c["tile_shape_mn"] for c in strategy.rank(HOPPER, LARGE, 132, 4, only)} == {(128, 128)}
+
+
+# --- the operator ---
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[FakeFamilies]:
+    """Every call of the test goes to kernels on the CPU."""
+    with calls_go_to(FakeFamilies(tmp_path)) as fake:
+        yield fake
+
+
+def tensor(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def test_groups_are_multiplied(gpu: FakeFamilies) -> None:
+    """With group ends and with counts, on either side; rows of no group stay what they are."""
+    a, b = tensor(20, 64), tensor(4, 24, 64)
+    ends = [3, 3, 4, 17]
+    out = torch.full((20, 24), 7.0, dtype=torch.bfloat16)
+    assert cutegen.grouped_gemm(a, b, ends, out=out) is out
+    first = 0
+    for group, end in enumerate(ends):
+        want = a[first:end].double() @ b[group].double().T
+        assert torch.allclose(out[first:end].double(), want, rtol=2**-8, atol=1e-6)
+        first = end
+    assert bool((out[17:] == 7.0).all())
+    assert torch.equal(cutegen.grouped_gemm(a, b, torch.tensor(ends))[:17], out[:17])
+    every = torch.full((4, 20, 24), 7.0, dtype=torch.bfloat16)
+    cutegen.grouped_gemm(
+        a.expand(4, 20, 64).contiguous(), b, counts=(3, 0, 20, 1), out=every, expected_rows=7
+    )
+    assert torch.equal(every[0, :3], out[:3]) and bool((every[0, 3:] == 7.0).all())
+    assert bool((every[1] == 7.0).all())
+    assert torch.allclose(every[2].double(), a.double() @ b[2].double().T, rtol=2**-8, atol=1e-6)
+    assert {str(source.signature.family) for source in gpu.compiled} == {
+        "grouped_gemm",
+        "grouped_gemm_masked",
+    }
+
+
+def test_one_kernel_serves_any_counts(gpu: FakeFamilies) -> None:
+    a, b = tensor(20, 64), tensor(4, 24, 64)
+    for ends in ((5, 10, 15, 20), (0, 0, 0, 20), (0, 0, 0, 0)):
+        cutegen.grouped_gemm(a, b, ends)
+    assert len(gpu.calls) == 3 and len(gpu.compiled) == 1
+    assert cutegen.grouped_gemm(a[:0], b, (0, 0, 0, 0)).shape == (0, 24)
+    assert len(gpu.calls) == 3
+
+
+def test_what_cannot_be_is_refused(gpu: FakeFamilies) -> None:
+    a, b, ends = tensor(20, 64), tensor(4, 24, 64), [5, 10, 15, 20]
+    call = cutegen.grouped_gemm
+    cases: tuple[tuple[Any, str], ...] = (
+        (lambda: call(a, b), "give either offs, with a of"),
+        (lambda: call(a, b, ends, counts=ends), "give either offs, with a of"),
+        (lambda: call(a[None], b, ends), r"a has shape \(1, 20, 64\); it must be \(m, k\) with offs"),
+        (lambda: call(a, b[0], ends), r"b has shape \(24, 64\); it must be \(groups, n, k\)"),
+        (lambda: call(a, b, [5, 4, 15, 20]), r"offs\[1\] is 4; it must be not below the one before it"),
+        (lambda: call(a, b, [5, 10, 15, 21]), r"offs\[3\] is 21; .*at most 20, the rows of a"),
+        (lambda: call(a, b, [5, 10, 15]), "offs is .*; it must be 4 integers, one for each group of b"),
+        (lambda: call(a, b, torch.tensor([5.0, 10, 15, 20])), "it must be 4 integers"),
+        (lambda: call(tensor(4, 9, 64), b, counts=[9, 10, 0, 0]), r"counts\[1\] is 10; it must be at"),
+        (lambda: call(a, b.float(), ends), "b has dtype torch.float32"),
+        (lambda: call(a.float(), b.float(), ends), "a has dtype torch.float32; valid: torch.bfloat16"),
+        (lambda: call(a, tensor(4, 24, 72), ends), "which makes k 72, but a makes it 64"),
+        (lambda: call(a.T.contiguous().T, b, ends), "a has strides .*: every row must start"),
+        (lambda: call(tensor(20, 68)[:, :64], b, ends), "a has strides .*: every row must start"),
+        (lambda: call(tensor(20, 60), tensor(4, 24, 60), ends), "a has strides .*: every row must start"),
+        (lambda: call(a, b, ends, out=a.new_empty(20, 25)), "which makes n 25, but b makes it 24"),
+        (lambda: call(a[:, :64], b, ends, out=a[:, :24]), "out shares memory with a; pass another"),
+        (lambda: call(a, b, ends, tokens="even"), "tokens='even' is not valid; valid: uniform, zipf"),
+        (lambda: call(tensor(4, 9, 64), b, counts=[1] * 4, expected_rows=0), "expected_rows=0 must be an"),
+        (lambda: call(a.clone().requires_grad_(), b, ends), "a requires grad"),
+    )  # fmt: skip
+    for wrong, message in cases:
+        with pytest.raises(OperandError, match=message):
+            wrong()
+    assert not gpu.calls
+
+
+def test_expected_rows_are_rounded_to_a_listed_number() -> None:
+    found = [expected_mean(rows) for rows in (None, 1, 20, 100, 192, 10**6)]
+    assert found == ["all", "1", "20", "96", "192", "14336"]
+
+
+def test_the_operator_is_traced(gpu: FakeFamilies) -> None:
+    """Fake tensors have the shape of the result, and a compiled call gives what an eager one does."""
+    a, b = tensor(20, 64), tensor(4, 24, 64)
+    offs = torch.tensor([3, 3, 9, 20], dtype=torch.int32)
+    want = cutegen.grouped_gemm(a, b, offs)
+
+    def step(a: Any, b: Any) -> Any:
+        return cutegen.grouped_gemm(a, b, (3, 3, 9, 20)) * 2
+
+    assert torch.equal(torch.compile(step, backend="eager", fullgraph=True)(a, b), want * 2)
