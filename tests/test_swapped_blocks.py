@@ -259,7 +259,8 @@ def test_what_is_tried_leaves_no_trace(gpu: AllFamilies) -> None:
         module.register_forward_hook(lambda *_: seen.append(1))
     state = torch.get_rng_state()
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
-    cutegen.optimize(model)
+    with torch.device("meta"):  # where a program makes its tensors is not where norms are tried
+        assert len(cutegen.optimize(model).norms) == 1
     cutegen.restore(model)
     assert not seen and torch.equal(state, torch.get_rng_state())
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
@@ -436,3 +437,21 @@ def test_recording_and_its_swaps_leave_what_was_swapped(gpu: AllFamilies) -> Non
     }
     assert type(model.mlp) is HfMlp and type(model.norm) is HfNorm
     assert cutegen.restore(model) == 1
+
+
+@pytest.mark.parametrize("norm", [HfNorm, lambda width: nn.RMSNorm(width, 1e-5), nn.RMSNorm])
+def test_models_of_fake_tensors_are_recorded_with_their_norms_and_gates(gpu: AllFamilies, norm: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    torch.set_default_dtype(BF16)
+    try:
+        with FakeTensorMode():
+            model = Block(norm(WIDTH), Packed())
+            found = cutegen.optimize(model)
+            with cutegen.record() as recording:
+                model(torch.empty(7, WIDTH)).float().sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.norms and found.gates
+    assert {p.family for p in recording.problems} == {"gemm", "rmsnorm", "gated", "gated_backward"}
+    assert not gpu.calls

@@ -80,13 +80,17 @@ def norm_call(module: Any) -> NormCall | str | None:
 def _torchs_choice(weight: Any) -> NormCall | str:
     """Return the call of a norm without an eps of its own: releases of torch differ in what they take."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     if weight is None or weight.is_meta:
         return "torch chooses its eps by the input"
     dtype = weight.dtype
-    with torch.no_grad():
-        small = torch.full((1, 8), 1e-3, dtype=dtype, device=weight.device)
-        square = float(torch.nn.functional.rms_norm(small, (8,)).double().square().mean())
+    try:
+        with torch.no_grad(), _disable_current_modes():  # on numbers, also where tensors are fake
+            small = torch.full((1, 8), 1e-3, dtype=dtype, device=weight.device)
+            square = float(torch.nn.functional.rms_norm(small, (8,)).double().square().mean())
+    except (AssertionError, RuntimeError):  # a GPU that is not here
+        return "torch chooses its eps by the device"
     mean = 1e-6  # of the squares, so that y^2 = mean / (mean + eps)
     choices = [torch.finfo(dtype).eps, torch.finfo(torch.float32).eps]
     eps = min(choices, key=lambda eps: abs(square - mean / (mean + eps)))
@@ -99,18 +103,25 @@ def _is_rms_norm(module: torch.nn.Module, eps: float) -> bool:
     What is tried is a copy with a weight of its own, so that neither hooks nor memory have a part in it.
     """
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     weight = module._parameters["weight"]
     assert weight is not None
-    generator, n = torch.Generator().manual_seed(0), weight.shape[0]
-    copied = shadow(module)
-    w = torch.randn(n, generator=generator)
-    x = torch.randn(3, n, generator=generator) * torch.tensor([[1.0], [30.0], [max(eps, 1e-30) ** 0.5]])
+    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):  # numbers, also where all is fake
+        return _computes_rms_norm(shadow(module), int(weight.shape[0]), eps)
+
+
+def _computes_rms_norm(copied: Any, n: int, eps: float) -> bool:
+    import torch
+
+    generator, fp32 = torch.Generator().manual_seed(0), torch.float32  # whatever the default dtype is
+    w = torch.randn(n, generator=generator, dtype=fp32)
+    sizes = torch.tensor([[1.0], [30.0], [max(eps, 1e-30) ** 0.5]], dtype=fp32)
+    x = torch.randn(3, n, generator=generator, dtype=fp32) * sizes
     vars(copied).pop("forward", None)
     vars(copied)["_parameters"] = {"weight": torch.nn.Parameter(w, requires_grad=False)}
     try:
-        with torch.no_grad():
-            found = copied.forward(x)
+        found = copied.forward(x)
     except Exception:  # noqa: BLE001 - whatever the code of others does, the layer is left alone
         return False
     want = x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * w.double()
