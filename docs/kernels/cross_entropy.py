@@ -3,7 +3,7 @@
 """loss = log(sum(exp(x))) - x[target] for each row, and its gradient, on sm_90a.
 
 Rows of 128256 bf16 elements, fp32 arithmetic, every output rounded once.
-threads_per_row=256 rows_per_cta=1 rows_per_thread=1 cluster_n=8 row_in=smem turn=4 pdl=early
+threads_per_row=256 rows_per_cta=1 rows_per_thread=1 cluster_n=8 row_in=smem turn=2 pdl=early
 """
 
 import cuda.bindings.driver as cuda
@@ -23,7 +23,7 @@ STEPS = (PART + THREADS_PER_ROW - 1) // THREADS_PER_ROW  # vectors of one thread
 WHOLE_STEPS = 7  # of these, how many are inside every row
 GROUPS = 1  # groups of THREADS_PER_ROW threads, each on rows of its own
 THREADS = GROUPS * THREADS_PER_ROW
-TURN = 4  # vectors that a thread holds at a time
+TURN = 2  # vectors that a thread holds at a time
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
 SLOTS = 64  # room for them, aligned
@@ -372,11 +372,11 @@ def kernel(
     smem = memory.SmemAllocator()
     x_part = smem.allocate_tensor(X, cute.make_layout((ELEMENTS, PART)), byte_alignment=16)
     sums = smem.allocate_tensor(cutlass.Float32, cute.make_layout((4, SLOTS, 1)), byte_alignment=16)
-    loaded = smem.allocate_array(cutlass.Int64, 2)
+    loaded = smem.allocate_array(cutlass.Int64, 4)
     arrived = smem.allocate_array(cutlass.Int64, 1)
     if thread == 0:
         cute.arch.mbarrier_init(arrived, 1)
-        for turn in cutlass.range_constexpr(2):
+        for turn in cutlass.range_constexpr(4):
             cute.arch.mbarrier_init(loaded + turn, 1)
         cute.arch.mbarrier_init_fence()
     cute.arch.cluster_arrive_relaxed()
@@ -386,7 +386,7 @@ def kernel(
     cute.arch.griddepcontrol_wait()
     x_row = row_of(x, row, first)
     if thread == 0:
-        for turn in cutlass.range_constexpr(2):
+        for turn in cutlass.range_constexpr(4):
             at = turn * TURN * THREADS_PER_ROW
             size = cutlass.max(0, cutlass.min(TURN * THREADS_PER_ROW, end - at)) * (ELEMENTS * X.width // 8)
             cute.arch.mbarrier_arrive_and_expect_tx(loaded + turn, 1 * size)
@@ -398,10 +398,10 @@ def kernel(
     mine = cute.make_rmem_tensor((ELEMENTS + 1,), cutlass.Float32)
     mine.fill(0.0)
     mine[ELEMENTS] = cutlass.Float32(LOWEST)
-    for turn in cutlass.range(1, unroll=1):
+    for turn in cutlass.range(3, unroll=1):
         cute.arch.mbarrier_wait(loaded + turn, 0)
         add_powers(x_part, thread + turn * (TURN * THREADS_PER_ROW), end, mine, TURN)
-    for turn in cutlass.range(1, 2, unroll=1):
+    for turn in cutlass.range(3, 4, unroll=1):
         cute.arch.mbarrier_wait(loaded + turn, 0)
         add_powers(x_part, thread + turn * (TURN * THREADS_PER_ROW), end, mine, 0)
     peak = max_over_warp(mine[ELEMENTS])
@@ -423,7 +423,7 @@ def kernel(
     even, hit = cutlass.Float32(0.0), weight
     column = column_of(label)
     grad_row = row_of(grad, row, first)
-    for turn in cutlass.range(1, unroll=1):
+    for turn in cutlass.range(3, unroll=1):
         store_gradients(
             x_part,
             grad_row,
@@ -436,7 +436,7 @@ def kernel(
             end,
             TURN,
         )
-    for turn in cutlass.range(1, 2, unroll=1):
+    for turn in cutlass.range(3, 4, unroll=1):
         store_gradients(
             x_part,
             grad_row,

@@ -11,6 +11,7 @@ the rows of tests/data/rmsnorm_times.json the fastest itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -290,7 +291,13 @@ _BARE = {row_fits_registers: bare_row_fits_registers, weight_is_late_where_regis
 
 
 def derive(
-    config: Config, problem: Any, arch: Arch, *, sums_of_row: int, values_at_a_time: int
+    config: Config,
+    problem: Any,
+    arch: Arch,
+    *,
+    sums_of_row: int,
+    values_at_a_time: int,
+    beside_values: tuple[int, int] | None,
 ) -> dict[str, Value]:
     """Return accesses per row, CTA and thread, groups, warps, and the exact shared memory (bytes)."""
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
@@ -314,19 +321,33 @@ def derive(
         "warps_per_row": max(1, threads_per_row // WARP),
         "slots": slots(threads_per_row, cluster_n),
         "smem_bytes": staged + sums + 8 * barriers,
-        "min_blocks": min_blocks(config, problem, arch, values_at_a_time),
+        "min_blocks": min_blocks(config, problem, arch, values_at_a_time, beside_values),
     }
 
 
-def min_blocks(config: Config, problem: Any, arch: Arch, values_at_a_time: int) -> int:
-    """Return how many CTAs find room in the registers of a multiprocessor: as many as in shared memory,
-    unless a thread has more values at a time than fit 40 registers."""
+def min_blocks(
+    config: Config,
+    problem: Any,
+    arch: Arch,
+    values_at_a_time: int,
+    beside_values: tuple[int, int] | None,
+) -> int:
+    """Return how many CTAs must find room in the registers of a multiprocessor: as many as in shared memory,
+    unless a thread has more values at a time than fit 40 registers; for rows in registers as many as
+    ``beside_values`` leaves room for."""
+    threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     if config["row_in"] == "registers":
-        return 1
-    taken = staged_bytes(problem, config.integer("cluster_n")) + SUMS_BYTES
+        early = bool(config.get("prefetch_weight"))
+        if beside_values is None or threads_per_row < 128 or (early and threads_per_row > 128):
+            return 1
+        accesses = steps(problem, threads_per_row, cluster_n)
+        taken = values_registers(problem, accesses, 1, early) + beside_values[early]
+        taken += 8 if config["pdl"] == "late" else 0  # what the end of the load must keep
+        return max(1, arch.registers // (threads_per_row * taken))
+    taken = staged_bytes(problem, cluster_n) + SUMS_BYTES
     wide = is_wide(problem) or config.integer("turn") * access_elements(problem) > values_at_a_time
     threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
-    return max(1, min(arch.smem_bytes // taken, threads // config.integer("threads_per_row")))
+    return max(1, min(arch.smem_bytes // taken, threads // threads_per_row))
 
 
 def single_rows(problem: Any, sm_count: int) -> bool:
@@ -334,28 +355,44 @@ def single_rows(problem: Any, sm_count: int) -> bool:
     return bool(problem.m * 16 <= sm_count)
 
 
-def clusters_by_default(problem: Any, sm_count: int) -> list[int]:
+def few_long_rows(problem: Any, sm_count: int) -> bool:
+    """Return whether so few rows of more than 64 KiB come that two waves of the largest clusters do."""
+    return bool(problem.m * 16 <= 2 * sm_count and part_bytes(problem, 1) > SHORT_FOR_SMEM)
+
+
+def clusters_by_default(problem: Any, sm_count: int, threads: int) -> list[int]:
     """Return the cluster sizes to try, best first: single rows are for as many CTAs as may share them, long
-    rows for CTAs of 128 threads with up to 32 values each, of which a multiprocessor has several."""
+    rows for CTAs of so many threads with up to 32 values each, of which a multiprocessor has several."""
     sizes = sorted(as_integer(size) for size in DOMAINS["cluster_n"])
-    if single_rows(problem, sm_count):
+    if single_rows(problem, sm_count) or few_long_rows(problem, sm_count):
         return sizes[::-1]
     if part_bytes(problem, 1) <= LONG_ROW:
         return sizes
-    return [size for size in sizes if part(problem, size) * access_elements(problem) <= 4096] + sizes[::-1]
+    small = [
+        size
+        for size in sizes
+        if part(problem, size) * access_elements(problem) <= 32 * threads
+        and (size <= 8 or staged_bytes(problem, size) >= 16_384)
+    ]
+    return [*small, 8, *sizes[::-1]]
 
 
-def values_by_default(problem: Any, sm_count: int) -> int:
-    """Return about how many values a thread had best hold. Source: an H200, rows of 128 to 32768 elements."""
+def values_by_default(problem: Any, sm_count: int, usual: int) -> int:
+    """Return about how many values a thread had best hold, ``usual`` of many rows of some KiB. Source: an
+    H200, rows of 64 to 32768 elements."""
     row = part_bytes(problem, 1) * inputs(problem)
-    if single_rows(problem, sm_count):
-        return 20
     if row <= 1024:
-        return 8 if problem.m > 512 * sm_count else 32
-    return 32 if row > 10_240 or problem.m <= 16 * sm_count else 20
+        return 8 if problem.m > 512 * sm_count and problem.family == "rmsnorm" else 12
+    if single_rows(problem, sm_count) or (row <= 4096 and problem.m <= 32 * sm_count):
+        return 20
+    if row > 10_240 or problem.m <= 16 * sm_count:
+        return 32
+    if row <= 2560:  # one warp has a whole row
+        return 20 if problem.signature.unaligned else 40
+    return usual if row > 5120 else 20
 
 
-def smem_by_default(problem: Any, config: Config, sm_count: int) -> bool:
+def smem_by_default(problem: Any, config: Config, sm_count: int, above: int) -> bool:
     """Return whether a row had better wait in shared memory than as ``config`` has it.
 
     It had where registers keep too few bytes in flight: less than 128 for each thread, or CTAs of more than
@@ -364,18 +401,18 @@ def smem_by_default(problem: Any, config: Config, sm_count: int) -> bool:
     """
     threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     in_flight = steps(problem, threads, cluster_n) * ACCESS_BYTES * inputs(problem)
-    long = part_bytes(problem, 1) > SHORT_FOR_SMEM and not single_rows(problem, sm_count)
+    long = part_bytes(problem, 1) > above and not few_long_rows(problem, sm_count)
     return long and (in_flight < 128 or threads > 256)
 
 
-def in_smem(space: Space, problem: Any, config: Config) -> Config:
-    """Return the config that keeps about 32 KiB of a row in shared memory, with about 128 bytes for a thread
-    and turns of 4; ``config`` if rows are not aligned."""
+def in_smem(space: Space, problem: Any, config: Config, first_turn: int) -> Config:
+    """Return the config that keeps about 32 KiB of a row in shared memory, with about 128 bytes for a thread;
+    ``config`` if rows are not aligned."""
     legal = [
         changed
         for cluster_n in space.domains["cluster_n"]
         for threads in (128, 256, 512)
-        for turn in (4, 2)
+        for turn in (first_turn, 6 - first_turn)
         if not space.explain(
             problem,
             changed := config.replace(
@@ -392,17 +429,38 @@ def in_smem(space: Space, problem: Any, config: Config) -> Config:
     return min(legal, key=distance, default=config)
 
 
-def choose_default(space: Space, problem: Any) -> Config:
-    """Return a config that follows from the rows per multiprocessor, the bytes of a row, and how many of
-    these a thread has in flight.
+@dataclass(frozen=True)
+class Preference:
+    """What a family's default prefers. Source: an H200.
 
-    It takes at most 2 % longer than the best legal config for the problems that were measured.
+    Attributes:
+        values: Values of a thread, of many rows of 5 to 10 KiB.
+        threads: Of a CTA that shares long rows with others.
+        late_weight: To load the weight after the sums of many rows, where a thread of 256 has 32 values.
+        even: That all threads hold as much: counting the elements of each warp takes a LayerNorm up to a
+            quarter longer.
+        smem_above: Bytes of a row above which it may wait in shared memory.
+        turn: Of rows in shared memory.
     """
+
+    values: int = 20
+    threads: int = 128
+    late_weight: bool = False
+    even: bool = False
+    smem_above: int = SHORT_FOR_SMEM
+    turn: int = 4
+
+
+_USUAL = Preference()
+
+
+def choose_default(space: Space, problem: Any, *, preference: Preference) -> Config:
+    """Return a config that follows from the rows per multiprocessor, the bytes of a row, and how many of
+    these a thread has in flight."""
     sm_count = space.arch.nominal_sm_count
-    cta = 256 if problem.m > 512 * sm_count else 128
     base: dict[str, Value] = {
         "threads_per_row": 4,
-        "rows_per_cta": cta // 4,
+        "rows_per_cta": 32,
         "rows_per_thread": 1,
         "cluster_n": 1,
         "prefetch_weight": True,
@@ -411,32 +469,61 @@ def choose_default(space: Space, problem: Any) -> Config:
         "pdl": "late" if sm_count < 16 * problem.m <= 256 * sm_count else "early",
     }
     base = {knob: base[knob] for knob in space.domains}
-    wanted = values_by_default(problem, sm_count)
+    wanted = values_by_default(problem, sm_count, preference.values)
 
-    def distance(config: Config) -> float:
-        values = values_per_thread(problem, config.integer("threads_per_row"), config.integer("cluster_n"))
-        return max(values / wanted, wanted / values)
+    def distance(config: Config) -> tuple[bool, float]:
+        threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+        values = values_per_thread(problem, threads, cluster_n)
+        odd = threads == 4 and vectors(problem) >= 8
+        odd |= preference.even and part(problem, cluster_n) % threads > 0
+        odd |= cluster_n > 1 and threads not in (128, 256) and not single_rows(problem, sm_count)
+        return odd, max(values / wanted, wanted / values)
 
-    for cluster_n in clusters_by_default(problem, sm_count):
-        legal = []
-        for threads in sorted(as_integer(value) for value in space.domains["threads_per_row"]):
-            rows = 1 if threads >= 128 else cta // threads
-            changes: dict[str, Value] = {
-                "threads_per_row": threads,
-                "rows_per_cta": rows,
-                "cluster_n": cluster_n,
-            }
-            config = Config({**base, **changes})
-            if not space.explain(problem, config):
-                legal.append(config)
+    for cluster_n in clusters_by_default(problem, sm_count, preference.threads):
+        configs = (
+            Config(
+                {
+                    **base,
+                    "threads_per_row": threads,
+                    "rows_per_cta": rows_by_default(problem, threads, sm_count),
+                    "cluster_n": cluster_n,
+                }
+            )
+            for threads in sorted(as_integer(value) for value in space.domains["threads_per_row"])
+        )
+        legal = [config for config in configs if not space.explain(problem, config)]
         if legal:
             config = min(legal, key=distance)
-            return in_smem(space, problem, config) if smem_by_default(problem, config, sm_count) else config
+            if smem_by_default(problem, config, sm_count, preference.smem_above):
+                return in_smem(space, problem, config, preference.turn)
+            if not preference.late_weight or problem.m <= 16 * sm_count:
+                return config
+            late = config.replace(prefetch_weight=False)
+            return config if space.explain(problem, late) else late
     return Config(base)
 
 
+def rows_by_default(problem: Any, threads_per_row: int, sm_count: int) -> int:
+    """Return the rows of a CTA: it has 128 threads, or 256 where many would start and end too often, since
+    they have two rows of two warps, less than 4 KiB, or come in hundreds."""
+    if threads_per_row >= 128:
+        return 1
+    rows = 128 // threads_per_row
+    if threads_per_row == WARP:
+        return rows
+    short = threads_per_row == 64 or rows * part_bytes(problem, 1) < 4096
+    return 2 * rows if problem.m > (8 if short else 512) * sm_count else rows
+
+
 def row_space(
-    family: str, arch: Arch, *, weight: bool = True, sums_of_row: int = 1, values_at_a_time: int = 32
+    family: str,
+    arch: Arch,
+    *,
+    weight: bool = True,
+    sums_of_row: int = 1,
+    values_at_a_time: int = 32,
+    beside_values: tuple[int, int] | None = None,
+    preference: Preference = _USUAL,
 ) -> Space:
     """Return the space of a family of kernels over rows, bound to ``arch``.
 
@@ -447,6 +534,9 @@ def row_space(
         sums_of_row: How many numbers the warps of a row exchange.
         values_at_a_time: With how many values of a row in shared memory, at most, a thread gets along with 40
             registers. Source: ptxas, the tests' kernels.
+        beside_values: Registers of a thread beside its values and weights, where these are loaded late, and
+            early by 128 threads: the compiler gets no more. None where it takes few enough. Source: ptxas.
+        preference: What its default prefers.
     """
     domains = {k: v for k, v in DOMAINS.items() if weight or k != "prefetch_weight"}
     rules = _RULES if weight else [_BARE.get(rule, rule) for rule in _RULES]
@@ -455,8 +545,10 @@ def row_space(
         arch=arch,
         domains=domains,
         rules=tuple(Rule.of(rule) for rule in rules if rule is not None),
-        derive=partial(derive, sums_of_row=sums_of_row, values_at_a_time=values_at_a_time),
-        choose_default=choose_default,
+        derive=partial(
+            derive, sums_of_row=sums_of_row, values_at_a_time=values_at_a_time, beside_values=beside_values
+        ),
+        choose_default=partial(choose_default, preference=preference),
         launch=lambda config, problem, sm_count: Launch((), 0),
         compile_view=lambda config: config,
     )
