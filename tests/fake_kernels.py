@@ -13,6 +13,7 @@ from cutegen.build import Artifact, Failure, Resources, Result, Toolchain, artif
 from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.errors import BuildError, CutegenError
+from cutegen.families.gemm.stand_in import factored_product
 from cutegen.measure.device import Device
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
@@ -121,7 +122,8 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
     a, b, d = (rest.pop(0) for _ in range(3))
     c = rest.pop(0) if epilogue.beta else None
     bias = rest.pop(0) if epilogue.bias else None
-    scales = [rest.pop(0), rest.pop(0)] if epilogue.scale else []
+    factored = signature.family == "gemm_blocks"
+    scales = [rest.pop(0), rest.pop(0)] if epilogue.scale or factored else []
     workspace = rest.pop(0) if parts else None
     beta = rest.pop() if epilogue.beta else 0.0
     alpha = rest.pop() if epilogue.alpha else 1.0
@@ -137,8 +139,14 @@ def compute(source: Source, arguments: tuple[Any, ...]) -> None:
         raise ValueError("Mismatched Tensor on argument #1: expected dtype")
     assert a.dim() == (3 if signature.batched else 2) and d.stride(-1) == 1
     assert workspace is None or (workspace.dim() == 1 and workspace.dtype == torch.float32)
-    value = alpha * (a.float() @ b.float())
-    for scale in scales:
+    if factored:
+        blocks_k, blocks_n = -(-b.shape[0] // 128), -(-b.shape[1] // 128)
+        assert scales[0].shape == (a.shape[0], blocks_k) and scales[1].shape == (blocks_k, blocks_n)
+        assert all(scale.stride(0) == 1 and scale.dtype == torch.float32 for scale in scales)
+        value = alpha * factored_product(a, b, *scales)
+    else:
+        value = alpha * (a.float() @ b.float())
+    for scale in scales if epilogue.scale else ():
         assert scale.shape == (1,) and scale.dtype == torch.float32
         value = value * scale
     if c is not None:

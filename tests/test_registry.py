@@ -91,7 +91,7 @@ def test_families_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
     assert [family.name for family in loaded] == ["again", "twice"]
     assert load_families(tmp_path) == loaded and find_family("twice") is loaded[1]
     norms = {"layernorm", "rmsnorm", "rmsnorm_quantized", "softmax", "cross_entropy"}
-    gemms = {"gemm", "gemm_blockscaled", "gated_gemm", "grouped_gemm", "grouped_gemm_masked"}
+    gemms = {"gemm", "gemm_blocks", "gemm_blockscaled", "gated_gemm", "grouped_gemm", "grouped_gemm_masked"}
     shipped = {"gated", "gated_backward", "rope", *gemms, *norms}
     assert {"again", "twice", *shipped} == {*families()}
     problem = parse_problem("twice 5x8")

@@ -19,6 +19,7 @@ KERNELS = (
     ("gemm", "sm_90a"),
     ("gemm", "sm_100a"),
     ("gemm_blockscaled", "sm_100a"),
+    ("gemm_blocks", "sm_90a"),
     ("rmsnorm", "sm_90a"),
     ("rmsnorm", "sm_100a"),
     ("gated", "sm_90a"),

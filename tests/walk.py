@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from cutegen.families.gemm.problem import (
     BIASES,
     BLOCK_SCALED,
     BLOCK_SCALED_FAMILY,
+    BLOCKS_FAMILY,
     FP8_DTYPES,
     LAYOUTS,
     Epilogue,
@@ -102,6 +104,9 @@ def random_problem(generator: Random, reach: Reach = NEAR, dtypes: Sequence[str]
 def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
     """Return a problem of the family of ``space``, with any sizes and options."""
     family = find_family(space.family)
+    if space.family == BLOCKS_FAMILY:
+        found = random_problem(generator, reach, ("e4m3",))
+        return replace(found, batch=1, epilogue=replace(found.epilogue, scale=False), family=BLOCKS_FAMILY)
     if isinstance(family, GemmFamily):
         return random_problem(generator, reach, dtypes_of(space))
     several = (reach[0], *[64] * len(family.sizes)) if len(family.sizes) > len(reach) else reach

@@ -136,6 +136,7 @@ def _left_out(problems: Iterable[Problem | Range]) -> dict[Problem | Range, str]
         elif isinstance(problem, Gemm):
             known = problem.ab_dtype in TORCH_DTYPES
             why = "" if known else f"torch has no dtype {problem.ab_dtype}, so no call poses it"
+            why = "gemm() of a deployment takes no factors of blocks" if problem.has_factors else why
         else:
             why = f"deployments hold GEMMs and declared families, and {problem.family} is neither"
         if why:

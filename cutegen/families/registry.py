@@ -222,7 +222,7 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.cross_entropy.family import CROSS_ENTROPY
     from cutegen.families.gated.family import GATED, GATED_BACKWARD
     from cutegen.families.gated_gemm.family import GATED_GEMM
-    from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, GEMM
+    from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, BLOCKS_GEMM, GEMM
     from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED
     from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
@@ -231,7 +231,7 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.softmax.family import SOFTMAX
 
     rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
-    gemms = (GEMM, BLOCK_SCALED_GEMM, GATED_GEMM, GROUPED_GEMM, GROUPED_GEMM_MASKED)
+    gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM, GROUPED_GEMM, GROUPED_GEMM_MASKED)
     return *gemms, *rows, GATED, GATED_BACKWARD, ROPE
 
 

@@ -143,17 +143,23 @@ def scaled_gemm(
 ) -> torch.Tensor:
     """Return ``activation(scale_a * scale_b * a @ b + bias)`` of 8-bit operands.
 
+    On Hopper operands in e4m3 may have a factor for every block instead: those of ``a`` for 128 elements of a
+    row, those of ``b`` for 128 x 128. Sums of 128 products then are multiplied by both, and added up in fp32.
+
     Args:
         a: (m, k) in fp8 or int8, contiguous along k.
         b: (k, n), of the same dtype, contiguous along k.
-        scale_a: One fp32 factor on the GPU; likewise the next.
-        scale_b: The factor of ``b``.
+        scale_a: One fp32 factor on the GPU; or (m, k / 128), rounded up, contiguous along m, which are the
+            strides that ``torch._scaled_mm`` takes.
+        scale_b: The factor of ``b``; or (k / 128, n / 128), rounded up, contiguous along k. torch's form,
+            whose rows are padded to a multiple of 4, is taken too, and so is (n / 128, k / 128), the scales
+            of the weight ``b.t()``. Where both have one shape, the contiguous axis is taken to be k.
         out: As for :func:`gemm`, like all that follows.
         bias: As there.
         activation: As there.
         out_dtype: dtype of the result, bf16 by default.
         fast_accum: Leave fp8 sums to the tensor cores, which keep about 14 bits of them, instead of adding
-            them up in fp32 every 128 or 256 terms.
+            them up in fp32 every 128 or 256 terms. Not with factors of blocks.
         config: As there.
 
     Raises:

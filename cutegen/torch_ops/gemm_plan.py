@@ -250,7 +250,7 @@ def fused_options(
         kinds += more[2:]
         for scale in more[:2]:
             if scale is not None:
-                kinds += ("scale", scale.shape, scale.dtype)
+                kinds += ("scale", scale.shape, scale.stride(), scale.dtype)
                 extras += (scale,)
     return extras, kinds
 

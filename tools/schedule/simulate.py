@@ -46,6 +46,7 @@ class KernelProtocol(Protocol):
 _FAMILIES: dict[tuple[str, str], Any] = {
     ("gemm", "sm90"): HopperProtocol,
     ("gemm", "sm100"): BlackwellProtocol,
+    ("gemm_blocks", "sm90"): HopperProtocol,
     ("gemm_blockscaled", "sm100"): BlackwellProtocol,
 }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.errors import MeasureError
 from cutegen.families.gemm.inputs import ALPHA, BETA, SCALE_A, SCALE_B, Workload
 from cutegen.families.gemm.problem import BLOCK_SCALED, Problem
+from cutegen.families.gemm.stand_in import factored_product
 from cutegen.family import Baseline, Inputs, Tensors
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["make_baselines", "vendor_call"]
 
 Call = Callable[[Workload, "torch.Tensor"], None]
+_Operand = TypeVar("_Operand")
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,12 @@ class _Product:
 
 
 def make_baselines(problem: Problem, inputs: Inputs, outputs: Tensors) -> dict[str, Baseline]:
-    """Return torch's GEMM with its name; see :meth:`cutegen.family.Family.baselines`."""
-    name, call = vendor_call(Workload.of(problem, inputs), outputs["out"])
+    """Return torch's GEMM with its name; see :meth:`cutegen.family.Family.baselines`.
+
+    Without inputs nothing is tried, and the first of what torch may offer is named.
+    """
+    tried = (Workload.of(problem, inputs), outputs["out"]) if inputs.tensors else None
+    name, call = vendor_call(problem, tried)
 
     def run(inputs: Inputs, outputs: Tensors) -> None:
         call(Workload.of(problem, inputs), outputs["out"])
@@ -39,19 +45,20 @@ def make_baselines(problem: Problem, inputs: Inputs, outputs: Tensors) -> dict[s
     return {name: run}
 
 
-def vendor_call(workload: Workload, d: torch.Tensor) -> tuple[str, Call]:
+def vendor_call(problem: Problem, tried: tuple[Workload, torch.Tensor] | None) -> tuple[str, Call]:
     """Return what torch offers for the problem, and how it is called in the record.
 
     The GEMM is one library call wherever there is one that this torch and device know, with its own output
     dtype if possible; what is left of the epilogue follows as elementwise calls.
 
     Args:
-        workload: Operands to try it on.
-        d: An output to try it on.
+        problem: What is to be computed.
+        tried: Operands and an output to try it on; None to take the first that may work.
     """
-    options = [option for option in _options(workload.problem) if option is not None]
-    product = next((option for option in options if _works(option.call, workload, d)), options[-1])
-    rest = _rest_of_epilogue(workload.problem, product.covers)
+    options = [option for option in _options(problem) if option is not None]
+    works = (option for option in options if tried is None or _works(option.call, *tried))
+    product = next(works, options[-1])
+    rest = _rest_of_epilogue(problem, product.covers)
     if not rest:
         return product.name, product.call
 
@@ -68,6 +75,8 @@ def _options(problem: Problem) -> list[_Product | None]:
     batched = problem.batch > 1
     if problem.ab_dtype in BLOCK_SCALED:
         return [_two_level(problem), _block_scaled(problem), _decoded(batched=batched)]
+    if problem.has_factors:
+        return [_factored(), _block_by_block()]
     if problem.ab_dtype == "tf32":
         exact = problem.out_dtype == "fp32"
         return [_in_tf32(_same_dtype(problem) if exact else _converted(batched=batched, cast=False))]
@@ -151,6 +160,27 @@ def _scaled(problem: Problem) -> _Product:
         plain(load.a, load.b, scale_a, scale_b, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
     return _Product("torch._scaled_mm", multiply, frozenset({"scale"}))
+
+
+def _factored() -> _Product:
+    """Return cuBLAS's fp8 GEMM with factors of blocks, whose output is in bf16."""
+    import torch
+
+    plain: Any = torch.ops.aten._scaled_mm.out
+
+    def multiply(load: Workload, out: torch.Tensor) -> None:
+        plain(load.a, load.b, *_given(load.scales), out_dtype=out.dtype, out=out)
+
+    return _Product("torch._scaled_mm", multiply)
+
+
+def _block_by_block() -> _Product:
+    """Return one GEMM for every block of k, added up in fp32."""
+
+    def multiply(load: Workload, out: torch.Tensor) -> None:
+        out.copy_(factored_product(load.a, load.b, *_given(load.scales)))
+
+    return _Product("torch.mm for each block + copy", multiply)
 
 
 def _block_scaled(problem: Problem) -> _Product:
@@ -276,10 +306,10 @@ def _activation(name: str) -> Call:
     return lambda load, out: _discard(out.copy_(torch.nn.functional.gelu(out, approximate=approximate)))
 
 
-def _given(tensor: torch.Tensor | None) -> torch.Tensor:
-    if tensor is None:
+def _given(operand: _Operand | None) -> _Operand:
+    if operand is None:
         raise MeasureError("workload lacks an operand that its problem has")
-    return tensor
+    return operand
 
 
 def _discard(result: object) -> None:

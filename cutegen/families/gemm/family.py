@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, UsageError
-from cutegen.families.gemm.knobs import KNOBS
+from cutegen.families.gemm.knobs import BLOCKS_KNOBS, KNOBS
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
 from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
@@ -23,6 +23,7 @@ from cutegen.families.gemm.problem import (
     BIASES,
     BLOCK_SCALED,
     BLOCK_SCALED_FAMILY,
+    BLOCKS_FAMILY,
     LAYOUTS,
     OUT_DTYPES,
     SCALED_OUT_DTYPES,
@@ -50,7 +51,7 @@ from cutegen.text import shown
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BLOCK_SCALED_GEMM", "GEMM", "GemmFamily"]
+__all__ = ["BLOCKS_GEMM", "BLOCK_SCALED_GEMM", "GEMM", "GemmFamily"]
 
 _PLAIN = Epilogue()
 _UNMEASURED = (
@@ -72,14 +73,13 @@ class GemmFamily(Family):
     """``D = activation(alpha * A @ B + beta * C + bias)``, of operands of some dtypes.
 
     Args:
-        name: ``gemm`` or ``gemm_blockscaled``.
+        name: ``gemm``, ``gemm_blockscaled`` or ``gemm_blocks``.
         meaning: What it computes.
         dtypes: Of A and B, the default first.
         out_dtypes: Of D.
     """
 
     metric = "TFLOP/s"
-    knobs = KNOBS
     sizes = (
         Size("m", "rows of A and D"),
         Size("n", "columns of B and D"),
@@ -91,7 +91,8 @@ class GemmFamily(Family):
         self.name = name
         self.meaning = meaning
         self._dtypes = dtypes
-        self.algorithms = () if name == BLOCK_SCALED_FAMILY else (FEW_ROWS,)
+        self.algorithms = (FEW_ROWS,) if name == "gemm" else ()
+        self.knobs = BLOCKS_KNOBS if name == BLOCKS_FAMILY else KNOBS
         self.options = (
             Option("dtype", "of A and B", dtypes, dtypes[0]),
             Option(
@@ -150,9 +151,11 @@ class GemmFamily(Family):
 
     def typical(self) -> Sequence[Problem]:
         """Return extreme sizes, layouts and dtypes."""
-        shapes = ("4096x4096x4096", "16x8192x8192", "256x256x65536", "4x512x512x512")
+        shapes: Sequence[str] = ("4096x4096x4096", "16x8192x8192", "256x256x65536", "4x512x512x512")
         if self.name == BLOCK_SCALED_FAMILY:
             kinds = [f"{dtype} kk" for dtype in BLOCK_SCALED]
+        elif self.name == BLOCKS_FAMILY:
+            shapes, kinds = shapes[:3], ["e4m3 kk", "e4m3 kk out=fp32 bias=n act=silu"]
         else:
             kinds = [f"bf16 {layout}" for layout in LAYOUTS]
             kinds += ["bf16 kk out=fp32", "e4m3 kk", "e4m3 kk promote", "int8 kk", "bf16 kk any_order"]
@@ -209,6 +212,9 @@ class GemmFamily(Family):
             scale = BLOCK_SCALED[p.ab_dtype].scale
             counts = zip(("scale_a", "scale_b"), p.scale_factors, strict=True)
             found += [Argument(name, "in", scale, (p.batch * count,)) for name, count in counts]
+        elif p.has_factors:
+            shapes = zip(("scale_a", "scale_b"), p.factor_shapes, strict=True)
+            found += [Argument(name, "in", "fp32", shape) for name, shape in shapes]
         found += [Argument("workspace", "scratch"), Argument("launch", "launch", "int32")]
         found += [Argument(name, "scalar", "fp32") for name in ("alpha", "beta") if getattr(epilogue, name)]
         return tuple(found)
@@ -253,7 +259,7 @@ class GemmFamily(Family):
 
     def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
         """Return the analytic model of an algorithm where its constants are known for ``arch``."""
-        if self.name != GEMM.name:
+        if self.name == BLOCK_SCALED_FAMILY:
             return None
         return FewRowsStrategy.of(arch) if algorithm == FEW_ROWS else GemmStrategy.of(arch)
 
@@ -292,4 +298,7 @@ class GemmFamily(Family):
 GEMM = GemmFamily("gemm", "GEMM with a fused epilogue", tuple(OUT_DTYPES), ("bf16", "fp16", "fp32", "int32"))
 BLOCK_SCALED_GEMM = GemmFamily(
     BLOCK_SCALED_FAMILY, "GEMM with scale factors along k", tuple(BLOCK_SCALED), SCALED_OUT_DTYPES
+)
+BLOCKS_GEMM = GemmFamily(
+    BLOCKS_FAMILY, "fp8 GEMM with fp32 factors of blocks of 128", ("e4m3",), OUT_DTYPES["e4m3"]
 )

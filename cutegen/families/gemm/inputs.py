@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, torch_dtype
 from cutegen.errors import ProblemError
 from cutegen.families.gemm import block_scaled as blockscaled
-from cutegen.families.gemm.problem import BLOCK_SCALED, LAYOUTS, BlockScaling, Problem
+from cutegen.families.gemm.problem import BLOCK_SCALED, FACTOR_BLOCK, LAYOUTS, BlockScaling, Problem
 from cutegen.family import Inputs
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class Workload:
         c: Like the output, for problems with beta.
         bias: One value per column or per row, for problems with a bias.
         scales: Of A and of B: one fp32 value each, for problems with scales; all tiles of scale factors as
-            they lie in memory, for block-scaled operands.
+            they lie in memory, for block-scaled operands; factors of blocks, ``(m, k / 128)`` and
+            ``(k / 128, n / 128)``, for operands that have them, their columns contiguous.
     """
 
     problem: Problem
@@ -75,12 +76,22 @@ class Workload:
         if p.epilogue.beta:
             c = cls.new_output(p, generator.device)
             c.copy_(_values(tuple(c.shape), out, generator))
+        if p.has_factors:
+            of_a, of_b = p.factor_shapes
+            # torch._scaled_mm takes those of A without gaps, those of B in columns of a multiple of 4.
+            scales = (
+                _factors(of_a, 1, generator, padded=padded),
+                _factors(of_b, 4, generator, padded=padded),
+            )
         if p.epilogue.bias:
             bias = _values((p.n if p.epilogue.bias == "n" else p.m,), out, generator)
         return cls(p, a, b, c, bias, scales)
 
     def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return A and B as the numbers that they stand for: themselves, or decoded to fp32."""
+        """Return A and B as the numbers that they stand for: themselves, or decoded to fp32 (with factors of
+        blocks: to fp64)."""
+        if self.problem.has_factors and self.scales is not None:
+            return _times_factors(self.a, self.scales[0]), _times_factors(self.b, self.scales[1])
         scaling = BLOCK_SCALED.get(self.problem.ab_dtype)
         if scaling is None or self.scales is None:
             return self.a, self.b
@@ -169,6 +180,28 @@ def _block_scaled(
     b = b.transpose(1, 2)
     scales = tuple(_tiles(p, rows, scaling, generator, padded=padded) for rows in (p.m, p.n))
     return (a, b, (scales[0], scales[1])) if p.batch > 1 else (a[0], b[0], (scales[0], scales[1]))
+
+
+def _factors(shape: tuple[int, int], step: int, generator: torch.Generator, *, padded: bool) -> torch.Tensor:
+    """Return fp32 factors between 1/2 and 2 in contiguous columns, which start at multiples of ``step``.
+
+    If padded, they start 3 elements later than that, behind NaN.
+    """
+    import torch
+
+    rows, columns = shape
+    pitch = -(-rows // step) * step + (3 if padded else 0)
+    whole = torch.full((columns, pitch), math.nan if padded else 0.0, device=generator.device)
+    whole[:, :rows].uniform_(0.5, 2.0, generator=generator)
+    return whole[:, :rows].t()
+
+
+def _times_factors(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return the elements of an operand times the factors of their blocks, in fp64."""
+    for dim, size in enumerate(x.shape):
+        if factors.shape[dim] != size:
+            factors = factors.repeat_interleave(FACTOR_BLOCK, dim).narrow(dim, 0, size)
+    return x.double() * factors
 
 
 def _tiles(

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 from cutegen.dtypes import SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
 from cutegen.errors import OperandError, ProblemError
-from cutegen.families.gemm.problem import ACTIVATIONS, FP8_DTYPES, LAYOUTS, OUT_DTYPES, Epilogue, Problem
+from cutegen.families.gemm.problem import (
+    ACTIVATIONS,
+    BLOCKS_FAMILY,
+    FACTOR_BLOCK,
+    FP8_DTYPES,
+    LAYOUTS,
+    OUT_DTYPES,
+    Epilogue,
+    Problem,
+)
 from cutegen.families.strides import View, is_aligned, may_repeat, normal_view, overlap
 
 if TYPE_CHECKING:
@@ -47,6 +56,12 @@ class Request:
     scale_b: torch.Tensor | None = None
     fast_accum: bool = False
     any_order: bool = False
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether the scales are factors of blocks, and not one for each operand."""
+        scales = [scale for scale in (self.scale_a, self.scale_b) if scale is not None]
+        return any(scale.dim() == 2 and scale.numel() != 1 for scale in scales)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -91,7 +106,10 @@ def describe(request: Request, *, device_type: str = "cuda") -> Operands:
     along, bias = _check_bias(request, m, n)
     epilogue = _epilogue(request, along)
     extras: list[View | None] = [bias] if along else []
-    extras += [_scale_view(name, getattr(request, name)) for name in ("scale_a", "scale_b") if epilogue.scale]
+    if request.has_factors:
+        extras += _factor_views(request, m, n, k)
+    elif epilogue.scale:
+        extras += [_scale_view(name, getattr(request, name)) for name in ("scale_a", "scale_b")]
     shape = (m, n) if request.a.dim() == 2 else (batch, m, n)
     if 0 in (batch, m, n, k):
         first: list[View | None] = [None] * (4 if epilogue.beta else 3)
@@ -110,6 +128,7 @@ def describe(request: Request, *, device_type: str = "cuda") -> Operands:
             epilogue=epilogue,
             promote=promote,
             any_order=request.any_order,
+            family=BLOCKS_FAMILY if request.has_factors else "gemm",
         )
     except ProblemError as error:
         raise OperandError(str(error)) from error
@@ -217,7 +236,8 @@ def _epilogue(request: Request, bias: str) -> Epilogue:
         raise OperandError("only one of scale_a and scale_b was given; pass both or none")
     # beta == 0 drops C instead of multiplying it, as in BLAS: a NaN in C must not reach the result.
     has_c = request.c is not None and request.beta != 0
-    return Epilogue(request.alpha != 1, has_c, bias, request.activation, request.scale_a is not None)
+    scale = request.scale_a is not None and not request.has_factors
+    return Epilogue(request.alpha != 1, has_c, bias, request.activation, scale)
 
 
 def _check_bias(request: Request, m: int, n: int) -> tuple[str, View | None]:
@@ -243,9 +263,75 @@ def _check_bias(request: Request, m: int, n: int) -> tuple[str, View | None]:
 def _scale_view(name: str, scale: torch.Tensor) -> View | None:
     if scale.numel() != 1 or str(scale.dtype) != "torch.float32":
         raise OperandError(
-            f"{name} has {scale.numel()} elements of {scale.dtype}; it must be one factor in torch.float32"
+            f"{name} has {scale.numel()} elements of {scale.dtype}; it must be one factor in torch.float32, "
+            f"or a matrix with a factor for every block of {FACTOR_BLOCK} along k"
         )
     return None if scale.dim() == 1 else View((1,), (1,))
+
+
+def _factor_views(request: Request, m: int, n: int, k: int) -> list[View | None]:
+    """Check the factors of blocks and return the views that kernels take, whose columns are contiguous."""
+    scale_a, scale_b = request.scale_a, request.scale_b
+    assert scale_a is not None and scale_b is not None  # _epilogue refuses one alone
+    if str(request.a.dtype) != "torch.float8_e4m3fn" or request.a.dim() != 2:
+        raise OperandError(
+            f"a has shape {tuple(request.a.shape)} and dtype {request.a.dtype}; factors of blocks are for "
+            f"matrices in torch.float8_e4m3fn, others take one element in each of scale_a and scale_b"
+        )
+    if request.fast_accum:
+        raise OperandError(
+            f"fast_accum leaves sums to the tensor cores, but factors of blocks multiply them after every "
+            f"{FACTOR_BLOCK} terms; leave it out"
+        )
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if str(scale.dtype) != "torch.float32":
+            raise OperandError(f"{name} has dtype {scale.dtype}; factors are in torch.float32")
+    blocks_k, blocks_n = -(-k // FACTOR_BLOCK), -(-n // FACTOR_BLOCK)
+    return [_factors_of_a(scale_a, m, blocks_k), _factors_of_b(scale_b, blocks_k, blocks_n)]
+
+
+def _factors_of_a(scale: torch.Tensor, m: int, blocks_k: int) -> View | None:
+    shape, stride = tuple(scale.shape), scale.stride()
+    if shape != (m, blocks_k):
+        raise OperandError(
+            f"scale_a has shape {shape}; it must be {(m, blocks_k)}, one factor for every {FACTOR_BLOCK} "
+            "elements of a row of a, or a single factor"
+        )
+    if (m > 1 and stride[0] != 1) or (blocks_k > 1 and stride[1] < m):
+        raise OperandError(
+            f"scale_a has strides {stride}; they must be (1, {m}) or with a larger second one: pass "
+            "scale_a.t().contiguous().t()"
+        )
+    return None if stride[0] == 1 else View(shape, (1, stride[1]))
+
+
+def _factors_of_b(scale: torch.Tensor, blocks_k: int, blocks_n: int) -> View | None:
+    """Return how to see the factors of b as ``(blocks_k, blocks_n)``.
+
+    They may come as torch takes them, which wants a multiple of 4 rows, or as the weight lies in memory, with
+    a row for every 128 of its rows; along k they are contiguous in either form.
+    """
+    shape, stride = tuple(scale.shape), scale.stride()
+    padded = -(-blocks_k // 4) * 4
+    forms = {(blocks_k, blocks_n): 0, (padded, blocks_n): 0, (blocks_n, blocks_k): 1}
+    if shape not in forms:
+        raise OperandError(
+            f"scale_b has shape {shape}; it must be {(blocks_k, blocks_n)} or {(blocks_n, blocks_k)}, one "
+            f"factor for every {FACTOR_BLOCK} x {FACTOR_BLOCK} elements of b, or a single factor"
+        )
+    along_k = forms[shape]
+    if shape[0] == shape[1]:  # both forms have this shape: the strides tell them apart
+        along_k = 0 if stride[0] == 1 else 1
+    pitch = stride[1 - along_k]
+    if (blocks_k > 1 and stride[along_k] != 1) or (blocks_n > 1 and pitch < blocks_k):
+        valid = "scale_b.contiguous()" if along_k else "scale_b.t().contiguous().t()"
+        raise OperandError(
+            f"scale_b has shape {shape} and strides {stride}; factors along k must be contiguous: "
+            f"pass {valid}"
+        )
+    return (
+        None if shape == (blocks_k, blocks_n) and stride[0] == 1 else View((blocks_k, blocks_n), (1, pitch))
+    )
 
 
 # --- how it lies in memory ---

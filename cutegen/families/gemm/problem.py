@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
 from cutegen.errors import ProblemError
@@ -16,8 +17,10 @@ from cutegen.text import shown
 __all__ = [
     "ACTIVATIONS",
     "BIASES",
+    "BLOCKS_FAMILY",
     "BLOCK_SCALED",
     "BLOCK_SCALED_FAMILY",
+    "FACTOR_BLOCK",
     "LARGEST_SIZE",
     "LAYOUTS",
     "OLD_LAYOUTS",
@@ -60,6 +63,9 @@ BLOCK_SCALED = {
 }
 #: The family that computes them, and nothing else.
 BLOCK_SCALED_FAMILY = "gemm_blockscaled"
+#: The family whose operands have an fp32 factor for so many elements along k: one for each row of A, and one
+#: for as many columns of B. Source: DeepSeek-V3, and what ``torch._scaled_mm`` takes on Hopper.
+BLOCKS_FAMILY, FACTOR_BLOCK = "gemm_blocks", 128
 #: Scale factors lie in tiles of this many rows and this many blocks along k, padded to whole ones.
 SCALE_ROWS, SCALE_BLOCKS = 128, 4
 #: Output types of each input type that ``gemm`` multiplies, the one taken when none is named first.
@@ -94,7 +100,8 @@ _SIZE_DIGITS = 20
 
 def default_dtype(family: str) -> str:
     """Return the operands' dtype that a problem of ``family`` has when none is named."""
-    return next(iter(BLOCK_SCALED)) if family == BLOCK_SCALED_FAMILY else "bf16"
+    special = {BLOCK_SCALED_FAMILY: next(iter(BLOCK_SCALED)), BLOCKS_FAMILY: "e4m3"}
+    return special.get(family, "bf16")
 
 
 def output_dtypes(ab_dtype: str) -> tuple[str, ...]:
@@ -201,7 +208,7 @@ class Problem:
             pass True for an output tensor with an odd pitch or address.
         epilogue: What is fused behind the GEMM.
         promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
-            128 or 256 terms (a k tile), to be added up in fp32.
+            128 or 256 terms (a k tile), to be added up in fp32. Always so where blocks have factors.
         any_order: Whether partial sums may meet in any order, so that the last bits of a result may differ
             from run to run. Faster for some problems with deep k.
         family: The kernel family that computes it.
@@ -236,6 +243,8 @@ class Problem:
                 f"{', '.join(BLOCK_SCALED)} and nothing else"
             )
         object.__setattr__(self, "out_dtype", self.out_dtype or output_dtypes(self.ab_dtype)[0])
+        if self.has_factors:
+            object.__setattr__(self, "promote", True)
         self._check_names()
         self._check_sizes()
         if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
@@ -264,8 +273,18 @@ class Problem:
                 "an int32 output is the plain integer product; name a floating-point output for alpha, beta, "
                 "bias, activation or scale"
             )
+        if self.has_factors:
+            self._check_factors()
         if self.promote and self.ab_dtype not in FP8_DTYPES:
             raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")
+
+    def _check_factors(self) -> None:
+        if self.ab_dtype != "e4m3":
+            raise ProblemError(f"{self.family} multiplies e4m3 and nothing else, not {self.ab_dtype}")
+        if self.batch != 1:
+            raise ProblemError(f"{self.family} has no kernel for batch={self.batch}; valid: 1")
+        if self.epilogue.scale:
+            raise ProblemError(f"{self.family} has factors of blocks, so there is no scale beside them")
 
     def _check_sizes(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -298,6 +317,17 @@ class Problem:
         )
 
     @property
+    def has_factors(self) -> bool:
+        """Whether blocks of A and B have factors, see :data:`FACTOR_BLOCK`."""
+        return self.family == BLOCKS_FAMILY
+
+    @property
+    def factor_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Shapes of the factors of A and of B, laid out as A and B are."""
+        along_k, along_n = (-(-size // FACTOR_BLOCK) for size in (self.k, self.n))
+        return (self.m, along_k), (along_k, along_n)
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of the GEMM."""
         return 2 * self.m * self.n * self.k * self.batch
@@ -308,7 +338,8 @@ class Problem:
         ab = (self.m + self.n) * self.k * operand_bits(self.ab_dtype) // 8
         c = 2 if self.epilogue.beta else 1
         out = c * self.m * self.n * DTYPE_BYTES[self.out_dtype]
-        return self.batch * (ab + out + sum(self.scale_factors))
+        factors = 4 * sum(map(prod, self.factor_shapes)) if self.has_factors else 0
+        return self.batch * (ab + out + sum(self.scale_factors)) + factors
 
     @property
     def scale_factors(self) -> tuple[int, int]:
@@ -360,7 +391,9 @@ class Problem:
             words.append(f"act={epilogue.activation}")
         if self.unaligned_out and self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES == 0:
             words.append("unaligned")
-        words += [name for name in ("promote", "any_order") if getattr(self, name)]
+        if self.promote and not self.has_factors:
+            words.append("promote")
+        words += ["any_order"] if self.any_order else []
         return " ".join(words)
 
     @classmethod

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cutegen.families.gemm.problem import BLOCK_SCALED, Problem
+from cutegen.families.gemm.problem import BLOCK_SCALED, FACTOR_BLOCK, Problem
 from cutegen.family import Inputs, StandIn, Tensors
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["activation", "exact_product", "make_stand_in"]
+__all__ = ["activation", "exact_product", "factored_product", "make_stand_in"]
 
 Activation = Callable[["torch.Tensor"], "torch.Tensor"]
 
@@ -48,7 +48,10 @@ def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
 
     def compute(inputs: Inputs, outputs: Tensors) -> None:
         given, scalars, out = inputs.tensors, inputs.scalars, outputs["out"]
-        value = exact_product(given["a"], given["b"], batched=batched)
+        if problem.has_factors:
+            value = factored_product(given["a"], given["b"], given["scale_a"], given["scale_b"])
+        else:
+            value = exact_product(given["a"], given["b"], batched=batched)
         if epilogue.scale:
             value *= given["scale_a"] * given["scale_b"]
         if epilogue.alpha:
@@ -87,6 +90,20 @@ def activation(name: str) -> Activation:
         "silu": torch.nn.functional.silu,
     }
     return functions[name]
+
+
+def factored_product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> torch.Tensor:
+    """Return the product of operands whose blocks have factors, block of k by block of k, in fp32."""
+    import torch
+
+    value = torch.zeros((a.shape[0], b.shape[1]), device=a.device)
+    columns = scale_b.repeat_interleave(FACTOR_BLOCK, 1)[:, : b.shape[1]]
+    for at in range(scale_a.shape[1]):
+        terms = slice(at * FACTOR_BLOCK, (at + 1) * FACTOR_BLOCK)
+        value.addcmul_(
+            exact_product(a[:, terms], b[terms], batched=False), scale_a[:, at, None] * columns[at]
+        )
+    return value
 
 
 def exact_product(a: Any, b: Any, *, batched: bool) -> torch.Tensor:

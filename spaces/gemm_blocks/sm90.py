@@ -1,0 +1,146 @@
+"""Which configs of fp8 GEMMs with factors of blocks exist on Hopper, which are legal, and what follows.
+
+Kernels and knobs are those of the GEMM (``spaces/gemm/sm90.py``). What differs: sums leave the tensor cores
+after every block of 128 terms, into a second set of registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import gcd
+
+from cutegen.arch import Arch
+from cutegen.families.gemm.problem import FACTOR_BLOCK, Problem
+from cutegen.space import Config, Rule, Space, Value
+
+from ..gemm import sm90 as gemm
+from ..gemm.hopper_resources import SLAB
+from ..gemm.shared import RUN_TIME_KNOBS, compile_view
+
+MOST_SUMS = 192
+"""Registers of sums that a thread may hold; more spill."""
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = {
+    **gemm.DOMAINS,
+    "tile_k": (128, 256),
+    "take_turns": (False, True),
+}
+
+#: Tile, cluster, warpgroups, k tile, kind. Source: of 52 kernels on 18 shapes on an H200, those that were
+#: best somewhere, and narrow ones for fewer rows.
+DEFAULT_CANDIDATES = (
+    ((128, 128), (1, 1), 2, 128, ""),
+    ((128, 192), (2, 1), 2, 128, ""),
+    ((128, 192), (1, 1), 2, 128, ""),
+    ((128, 160), (2, 1), 2, 128, ""),
+    ((192, 128), (1, 1), 3, 128, ""),
+    ((128, 64), (1, 1), 2, 256, ""),
+    ((64, 128), (1, 1), 1, 128, ""),
+    ((128, 128), (1, 1), 2, 128, "swapped"),
+    ((128, 64), (1, 1), 2, 256, "swapped"),
+    ((64, 128), (1, 1), 1, 128, "swapped"),
+    ((64, 64), (1, 1), 1, 256, "swapped"),
+    ((64, 32), (1, 1), 1, 256, "swapped"),
+    ((64, 16), (1, 1), 1, 256, "swapped"),
+    ((64, 8), (1, 1), 1, 256, "swapped"),
+    ((64, 128), (1, 1), 1, 128, "split"),
+    ((64, 128), (1, 1), 1, 128, "swapped split"),
+    ((64, 64), (1, 1), 1, 256, "swapped split"),
+    ((64, 16), (1, 1), 1, 256, "swapped split"),
+    ((64, 8), (1, 1), 1, 256, "swapped split"),
+)
+
+
+def step_n(tile_n: int) -> int:
+    """Return how many columns of a tile surely lie in one block of B, wherever the tile begins."""
+    return gcd(tile_n, FACTOR_BLOCK)
+
+
+def blocks_n(tile_n: int) -> int:
+    """Return in how many blocks of columns of B a tile can lie."""
+    return (FACTOR_BLOCK - step_n(tile_n) + tile_n - 1) // FACTOR_BLOCK + 1
+
+
+# --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
+
+
+def a_warpgroup_has_one_slab(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
+    """The sums of 64 rows and 128 terms are added up at a time; of further rows of the same warpgroup the
+    compiler starts the next meanwhile, for which registers do not suffice: tile_m is 64 * mma_warpgroups."""
+    return tile_shape_mn[0] == SLAB * mma_warpgroups
+
+
+def sums_fit_registers(tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int) -> bool:
+    """A thread keeps tile_n / 2 sums, and as many of the 128 terms that are being multiplied, those twice
+    with tile_k of 256: while one is added up the compiler starts the next. At most 192 together, 128 with
+    three warpgroups."""
+    limit = 128 if mma_warpgroups == 3 else MOST_SUMS
+    return tile_shape_mn[1] // 2 * (1 + tile_k // FACTOR_BLOCK) <= limit
+
+
+def turns_are_of_several(mma_warpgroups: int, pingpong: bool, take_turns: bool) -> bool:
+    """take_turns hands the tensor cores from warpgroup to warpgroup of one tile, so there must be several;
+    with pingpong they take turns by whole tiles already."""
+    return not take_turns or (mma_warpgroups > 1 and not pingpong)
+
+
+def tiles_lie_in_few_blocks(tile_shape_mn: tuple[int, int], swap_ab: bool) -> bool:
+    """Columns of B have factors in blocks of 128, so tile_n must divide 128 or be a multiple of 32: else few
+    columns at a time surely lie in one block. With swap_ab the columns of a tile are rows of A."""
+    return swap_ab or step_n(tile_shape_mn[1]) >= min(32, tile_shape_mn[1])
+
+
+RULES = (
+    *(rule for rule in gemm.RULES if rule.name != "accumulators_fit_registers"),
+    Rule.of(a_warpgroup_has_one_slab),
+    Rule.of(sums_fit_registers),
+    Rule.of(turns_are_of_several),
+    Rule.of(tiles_lie_in_few_blocks),
+)
+
+
+# --- what follows from a config ---
+
+
+def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
+    """Return what follows for a GEMM, and how columns of a tile lie in blocks of B."""
+    tile_n = config.pair("tile_shape_mn")[1]
+    found = gemm.derive(config, problem, arch)
+    return {**found, "step_n": step_n(tile_n), "blocks_n": blocks_n(tile_n)}
+
+
+def choose_default(space: Space, problem: Problem) -> Config:
+    """Return a safe config that fits the shape."""
+    return Config({**gemm.choose_default(space, problem), "take_turns": False})
+
+
+def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
+    """Yield what is chosen from before anybody measured; the rest of each is the default's."""
+    for tile, cluster, warpgroups, tile_k, kind in DEFAULT_CANDIDATES:
+        yield {
+            "tile_shape_mn": tile,
+            "tile_k": tile_k,
+            "cluster_shape_mn": cluster,
+            "mma_warpgroups": warpgroups,
+            "swap_ab": "swapped" in kind,
+            "use_tma_store": not problem.unaligned_out and "split" not in kind,
+            "use_pdl": True,
+            "take_turns": warpgroups > 1,
+            "split_k": 2 if "split" in kind else 1,
+        }
+
+
+def build_space(arch: Arch) -> Space:
+    """Return the space of Hopper's fp8 GEMMs with factors of blocks, bound to ``arch``."""
+    return Space(
+        family="gemm_blocks",
+        arch=arch,
+        domains=DOMAINS,
+        rules=RULES,
+        derive=derive,
+        choose_default=choose_default,
+        launch=gemm.launch,
+        compile_view=compile_view,
+        run_time_knobs=RUN_TIME_KNOBS,
+        default_candidates=default_candidates,
+    )
