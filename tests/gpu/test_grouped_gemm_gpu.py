@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from family_kernels import ARCH, Broken, broken_kernel_is_rejected, config_is_right, mutants
 from hopper import GPU, NEEDS_HOPPER
-from row_kernels import ARCH, Broken, Mutant, check, compiled, require_rejected
 
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
-from cutegen.measure import Bench
-from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
@@ -92,63 +86,13 @@ def _cases() -> Iterator[tuple[Problem, Config]]:
         problem = parse_problem(line)
         space = find_space(problem.family, ARCH)
         for config in dict.fromkeys([space.default(problem), *map(Config, kernels)]):
-            space.require(problem, config)
             yield problem, config
 
 
-def _mutants() -> Iterator[tuple[str, Mutant]]:
-    problem, config = parse_problem(RANGES + "5000x1536x512x64 bf16"), Config(PLAIN)
-    sound = render(problem, config, ARCH)
-    for name, (old, new, says) in BROKEN.items():
-        assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
-        yield name, Mutant(replace(sound, text=sound.text.replace(old, new)), problem, config, says)
-
-
-CASES = list(_cases())
-MUTANTS = dict(_mutants())
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def kernels(store: Store) -> dict[Source, object]:
-    return compiled(store, CASES, MUTANTS.values())
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(("problem", "config"), CASES, ids=[f"{p} | {c}" for p, c in CASES])
-def test_a_config_multiplies_groups(
-    problem: Problem, config: Config, kernels: dict[Source, object], bench: Bench
-) -> None:
-    """The problem, and one with empty groups and NaN in rows of none, agree with fp64, with equal bits."""
-    found = check(bench, kernels[render(problem, config, ARCH)], problem, config)
-    assert found.ok, found.error
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_kernel_is_rejected(name: str, kernels: dict[Source, object], bench: Bench) -> None:
-    require_rejected(bench, kernels[MUTANTS[name].source], MUTANTS[name], 1)
-
-
-@pytest.fixture
-def own_kernels(store: Store) -> Iterator[None]:
-    """Calls wait for their kernels, which a result then comes from."""
-    import cutegen
-    from cutegen.torch_ops import gemm as ops
-
-    cutegen.gemm  # noqa: B018  prepares the operators
-    before = ops.default_dispatcher()
-    cutegen.use(Dispatcher(kernels=Kernels(store, build="allow")))
-    yield
-    cutegen.use(before)
+CASES = {f"{problem} | {config}": (problem, config) for problem, config in _cases()}
+MUTANTS = mutants((RANGES + "5000x1536x512x64 bf16", PLAIN, BROKEN))
+test_a_config_multiplies_groups = config_is_right
+test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 
 
 def _operands(*shape: int) -> Any:
