@@ -22,6 +22,7 @@ from cutegen.measure.guarded import Guarded  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
 from cutegen.space import Config  # noqa: E402
 from cutegen.torch_ops.grouped_gemm import expected_mean  # noqa: E402
+from tools.benchmark.family_child import COPIES, FamilyCall, call_names  # noqa: E402
 
 HOPPER = find_space("grouped_gemm", find_arch("sm_90a"))
 LINES = (
@@ -98,6 +99,27 @@ def test_baselines_agree_with_the_reference() -> None:
     assert list(found) == ["torch._grouped_mm", "loop of torch.mm"]
     assert found["loop of torch.mm"](case.inputs, outputs) is None
     assert case.judge().ok
+
+
+def test_what_is_compared_is_named_without_inputs() -> None:
+    """As benchmarks ask before they draw any."""
+    names = {line: call_names(parse_problem(line), peers=False) for line in LINES}
+    assert all(found[1:] == ["loop of torch.mm", *COPIES] for found in names.values())
+    assert {found[0] for found in names.values()} == {"torch._grouped_mm", "torch.bmm of all rows"}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_benchmark_calls_what_it_compares(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments of a kernel, again and again."""
+    monkeypatch.setattr("tools.benchmark.family_child.operand_sets", lambda problem: 2)
+    case = _Case(line, False)
+    given = {**case.inputs.tensors, "out": case.guarded.tensor}
+    values = [given[a.name] for a in case.family.arguments(case.problem) if a.shape]
+    call = FamilyCall(line, "loop of torch.mm")
+    for _ in range(2):
+        case.guarded.poison()
+        call(*values)
+        assert case.judge().ok
 
 
 def test_costs_count_what_is_used() -> None:

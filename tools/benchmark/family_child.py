@@ -139,7 +139,7 @@ class FamilyCall:
             {a.name: value for a, value in pairs if a.kind in ("in", "inout")},
             {a.name: value for a, value in pairs if a.kind == "scalar"},
         )
-        outputs = {a.name: value for a, value in pairs if a.kind == "out"}
+        outputs = {a.name: value for a, value in pairs if a.kind in ("out", "inout")}
         if self._call is None:
             self._call = rotating(self._find(inputs, outputs), operand_sets(self._problem))
         self._call(inputs, outputs)

@@ -215,10 +215,12 @@ class GroupedFamily(DeclaredFamily):
         """Return torch's grouped product, and a product for each group, whose rows the host is told."""
         import torch
 
-        known = [group for group in _ranges(inputs.tensors) if group[2] < group[3]]
+        known: list[tuple[int, Any, int, int]] = []
 
         def loop(inputs: Inputs, outputs: Tensors) -> None:
             a, b, out = inputs.tensors["a"], inputs.tensors["b"], outputs["out"]
+            if not known:  # all inputs of a problem have the same; what is timed does not wait for them
+                known.extend(group for group in _ranges(inputs.tensors) if group[2] < group[3])
             for group, index, first, end in known:
                 torch.mm(a[index, first:end, :], b[group].mT, out=out[index, first:end, :])
 
@@ -229,10 +231,9 @@ class GroupedFamily(DeclaredFamily):
         def padded(inputs: Inputs, outputs: Tensors) -> None:
             torch.bmm(inputs.tensors["a"], inputs.tensors["b"].mT, out=outputs["out"])
 
-        other = (
-            ("torch._grouped_mm", grouped) if "offs" in inputs.tensors else ("torch.bmm of all rows", padded)
-        )
-        return dict([other, ("loop of torch.mm", loop)])
+        if problem.family == MASKED:
+            return {"torch.bmm of all rows": padded, "loop of torch.mm": loop}
+        return {"torch._grouped_mm": grouped, "loop of torch.mm": loop}
 
     def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
         """Return the GEMM's model, asked about the GEMM of as many tiles."""
