@@ -26,8 +26,8 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "take_turns": (False, True),
 }
 
-#: Tile, cluster, warpgroups, k tile, kind. Source: on an H200 the best of 50 kernels on 9 shapes of 64, 128 and
-#: 4096 rows are among these (docs/results/gemm_blocks.json); narrow ones are for fewer rows.
+#: Tile, cluster, warpgroups, k tile, kind. Source: on an H200 the best of 50 kernels on 9 shapes of 64, 128
+#: and 4096 rows are among these (docs/results/gemm_blocks.json); narrow ones are for fewer rows.
 DEFAULT_CANDIDATES = (
     ((192, 128), (1, 2), 3, 128, ""),
     ((192, 128), (1, 1), 3, 128, ""),

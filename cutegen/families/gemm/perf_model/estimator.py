@@ -35,8 +35,8 @@ _LINE_BYTES = 128  # of L2
 _LANES = 128  # fp32 lanes of one SM
 _FEW_ROWS = 16384  # with more rows in flight their addresses spread over the channels by themselves
 _STREAM_PARTS = 32  # more are not worth adding up
-#: Least clocks of a block of k whose sums leave the tensor cores, to be multiplied by factors. Source: tiles of
-#: 64x32 on an H200, 13.3 us for 56 blocks one after another at 1980 MHz, less some for launch and first loads.
+#: Least clocks of a block of k whose sums leave the tensor cores, to be multiplied by factors. Source: tiles
+#: of 64x32 on an H200, 13.3 us for 56 blocks one after another at 1980 MHz, less launch and first loads.
 _FACTORS_CLK = 300
 
 
