@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from cutegen.build.store import Store
 from cutegen.cli import shrink as cli
 from cutegen.errors import ResourceError
 from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.resources import resource_root
 from cutegen.search import short_list
 from cutegen.search.defaults import default_config, default_set
-from cutegen.search.short_list import find_short_list
+from cutegen.search.short_list import DEFAULT as DEFAULT_WORD
+from cutegen.search.short_list import MOST, find_short_list
 from cutegen.search.strategies import rank
 from cutegen.space import Config
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.request import deciding_files
-from cutegen.tuning.shrinking import Times, shrink
+from cutegen.tuning.shrinking import Times, relative, shrink
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("rope", ARCH)
@@ -195,3 +198,25 @@ def test_a_file_that_is_no_list_is_refused(
     monkeypatch.setattr(short_list, "short_list_file", lambda family: path)
     with pytest.raises(ResourceError, match=says):
         find_short_list(SPACE)
+
+
+#: What was tried on an H200, by family: the form of results files.
+TRIED = Path(__file__).parent / "data" / "tried_on_h200.json.xz"
+SHIPPED = sorted(path.parent.name for path in resource_root("spaces").glob("*/short_list.json"))
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_a_shipped_list_follows_from_what_was_tried(family: str) -> None:
+    """And its configs, 8 at most, are within 1.5 % of the best wherever they were timed."""
+    rows = json.loads(lzma.decompress(TRIED.read_bytes()))[family]["rows"]
+    space, times = find_space(family, ARCH), {}
+    for row in rows:
+        problem = parse_problem(row["problem"])
+        default = space.default(problem)
+        times[problem] = default, relative(problem, row["tried"], default, ARCH)
+    found = shrink(times, MOST)
+    path = resource_root("spaces") / family / "short_list.json"
+    shipped = json.loads(path.read_text())["lists"]["sm_90a"]
+    assert shipped["configs"] == [DEFAULT_WORD, *map(str, found.configs)]
+    assert [row["problem"] for row in shipped["shapes"]] == [str(problem) for problem in times]
+    assert found.worst[0] < 0.015 and len(shipped["configs"]) <= MOST

@@ -16,5 +16,5 @@ def build_space(arch: Arch) -> Space:
         sums_of_row=2,
         values_at_a_time=16,
         beside_values=(32, 24),
-        preference=Preference(threads=256, late_weight=True, values=32, even=True, turn=2),
+        preference=Preference(late_weight=True, values=32, even=True, turn=2),
     )

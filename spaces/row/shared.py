@@ -435,16 +435,14 @@ class Preference:
 
     Attributes:
         values: Values of a thread, of many rows of 5 to 10 KiB.
-        threads: Of a CTA that shares long rows with others.
-        late_weight: To load the weight after the sums of many rows, where a thread of 256 has 32 values.
-        even: That all threads hold as much: counting the elements of each warp takes a LayerNorm up to a
-            quarter longer.
+        late_weight: To load the weight after the sums of many rows, where a thread of 256 or more has 32
+            values; then CTAs of 512 have long rows alone.
+        even: 128, 256 or 512 threads: other numbers take a LayerNorm up to a quarter longer.
         smem_above: Bytes of a row above which it may wait in shared memory.
         turn: Of rows in shared memory.
     """
 
     values: int = 20
-    threads: int = 128
     late_weight: bool = False
     even: bool = False
     smem_above: int = SHORT_FOR_SMEM
@@ -470,16 +468,17 @@ def choose_default(space: Space, problem: Any, *, preference: Preference) -> Con
     }
     base = {knob: base[knob] for knob in space.domains}
     wanted = values_by_default(problem, sm_count, preference.values)
+    late_weight = preference.late_weight and problem.m > 8 * sm_count
 
     def distance(config: Config) -> tuple[bool, float]:
         threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
         values = values_per_thread(problem, threads, cluster_n)
         odd = threads == 4 and vectors(problem) >= 8
-        odd |= preference.even and part(problem, cluster_n) % threads > 0
-        odd |= cluster_n > 1 and threads not in (128, 256) and not single_rows(problem, sm_count)
+        odd |= preference.even and threads > 64 and threads not in (128, 256, 512)
+        odd |= cluster_n > 1 and threads != 128 and not single_rows(problem, sm_count)
         return odd, max(values / wanted, wanted / values)
 
-    for cluster_n in clusters_by_default(problem, sm_count, preference.threads):
+    for cluster_n in clusters_by_default(problem, sm_count, 512 if late_weight else 128):
         configs = (
             Config(
                 {
@@ -496,9 +495,7 @@ def choose_default(space: Space, problem: Any, *, preference: Preference) -> Con
             config = min(legal, key=distance)
             if smem_by_default(problem, config, sm_count, preference.smem_above):
                 return in_smem(space, problem, config, preference.turn)
-            if not preference.late_weight or problem.m <= 16 * sm_count:
-                return config
-            late = config.replace(prefetch_weight=False)
+            late = config.replace(prefetch_weight=False) if late_weight else config
             return config if space.explain(problem, late) else late
     return Config(base)
 
