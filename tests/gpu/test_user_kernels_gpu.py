@@ -220,6 +220,7 @@ def test_scratch_serves_two_streams_at_once(tmp_path: Path, store: Store) -> Non
         assert torch.allclose(one.double(), right, atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_timed_spans_hold_launches_of_the_kernel_and_nothing_else(tmp_path: Path, store: Store) -> None:
     """Seen in a trace: what puts tensors back runs before the span, as does the load that leads to it."""
     import torch
