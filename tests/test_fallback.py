@@ -96,6 +96,8 @@ def test_what_is_fused_counts_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> 
         for words in ("bias=n", "beta", "act=silu")
     }
     assert added["bias=n"] == 0.0 < added["beta"] < 0.1 and 1.5 < added["act=silu"] < 1.6
+    assert GEMM.fused_us(FUSED) == pytest.approx(1.0 + 1.3e-6 * 128 * 256)
+    assert GEMM.fused_us(replace(FUSED, k=4096)) == pytest.approx(1.0 + 1.3e-6 * 128 * 256 / 2)
     biased = replace(PROBLEM, epilogue=Epilogue(bias="n"))
     own = (predictor(SPACE, biased, 132) or (lambda _: None))(default_config(SPACE, biased, 132))
     assert own is not None

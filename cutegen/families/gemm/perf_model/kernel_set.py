@@ -26,8 +26,13 @@ __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 _SPLIT_TILES, _SWAPPED_ROWS = 1024, 4096
 #: Columns of a tile that an operand which is contiguous along them needs a multiple of: else shared memory
 #: is swizzled in 32 bytes or not at all, and TMA moves so few at a time. Source: untuned products of layout
-#: mn on an H200: of more than 32 columns without such a multiple they were at 0.42 to 0.82 of torch.mm.
-_RUN = 32
+#: mn on an H200: of more than 32 columns without a multiple of 32 they were at 0.42 to 0.82 of torch.mm. With
+#: an odd multiple of it, which is swizzled in 64 bytes, four took 0.88 to 1.6 times as long as predicted, 1.2
+#: in the mean; with multiples of 64 and more than 64 columns 0.93 to 1.03.
+_RUN, _NARROW = 64, 32
+#: Swapped kernels read C along its columns: with beta and more rows than this they are not likely. Source:
+#: two such products on an H200 took 1.4 and 1.9 times as long as predicted, others 1.13 times at most.
+_SWAPPED_C = 32
 #: Splits of k are tried that fill the GPU so many times over.
 _ROUNDS = (1, 2)
 
@@ -104,7 +109,9 @@ class KernelSet:
         if problem.m > _SWAPPED_ROWS:
             likely &= ~c.swap_ab
         if self._any_short:
-            likely &= ~(self._short_runs & (cover.extents[1] > _RUN))
+            likely &= ~(self._short_runs & (cover.extents[1] > _NARROW))
+        if problem.epilogue.beta and problem.m > _SWAPPED_C:
+            likely &= ~c.swap_ab
         count = cover.total[first:]
         most = np.minimum(self._most, np.floor(np.float32(problem.k) / self._part))
         splits = np.ones(len(likely), np.float32)
