@@ -52,8 +52,9 @@ def test_mistakes_are_named(entry: str, said: str, capsys: pytest.CaptureFixture
 
 
 def test_what_may_be_absent_gets_an_option_and_what_is_left_to_do_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    without_user_families(monkeypatch)
     (tmp_path / "own.py").write_text(
         "class Norm:\n"
         "    def __init__(self, dtype, n, threads=None): ...\n"

@@ -124,9 +124,7 @@ class ProblemRun:
         request, space = self.request, self._space
         if request.explicit or "cutegen" not in request.sources:
             return []
-        found = likely(
-            space, request.problem, request.sm_count, request.effort.classes, request.fixed or None
-        )
+        found = likely(space, request.problem, request.sm_count, self._most, request.fixed or None)
         if self.default.algorithm == space.algorithm:
             found = [self.default, *found]
         if request.effort.most is not None:
@@ -153,10 +151,15 @@ class ProblemRun:
         request, effort, default = self.request, self.request.effort, self.default
         if default.algorithm != space.algorithm:
             default = default_of_algorithm(space, request.problem, request.sm_count)
-        most = effort.classes + (effort.twins if self._strict else 0)  # kernels of users have no twins
-        limit, fixed = max(1, most // share), request.fixed or None
+        limit, fixed = max(1, self._most // share), request.fixed or None
         found = rank(space, request.problem, request.sm_count, limit, fixed, default=default)[: effort.most]
         return self._with_twins(space, found, effort.twins // share)
+
+    @property
+    def _most(self) -> int:
+        """Kernels that the search proposes, at most; those of users have no twins."""
+        effort = self.request.effort
+        return effort.classes + (effort.twins if self._strict else 0)
 
     def _with_twins(self, space: Space, configs: Sequence[Config], count: int) -> list[Config]:
         """Return kernels in forms that the model cannot tell apart behind other kernels."""

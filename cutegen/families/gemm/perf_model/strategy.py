@@ -70,6 +70,11 @@ def _unlike(found: Iterable[tuple[float, Config]]) -> Iterator[tuple[float, Conf
             yield us, config
 
 
+def _by_fit(limit: int) -> int:
+    """Return how many default candidates are among ``limit`` kernels: fewer where others join by the fit."""
+    return min(_BY_FIT, limit // 3 if limit >= _WIDE else 3 * limit // 4)
+
+
 def _is_plain(config: Config) -> bool:
     """Whether a fit says something of ``config`` as it is."""
     own = config.source == "cutegen" and not config.algorithm
@@ -102,13 +107,11 @@ class GemmStrategy:
         """
         first = self.likely(space, problem, sm_count, limit, fixed)
         if first and limit >= _WIDE:
-            share = min(_BY_FIT, limit // 3)
 
             def by_fit(configs: Sequence[Config]) -> Sequence[float]:
                 return fitted_times_us(problem, configs, sm_count, fit_of(space.arch))
 
-            more = proposals.promising(space, problem, sm_count, by_fit, share, fixed)
-            first = [*first[:share], *more]
+            first += proposals.promising(space, problem, sm_count, by_fit, _by_fit(limit), fixed)
         return proposals.rank(space, problem, sm_count, limit, fixed, default=default, first=first)
 
     def likely(
@@ -127,7 +130,7 @@ class GemmStrategy:
         """
         if not is_fitted(problem, space.arch):
             return []
-        count = min(_BY_FIT_OF_ALL if everywhere else _BY_FIT, 3 * limit // 4)
+        count = min(_BY_FIT_OF_ALL, 3 * limit // 4) if everywhere else _by_fit(limit)
         restricted = tuple((knob, tuple(values)) for knob, values in (fixed or {}).items())
         best = kernel_set(space, problem, sm_count).by_time(problem)
         found: dict[Config, tuple[float, Config]] = {}
