@@ -85,7 +85,8 @@ def rms_norm(
     if records:
         name = "x" if x.requires_grad else "weight" if _records(weight) else "residual"
         _require_differentiable(name, out, residual_out, quantize)
-    if records and not state.must_trace(x):
+    traced = state.must_trace(x)
+    if records and not traced:
         y, total, rstd = _function().apply(x, weight, residual, float(eps), wants_sum, chosen)
         found = [y, *([total] if wants_sum else ()), *([rstd] if return_rstd else ())]
         return y if len(found) == 1 else tuple(found)
@@ -97,15 +98,8 @@ def rms_norm(
         None if not wants_sum else MAKE if residual_out is True else as_rows("residual_out", residual_out),
         MAKE if return_rstd or records else None,
     ]
-    operator, scale = _operator, None
-    if quantize is not None:
-        operator, values = _quantized, [*values[:4], MAKE, values[4]]
-    run = operator.traced if state.must_trace(x) else operator
-    if quantize is None:
-        _, _, _, y, total, rstd = run(values, (float(eps),), chosen)
-    else:
-        _, _, _, y, scale, total = run(values, (float(eps),), chosen)
-    if plain and run is _operator and (plan := _operator.planned(values, ())) is not None:
+    y, scale, total, rstd = _run(values, float(eps), chosen, quantize is not None, traced)
+    if plain and not traced and (plan := _operator.planned(values, ())) is not None:
         _operator.remember(_kind(x, weight), plan)
     y = out if out is not None else y.view(shape)
     if not wants_sum and not return_rstd and scale is None:
@@ -116,6 +110,19 @@ def rms_norm(
     if return_rstd:
         found.append(rstd.detach().view(shape[:-1]))
     return tuple(found)
+
+
+def _run(
+    values: list[Any], eps: float, config: Any, quantized: bool, traced: bool
+) -> tuple[Any, Any, Any, Any]:
+    """Return the result, the scales, the sums and ``rstd``, as rows; None for what is not asked for."""
+    operator = _quantized if quantized else _operator
+    run = operator.traced if traced else operator
+    if quantized:
+        _, _, _, y, scale, total = run([*values[:4], MAKE, values[4]], (eps,), config)
+        return y, scale, total, None
+    _, _, _, y, total, rstd = run(values, (eps,), config)
+    return y, None, total, rstd
 
 
 def _kind(x: Any, weight: Any) -> tuple[Any, ...]:
