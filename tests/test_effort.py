@@ -103,13 +103,14 @@ def test_only_what_meets_its_power_limit_is_loaded_first(problem: Problem, clock
     request = Request(problem, ARCH, 132, effort=EFFORTS["quick"])
     assert request.final_policy == request.screen_policy == Policy.quick(loaded=clock == "settled")
     assert request.final_policy.clock == clock and request.final_policy.context == "behind"
-    assert request.final_policy.energy_s == request.final_policy.burst_rounds == 0
+    assert request.final_policy.energy_s == 0
+    assert (request.final_policy.burst_rounds > 0) == (clock == "settled")
 
 
 def test_a_count_of_kernels_outdoes_the_effort(tmp_path: Path) -> None:
     """Whoever asks for more kernels than quick tries gets them, twins included."""
     rig = Rig(tmp_path, effort="quick")
-    for count, twins in ((40, 4), (6, 1), (2, 0)):
+    for count, twins in ((40, 1), (6, 1), (2, 0)):
         effort = rig.tuner.request(PROBLEM, count).effort
         assert effort == replace(EFFORTS["quick"], classes=count - twins, twins=twins, most=None)
         assert effort.kernels == count

@@ -2,8 +2,8 @@
 
 Tuning twice rarely names the same config twice, since many are equally fast; what matters is whether those
 named are. Every problem that all tables name is measured: each table's config is compiled, checked and timed
-in the same interleaved rounds, also where two tables name the same one. Two are tied if cutegen's own tuner
-would call them tied.
+in the same interleaved rounds, also where two tables name the same one; where power limits the clock, in
+bursts too. Two are tied if cutegen's own tuner would call them tied.
 
     python tools/compare_tables.py --table tuned=A.json --table imported=B.json --out docs/results/bundle.json
 
@@ -86,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def policy_of(args: argparse.Namespace) -> Policy:
     """Return how everything is timed."""
     common = Policy(rounds=args.rounds, min_rounds=args.rounds, settle_s=args.settle, seed=args.seed)
-    return replace(common, context=args.context)
+    return replace(common, context=args.context, burst_rounds=Policy.final().burst_rounds)
 
 
 def make_bench(args: argparse.Namespace) -> Bench:

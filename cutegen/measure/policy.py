@@ -170,7 +170,8 @@ class Policy:
 
         Args:
             seed: Of the order within rounds.
-            loaded: Whether to load the GPU first, up to 0.6 s, as work that meets its power limit would.
+            loaded: Whether to load the GPU first, up to 0.6 s, as work that meets its power limit would; 5
+                rounds of bursts follow, which take half a second.
             context: What runs before each launch.
 
         Raises:
@@ -187,6 +188,7 @@ class Policy:
             extra_rounds=14,
             seed=seed,
             context=context,
+            burst_rounds=5 if loaded else 0,
         )
 
     @property

@@ -45,7 +45,7 @@ class Effort:
             configs behind an element-wise kernel, one without it won on 8 of 9 shapes.
         most: Candidates before refinement, at most; None for no limit.
         at_once: Whether one set of rounds both finds and decides, where time is the objective: there are no
-            finals, no energy and no bursts.
+            finals and no energy.
     """
 
     classes: int = 24
@@ -74,10 +74,12 @@ class Effort:
 
 
 #: How much to try, by name. ``quick`` measures the model's best few: on an H200 the best of its first eight
-#: is 0.4 % behind the best of 96 in geometric mean. ``exhaustive`` is for kernels that are pinned for good.
+#: is 0.4 % behind the best of 96 in geometric mean. Only the default has a twin there: with four twins, of 30
+#: winners those with ``use_pdl`` either split k, or took so long that it made no difference.
+#: ``exhaustive`` is for kernels that are pinned for good.
 EFFORTS: Mapping[str, Effort] = {
     "quick": Effort(
-        classes=12, refine=0, refinements=0, finalists=8, final_s=1.0, twins=4, most=16, at_once=True
+        classes=15, refine=0, refinements=0, finalists=8, final_s=1.0, twins=1, most=20, at_once=True
     ),
     "standard": Effort(),
     "exhaustive": Effort(
