@@ -69,7 +69,9 @@ def test_each_table_is_compared_with_the_first(
     assert str(tmp_path) not in (tmp_path / "tables.json").read_text()
     found = {row.problem: tables_table.verdicts(row) for row in results.shapes}
     assert found == {SQUARE: {"there": "same config"}, WIDE: {"there": "slower"}}
-    assert "there beside here, 2 shapes: 1 slower, 1 same config" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "there beside here, 2 shapes: 1 slower, 1 same config; time in geometric mean 1.2" in printed
+    assert "torch.mm / there: geometric mean" in printed and "torch.mm / there in bursts: " in printed
     assert "winners come from cutegen 2" in results_table.render(results)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cutegen.measure.policy import Timing
-from cutegen.measure.statistics import Interval, tied
+from cutegen.measure.statistics import Interval, geometric_mean, tied
 from tools.benchmark.markdown import down, launches, line, up, where
 from tools.benchmark.results import Entry, Results, ShapeResult
 
@@ -34,12 +35,34 @@ def summary(results: Results) -> list[str]:
     for name in others:
         found = Counter(verdicts(row)[name] for row in rows)
         counts = ", ".join(f"{count} {verdict}" for verdict, count in found.most_common())
-        lines.append(f"- {name} beside {first}, {len(rows)} shapes: {counts}")
+        lines.append(f"- {name} beside {first}, {len(rows)} shapes: {counts}{_mean(rows, first, name)}")
     for name in (first, *others):
+        lines += _against_library(rows, name)
         sources = Counter(source_of(row.entries[name]) for row in rows)
         counts = ", ".join(f"{source} {count}" for source, count in sources.most_common())
         lines.append(f"- {name}: winners come from {counts}")
     return lines
+
+
+def _mean(rows: Sequence[ShapeResult], first: str, name: str) -> str:
+    """Return what one table's winners take as a multiple of another's, in geometric mean."""
+    pairs = [(row.entries[first].timing, row.entries[name].timing) for row in rows]
+    ratios = [own.paired.mid / base.paired.mid for base, own in pairs if base is not None and own is not None]
+    return f"; time in geometric mean {up(geometric_mean(ratios), 3)} of {first}'s" if ratios else ""
+
+
+def _against_library(rows: Sequence[ShapeResult], name: str) -> Iterator[str]:
+    """Yield how fast a table's winners are beside the library, under settled clocks and in bursts."""
+    timings = [t for row in rows if (t := row.entries[name].timing) is not None]
+    for what, found in (
+        ("", [t.ratio for t in timings if t.ratio is not None]),
+        (" in bursts", [t.burst_ratio for t in timings if t.burst_ratio is not None]),
+    ):
+        if found:
+            yield (
+                f"- {timings[0].reference} / {name}{what}: geometric mean {down(geometric_mean(found), 3)}, "
+                f"smallest {down(min(found), 3)} of {len(found)}"
+            )
 
 
 def source_of(entry: Entry) -> str:
