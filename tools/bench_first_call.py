@@ -57,6 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=integer, default=0, help="of the shapes (0)")
     parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where results go")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     return parser.parse_args(argv)
 
 
@@ -103,7 +104,7 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
         "schema": 1,
         "kind": KIND,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "commit": git_commit(),
+        "commit": args.commit or git_commit(),
         "software": software(),
         "session": session_facts(device),
         "device": device.to_json(),
