@@ -11,9 +11,12 @@ beforehand.
 
 With ``--candidates`` as many configs of each shape, those that the family's model puts first or, without a
 model, those most like its default, are tried in one set of rounds instead of a search, and all of them are
-compiled first; the first of these commands does only that, where there need be no GPU. Rows that the results
-file holds already stay, with their date, commit and GPU, unless they are measured again; render it with
-tools/results_table.py.
+compiled first; the first of these commands does only that, where there need be no GPU. ``--set`` leaves out
+what need not be tried. Rows that the results file holds already stay, with their date, commit and GPU, unless
+they are measured again; render it with tools/results_table.py.
+
+With ``--in-place`` outputs take the place of inputs: cutegen's kernels, and peers that can, are timed so,
+beside the winner with outputs of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store, file_digest
-from cutegen.cli.args import integer, positive_float, positive_int
+from cutegen.cli.args import integer, parse_set, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
@@ -48,7 +51,7 @@ from cutegen.tuning.backends import Backends
 from cutegen.tuning.request import EFFORTS
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
-from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, order
+from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, in_place, order
 from tools.benchmark.family_rows import joined, row_slice
 from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import FAMILY, write_json
@@ -56,6 +59,8 @@ from tools.benchmark.warm_calls import warm_calls
 
 OWN = "cutegen"
 DEFAULT = "cutegen default"
+#: The winner with outputs of its own, where the others are in place.
+APART = "cutegen apart"
 #: How ``--candidates`` are tried: all in one set of rounds, which also decides.
 FEW = EFFORTS["quick"]
 
@@ -80,6 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=positive_int,
         metavar="N",
         help="try N configs: the model's first, or most like the default",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=V1,V2",
+        help="with --candidates, try only these values, beside the default; repeatable",
+    )
+    parser.add_argument(
+        "--in-place", action="store_true", help="time kernels with outputs in the place of inputs"
     )
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile the candidates, for a target such as sm_90a"
@@ -120,7 +135,7 @@ def compile_only(args: argparse.Namespace) -> int:
     if args.candidates is None or args.cache_dir is None:
         raise UsageError("--compile-for needs --candidates and --cache-dir: how many, and where they go")
     arch = find_arch(args.compile_for)
-    plan = _plan(_shapes(args), arch, arch.nominal_sm_count, args.candidates)
+    plan = _plan(_shapes(args), arch, arch.nominal_sm_count, args)
     compilation = Compilation(Store(args.cache_dir), arch, _pairs(plan))
     compilation.begin()
     good, bad = compilation.finish()
@@ -132,10 +147,11 @@ def compile_only(args: argparse.Namespace) -> int:
 _Plan = Mapping[Problem, Sequence[Config] | None]
 
 
-def _plan(shapes: Sequence[NamedProblem], arch: Arch, sm_count: int, count: int | None) -> _Plan:
-    space = find_space(shapes[0].problem.family, arch)
+def _plan(shapes: Sequence[NamedProblem], arch: Arch, sm_count: int, args: argparse.Namespace) -> _Plan:
+    space, count = find_space(shapes[0].problem.family, arch), args.candidates
     problems = [shape.problem for shape in shapes]
-    return {p: None if count is None else few_candidates(space, p, sm_count, count) for p in problems}
+    fixed = parse_set(args.set, space, problems[0])
+    return {p: None if count is None else few_candidates(space, p, sm_count, count, fixed) for p in problems}
 
 
 def _pairs(plan: _Plan) -> list[tuple[Problem, Config]]:
@@ -153,6 +169,13 @@ def _shapes(args: argparse.Namespace) -> Sequence[NamedProblem]:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, compare, print and write."""
+    if args.in_place and find_family(args.family).repeat == "restore":
+        raise UsageError(
+            f"{args.family} cannot be timed in place: what it leaves would not stay in its range; valid: a "
+            "family whose repeat is bounded"
+        )
+    if args.set and args.candidates is None:
+        raise UsageError("--set needs --candidates: without it the search decides what is tried")
     if args.out is None:
         raise UsageError("--out is missing: give the results file, or --compile-for to compile only")
     device = present_device()
@@ -169,10 +192,11 @@ def run(args: argparse.Namespace) -> int:
     kernels = Kernels(store, build="allow")
     rows: list[dict[str, Json]] = []
     _write(args, device, policy, everything, rows)  # a file that the rows cannot join is refused now
-    plan = _plan(shapes, device.arch, device.sm_count, args.candidates)
+    plan = _plan(shapes, device.arch, device.sm_count, args)
     compilation = Compilation(store or Store.default(), device.arch, _pairs(plan))
     compilation.begin()
-    warm_calls([shape.problem for shape in shapes], args.warm, peers=args.peers != "none")
+    problems = [shape.problem for shape in shapes]
+    warm_calls(problems, args.warm, peers=args.peers != "none", in_place=args.in_place)
     compilation.finish()
     with (
         Bench(engine=ENGINE, timeout_s=120) as bench,
@@ -209,9 +233,9 @@ def _contest(
     problem = shape.problem
     if bench.opened != problem:  # an answer that the database knew opened nothing
         bench.open(problem)
-    entrants = dict(_entrants(problem, result, kernels, device, peers=args.peers != "none"))
+    entrants = dict(_entrants(problem, result, kernels, device, args))
     failures: dict[str, Json] = {}
-    for name in entrants.keys() & {OWN, DEFAULT}:
+    for name in entrants.keys() & {APART if args.in_place else OWN, DEFAULT}:
         checked = bench.check(entrants[name])
         if not checked.ok:
             raise CutegenError(f"{name} on {problem}: {checked.error}")
@@ -237,15 +261,20 @@ def _contest(
 
 
 def _entrants(
-    problem: Problem, result: TuneResult, kernels: Kernels, device: Device, *, peers: bool
+    problem: Problem, result: TuneResult, kernels: Kernels, device: Device, args: argparse.Namespace
 ) -> Iterator[tuple[str, Candidate]]:
     """Yield everything to time, by its name in the results."""
     space = find_space(problem.family, device.arch)
     default = default_config(space, problem, device.sm_count)
     configs = {OWN: result.config, **({DEFAULT: default} if default != result.config else {})}
     for name, config in configs.items():
-        yield name, compiled_candidate(kernels, device, name, problem, config)
-    for name in call_names(problem, peers=peers):
+        candidate = compiled_candidate(kernels, device, name, problem, config)
+        if args.in_place and name == OWN:
+            yield name, in_place(candidate)
+            yield APART, compiled_candidate(kernels, device, APART, problem, config)
+        elif not args.in_place:
+            yield name, candidate
+    for name in call_names(problem, peers=args.peers != "none", in_place=args.in_place):
         yield name, Candidate(name, Path(CALL), order(problem, name), Launch((), 0), problem)
 
 
@@ -289,6 +318,10 @@ def _write(
         strategy = find_family(args.family).strategy(device.arch)
         which = "most_like_default" if strategy is None else "first_of_model"
         facts["conditions"]["tuning"] = {which: args.candidates, "policy": screening}
+        if args.set:
+            facts["conditions"]["tuning"]["set"] = args.set
+    if args.in_place:
+        facts["conditions"]["outputs"] = "in the place of inputs"
     order = [shape.name for shape in shapes]
     write_json(args.out, {**facts, "rows": joined(args.out, facts, order, rows)})
 

@@ -1,6 +1,7 @@
 """The measuring child of a family's benchmark: kernels, and calls that take a kernel's arguments.
 
-A candidate whose library is :data:`CALL` is such a call; its symbol is a problem and what to call for it.
+A candidate whose library is :data:`CALL` is such a call; its symbol is a problem and what to call for it, or
+a problem and a kernel that is to write its outputs in the place of inputs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ __all__ = [
     "ENGINE",
     "PEERS",
     "FamilyCall",
+    "InPlace",
     "call_names",
+    "in_place",
     "open_engine",
     "operand_sets",
     "order",
@@ -41,24 +44,46 @@ BARE_ENGINE = "tools.benchmark.family_child:open_bare_engine"
 CALL = "call-family"
 #: Copies of as many bytes, beside the names of baselines and peers: by the driver, and by a kernel.
 COPIES = ("copy", "copy kernel")
+#: A peer that changes its inputs.
+_IN_PLACE_PEER = "quack rotary in place"
 #: Peers by the family that they know.
 _KNOWN = {
     "rmsnorm": ("quack rmsnorm",),
     "softmax": ("quack softmax",),
     "layernorm": ("quack layernorm",),
     "cross_entropy": ("quack cross_entropy",),
+    "rope": ("quack rotary", _IN_PLACE_PEER),
 }
 
 
-def call_names(problem: Problem, *, peers: bool = True) -> list[str]:
-    """Return the names of what to call for ``problem``: baselines, copies and the peers that know it."""
+def call_names(problem: Problem, *, peers: bool = True, in_place: bool = False) -> list[str]:
+    """Return the names of what to call for ``problem``: baselines, copies and the peers that know it.
+
+    Peers that write in the place of inputs are among them if ``in_place`` says so.
+    """
     baselines = find_family(problem.family).baselines(problem, Inputs({}), {})  # naming them needs no inputs
-    return [*baselines, *COPIES, *(_KNOWN.get(problem.family, ()) if peers else ())]
+    known = _KNOWN.get(problem.family, ()) if peers and not _beyond_peers(problem) else ()
+    return [*baselines, *COPIES, *(name for name in known if in_place or name != _IN_PLACE_PEER)]
+
+
+def _beyond_peers(problem: Any) -> bool:
+    """Return whether peers of the family do not know ``problem``: QuACK turns with a row of the tables for
+    each token, in multiples of 8 elements, and takes no norm."""
+    if problem.family != "rope":
+        return False
+    return bool(problem.table != "tokens" or problem.norm or problem.d % 8 or problem.pairs % 4)
 
 
 def order(problem: object, name: str) -> str:
     """Return the symbol of a candidate that calls ``name`` for ``problem``."""
     return json.dumps({"problem": str(problem), "name": name})
+
+
+def in_place(candidate: Candidate) -> Candidate:
+    """Return ``candidate`` with every output in the place of the first input that it may be."""
+    kernel = {"library": str(candidate.shared_object), "symbol": candidate.symbol}
+    symbol = json.dumps({"problem": str(candidate.problem), **kernel})
+    return Candidate(candidate.name, Path(CALL), symbol, candidate.launch, candidate.problem)
 
 
 class _Engine(TorchEngine):
@@ -74,7 +99,9 @@ class _Engine(TorchEngine):
     def _kernel(self, candidate: Candidate) -> Callable[..., None]:
         if candidate.shared_object.name == CALL and self._session is not None:
             wanted = json.loads(candidate.symbol)
-            return FamilyCall(wanted["problem"], wanted["name"], self._session.baselines.get(wanted["name"]))
+            if "library" not in wanted:
+                baseline = self._session.baselines.get(wanted["name"])
+                return FamilyCall(wanted["problem"], wanted["name"], baseline)
         return super()._kernel(candidate)
 
 
@@ -101,12 +128,34 @@ def open_engine(index: int) -> TorchEngine:
 
 
 def _load(library: Path, symbol: str) -> Callable[..., None]:
-    if library.name == CALL:
-        wanted = json.loads(symbol)
-        return FamilyCall(wanted["problem"], wanted["name"])
     from cutegen.build.loader import load_kernel
 
-    return load_kernel(library, symbol)
+    if library.name != CALL:
+        return load_kernel(library, symbol)
+    wanted = json.loads(symbol)
+    if "library" in wanted:
+        return InPlace(wanted["problem"], load_kernel(Path(wanted["library"]), wanted["symbol"]))
+    return FamilyCall(wanted["problem"], wanted["name"])
+
+
+class InPlace:
+    """A kernel whose outputs are the first inputs that they may be, whichever it is called with.
+
+    Args:
+        line: The problem.
+        kernel: The kernel.
+    """
+
+    def __init__(self, line: str, kernel: Callable[..., None]) -> None:
+        problem = parse_problem(line)
+        arguments = find_family(problem.family).arguments(problem)
+        at = {a.name: i for i, a in enumerate(arguments)}
+        self._places = [at[a.may_alias[0]] if a.may_alias else i for i, a in enumerate(arguments)]
+        self._kernel = kernel
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch the kernel."""
+        self._kernel(*(arguments[i] for i in self._places))
 
 
 class FamilyCall:
@@ -150,7 +199,7 @@ class FamilyCall:
         if self._name in COPIES:
             return _copy(self._problem.min_bytes // 2, self._name)
         if self._name in PEERS:
-            return PEERS[self._name]
+            return PEERS[self._name](self._problem)
         baselines = self._family.baselines(self._problem, inputs, outputs)
         if self._name not in baselines:
             raise LaunchError(
@@ -243,10 +292,32 @@ def _quack_cross_entropy(inputs: Inputs, outputs: Tensors) -> Tensors:
     return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
 
 
-#: Peers by the name that they have in results.
-PEERS: dict[str, Baseline] = {
-    "quack rmsnorm": _quack_rms_norm,
-    "quack softmax": _quack_softmax,
-    "quack layernorm": _QuackLayerNorm(),
-    "quack cross_entropy": _quack_cross_entropy,
+def _quack_rotary(problem: Any, in_place: bool) -> Baseline:
+    """Return QuACK's rotary embedding, of queries and then of keys; each makes its output, or is it."""
+    rotary: Any = importlib.import_module("quack.rotary")
+    options = {
+        "interleaved": problem.style == "interleaved",
+        "conjugate": bool(problem.inverse),
+        "inplace": in_place,
+    }
+
+    def call(inputs: Inputs, outputs: Tensors) -> Tensors:
+        given = inputs.tensors
+        q, k = (
+            rotary.apply_rotary(given[name][None], given["cos"], given["sin"], **options)[0]
+            for name in ("q", "k")
+        )
+        return {"q_out": q, "k_out": k}
+
+    return call
+
+
+#: What makes the call of a peer for a problem, by the name that it has in results.
+PEERS: dict[str, Callable[[Problem], Baseline]] = {
+    "quack rmsnorm": lambda problem: _quack_rms_norm,
+    "quack softmax": lambda problem: _quack_softmax,
+    "quack layernorm": lambda problem: _QuackLayerNorm(),
+    "quack cross_entropy": lambda problem: _quack_cross_entropy,
+    "quack rotary": lambda problem: _quack_rotary(problem, in_place=False),
+    _IN_PLACE_PEER: lambda problem: _quack_rotary(problem, in_place=True),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice, product
 
 from cutegen.arch import Arch
@@ -16,7 +16,7 @@ from cutegen.family import Problem
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Space, Value
 
-__all__ = ["Compilation", "few_candidates", "most_like_default"]
+__all__ = ["Compilation", "Fixed", "few_candidates", "most_like_default"]
 
 #: How far apart two values of a knob without an order are, where doubling a number is 1. Source: judgement.
 _UNORDERED = 0.5
@@ -24,19 +24,29 @@ _UNORDERED = 0.5
 _CHANGED = 2
 
 
-def few_candidates(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:
+#: Values to which knobs are restricted.
+Fixed = Mapping[str, Sequence[Value]]
+
+
+def few_candidates(
+    space: Space, problem: Problem, sm_count: int, count: int, fixed: Fixed | None = None
+) -> list[Config]:
     """Return the default config for ``problem`` and what to try beside it, ``count`` in all.
 
-    These are what the family's model puts first, or, where it has none, the configs most like the default.
+    These are what the family's model puts first, or, where it has none, the configs most like the default;
+    of ``fixed`` knobs, those with these values.
     """
     strategy = find_family(problem.family).strategy(space.arch)
     if strategy is None:
-        return most_like_default(space, problem, sm_count, count)
+        return most_like_default(space, problem, sm_count, count, fixed)
     default = default_config(space, problem, sm_count)
-    return strategy.rank(space, problem, sm_count, count, default=default)[:count]
+    ranked = strategy.rank(space, problem, sm_count, count, fixed, default=default)
+    return list(dict.fromkeys([default, *ranked]))[:count]
 
 
-def most_like_default(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:
+def most_like_default(
+    space: Space, problem: Problem, sm_count: int, count: int, fixed: Fixed | None = None
+) -> list[Config]:
     """Return the default config for ``problem`` and the valid ones that are most like it, at most ``count``.
 
     Two numbers are as far apart as one must be doubled to reach the other, and two knobs as both together;
@@ -44,13 +54,14 @@ def most_like_default(space: Space, problem: Problem, sm_count: int, count: int)
     ``count`` in all, these are all of them.
     """
     default = default_config(space, problem, sm_count)
-    first = list(islice(space.configs(problem), count + 1))
+    first = list(islice(space.configs(problem, fixed), count + 1))
     if len(first) <= count:
         return [default, *(config for config in first if config != default)]
     found = {
         config: _distance(default, config)
         for config in _changed(space, default)
-        if not space.explain(problem, config)
+        if all(config[knob] in values for knob, values in (fixed or {}).items())
+        and not space.explain(problem, config)
     }
     near = sorted(found, key=lambda config: (found[config], space.simplicity(config)))
     return [default, *near][:count]

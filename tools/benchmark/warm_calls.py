@@ -24,18 +24,22 @@ __all__ = ["warm_calls"]
 
 _TIMEOUT_S = 240.0
 _NO_PEERS = "--no-peers"
+_IN_PLACE = "--in-place"
 #: Before the path of a declaration, or of a folder of families.
 _FAMILIES = "--families="
 _FOLDER = Path(__file__).resolve().parents[2]
 
 
-def warm_calls(problems: Sequence[Problem], processes: int, *, peers: bool = True) -> float:
+def warm_calls(
+    problems: Sequence[Problem], processes: int, *, peers: bool = True, in_place: bool = False
+) -> float:
     """Make the calls for ``problems`` in so many processes; return the seconds that it took.
 
     A process that fails is told about on stderr: the benchmark itself will say what is wrong.
     """
     started = time.perf_counter()
     flags = [*(f"{_FAMILIES}{path}" for path in loaded_folders()), *([] if peers else [_NO_PEERS])]
+    flags += [_IN_PLACE] if in_place else []
     shares = [problems[i::processes] for i in range(min(processes, len(problems)))]
     running = [
         subprocess.Popen(
@@ -69,7 +73,7 @@ def main(lines: Sequence[str]) -> int:
         arguments = family.arguments(problem)
         outputs = {a.name: new_output(a, torch.device("cuda")) for a in arguments if a.kind == "out"}
         bound = bind(arguments, {**inputs.tensors, **inputs.scalars, **outputs}, Launch((), 0), None)
-        for name in call_names(problem, peers=_NO_PEERS not in lines):
+        for name in call_names(problem, peers=_NO_PEERS not in lines, in_place=_IN_PLACE in lines):
             FamilyCall(line, name)(*bound)
         torch.cuda.synchronize()
     return 0
