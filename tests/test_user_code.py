@@ -82,16 +82,30 @@ def compile_it(
     factor: str = "2.0",
     **files: str,
 ) -> Artifact | Failure:
-    """Return what becomes of the kernel with lines at its top and in its launch, and files beside it."""
-    (folder / "own_copy.py").write_text(KERNEL.format(top=top, body=body, threads=32, factor=factor))
-    (folder / "declaration.py").write_text(DECLARATION.format(more=more))
+    """Return what becomes of the default config, with lines at the kernel's top and in its launch."""
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
+    return compile_all(folder, builder, top=top, body=body, more=more, factor=factor)[0]
+
+
+def compile_all(
+    folder: Path,
+    builder: Builder,
+    *,
+    top: str = "",
+    body: str = "    pass",
+    more: str = "",
+    factor: str = "2.0",
+) -> list[Artifact | Failure]:
+    """Return what becomes of each config, the default first."""
+    (folder / "own_copy.py").write_text(KERNEL.format(top=top, body=body, threads=32, factor=factor))
+    (folder / "declaration.py").write_text(DECLARATION.format(more=more))
     family = registry.load_kernel(folder / "declaration.py")
     problem = family.parse("copies 100")
-    space = registry.find_space(family.name, ARCH)
-    [(_, result)] = builder.build([render(problem, space.default(problem), ARCH)])
-    return result
+    configs = registry.find_space(family.name, ARCH).configs(problem)
+    sources = [render(problem, config, ARCH) for config in configs]
+    results = {source.text: result for source, result in builder.build(sources)}
+    return [results[source.text] for source in sources]
 
 
 def failure(result: Artifact | Failure) -> Failure:
@@ -104,6 +118,17 @@ def test_a_module_that_imports_torch_gets_the_real_one_without_a_gpu(folder: Pat
     top = "import torch\nassert not torch.cuda.is_available()\nF = torch.tensor(3.0).item()"
     result = compile_it(folder, builder, top=top, factor="F")
     assert isinstance(result, Artifact), result
+
+
+def test_parts_of_torch_that_a_kernel_loads_are_there_for_the_next(folder: Path, tmp_path: Path) -> None:
+    """Each child would load them anew otherwise, which can take longer than compiling."""
+    pytest.importorskip("torch")
+    part = "torch.utils.bundled_inputs"
+    top = f"import sys\nif {part!r} in sys.modules:\n    raise ValueError('it is there')\nimport {part}"
+    with Builder(Store(tmp_path / "store"), workers=1) as one_by_one:
+        first, second = compile_all(folder, one_by_one, top=top)
+    assert isinstance(first, Artifact), first
+    assert failure(second).message == "it is there"
 
 
 def test_torch_is_not_there_for_others(folder: Path, builder: Builder) -> None:

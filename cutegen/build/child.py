@@ -248,9 +248,14 @@ def run_and_exit(
     Whatever the source does ends here: output goes to the log file, an exception becomes the answer, an abort
     leaves its Python stack in the log, and the process dies with its parent.
     """
+    before = frozenset(sys.modules)
+
+    def traced(name: str, facts: dict[str, Json]) -> bool:
+        return _ask(report, orders, {"traced": name, "facts": facts, "torch": _loaded_of_torch(before)})
+
     try:
         _isolate(folder, parent)
-        answer = work(lambda name, facts: _ask(report, orders, {"traced": name, "facts": facts}))
+        answer = work(traced)
         _send(report, answer)
     except SameKernel:
         pass
@@ -291,6 +296,11 @@ def _ask(report: int, orders: int, traced: dict[str, Json]) -> bool:
     _send(report, traced)
     os.write(report, b"\n")
     return os.read(orders, 1) == GO
+
+
+def _loaded_of_torch(before: frozenset[str]) -> list[Json]:
+    """Return the modules of torch that were loaded meanwhile, in their order."""
+    return [name for name in sys.modules if name.startswith("torch.") and name not in before]
 
 
 def _send(descriptor: int, answer: dict[str, Json]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import re
 import selectors
 import shutil
 import signal
+import sys
 import time
 import warnings
 from collections import deque
@@ -164,6 +166,8 @@ class Daemon:
         line, _, rest = bytes(run.answer).partition(b"\n")
         run.answer = bytearray(rest)
         told = json.loads(line)
+        if self._jobs:
+            _import_too(told["torch"])
         # Another compiler makes other code of it.
         run.trace = digest({"traced": told["traced"], "toolchain": self._toolchain})
         run.facts = told["facts"]
@@ -376,6 +380,16 @@ class Daemon:
             self._store.unstage(run.lock)
             run.lock.release()
         self._running.clear()
+
+
+def _import_too(names: Sequence[str]) -> None:
+    """Import parts of torch that a child has loaded, so that those to come need not: some take a second."""
+    missing = [name for name in names if name not in sys.modules]
+    for name in missing:
+        with suppress(Exception):  # not every module is there for a file; the child that needs it sees to it
+            importlib.import_module(name)
+    if missing:
+        gc.freeze()
 
 
 def _outcome(run: _Running, status: int, timeout_s: float, log: str) -> dict[str, Json]:
