@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,48 @@ def test_statements_take_turns_and_the_queue_is_emptied() -> None:
     assert [len(samples) for samples in times.values()] == [2, 2]
 
 
-def test_the_report_says_what_gradients_and_recordings_cost() -> None:
-    """Of cutegen's layer over torch's, with gradients; and what the slowest call pays for being recorded."""
+def test_modes_are_timed_beside_calls_without_them() -> None:
+    """In every round, each statement is called alike without and with it, behind calls that settle it."""
+    events: list[str] = []
+
+    @contextmanager
+    def mode() -> Iterator[None]:
+        events.append("(")
+        yield
+        events.append(")")
+
+    def call(*_: object, **__: object) -> None:
+        events.append(".")
+
+    namespace = dict.fromkeys(("gemm", "linear"), call) | dict.fromkeys(("a", "b", "c", "w", "weight"))
+    found = bench_dispatch.added_times(mode, namespace, lambda: events.append("|"), rounds=2, calls=2)
+    assert "".join(events) == "...|..(...|..)" * 2 * len(bench_dispatch.IN_MODES) + "|"
+    assert {name: len(samples) for name, samples in found.items()} == dict.fromkeys(
+        bench_dispatch.IN_MODES, 2
+    )
+
+
+def test_the_report_says_what_gradients_modes_and_declared_kernels_cost() -> None:
+    """Of cutegen's layer over torch's, with gradients; of the slowest call in a mode; of a user's kernel."""
     times = {name: [2.0, 2.0, 2.0] for name in bench_dispatch.STATEMENTS}
-    times.update(linear_grad=[3.0, 3.0, 3.0], torch_linear_grad=[4.0, 4.0, 4.0])
-    recorded = {"gemm": [3.0] * 3, "linear": [2.5] * 3, "linear_grad": [4.5] * 3}
+    times.update(linear_grad=[3.0, 3.0, 3.0], torch_linear_grad=[4.0, 4.0, 4.0], declared=[2.25, 2.5, 3.0])
+    added = {
+        "recording": {"gemm": [1.0] * 3, "linear": [0.5] * 3, "linear_grad": [1.5] * 3},
+        "freezing": {"gemm": [0.25] * 3, "linear": [0.0] * 3, "linear_grad": [-0.5] * 3},
+    }
     args = argparse.Namespace(commit="0" * 40, rounds=3, calls=200)
-    found: Any = bench_dispatch.report(Problem(256, 256, 256), H200, times, recorded, [9.0], args)
+    found: Any = bench_dispatch.report(Problem(256, 256, 256), H200, times, added, [9.0], args)
     assert found["linear_grad_over_torch"]["median"] == 0.75
-    assert found["recording_adds_us"] == {"gemm": 1.0, "linear": 0.5, "linear_grad": 1.5}
+    assert found["declared_adds_us"] == {"median": 0.5, "interval": [0.25, 1.0]}
+    assert {name: each["median"] for name, each in found["recording_adds_us"].items()} == {
+        "gemm": 1.0,
+        "linear": 0.5,
+        "linear_grad": 1.5,
+    }
     lines = bench_dispatch.summary(found)
     assert "recording adds at most 1.50 us to a call" in lines
+    assert "freezing adds at most 0.25 us to a call" in lines
+    assert "a declared kernel takes 0.50 us [0.25, 1.00] more than cutegen.gemm" in lines
     assert "linear with gradients, cutegen / torch: 0.750" in lines
 
 

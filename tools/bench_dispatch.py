@@ -1,6 +1,7 @@
 """Measure what a call costs on the host: cutegen.gemm, torch.mm, the dispatch lookup alone, a pinned folder.
 
-Of linear layers, calls are timed with and without gradients; of all calls, what ``cutegen.record`` adds.
+Of linear layers, calls are timed with and without gradients; beside a GEMM, a call of a kernel that a user
+declares; and of some calls, what ``cutegen.record`` and ``cutegen.freeze`` add, each round with and without.
 
 Statements take turns, a few hundred calls each before the GPU is waited for, so that the launch queue never
 fills and drifting CPU clocks hit all alike. The shape is small, so the GPU keeps up; what is timed is Python,
@@ -19,7 +20,8 @@ import statistics
 import subprocess
 import sys
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,10 @@ STATEMENTS = {
     "declared": "norm(c, bias, 1e-6, y=y)",  # the kernel of a user's that examples/own_kernel declares
     "declared_new": "norm(c, bias)",
 }
-#: Those of them that are timed while calls are recorded too.
-RECORDED = ("gemm", "linear", "linear_grad")
+#: Those of them of which it is timed what recording and freezing add.
+IN_MODES = ("gemm", "linear", "linear_grad")
+#: Calls that come before those that are timed wherever a mode has changed: they look up kernels again.
+_SETTLING = 3
 #: Those of them that every checkout has.
 COMMON = ("gemm", "gemm_new", "linear", "fused", "lookup", "torch")
 FIRST_CALL = """
@@ -110,9 +114,12 @@ def run(args: argparse.Namespace) -> int:
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     namespace, wait = names(problem, Dispatcher(kernels=kernels))
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
-    recorded = recorded_times(namespace, wait, args.rounds, args.calls)
+    added = {
+        name: added_times(mode, namespace, wait, args.rounds, args.calls)
+        for name, mode in (("recording", recording), ("freezing", freezing))
+    }
     first = first_calls(problem, device, kernels, args.processes)
-    results = report(problem, device, times, recorded, first, args)
+    results = report(problem, device, times, added, first, args)
     if args.against is not None:
         results["against"] = against(args, problem)
     for line in summary(results):
@@ -193,14 +200,57 @@ def host_times(
     return times
 
 
-def recorded_times(
-    namespace: Mapping[str, Any], wait: Callable[[], None], rounds: int, calls: int
+Mode = Callable[[], AbstractContextManager[object]]
+
+
+def added_times(
+    mode: Mode, namespace: Mapping[str, Any], wait: Callable[[], None], rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    """Return microseconds per call of the statements of :data:`RECORDED` while calls are recorded."""
+    """Return microseconds that a mode adds to a call of each statement of :data:`IN_MODES`, by round.
+
+    Args:
+        mode: Makes the context of it.
+        namespace: What statements refer to.
+        wait: Empties the launch queue.
+        rounds: Differences of each; in every one of them the statement is timed without and with the mode.
+        calls: Calls per sample.
+    """
+    timers = {name: timeit.Timer(STATEMENTS[name], globals=dict(namespace)) for name in IN_MODES}
+    added: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            samples = []
+            for context in (nullcontext, mode):
+                with context():
+                    timer.timeit(_SETTLING)
+                    wait()
+                    samples.append(timer.timeit(calls) / calls * 1e6)
+            added[name].append(samples[1] - samples[0])
+    wait()
+    return added
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Let calls be recorded."""
     import cutegen
 
     with cutegen.record():
-        return host_times({name: STATEMENTS[name] for name in RECORDED}, namespace, wait, rounds, calls)
+        yield
+
+
+@contextmanager
+def freezing() -> Iterator[None]:
+    """Let the operators compile and load nothing, and count what answers."""
+    import cutegen
+    from cutegen.torch_ops.gemm import default_dispatcher
+
+    before = default_dispatcher()
+    cutegen.freeze(on_miss="error")
+    try:
+        yield
+    finally:
+        cutegen.use(before)
 
 
 def first_calls(problem: Problem, device: Device, kernels: Kernels, processes: int) -> list[float]:
@@ -240,14 +290,14 @@ def report(
     problem: Problem,
     device: Device,
     times: Mapping[str, list[float]],
-    recorded: Mapping[str, list[float]],
+    added: Mapping[str, Mapping[str, list[float]]],
     first: list[float],
     args: argparse.Namespace,
 ) -> dict[str, Json]:
     """Return everything worth keeping as JSON data."""
     own = ratio_interval(times["torch"], times["gemm"])
     layer = ratio_interval(times["linear_grad"], times["torch_linear_grad"])
-    added = {n: statistics.median(found) - statistics.median(times[n]) for n, found in recorded.items()}
+    declared = [own - gemm for own, gemm in zip(times["declared"], times["gemm"], strict=True)]
     medians: dict[str, Json] = {}
     for name, samples in times.items():
         interval = median_interval(samples)
@@ -271,12 +321,19 @@ def report(
             "median": round(layer.mid, 3),
             "interval": [round(layer.low, 3), round(layer.high, 3)],
         },
-        "recording_adds_us": {name: round(value, 2) for name, value in added.items()},
+        "declared_adds_us": _difference(declared),
+        **{f"{mode}_adds_us": {n: _difference(v) for n, v in found.items()} for mode, found in added.items()},
         "pinned_first_call_ms": {
             "median": round(statistics.median(first), 2),
             "samples": [round(sample, 2) for sample in first],
         },
     }
+
+
+def _difference(samples: list[float]) -> Json:
+    """Return what is kept of microseconds that one thing takes more than another."""
+    found = median_interval(samples)
+    return {"median": round(found.mid, 2), "interval": [round(found.low, 2), round(found.high, 2)]}
 
 
 def summary(results: Mapping[str, Any]) -> list[str]:
@@ -287,9 +344,15 @@ def summary(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {found['median']:7.2f} us  [{low:.2f}, {high:.2f}]  {found['statement']}")
     ratio, first = results["torch_over_gemm"], results["pinned_first_call_ms"]
     lines.append(f"torch.mm / cutegen.gemm, both with out=: {ratio['median']:.3f}")
-    layer, added = results["linear_grad_over_torch"], max(results["recording_adds_us"].values())
+    layer, declared = results["linear_grad_over_torch"], results["declared_adds_us"]
     lines.append(f"linear with gradients, cutegen / torch: {layer['median']:.3f}")
-    lines.append(f"recording adds at most {added:.2f} us to a call")
+    low, high = declared["interval"]
+    lines.append(
+        f"a declared kernel takes {declared['median']:.2f} us [{low:.2f}, {high:.2f}] more than cutegen.gemm"
+    )
+    for mode in ("recording", "freezing"):
+        most = max(found["median"] for found in results[f"{mode}_adds_us"].values())
+        lines.append(f"{mode} adds at most {most:.2f} us to a call")
     for one in results.get("against", {}).get("statements", {}).values():
         low, high = one["interval"]
         lines.append(
