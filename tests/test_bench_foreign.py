@@ -68,7 +68,34 @@ def test_parts_are_joined_and_shown_with_ratios_that_favour_nobody(tmp_path: Pat
     )
     assert "| 103.06 | 100.01 | 1.030 | 0.900 (torch) | 14 of 312 | `threads=128` |" in rendered
     assert "| 50.00 | 50.00 | 1.000 | 1.250 (torch) | 14 of 14 | the default |" in rendered
+    assert "; exhaustive on 0 shapes, else 14 of 312 configs tried; torch" in rendered
+    assert "; **exhaustive**: every valid config tried on every shape; torch" in rendered
     assert results_table.main([str(out)]) == 0
+
+
+def test_the_table_says_what_became_of_what_was_tried(tmp_path: Path) -> None:
+    norm = part("quack_softmax 2048x128256 bf16", cutegen=(100.0, 1.0))
+    norm["rows"][0]["outcomes"] = {"ok": 6, "pruned": 5, "build_failed": 2, "wrong_result": 1}
+    (tmp_path / "quack_softmax.json").write_text(json.dumps(norm), encoding="utf-8")
+    out = tmp_path / "foreign.json"
+    write_json(out, bench_foreign.joined(tmp_path))
+    assert "| 14 of 14: 11 timed, 2 build_failed, 1 wrong_result |" in ForeignResults.load(out).render()
+
+
+def test_kernels_that_are_not_measured_again_stay(tmp_path: Path) -> None:
+    """As the results file has them; one of another kind is refused before anything is measured."""
+    norm = part("quack_rmsnorm 16384x4096 bf16", cutegen=(100.0, 1.0))
+    soft = part("quack_softmax 2048x128256 bf16", cutegen=(50.0, 1.0))
+    before = {"nvidia_gemm": {"rows": [1]}, "quack_rmsnorm": {"rows": [2]}, "quack_softmax": {"rows": [3]}}
+    for name, document in {"quack_rmsnorm": norm, "quack_softmax": {**soft, "rows": []}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    found: Any = bench_foreign.joined(tmp_path, before)["kernels"]
+    assert [*found] == ["quack_rmsnorm", "quack_softmax", "nvidia_gemm"]
+    assert found["quack_rmsnorm"]["rows"][0]["configs"] == 312
+    assert found["quack_softmax"] is before["quack_softmax"] and found["nvidia_gemm"] is before["nvidia_gemm"]
+    other = tmp_path / "other.json"
+    other.write_text("{}", encoding="utf-8")
+    assert bench_foreign.main(["--out", str(other), "--kernels", "quack_softmax"]) != 0
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -252,6 +252,8 @@ def _contest(
         "config": str(result.config),
         "tuning_s": round(result.seconds, 2),
         "candidates": result.candidates,
+        "outcomes": dict(result.outcomes),
+        "failed": list(result.failed),
         "tried": {str(row.config): round(row.timing.median_us, 3) for row in result.rows if row.timing},
         "reference": run.reference.reference,
         "rounds": run.rounds,

@@ -6,7 +6,7 @@
 Each kernel is tuned over its shapes file in tools/shapes/foreign/ by tools/bench_family.py, which then times
 its author's default, cutegen's winner and the declared baselines in the same interleaved rounds. The file of
 each kernel lies in the folder of --parts, and is kept if the next kernel fails; all that are there are joined
-in --out.
+in --out, beside the kernels of which --out has rows and --parts has none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -69,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         raise UsageError(f"unknown kernel {unknown[0]!r}; valid: {', '.join(KERNELS)}")
     parts = args.parts or args.out.parent / f"{args.out.stem}_parts"
+    before = _kernels_of(args.out)
     failed = [name for name in wanted if bench_family.main(_command(args, parts, name)) != EXIT_OK]
-    write_json(args.out, joined(parts))
+    write_json(args.out, joined(parts, before))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return EXIT_NO_WINNER if failed else EXIT_OK
@@ -85,11 +87,34 @@ def _command(args: argparse.Namespace, parts: Path, name: str) -> list[str]:
     return words + (["--cache-dir", str(args.cache_dir)] if args.cache_dir else [])
 
 
-def joined(parts: Path) -> dict[str, Json]:
+def _kernels_of(path: Path) -> Mapping[str, Json]:
+    """Return the kernels of a results file, by name; none if it is not there.
+
+    Raises:
+        StoreError: It cannot be read, or is another kind of file.
+    """
+    if not path.exists():
+        return {}
+    document = _read(path)
+    if not isinstance(document, dict) or document.get("kind") != FOREIGN:
+        raise StoreError(f"results file {path} is not of kernels of others; name another one")
+    kernels: Mapping[str, Json] = document["kernels"]
+    return kernels
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"results file {path} cannot be read: {error}") from error
+
+
+def joined(parts: Path, before: Mapping[str, Json] = MappingProxyType({})) -> dict[str, Json]:
     """Return the document of all kernels of which something was measured.
 
     Args:
         parts: The folder with the file of each.
+        before: Kernels that stay if they have no file there, as an earlier document has them.
 
     Raises:
         StoreError: The file of one cannot be read.
@@ -97,13 +122,10 @@ def joined(parts: Path) -> dict[str, Json]:
     kernels: dict[str, Json] = {}
     for name in KERNELS:
         declaration, path = DECLARATIONS / f"{name}.py", parts / f"{name}.json"
-        if not path.is_file():
-            continue
-        try:
-            part: Any = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"results file {path} cannot be read: {error}") from error
+        part: Any = _read(path) if path.is_file() else {"rows": []}
         if not part["rows"]:
+            if name in before:
+                kernels[name] = before[name]
             continue
         family = load_kernel(declaration)
         arch = find_arch(f"sm_{part['conditions']['gpu']['compute_capability']}")

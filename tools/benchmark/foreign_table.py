@@ -19,14 +19,14 @@ class ForeignResults(QuotedFile):
     tool = "tools/bench_foreign.py"
 
     def summary(self) -> list[str]:
-        """Return for each kernel how far its author's default and the baselines are behind."""
+        """Return for each kernel how far its author's default and baselines are behind, and what was tried."""
         lines = []
         for name, kernel in self.facts["kernels"].items():
             gains = [_over(row, _DEFAULT) for row in kernel["rows"]]
             ahead = sum(gain >= 1.03 for gain in gains)
             lines.append(
                 f"- {name}: author's default / winner at most **{down(max(gains), 3)}**, at least "
-                f"{down(min(gains), 3)}; 1.03 or more on {ahead} of {len(gains)} shapes"
+                f"{down(min(gains), 3)}; 1.03 or more on {ahead} of {len(gains)} shapes; {_search(kernel['rows'])}"
                 + "".join(
                     f"; {other} / winner {down(min(ratios), 3)} to {down(max(ratios), 3)}"
                     for other in _baselines(kernel["rows"][0])
@@ -61,7 +61,7 @@ class ForeignResults(QuotedFile):
                 up(own, 2),
                 down(_over(row, _DEFAULT), 3),
                 ", ".join(beside),
-                f"{row['candidates']} of {row['configs']}",
+                f"{row['candidates']} of {row['configs']}{_outcomes(row)}",
                 f"`{row['config']}`" if _DEFAULT in entries else "the default",
             ]
         )
@@ -80,6 +80,27 @@ class ForeignResults(QuotedFile):
             f"{', '.join(dates)}. Winner and default are configs of the same kernel, timed in the same "
             "interleaved rounds with cold L2 caches. Above 1 the winner is faster."
         )
+
+
+def _outcomes(row: Any) -> str:
+    """Return how many of the tried configs were timed; nothing of rows that do not say."""
+    outcomes = row.get("outcomes")
+    if not outcomes:
+        return ""
+    timed = outcomes.get("ok", 0) + outcomes.get("pruned", 0)
+    failed = [f"{count} {name}" for name, count in sorted(outcomes.items()) if name not in ("ok", "pruned")]
+    return f": {', '.join([f'{timed} timed', *failed])}"
+
+
+def _search(rows: Any) -> str:
+    """Say on how many shapes every valid config was tried, and of the others how many were."""
+    partly = [row for row in rows if row["candidates"] < row["configs"]]
+    if not partly:
+        return "**exhaustive**: every valid config tried on every shape"
+    shares = [f"{row['candidates']} of {row['configs']}" for row in partly]
+    most = dict.fromkeys(shares)  # once each
+    whole = len(rows) - len(partly)
+    return f"exhaustive on {whole} shapes, else {', '.join(most)} configs tried"
 
 
 def _baselines(row: Any) -> list[str]:
