@@ -71,8 +71,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"unknown kernel {unknown[0]!r}; valid: {', '.join(KERNELS)}")
     parts = args.parts or args.out.parent / f"{args.out.stem}_parts"
     before = _kernels_of(args.out)
-    failed = [name for name in wanted if bench_family.main(_command(args, parts, name)) != EXIT_OK]
-    write_json(args.out, joined(parts, before))
+    try:
+        failed = [name for name in wanted if bench_family.main(_command(args, parts, name)) != EXIT_OK]
+    finally:  # also of those that an interrupt ends
+        write_json(args.out, joined(parts, before))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return EXIT_NO_WINNER if failed else EXIT_OK

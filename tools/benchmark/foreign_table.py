@@ -19,14 +19,15 @@ class ForeignResults(QuotedFile):
     tool = "tools/bench_foreign.py"
 
     def summary(self) -> list[str]:
-        """Return for each kernel how far its author's default and baselines are behind, and what was tried."""
+        """Return for each kernel how far author's default and baselines are behind, and what was tried."""
         lines = []
         for name, kernel in self.facts["kernels"].items():
             gains = [_over(row, _DEFAULT) for row in kernel["rows"]]
             ahead = sum(gain >= 1.03 for gain in gains)
             lines.append(
                 f"- {name}: author's default / winner at most **{down(max(gains), 3)}**, at least "
-                f"{down(min(gains), 3)}; 1.03 or more on {ahead} of {len(gains)} shapes; {_search(kernel['rows'])}"
+                f"{down(min(gains), 3)}; 1.03 or more on {ahead} of {len(gains)} shapes; "
+                f"{_search(kernel['rows'])}"
                 + "".join(
                     f"; {other} / winner {down(min(ratios), 3)} to {down(max(ratios), 3)}"
                     for other in _baselines(kernel["rows"][0])
