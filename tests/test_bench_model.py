@@ -113,12 +113,31 @@ def test_all_parts_are_tuned_at_once(gpu: FakeGpu, tmp_path: Path, monkeypatch: 
     assert broken["tuned"] == 0 and "gemm 5x384x256 bf16 kk" in broken["failed"]
 
 
+@pytest.mark.usefixtures("quick_search")
+def test_seconds_of_autotune_are_taken_twice(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The first time all is tuned, the second time nothing; the file is rendered."""
+    tuner = lambda dispatcher: Rig(tmp_path / "rig", lambda config: "20", device=H200).tuner  # noqa: E731
+    monkeypatch.setattr("cutegen.tuning.model.tuner_of", tuner)
+    monkeypatch.setattr(tool, "TUNED_ROWS", (3, 24))
+    subject = bench(tmp_path)
+    subject.autotune()
+    found = json.loads((tmp_path / "model.json").read_text())["autotune"]
+    cold, known = found["cold"], found["known"]
+    assert cold["products"] == known["products"] == 8, "the head is as wide as the MLP"
+    assert cold["tuned"] + len(cold["failed"]) == cold["problems"] and known["tuned"] == 0
+    assert render([str(tmp_path / "model.json")]) == 0
+    assert "8 of them products of 3 and 24 rows" in capsys.readouterr().out
+
+
 def test_training_and_compiled_steps_are_measured(gpu: FakeGpu, tmp_path: Path) -> None:
     subject = bench(tmp_path, decode=(2,), prefill=())
     subject.training()
     launched = len(gpu.calls)
     assert launched
     subject.compiled()
+    subject.compiled_training()
     assert len(gpu.calls) > launched
     trained = {("training 32", what) for what in (LINEAR, STEP, COMPILED)}
     assert set(rows(tmp_path)) == {*trained, ("decode 2", COMPILED)}

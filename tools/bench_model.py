@@ -6,7 +6,9 @@ Decoding and prefill run in CUDA graphs, training eagerly; weights are random, i
 inference, the GEMMs are timed alone as well, in their order and with their own weights. With torch.compile,
 every block is compiled by Inductor's default and by the backend ``cutegen``. Kernels are chosen as the
 dispatch table says, or tuned before with ``--autotune``; all are compiled before anything is timed. Results
-of both are compared before they are timed. Render the file with tools/results_table.py.
+of both are compared before they are timed. The part ``autotune`` takes the seconds of
+``cutegen.autotune`` for two layers of the model, with an empty cache folder and once more. Render the file
+with tools/results_table.py.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
+from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.environment import check_facts
 from tools.benchmark.model_table import COMPILED, GEMMS, LINEAR, MODEL, STEP
 from tools.benchmark.results import write_json
 
 #: What may be measured, in this order.
-PARTS = ("decode", "prefill", "training", "compiled", "memory")
+PARTS = ("decode", "prefill", "training", "compiled", "compiled_training", "memory", "autotune")
+#: Numbers of rows that the model is tuned for, where the seconds of that are measured.
+TUNED_ROWS = (64, 2048)
 TORCH = "torch"
 
 
@@ -139,9 +144,7 @@ class ModelBench:
         self._row(f"training {length}", model, steps)
 
     def compiled(self) -> None:
-        """All of these, with each block compiled by Inductor's default and by the backend."""
-        import torch
-
+        """Decoding and prefill, with each block compiled by Inductor's default and by the backend."""
         model, args = self._model(self._args.compiled_layers), self._args
         inference = {
             f"decode {n}": self._steps.decode(model, args.size, n, args.context) for n in args.decode
@@ -154,8 +157,14 @@ class ModelBench:
                 with compiled_by(model, backend, self._steps):
                     graphs[who] = self._steps.Captured(step)
             self._row(name, model, graphs)
+
+    def compiled_training(self) -> None:
+        """Gradients of a few layers, each block compiled by Inductor's default and by the backend."""
+        import torch
+
+        args = self._args
         model = self._model(args.training_layers)
-        self._prepare(model, self._steps.training(model, args.training), backward=True)
+        self._prepare(model, self._steps.training(model, args.training), backward=True, addends=True)
         torch._dynamo.reset()
         steps = {}
         for who, backend in self._backends().items():
@@ -172,6 +181,48 @@ class ModelBench:
         self._facts["memory"] = found = self._steps.memory_of_mixed_steps(model, compile_with_cutegen)
         print(f"memory: {found}", flush=True)
         self._write()
+
+    def autotune(self) -> None:
+        """Seconds of ``cutegen.autotune`` for the products of all layers, with nothing known and with all.
+
+        Two layers have the same products as all of them. Compiled kernels, trials and table begin empty.
+        """
+        from cutegen.runtime.dispatch import Dispatcher
+        from cutegen.runtime.kernel_cache import Kernels
+        from cutegen.torch_ops import gemm
+
+        model, before = self._model(2), gemm.default_dispatcher()
+        with TemporaryFolder() as folder:
+            if self._device == "cuda":
+                gemm.use(Dispatcher(kernels=Kernels(Store(folder.path / "cache"), build="allow")))
+            try:
+                found = [self._autotuned(model), self._autotuned(model)]
+            finally:
+                gemm.use(before)
+        self._facts["autotune"] = {"rows": list(TUNED_ROWS), "cold": found[0], "known": found[1]}
+        self._write()
+
+    def _autotuned(self, model: Any) -> dict[str, Json]:
+        """Tune what the operators' table does not answer, and return how long that took."""
+        import cutegen
+
+        args = self._args
+        step = self._steps.decode_inputs(model, args.size, TUNED_ROWS[0], args.context)
+        begun = time.monotonic()
+        found = cutegen.autotune(model, *step, m=TUNED_ROWS[1:])
+        seconds = time.monotonic() - begun
+        products = [gain for gain in found.gains if gain.problem.family == "gemm"]
+        facts: dict[str, Json] = {
+            "seconds": round(seconds, 2),
+            "problems": len(found.gains),
+            "products": len(products),
+            "tuned": len(found.tuned),
+            "failed": {str(problem): reason for problem, reason in found.failed.items()},
+            "ratio_to_default": _digits(found.ratio_to_default),
+            "ratio_to_baseline": _digits(found.ratio_to_baseline),
+        }
+        print(f"autotune: {facts}", flush=True)
+        return facts
 
     def _model(self, layers: int) -> Any:
         return self._steps.make_model(self._args.size, layers, self._device)
@@ -226,10 +277,10 @@ class ModelBench:
         if "prefill" in args.parts or "compiled" in args.parts:
             asked += [(steps.prefill(model, length), False) for length in args.prefill]
         found = {line: None for step, _ in asked for line in steps.problems(model, step)}
-        if "training" in args.parts or "compiled" in args.parts:
+        if "training" in args.parts or "compiled_training" in args.parts:
             step = steps.training(model, args.training)
             found.update(dict.fromkeys(steps.problems(model, step, backward=True)))
-        if "compiled" in args.parts:
+        if {"compiled", "compiled_training"} & set(args.parts):
             found.update(dict.fromkeys(_with_addends(found, model)))
         return list(found)
 
@@ -301,6 +352,10 @@ def _with_addends(lines: Iterable[str], model: Any) -> list[str]:
     """Return the GEMMs of two layers of each block as the backend fuses the additions behind them."""
     width = model.head.weight.shape[1]
     return [f"{line} beta" for line in lines if f"x{width}x" in line and line.endswith(" kk")]
+
+
+def _digits(ratio: float | None) -> Json:
+    return None if ratio is None else round(ratio, 4)
 
 
 def _rounded(interval: Any, digits: int) -> list[Json]:

@@ -23,6 +23,7 @@ __all__ = [
     "apart",
     "compiled_blocks",
     "decode",
+    "decode_inputs",
     "gemms",
     "make_model",
     "memory_of_mixed_steps",
@@ -60,13 +61,18 @@ def make_model(size: str, layers: int, device: str) -> Llama:
 
 def decode(model: Llama, size: str, texts: int, context: int) -> Step:
     """Return a step that computes one token of each text, the last of ``context`` places."""
+    inputs = decode_inputs(model, size, texts, context)
+    return torch.no_grad()(lambda: model(*inputs))
+
+
+def decode_inputs(model: Llama, size: str, texts: int, context: int) -> tuple[Any, Any, Any]:
+    """Return what such a step calls the model with."""
     device = model.head.weight.device
     width, _, heads, groups = SIZES[size][:4]
     shape = (len(model.blocks), 2, texts, groups, context, width // heads)
     caches = torch.zeros(shape, dtype=torch.bfloat16, device=device)
     tokens = _tokens(model, texts, 1)
-    at = torch.tensor([context - 1], device=device)
-    return torch.no_grad()(lambda: model(tokens, at, caches))
+    return tokens, torch.tensor([context - 1], device=device), caches
 
 
 def _tokens(model: Llama, texts: int, length: int) -> Any:

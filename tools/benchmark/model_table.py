@@ -45,6 +45,14 @@ class ModelResults(QuotedFile):
                 f"`reduce-overhead`: {up(early / 2**20, 0)} MiB after a tenth of them, "
                 f"{up(late / 2**20, 0)} MiB at the end"
             )
+        tuned = self.facts.get("autotune")
+        if tuned:
+            cold, known, counts = tuned["cold"], tuned["known"], " and ".join(map(str, tuned["rows"]))
+            lines.append(
+                f"- `cutegen.autotune`, {cold['problems']} problems, {cold['products']} of them products "
+                f"of {counts} rows, {cold['tuned']} tuned: {up(cold['seconds'], 1)} s with an empty cache "
+                f"folder, {up(known['seconds'], 1)} s once all are known"
+            )
         return lines
 
     def render(self) -> str:
