@@ -14,7 +14,7 @@ from cutegen.dtypes import TMA_ALIGN_BYTES
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["View", "is_aligned", "may_repeat", "normal_view", "overlap", "span_bytes"]
+__all__ = ["View", "contiguous_strides", "is_aligned", "may_repeat", "normal_view", "overlap", "span_bytes"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,14 @@ class View:
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides that torch gives a new tensor."""
+    strides, step = [1] * len(shape), 1
+    for at in reversed(range(len(shape))):
+        strides[at], step = step, step * max(1, shape[at])
+    return tuple(strides)
 
 
 def may_repeat(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -25,6 +25,7 @@ from cutegen.torch_ops.gemm_gradient import (
     record_gemm,
     record_linear,
     refuse_gradients,
+    require_columns,
 )
 from cutegen.torch_ops.gemm_plan import (
     AnyConfig,
@@ -208,9 +209,16 @@ def linear(
     grad = x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
     if x.dim() == 2 and not grad:  # the path of inference, which must stay short
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
-    if grad and out is None and not must_trace(x, w) and _is_grad_enabled():
+    if (
+        grad
+        and out is None
+        and (type(w) is _Parameter or type(w) is _Tensor)  # must_trace, without a call
+        and (type(x) is _Tensor or type(x) is _Parameter)
+        and not _is_compiling()
+        and _is_grad_enabled()
+    ):
         return _recorded_linear(x, w, bias, activation, fuse_wgrad)
-    _require_columns(x, w)
+    require_columns(x, w)
     if x.dim() == 2:
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     shape = (*x.shape[:-1], w.shape[0])
@@ -289,7 +297,7 @@ def _eager(
                 return _eager(*cast[:2], out, cast[2], plans)
             plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
-            result: torch.Tensor = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
+            result: torch.Tensor = _new(plan.shape, plan.stride, dtype=plan.dtype, device=plan.device)
         else:
             result = out
             start = a.data_ptr()
@@ -366,7 +374,7 @@ def _recorded(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option
 def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: bool) -> torch.Tensor:
     """Run an eager layer that autograd records."""
     if _is_transforming():
-        _require_columns(x, w)
+        require_columns(x, w)
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         found = gemm(flat, w.t(), bias=bias, activation=activation)
         return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
@@ -374,38 +382,30 @@ def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: boo
         options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
         x, w, options = autocast(x, w, options) or (x, w, options)
         bias = options[3]
-    if not activation and bias is None and not fuse_wgrad and x.dim() == 2:
+    if bias is None and not activation and not fuse_wgrad:
         plain: torch.Tensor = _record_plain(x, w)
         return plain
-    _require_columns(x, w)
+    require_columns(x, w)
     if not activation:
         return record_linear(gemm, x, w, bias, False, fuse_wgrad)
     relu = fused_activation(activation) == "relu"
     return activate(record_linear(gemm, x, w, bias, relu, fuse_wgrad), activation)
 
 
-def _require_columns(x: torch.Tensor, w: torch.Tensor) -> None:
-    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
-        raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
-
-
-def _plain_linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Return ``x @ w.T`` of matrices inside autograd; plans are kept by the operands as they come."""
-    key = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, w.dtype, x.get_device())
-    plan = _plans.get(key)
-    if plan is None:
-        _require_columns(x, w)
-        b = w.t()
-        found = gemm(x, b)
-        known = _plans.get((x.shape, b.shape, x.stride(), b.stride(), x.dtype, b.dtype, key[-1], None))
-        if known is not None:
-            _plans[key] = known
-        return found
+def _known_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+    """Return ``a @ b`` of matrices if there is a plan for it and autograd is not to record it; else None."""
+    if (type(a) is not _Tensor and type(a) is not _Parameter) or (
+        type(b) is not _Tensor and type(b) is not _Parameter
+    ):
+        return None
+    plan = _plans.get((a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), None))
+    if plan is None or _is_grad_enabled():
+        return None
     try:
-        result: torch.Tensor = _empty(plan.shape, dtype=plan.dtype, device=plan.device)
-        plan.launch(x, w.t(), result, (), 1.0, 1.0)
+        result: torch.Tensor = _new(plan.shape, plan.stride, dtype=plan.dtype, device=plan.device)
+        plan.launch(a, b, result, (), 1.0, 1.0)
     except (AttributeError, RuntimeError, TypeError, ValueError):
-        return gemm(x, w.t())  # which tells why
+        return None  # gemm tells why
     return result
 
 
@@ -554,7 +554,7 @@ def _require_swappable() -> None:
 
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
-    global _Tensor, _Parameter, _workspaces, _empty, _bfloat16, _float32
+    global _Tensor, _Parameter, _workspaces, _empty, _new, _bfloat16, _float32
     global _is_compiling, _is_grad_enabled, _is_transforming, _record_plain
     with _lock:
         if _Tensor is not None:
@@ -563,11 +563,11 @@ def prepare() -> None:
 
         register(_run_operator)
         _workspaces = torch_workspaces()
-        _Parameter, _empty = torch.nn.Parameter, torch.empty
+        _Parameter, _empty, _new = torch.nn.Parameter, torch.empty, torch.empty_strided
         _bfloat16, _float32 = torch.bfloat16, torch.float32
         _is_compiling = torch.compiler.is_dynamo_compiling
         _is_grad_enabled, _is_transforming = torch.is_grad_enabled, are_active()
-        _record_plain = plain_linear(_plain_linear, gemm)
+        _record_plain = plain_linear(_known_product, gemm)
         _Tensor = torch.Tensor
 
 
@@ -602,6 +602,7 @@ _is_compiling: Callable[[], bool] = _not_prepared
 _is_grad_enabled: Callable[[], bool] = None  # type: ignore[assignment]
 _is_transforming: Callable[[], bool] = None  # type: ignore[assignment]
 _empty: Callable[..., Any] = None  # type: ignore[assignment]
+_new: Callable[..., Any] = None  # type: ignore[assignment]
 _record_plain: Callable[..., Any] = None  # type: ignore[assignment]
 _bfloat16: Any = None
 _float32: Any = None

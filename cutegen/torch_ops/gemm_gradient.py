@@ -28,11 +28,14 @@ __all__ = [
     "record_gemm",
     "record_linear",
     "refuse_gradients",
+    "require_columns",
     "setup_operator",
 ]
 
 #: ``a @ b`` times a factor, by cutegen.gemm or, for operands that no kernel takes, by torch.
 Multiply = Callable[..., Any]
+#: ``a @ b`` of matrices if that was called before, and autograd is not to record it; else None.
+Known = Callable[[Any, Any], Any]
 _ROW_BYTES = 16  # what TMA asks of a pitch
 #: How torch calls the two forms of gelu.
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -91,6 +94,16 @@ def activate(value: torch.Tensor, activation: str) -> torch.Tensor:
     return torch.nn.functional.gelu(value, approximate=_APPROXIMATE[activation])
 
 
+def require_columns(x: Any, w: Any) -> None:
+    """Compare the sizes of a linear layer.
+
+    Raises:
+        OperandError: Rows of x and of w have different lengths.
+    """
+    if x.dim() == 0 or x.shape[-1] != w.shape[1]:
+        raise OperandError(f"x has shape {tuple(x.shape)}; the last must be the {w.shape[1]} columns of w")
+
+
 def record_gemm(gemm: Callable[..., Any], a: Any, b: Any, c: Any, bias: Any, options: Any) -> torch.Tensor:
     """Return ``gemm(a, b, c=c, bias=bias, **options)`` with its formula on record."""
     found: torch.Tensor = _gemm_function(gemm)(a, b, c, bias, options)
@@ -143,8 +156,8 @@ def _gemm_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
     return _apply_of(Gemm)
 
 
-def plain_linear(product: Callable[..., Any], gemm: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs and records ``product(x, w)``, which is ``x @ w.T`` of matrices and nothing else.
+def plain_linear(known: Known, gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs and records ``x @ w.T`` and nothing else; x has any leading dimensions.
 
     Models call it most, and each argument of ``apply`` takes time.
     """
@@ -154,18 +167,37 @@ def plain_linear(product: Callable[..., Any], gemm: Callable[..., Any]) -> Calla
         @staticmethod
         def forward(ctx: Any, x: Any, w: Any) -> torch.Tensor:
             ctx.save_for_backward(x, w)
-            found: torch.Tensor = product(x, w)
-            return found
+            if x.dim() == 2:
+                flat = x
+            else:
+                require_columns(x, w)
+                flat = x.reshape(-1, x.shape[-1])
+            b = w.t()
+            found: torch.Tensor | None = known(flat, b)
+            if found is None:  # the first time, or something is wrong
+                require_columns(x, w)
+                found = gemm(flat, b)
+            return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
             x, w = ctx.saved_tensors
             for_x, for_w = ctx.needs_input_grad
+            shape = grad.shape
+            if len(shape) != 2:
+                grad, x = grad.reshape(-1, shape[-1]), x.reshape(-1, x.shape[-1])
             dense = _dense(grad, x.dtype)
-            d_x = _times(gemm, dense, w, 1.0) if for_x else None
-            return d_x, _times(gemm, dense.mT, x, 1.0) if for_w else None
+            d_x = _product(known, gemm, dense, w) if for_x else None
+            if d_x is not None and len(shape) != 2:
+                d_x = d_x.view(*shape[:-1], w.shape[1])
+            return d_x, _product(known, gemm, dense.mT, x) if for_w else None
 
     return _apply_of(Plain)
+
+
+def _product(known: Known, gemm: Multiply, a: Any, b: Any) -> Any:
+    found = known(a, b)
+    return _times(gemm, a, b, 1.0) if found is None else found
 
 
 @cache
@@ -237,6 +269,8 @@ def _of_activation(grad: Any, before: Any, activation: str) -> Any:
 
 def _dense(grad: Any, dtype: torch.dtype) -> Any:
     """Return a gradient as an operand: expanded ones, such as those of ``sum()``, become contiguous."""
+    if grad.dtype is dtype and grad.is_contiguous():
+        return grad
     return grad.to(dtype).contiguous()
 
 

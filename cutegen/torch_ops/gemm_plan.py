@@ -12,7 +12,7 @@ from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.operands import Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.gemm.stand_in import activation, make_stand_in
-from cutegen.families.strides import View, span_bytes
+from cutegen.families.strides import View, contiguous_strides, span_bytes
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Config, Value, format_value
@@ -54,6 +54,7 @@ class Plan:
     Attributes:
         launch: Starts the work on the current stream. Replaced once, where a kernel is being compiled.
         shape: Shape of the result.
+        stride: Strides of a new result: torch takes sizes with strides in less time than without.
         dtype: Its torch dtype.
         device: Its torch device.
         a_bytes: Bytes from the first element of a to behind its last; likewise the next two.
@@ -63,6 +64,7 @@ class Plan:
 
     launch: Launcher
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     a_bytes: int
@@ -110,7 +112,10 @@ def make_plan(
     dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
     a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
     out_bytes = 0 if request.out is None else span_bytes(request.out)
-    plan = Plan(_nothing, operands.shape, dtype, request.a.device, a_bytes, b_bytes, out_bytes)
+    shape = operands.shape
+    plan = Plan(
+        _nothing, shape, contiguous_strides(shape), dtype, request.a.device, a_bytes, b_bytes, out_bytes
+    )
     if operands.problem is not None:
         index = max(0, request.a.get_device())
         launcher = _Launchers(operands.problem, operands.views, dispatcher, config, workspace, index)
