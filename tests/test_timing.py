@@ -229,6 +229,18 @@ def test_who_is_asked_for_is_timed_in_bursts_too() -> None:
     assert timings["d"].bursts is None
 
 
+def test_variants_of_a_kernel_do_not_crowd_others_out_of_the_bursts() -> None:
+    """Of each kernel the fastest comes first; of one kernel alone as many as there is time for."""
+    variants = [candidate(f"v{at}", f"ok:{20 + at / 1000}!15") for at in range(12)]
+    same = [replace(each, symbol="ok:20!15") for each in variants]
+    other = candidate("other", "ok:20.1!14")
+    timings = run(Recorder(), [*same, other], BOTH).timings
+    assert timings["other"].bursts is not None
+    assert sum(timings[each.name].bursts is not None for each in same) == 7
+    timings = run(Recorder(), variants, BOTH).timings
+    assert [name for name, timing in timings.items() if timing.bursts] == [f"v{at}" for at in range(8)]
+
+
 def test_what_runs_before_is_given_less_time_than_the_rest_under_load() -> None:
     """So that it does not keep the GPU cool; in bursts its time is as exact as that of the others."""
     for clock, share in (("settled", 0.25), ("burst", 1.0)):
