@@ -189,6 +189,19 @@ def test_settling_waits_for_the_fall_under_load() -> None:
     assert settling.settled and settling.elapsed_s > 0.8
 
 
+def test_a_clock_before_the_limit_of_power_says_nothing_of_the_one_under_it() -> None:
+    """A GPU may hold its highest clock above its limit of power for a while, and report the limit later."""
+    for reported, least in ((35, 0.75), (0, 0.4)):
+        settling = Settling(3.0)
+        for at in range(300):
+            if settling.done:
+                break
+            settling.observe(at * 0.01, 1950.0 if at < 50 else 1450.0, at >= reported)
+        assert settling.settled and settling.elapsed_s >= least - 0.001
+    settling = run_settling([1950.0], limited=True)
+    assert settling.settled and settling.elapsed_s == pytest.approx(0.4, abs=0.03)
+
+
 def test_settling_gives_up_at_its_limits() -> None:
     """A restless clock gets the short limit without a power limit and the whole limit with one."""
     restless = [1500.0 + 3 * i for i in range(1000)]

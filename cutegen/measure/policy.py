@@ -170,7 +170,7 @@ class Policy:
 
         Args:
             seed: Of the order within rounds.
-            loaded: Whether to load the GPU first, up to 0.6 s, as work that meets its power limit would; 5
+            loaded: Whether to load the GPU first, up to 1.2 s, as work that meets its power limit would; 5
                 rounds of bursts follow, which take half a second.
             context: What runs before each launch.
 
@@ -182,7 +182,7 @@ class Policy:
             rounds=7,
             min_rounds=5,
             round_us=4000.0 if loaded else 2000.0,
-            settle_s=0.6 if loaded else 0.05,
+            settle_s=1.2 if loaded else 0.05,
             precision=0.003,
             prune=0.15,
             extra_rounds=14,

@@ -325,9 +325,11 @@ class Race:
 class Settling:
     """Decides from clock readings when a GPU under load has reached the clock that it will keep.
 
-    It is settled when two windows in a row have the same mean clock. A GPU that never reports a power limit
-    is given ``short_limit_s``, one that is limited by power the whole ``limit_s``. Source: clocks of a
-    power-limited H200 fall within 0.15 s of load and may swing for about 3 s.
+    It is settled when two windows in a row have the same mean clock; what was read before a limit of power
+    was reported says nothing of the clock under it. A GPU that never reports a power limit is given
+    ``short_limit_s``, one that is limited by power the whole ``limit_s``. Source: clocks of a power-limited
+    H200 fall within 0.15 s of load and may swing for about 3 s; another drew 850 to 900 W at 1900 MHz for
+    more than half a second before they fell.
 
     Attributes:
         settled: Whether the clock was seen to hold.
@@ -347,13 +349,16 @@ class Settling:
         self.power_limited = False
         self._readings: deque[tuple[float, float]] = deque()
         self._start: float | None = None
+        self._since = 0.0
 
     def observe(self, at_s: float, clock_mhz: float | None, power_limited: bool) -> None:
         """Take in one reading; ``clock_mhz`` is None where the clock cannot be read."""
         if self._start is None:
-            self._start = at_s
+            self._start = self._since = at_s
         self.elapsed_s = at_s - self._start
-        self.power_limited |= power_limited
+        if power_limited and not self.power_limited:
+            self.power_limited, self._since = True, at_s
+            self._readings.clear()
         if clock_mhz is not None:
             self._readings.append((at_s, clock_mhz))
         while self._readings and self._readings[0][0] < at_s - 2 * self._window_s:
@@ -361,7 +366,7 @@ class Settling:
         self.settled = self.settled or self._holds(at_s)
 
     def _holds(self, at_s: float) -> bool:
-        if self.elapsed_s < 2 * self._window_s:
+        if at_s - self._since < 2 * self._window_s:
             return False
         middle = at_s - self._window_s
         before = [clock for at, clock in self._readings if at <= middle]
