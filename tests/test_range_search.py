@@ -15,6 +15,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.ranges import Range, parse_range
 from cutegen.families.registry import find_family, find_space
 from cutegen.search import parallel_rank
+from cutegen.search.defaults import default_config, predictor
 from cutegen.search.parallel_rank import rank_algorithms, rank_all
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import (
@@ -146,11 +147,11 @@ def test_contenders_are_the_promising_few_of_many_kernels() -> None:
 def test_the_shortlist_leaves_a_good_choice_at_all_sizes() -> None:
     """First what all sizes can use, then what helps most somewhere; equals where one alone is in doubt."""
     times = {1: {A: 10.0, B: 10.1}, 8: {A: 10.0, C: 9.9}, 64: {A: 12.0, C: 20.0, B: 10.0}}
-    assert shortlist(times, 1) == {A}
-    assert shortlist(times, 2) == {A, B}
-    assert shortlist(times, 9) == {A, B, C}
-    assert shortlist({1: {A: 10.0, B: 10.1}, 8: {A: 10.0, C: 14.0}}, 2) == {A, B}
-    assert shortlist({1: {}}, 3) == set()
+    assert shortlist(times, 1) == [A]
+    assert set(shortlist(times, 2)) == {A, B}
+    assert set(shortlist(times, 9)) == {A, B, C}
+    assert set(shortlist({1: {A: 10.0, B: 10.1}, 8: {A: 10.0, C: 14.0}}, 2)) == {A, B}
+    assert shortlist({1: {}}, 3) == []
 
 
 # --- answers ---
@@ -220,3 +221,49 @@ def test_errors_of_children_are_seen() -> None:
     """A knob that does not exist is named, though a child stumbled over it first."""
     with pytest.raises(ConfigError, match="colour"):
         rank_all([Problem(m, 64, 64) for m in (16, 64, 128)], ARCH, 132, 3, {"colour": (1,)}, workers=2)
+
+
+# --- kernels that the model knows well ---
+
+
+def test_half_of_what_is_measured_is_proven_even_if_others_look_faster() -> None:
+    """And all places are taken: by others where too few are proven."""
+    tiles = [Config({"tile_shape_mn": (64, 8 * n), "split_k": 1}) for n in range(1, 9)]
+    known = Estimates(lambda size, config: 10.0 + tiles.index(config), lambda config: 64)
+    proven = set(tiles[5:])
+    found = contenders(known, 64, tiles, 4, kernel_of=lambda c: c, is_proven=proven.__contains__)
+    assert found == [tiles[0], tiles[1], tiles[5], tiles[6]]
+    assert contenders(known, 64, tiles, 4, kernel_of=lambda c: c, is_proven=lambda c: False) == tiles[:4]
+
+
+def test_a_second_config_of_a_kernel_waits_for_other_kernels_that_are_about_as_fast() -> None:
+    """Of equally promising ones the first is taken."""
+    known = Estimates(lambda size, config: {A: 10.0, B: 10.2, C: 12.0}.get(config, 10.0), lambda config: 64)
+    twin = A.replace(split_k=2)
+    found = contenders(known, 64, [twin, A, B, C], 4, kernel_of=lambda c: c.replace(split_k=1))
+    assert found == [twin, B, A, C]
+
+
+def test_kernels_are_added_to_those_chosen_before() -> None:
+    """What they cover is not covered twice."""
+    times = {1: {A: 10.0, B: 10.0, C: 20.0}, 2: {A: 10.0, B: 10.0, C: 9.0}}
+    assert shortlist(times, 1) in ([A], [B])
+    assert shortlist(times, 1, [A]) == [C]
+    assert set(shortlist(times, 5, [A])) == {B, C}
+
+
+def test_kernels_that_answer_by_default_are_proven_and_others_predicted_with_care() -> None:
+    """With use_pdl or without, split or not; another tile is predicted to take longer than the model says."""
+    whole = parse_range("gemm 1..512x4096x4096 bf16 kk")
+    predict = Predictions(whole, SPACE, 132)
+    problem = Problem(256, 4096, 4096)
+    default = default_config(SPACE, problem, 132)
+    other = SPACE.default(problem).replace(tile_shape_mn=(64, 168))
+    assert SPACE.is_valid(problem, other)
+    assert predict.is_proven(default) and predict.is_proven(default.replace(use_pdl=not default["use_pdl"]))
+    assert not predict.is_proven(other)
+    model = predictor(SPACE, problem, 132)
+    assert model is not None
+    assert predict(256, default) == model(default)
+    us, bold = predict(256, other), model(other)
+    assert us is not None and bold is not None and us > 1.05 * bold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, inf, log, log2
@@ -36,6 +36,9 @@ _WORTH, _WORTH_ONCE = 0.001, 0.02
 _ERROR, _NOTHING = 0.03, 0.3
 #: What a cell that nothing answers costs more than the best, as a logarithm: more than any config.
 _UNANSWERED = 10.0
+#: A second config of a kernel is tried where it is ahead of other kernels by this fraction: the model hardly
+#: sees what it differs in.
+_ALIKE = 0.06
 #: An answer goes on into the next cell if it is at most this fraction slower there than the best.
 _KEEP = 0.005
 
@@ -93,15 +96,20 @@ def _apart(sizes: Sequence[int], step: float) -> list[int]:
     return [*chosen, sizes[-1]]
 
 
-def shortlist(times: Mapping[int, Mapping[Config, float]], limit: int) -> set[Config]:
+def shortlist(
+    times: Mapping[int, Mapping[Config, float]], limit: int, chosen: Collection[Config] = ()
+) -> list[Config]:
     """Return the kernels to compile: at most ``limit``, that leave at all sizes the best choice.
+
+    The first of them are worth most.
 
     A choice of several that are predicted to be about as fast is better than one, since predictions are off
     by :data:`_ERROR`: what counts at a size is the fastest to be expected of those chosen.
 
     Args:
         times: Predicted microseconds of promising kernels at some sizes.
-        limit: Most kernels.
+        limit: Most kernels, beside those that are chosen already.
+        chosen: These.
     """
     import numpy as np
 
@@ -112,14 +120,15 @@ def shortlist(times: Mapping[int, Mapping[Config, float]], limit: int) -> set[Co
         best = min(found.values(), default=1.0)
         for kernel, took in found.items():
             likely[place[kernel], at] = (best / took) ** (1 / _ERROR)
-    chosen: list[int] = []
-    had = np.full(len(times), exp(-_NOTHING / _ERROR))
-    for _ in range(min(limit, len(kernels))):
+    taken = [place[kernel] for kernel in chosen if kernel in place]
+    had = np.full(len(times), exp(-_NOTHING / _ERROR)) + likely[taken].sum(0)
+    added: list[int] = []
+    for _ in range(min(limit, len(kernels) - len(taken))):
         gains = np.log1p(likely / had).sum(1)
-        gains[chosen] = -1.0
-        chosen.append(int(gains.argmax()))
-        had += likely[chosen[-1]]
-    return {kernels[at] for at in chosen}
+        gains[taken + added] = -1.0
+        added.append(int(gains.argmax()))
+        had += likely[added[-1]]
+    return [kernels[at] for at in added]
 
 
 def contenders(
@@ -130,27 +139,35 @@ def contenders(
     *,
     kernel_of: Callable[[Config], Config],
     alike: int = 2,
+    is_proven: Callable[[Config], bool] = lambda config: True,
 ) -> list[Config]:
     """Return the configs to measure at ``size``: those that may be fastest there, few of one kernel.
+
+    Half of them are of proven kernels, if there are so many: many others look fast because predictions of
+    them are further off.
 
     Args:
         estimates: What is known.
         size: Where.
-        configs: Which there are.
+        configs: Which there are; of equally promising ones of a kernel the first is taken.
         count: Most of them.
         kernel_of: Names the compiled kernel of a config.
         alike: Most configs of one kernel.
+        is_proven: Whether predictions of a config are as good as any.
     """
     found = ((estimates.estimate(size, config), config) for config in configs)
     hoped = {config: each.hopeful_us for each, config in found if each is not None}
-    chosen: list[Config] = []
     seen: Counter[Config] = Counter()
+    order: dict[Config, float] = {}
     for config in sorted(hoped, key=hoped.__getitem__):
         kernel = kernel_of(config)
-        if len(chosen) < count and seen[kernel] < alike:
+        if seen[kernel] < alike:
+            order[config] = hoped[config] * (1 + _ALIKE * seen[kernel])
             seen[kernel] += 1
-            chosen.append(config)
-    return chosen
+    few = sorted(order, key=order.__getitem__)
+    kept = set([config for config in few if is_proven(config)][: -(-count // 2)])
+    others = [config for config in few if config not in kept][: count - len(kept)]
+    return sorted([*kept, *others], key=order.__getitem__)
 
 
 def most_doubtful(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cutegen.family import Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["alone", "with_twins"]
+__all__ = ["alone", "aside_from_overlap", "with_twins"]
 
 #: Knobs that let a launch overlap with the one before.
 _OVERLAP = ("use_pdl",)
@@ -58,6 +58,11 @@ def alone(space: Space, problem: Problem, config: Config, fixed: Mapping[str, Se
         return config
     twins = _twins(space, problem, config, fixed)
     return next((twin for twin in twins if all(twin.get(knob) is False for knob in _OVERLAP)), config)
+
+
+def aside_from_overlap(view: Config) -> Config:
+    """Return what a config says of its kernel apart from overlap: twins are equal in it."""
+    return Config({knob: value for knob, value in view.items() if knob not in _OVERLAP})
 
 
 def _twins(

@@ -6,8 +6,10 @@ import random
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
+from math import log2
 
 from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
@@ -23,6 +25,7 @@ from cutegen.search.parallel_rank import rank_all
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import cells_of, contenders, first_sizes, most_doubtful, shortlist
 from cutegen.search.range_predict import Predictions
+from cutegen.search.strategies import likely
 from cutegen.search.twins import alone
 from cutegen.space import Config
 from cutegen.tuning import range_answers as given
@@ -38,8 +41,9 @@ __all__ = ["RangeRun", "untuned_range"]
 
 #: What a size may be given up for: it does not fit the GPU, say.
 _OF_ONE_SIZE = (NoWinnerError, MeasureError, CheckError, LaunchError)
-#: The defaults of one in ten of the ranked sizes are compiled before anything is ranked.
-_EVERY_TENTH = 10
+#: Default candidates are proposed as a search for so many kernels would: eight. They are this share of the
+#: kernels, since predictions are good enough to tell which of them is fast.
+_LIKELY_OF, _DEFAULTS = 24, 0.7
 #: A kernel that is proposed at a size is thought of at so many sizes around it.
 _NEARBY = 2
 #: Where all contenders fail others are tried, so often.
@@ -87,7 +91,7 @@ class RangeRun:
         self._predict = Predictions(request.range, self._space, request.base.sm_count)
         self._estimates = Estimates(self._predict, self._predict.tile_of)
         self._sources: dict[str, Source] = {}
-        self._pool: dict[Config, None] = {}
+        self._pool: dict[Config, list[int]] = {}
         self._checked: set[Config] = set()
         self._results: dict[int, dict[Config, given.Measured]] = {}
         self._keys: dict[Config, str] = {}
@@ -114,7 +118,6 @@ class RangeRun:
         if finished is not None:
             return finished
         self._tell("propose")
-        self._start_children()
         self._propose()
         effort = self.request.effort
         sizes = _coarse_first(first_sizes(self._cells, effort.sizes))
@@ -132,42 +135,63 @@ class RangeRun:
 
     # -- candidates
 
-    def _start_children(self) -> None:
-        """Let the measuring child import torch, and the compiler begin, while kernels are ranked."""
-        self._children.start_bench()
-        sizes = first_sizes(self._cells, self.request.effort.ranked)[::_EVERY_TENTH]
-        problems = (problem for size in sizes if (problem := self.request.range.at(size)) is not None)
-        defaults = {problem: self._default_of(problem) for problem in problems}
-        fixed = self.request.base.fixed.items()
-        arch = self._space.arch
-        self._children.submit(
-            self._render(problem, config, arch)
-            for problem, config in defaults.items()
-            if all(config.get(knob) in values for knob, values in fixed)
-        )
-
     def _propose(self) -> None:
-        """Choose the kernels: what the model proposes at some sizes, and what the table names now."""
+        """Choose the kernels: what the table names now, default candidates, then of the whole space.
+
+        Default candidates are known at once, and many kernels are of these: the compiler begins with them
+        while the whole space is ranked.
+        """
         request, effort, base = self.request, self.request.effort, self.request.base
+        self._children.start_bench()
         sizes = first_sizes(self._cells, effort.ranked)
         problems = {size: problem for size in sizes if (problem := request.range.at(size)) is not None}
         fixed = base.fixed or None
+        named = self._incumbents()
+        self._predict.trust(config for configs in named.values() for config in configs)
+        kernels = dict.fromkeys(self._kernel_of(config) for configs in named.values() for config in configs)
+        kernels = dict.fromkeys(islice(kernels, effort.kernels))
+        proposals = {size: self._likely(problem) for size, problem in problems.items()}
+        first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(kernels))))
+        self._submit_kernels(first, proposals)
+        kernels |= dict.fromkeys(first)
         ranked = rank_all([*problems.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
-        proposals = {
-            size: [self._as_measured(problem, config) for config in ranked[problem]]
-            for size, problem in problems.items()
-        }
-        named: dict[Config, None] = {}
-        for size, configs in self._incumbents().items():
+        for size, problem in problems.items():
+            more = (self._as_measured(problem, config) for config in ranked[problem])
+            proposals[size] = [*dict.fromkeys([*proposals[size], *more])]
+        for size, configs in named.items():
             proposals[size] = [*configs, *proposals.get(size, [])]
-            named |= dict.fromkeys(map(self._kernel_of, configs))
-        self._predict.expect(dict.fromkeys(config for configs in proposals.values() for config in configs))
-        kernels = set(islice(named, effort.kernels))
-        kernels |= shortlist(self._times_of_kernels(proposals), effort.kernels - len(kernels))
-        for configs in proposals.values():
-            chosen = (config for config in configs if self._kernel_of(config) in kernels)
-            self._pool |= dict.fromkeys(chosen)
+        kernels |= dict.fromkeys(self._shortlist(proposals, effort.kernels - len(kernels), kernels))
+        for size, configs in proposals.items():
+            for config in configs:
+                if self._kernel_of(config) in kernels:
+                    self._pool.setdefault(config, []).append(size)
         self._predict.expect(self._pool)
+
+    def _likely(self, problem: Problem) -> list[Config]:
+        """Return what a model puts first of the default candidates, or the default alone."""
+        base = self.request.base
+        found = likely(self._space, problem, base.sm_count, _LIKELY_OF, base.fixed or None)
+        found = list(map(partial(self._as_measured, problem), found)) or [self._default_of(problem)]
+        return [c for c in found if all(c.get(knob) in values for knob, values in base.fixed.items())]
+
+    def _shortlist(
+        self, proposals: Mapping[int, Sequence[Config]], limit: int, chosen: Collection[Config] = ()
+    ) -> list[Config]:
+        self._predict.expect(dict.fromkeys(config for configs in proposals.values() for config in configs))
+        return shortlist(self._times_of_kernels(proposals), limit, chosen)
+
+    def _submit_kernels(self, kernels: Sequence[Config], proposals: Mapping[int, Sequence[Config]]) -> None:
+        """Ask the compiler for kernels in their order."""
+        found: dict[Config, tuple[int, Config]] = {}
+        for size, configs in proposals.items():
+            for config in configs:
+                found.setdefault(self._kernel_of(config), (size, config))
+        at = self.request.range.at
+        self._children.submit(
+            self._render(problem, config, self._space.arch)
+            for size, config in (found[kernel] for kernel in kernels)
+            if (problem := at(size)) is not None
+        )
 
     def _times_of_kernels(self, proposals: Mapping[int, Sequence[Config]]) -> dict[int, dict[Config, float]]:
         """Return what kernels are predicted to take at each size: those proposed there and nearby."""
@@ -232,8 +256,12 @@ class RangeRun:
         return self._sources[recipe]
 
     def _contenders(self, size: int) -> list[Config]:
+        """Return what to measure at ``size``; of one kernel first what was proposed for sizes nearby."""
         count, kernel_of = self.request.effort.contenders, self._kernel_of
-        return contenders(self._estimates, size, self._pool, count, kernel_of=kernel_of)
+        is_proven = self._predict.is_proven
+        nearest = {config: min(abs(log2(size / at)) for at in sizes) for config, sizes in self._pool.items()}
+        configs = sorted(nearest, key=nearest.__getitem__)
+        return contenders(self._estimates, size, configs, count, kernel_of=kernel_of, is_proven=is_proven)
 
     # -- measurements
 
