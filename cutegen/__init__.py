@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cutegen.runtime.dispatch import Answer, Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
+    from cutegen.torch_ops.activations import activate
     from cutegen.torch_ops.cross_entropy import cross_entropy
     from cutegen.torch_ops.gated_gemm import gated_gemm
     from cutegen.torch_ops.gates import gated, geglu, reglu, swiglu
@@ -61,6 +62,7 @@ __all__ = [
     "Store",
     "Table",
     "__version__",
+    "activate",
     "autotune",
     "check_ranks",
     "configure",
@@ -108,6 +110,7 @@ _HOMES = {
     "Problem": "families.gemm.problem",
     "Store": "build.store",
     "Table": "records.table",
+    "activate": "torch_ops.activations",
     "autotune": "tuning.model",
     "check_ranks": "torch_ops.ranks",
     "configure": "torch_ops.gemm",

@@ -19,3 +19,4 @@ gate, up = gate_and_up(x).detach().chunk(2, dim=-1)
 with torch.no_grad():
     print(torch.equal(cutegen.swiglu(gate, up), cutegen.swiglu(torch.cat([gate, up], -1))))
     cutegen.geglu(gate, up, approximate="tanh", out=up)  # in place of one of both
+    cutegen.activate(gate, "relu_squared", out=gate)  # without a gate

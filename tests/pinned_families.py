@@ -66,6 +66,7 @@ LINES = (
     "mixed 8x64x3 bf16",
     "mixed 8x64x5 bf16 mode=exact causal shift again",
     "mixed 8x64x3 fp32 sums=bf16",
+    "activation 9x4096 bf16",
     "gated 64x4096 bf16",
     "gated 9x4096 bf16 activation=gelu layout=interleaved",
     "gated_backward 7x1001 bf16 layout=split",

@@ -19,6 +19,8 @@ from cutegen.space import Launch  # noqa: E402
 
 LINES = (
     "rmsnorm 8x64 bf16 residual residual_out rstd",
+    "activation 8x64 bf16 activation=relu_squared",
+    "activation_backward 8x33 fp32",
     "gated 8x64 bf16",
     "gated 8x33 fp32 layout=interleaved activation=gelu",
     "gated 8x64 bf16 layout=split activation=gelu_tanh",

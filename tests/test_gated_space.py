@@ -1,4 +1,4 @@
-"""The space of gates: a default for every problem, rules with examples, the same for the gradients."""
+"""The space of gates: defaults of all problems, rules with examples, those of gradients and activations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from cutegen.arch import ARCHES
+from cutegen.families import pointwise
+from cutegen.families.activation.family import ACTIVATION, ACTIVATION_BACKWARD
+from cutegen.families.declared import DeclaredFamily
 from cutegen.families.gated.family import ACTIVATIONS, GATED, GATED_BACKWARD, LAYOUTS
 from cutegen.families.registry import find_space
 from cutegen.family import Problem
@@ -19,6 +22,7 @@ def rows(m: int, n: int, **options: Any) -> Problem:
     return GATED.problem({"m": m, "n": n}, options)
 
 
+EVERY = (ACTIVATION, ACTIVATION_BACKWARD, GATED, GATED_BACKWARD)
 LARGE = rows(8192, 14336)
 #: A problem, knobs that differ from its default config, and the one rule that they break.
 REJECTED: tuple[tuple[Problem, dict[str, Any], str], ...] = (
@@ -49,6 +53,15 @@ def test_every_problem_has_a_default(activation: str, layout: str) -> None:
                     assert not space.explain(problem, space.default(problem)), problem
 
 
+@pytest.mark.parametrize("activation", pointwise.ACTIVATIONS)
+def test_every_activation_has_a_default(activation: str) -> None:
+    for family in (ACTIVATION, ACTIVATION_BACKWARD):
+        space = find_space(family.name, HOPPER.arch)
+        for m, n, dtype in ((1, 1, "fp32"), (7, 17, "bf16"), (1000, 2880, "fp16"), (100_000, 53248, "bf16")):
+            problem = family.problem({"m": m, "n": n}, {"dtype": dtype, "activation": activation})
+            assert not space.explain(problem, space.default(problem)), problem
+
+
 @pytest.mark.parametrize(("problem", "changes", "rule"), REJECTED, ids=lambda value: str(value)[:40])
 def test_a_rule_alone_rejects_its_example(problem: Problem, changes: dict[str, Any], rule: str) -> None:
     space = find_space(problem.family, HOPPER.arch)
@@ -71,12 +84,12 @@ def test_single_elements_are_numbered_with_64_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHES)
-@pytest.mark.parametrize("family", ["gated", "gated_backward"])
-def test_every_target_has_the_same_space(family: str, name: str) -> None:
-    space = find_space(family, ARCHES[name])
+@pytest.mark.parametrize("family", EVERY, ids=lambda f: f.name)
+def test_every_target_has_the_same_space(family: DeclaredFamily, name: str) -> None:
+    space = find_space(family.name, ARCHES[name])
     assert (space.domains, [rule.name for rule in space.rules]) == (
         HOPPER.domains,
         [rule.name for rule in HOPPER.rules],
     )
-    problem = (GATED if family == "gated" else GATED_BACKWARD).problem({"m": 8192, "n": 14336}, {})
+    problem = family.problem({"m": 8192, "n": 14336}, {})
     assert 1 <= len(list(space.configs(problem))) <= 200

@@ -92,7 +92,8 @@ def test_families_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
     assert load_families(tmp_path) == loaded and find_family("twice") is loaded[1]
     norms = {"layernorm", "rmsnorm", "rmsnorm_quantized", "softmax", "cross_entropy"}
     gemms = {"gemm", "gemm_blocks", "gemm_blockscaled", "gated_gemm", "grouped_gemm", "grouped_gemm_masked"}
-    shipped = {"gated", "gated_backward", "rope", *gemms, *norms}
+    pointwise = {"activation", "activation_backward", "gated", "gated_backward"}
+    shipped = {"rope", *pointwise, *gemms, *norms}
     assert {"again", "twice", *shipped} == {*families()}
     problem = parse_problem("twice 5x8")
     assert (problem.family, problem.sizes, str(problem)) == ("twice", {"m": 5, "n": 8}, "twice 5x8")
@@ -171,7 +172,7 @@ def test_spaces_and_templates_lie_beside_the_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"no template of 'twice' for sm_90a; families: cross_entropy, gated"),
+        ({}, r"no template of 'twice' for sm_90a; families: activation, "),
         ({"sm100.py.j2": ""}, "no template of 'twice' for sm_90a; it has some for sm100"),
         ({"kernel.py.j2": ""}, "sm90.py does not exist"),
         ({"kernel.py.j2": "", "space.py": ""}, "space.py declares no build_space"),

@@ -22,6 +22,8 @@ KERNELS = (
     ("gemm_blocks", "sm_90a"),
     ("rmsnorm", "sm_90a"),
     ("rmsnorm", "sm_100a"),
+    ("activation", "sm_90a"),
+    ("activation_backward", "sm_100a"),
     ("gated", "sm_90a"),
     ("gated_gemm", "sm_90a"),
     ("gated_backward", "sm_100a"),

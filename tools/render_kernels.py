@@ -69,6 +69,7 @@ COPIES = (
     Copy("gated_gemm", "sm_90a", "gated_gemm 8192x14336x4096 bf16", "tile_shape_mn=128x256"),
     Copy("rope", "sm_90a", "rope 8192x32x8x128x64x1 bf16", ""),
     Copy("gated_backward", "sm_90a", "gated_backward 8192x14336 bf16", ""),
+    Copy("activation", "sm_90a", "activation 8192x16384 bf16", ""),
     Copy("softmax", "sm_90a", "softmax 1024x131072 bf16", ""),
     Copy("rmsnorm_quantized", "sm_90a", "rmsnorm_quantized 16384x4096 bf16 residual residual_out", ""),
     Copy("cross_entropy", "sm_90a", "cross_entropy 8192x128256 bf16 lse gradient", ""),

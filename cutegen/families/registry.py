@@ -219,6 +219,7 @@ def _all() -> dict[str, _Registered]:
 
 
 def _shipped() -> tuple[Family, ...]:
+    from cutegen.families.activation.family import ACTIVATION, ACTIVATION_BACKWARD
     from cutegen.families.cross_entropy.family import CROSS_ENTROPY
     from cutegen.families.gated.family import GATED, GATED_BACKWARD
     from cutegen.families.gated_gemm.family import GATED_GEMM
@@ -232,7 +233,7 @@ def _shipped() -> tuple[Family, ...]:
 
     rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
     gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM, GROUPED_GEMM, GROUPED_GEMM_MASKED)
-    return *gemms, *rows, GATED, GATED_BACKWARD, ROPE
+    return *gemms, *rows, GATED, GATED_BACKWARD, ACTIVATION, ACTIVATION_BACKWARD, ROPE
 
 
 def _in_package(family: Family) -> _Registered:

@@ -2,7 +2,7 @@
 
 Each element is computed by itself, so that a config says only how many threads and loads run at a time. ``n``
 is compiled in, which turns divisions by it into multiplications; ``m`` is free. Forward and backward share
-all of it but their names.
+all of it but their names, and so do activations without a gate.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ def vectors(problem: Any) -> int:
     return int(problem.m * (problem.n // access_elements(problem)))
 
 
-def loads(problem: Any) -> int:
-    """Return the accesses for one vector of results: gate, up, and backward the gradient."""
-    return 3 if problem.family == "gated_backward" else 2
+LOADS = {"activation": 1, "activation_backward": 2, "gated": 2, "gated_backward": 3}
+"""Accesses for one vector of results: gate, or what is activated; up; backward the gradient."""
 
 
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
@@ -60,7 +59,7 @@ def loads_fit_registers(threads: int, vectors_per_thread: int, problem: Any, arc
     """What a thread loads at a time stays in registers, and so many are left that a multiprocessor holds a
     quarter of its threads, or one CTA."""
     packed = max(1, access_elements(problem) * ELEMENT_BYTES[problem.signature.dtype] // 4)
-    taken = vectors_per_thread * loads(problem) * packed + OTHER_REGISTERS
+    taken = vectors_per_thread * LOADS[problem.family] * packed + OTHER_REGISTERS
     return taken <= min(arch.registers // max(threads, SM_THREADS // 4), arch.registers_per_thread)
 
 
@@ -115,7 +114,7 @@ def choose_default(space: Space, problem: Any) -> Config:
     base = Config(
         {"threads": 128, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
     )
-    slow = problem.signature.activation == "gelu" and problem.family == "gated"
+    slow = problem.signature.activation == "gelu" and not problem.family.endswith("_backward")
     wanted = 4 if problem.signature.unaligned else 2 if slow else 1
     config = base.replace(vectors_per_thread=wanted)
     busy = vectors(problem) >= FULL * space.arch.nominal_sm_count
@@ -123,7 +122,7 @@ def choose_default(space: Space, problem: Any) -> Config:
 
 
 def build(family: str, arch: Arch) -> Space:
-    """Return the space of gates, forward or backward, bound to ``arch``."""
+    """Return the space of gates or activations, forward or backward, bound to ``arch``."""
     return Space(
         family=family,
         arch=arch,

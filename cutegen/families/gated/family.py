@@ -6,11 +6,11 @@ every output is rounded once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, rounding_error, write
+from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, write
+from cutegen.families.pointwise import KNOBS, activated, allowed_error, chain_rule, compiled, slope
 from cutegen.family import Baseline, Inputs, Option, Size, Tensors
 
 if TYPE_CHECKING:
@@ -22,14 +22,6 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 LAYOUTS = ("halves", "interleaved", "split")
 _PACKED = "layout=halves,interleaved"
 _SPLIT = "layout=split"
-
-#: Error of an activation and its derivative in fp32, relative to the result: that of ex2.approx and
-#: rcp.approx, of 2 units of 2**-23 each (PTX ISA), of the argument of the exponential, of at most 2**5, and
-#: of the operations around them.
-_RELATIVE = 2.0**-18
-#: The same relative to the factors, for what cancels: 1 + erf, and the sum in a derivative. The inputs of the
-#: check are normal: of 2**31 values none is expected above 6.5, so a product of three stays below 2**8.1.
-_ABSOLUTE = 2.0**-22 * 6.5**3
 
 
 def _unpacked(
@@ -45,33 +37,6 @@ def _unpacked(
     return low, high
 
 
-def _apply(name: str, x: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    if name == "silu":
-        return torch.nn.functional.silu(x)
-    if name == "relu":
-        return torch.relu(x)
-    return torch.nn.functional.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
-
-
-def _slope(name: str, x: torch.Tensor) -> torch.Tensor:
-    """Return the derivative of an activation."""
-    import torch
-
-    if name == "relu":
-        return (x > 0).to(x.dtype)
-    if name == "silu":
-        s = torch.sigmoid(x)
-        return s * (1 + x * (1 - s))
-    if name == "gelu":
-        density = torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
-        return 0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density
-    c = math.sqrt(2 / math.pi)
-    t = torch.tanh(c * (x + 0.044715 * x**3))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t.square()) * c * (1 + 3 * 0.044715 * x.square())
-
-
 def _reference(
     x: torch.Tensor | None,
     gate: torch.Tensor | None,
@@ -80,7 +45,7 @@ def _reference(
     layout: str,
 ) -> dict[str, torch.Tensor]:
     gates, ups = _unpacked(x, gate, up, layout)
-    return {"out": _apply(activation, gates) * ups}
+    return {"out": activated(activation, gates) * ups}
 
 
 def _reference_backward(
@@ -94,25 +59,12 @@ def _reference_backward(
     import torch
 
     gates, ups = _unpacked(x, gate, up, layout)
-    dgate, dup = dout * ups * _slope(activation, gates), dout * _apply(activation, gates)
+    dgate, dup = dout * ups * slope(activation, gates), dout * activated(activation, gates)
     if layout == "split":
         return {"dgate": dgate, "dup": dup}
     if layout == "halves":
         return {"dx": torch.cat([dgate, dup], -1)}
     return {"dx": torch.stack([dgate, dup], -1).flatten(-2)}
-
-
-def _tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
-    allowed = rounding_error(str(problem.dtype), want)
-    return allowed.add_(want.abs().mul_(_RELATIVE)).add_(_ABSOLUTE)
-
-
-def _compiled(function: object) -> object:
-    import torch
-
-    # Shapes that another problem compiled must not make this one's symbolic.
-    torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)  # type: ignore[call-overload]
 
 
 def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
@@ -121,7 +73,7 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
     def gated(x: torch.Tensor | None, gate: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
         gates, ups = _unpacked(x, gate, up, layout)
-        return _apply(activation, gates) * ups
+        return activated(activation, gates) * ups
 
     def called(function: object) -> Baseline:
         def call(inputs: Inputs, outputs: Tensors) -> Tensors:
@@ -130,7 +82,7 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
         return call
 
-    return {"torch eager": called(gated), "torch.compile": called(_compiled(gated))}
+    return {"torch eager": called(gated), "torch.compile": called(compiled(gated))}
 
 
 def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
@@ -139,15 +91,6 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
     activation, layout = str(problem.activation), str(problem.layout)
 
-    def derived(dout: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        aten = torch.ops.aten
-        if activation == "silu":
-            return aten.silu_backward(dout, gates)  # type: ignore[no-any-return]
-        if activation == "relu":
-            return aten.threshold_backward(dout, gates, 0)  # type: ignore[no-any-return]
-        approximate = "tanh" if activation == "gelu_tanh" else "none"
-        return aten.gelu_backward(dout, gates, approximate=approximate)  # type: ignore[no-any-return]
-
     def gradients(
         dout: torch.Tensor,
         x: torch.Tensor | None,
@@ -155,7 +98,7 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
         up: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
         gates, ups = _unpacked(x, gate, up, layout)
-        dgate, dup = derived(dout * ups, gates), dout * _apply(activation, gates)
+        dgate, dup = chain_rule(activation, dout * ups, gates), dout * activated(activation, gates)
         if layout == "split":
             return {"dgate": dgate, "dup": dup}
         if layout == "halves":
@@ -172,30 +115,8 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
         return call
 
-    return {"torch eager": called(gradients), "torch.compile": called(_compiled(gradients))}
+    return {"torch eager": called(gradients), "torch.compile": called(compiled(gradients))}
 
-
-_KNOBS = {
-    "threads": "Threads of a CTA. Few start and end sooner; many leave less to the scheduler of CTAs.",
-    "vectors_per_thread": (
-        "Accesses of up to 16 bytes that a thread makes to each tensor at a time. Several keep more loads in "
-        "flight; one spreads few rows over more threads."
-    ),
-    "ctas_per_sm": (
-        "CTAs for each multiprocessor that take one tile after another; 0 for a CTA to every tile. Saves "
-        "their start, and loses the overlap of the start of one with the end of another, which costs more on "
-        "an H200."
-    ),
-    "streamed": (
-        "Mark loads and stores as not read again soon, so that they leave the caches first. May pay where "
-        "something else in the cache is worth keeping; by itself it costs some percent on an H200."
-    ),
-    "pdl": (
-        "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
-        "kernel after it start up as soon as there is room (early). Pays for short kernels that follow one "
-        "another; off launches without it."
-    ),
-}
 
 _SIZES = (Size("m", "rows"), Size("n", "elements of a row of the output", free=False))
 _OPTIONS = (
@@ -228,9 +149,9 @@ GATED = DeclaredFamily(
     ),
     reference=_reference,
     rows="m",
-    tolerance=_tolerance,
+    tolerance=allowed_error,
     baselines=_baselines,
-    knobs=_KNOBS,
+    knobs=KNOBS,
     examples=_EXAMPLES,
 )
 
@@ -250,8 +171,8 @@ GATED_BACKWARD = DeclaredFamily(
     ),
     reference=_reference_backward,
     rows="m",
-    tolerance=_tolerance,
+    tolerance=allowed_error,
     baselines=_baselines_backward,
-    knobs=_KNOBS,
+    knobs=KNOBS,
     examples=_EXAMPLES,
 )

@@ -1,0 +1,142 @@
+# Rendered by tools/render_kernels.py for activation 8192x16384 bf16 on sm_90a.
+# Do not edit: change the template.
+"""out = act(x) for act = gelu, on sm_90a.
+
+Rows of 16384 bf16 elements.
+Arithmetic is in fp32, and every output is rounded once.
+threads=128 vectors_per_thread=2 ctas_per_sm=0 streamed=false pdl=early
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+N = 16384  # elements of a row of out
+X = cutlass.BFloat16
+ELEMENTS = 8  # of one memory access
+VECTORS = N // ELEMENTS  # of a row
+THREADS = 128
+STEPS = 2  # vectors that a thread has at a time
+TILE = THREADS * STEPS  # vectors that a CTA has at a time
+
+
+@cute.jit
+def launch(
+    x: cute.Tensor,
+    out: cute.Tensor,
+    stream: cuda.CUstream,
+):
+    """Compute all rows on ``stream``."""
+    tiles = (cutlass.Uint32(x.shape[0]) * VECTORS - 1) // TILE + 1
+    kernel(x, out).launch(
+        grid=(cutlass.Int32(tiles), 1, 1),
+        block=(THREADS, 1, 1),
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+
+
+def vector(start):
+    """The ELEMENTS from ``start``."""
+    return cute.make_tensor(start.align(16), cute.make_layout((ELEMENTS,)))
+
+
+def at_place(tensor, row, column):
+    """A vector of a row; 64 bits, since a matrix may hold 2^31 elements."""
+    start = tensor.iterator + (cutlass.Int64(row) * tensor.stride[0] + cutlass.Int64(column) * ELEMENTS)
+    return vector(start)
+
+
+def load(source):
+    """Load a vector into registers."""
+    here = cute.make_rmem_tensor((ELEMENTS,), X)
+    cute.autovec_copy(source, here)
+    return here
+
+
+def store(values, target):
+    """Round fp32 values and store them."""
+    wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
+    for i in range(ELEMENTS):
+        wide[i] = values[i]
+    here = cute.make_rmem_tensor((ELEMENTS,), X)
+    here.store(wide.load().to(X))
+    cute.autovec_copy(here, target)
+
+
+def widen(vector):
+    """The elements of one vector as fp32."""
+    if vector.element_type is cutlass.BFloat16:
+        # bf16 is the upper half of fp32, so that a shift and a mask do it.
+        words = cute.recast_tensor(vector, cutlass.Uint32)
+        halves = []
+        for i in range(ELEMENTS // 2):
+            halves += [words[i] << 16, words[i] & cutlass.Uint32(0xFFFF0000)]
+        return [half.bitcast(cutlass.Float32) for half in halves]
+    values = vector.load().to(cutlass.Float32)
+    return [values[i] for i in range(ELEMENTS)]
+
+
+def activate(x):
+    """x * Phi(x), exact."""
+    return 0.5 * x * (1.0 + cute.math.erf(x * 0.7071067811865476))
+
+
+@cute.jit
+def compute_tile(
+    x: cute.Tensor,
+    out: cute.Tensor,
+    first: cutlass.Uint32,
+    total: cutlass.Uint32,
+):
+    """Compute STEPS vectors of this thread, from ``first`` on; beyond the end it stores none."""
+    loaded = []
+    for step in cutlass.range_constexpr(STEPS):
+        # Beyond the end the last vector is loaded again, which costs no branch.
+        at = cutlass.min(first + step * THREADS, total - 1)
+        row, column = at // VECTORS, at % VECTORS
+        x_in = load(at_place(x, row, column))
+        loaded.append(x_in)
+    for step in cutlass.range_constexpr(STEPS):
+        at = first + step * THREADS
+        row, column = at // VECTORS, at % VECTORS
+        x_in = loaded[step]
+        outs = [activate(value) for value in widen(x_in)]
+        if at < total:
+            store(outs, at_place(out, row, column))
+
+
+@cute.kernel
+def kernel(
+    x: cute.Tensor,
+    out: cute.Tensor,
+):
+    """A CTA takes one tile of TILE vectors."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    total = cutlass.Uint32(x.shape[0]) * VECTORS
+    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
+    cute.arch.griddepcontrol_launch_dependents()
+    # What follows may read what the kernel before wrote.
+    cute.arch.griddepcontrol_wait()
+    compute_tile(x, out, cutlass.Uint32(block) * TILE + thread, total)
+
+
+KERNELS = (kernel,)
+
+
+def fake_arguments():
+    """Stand-ins for the arguments of ``launch``: dtypes, strides and alignment, with any number of rows."""
+    rows = cute.sym_int()
+
+    def matrix(columns):
+        """Contiguous rows that start at multiples of 16 bytes."""
+        pitch = cute.sym_int64(divisibility=8)
+        return cute.runtime.make_fake_tensor(X, (rows, columns), stride=(pitch, 1), assumed_align=16)
+
+    return (
+        matrix(N),
+        matrix(N),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
