@@ -152,7 +152,8 @@ def test_flash_attention_is_called_as_pytorchs_attention_is() -> None:
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.skipif(not _is_there("flash_attn"), reason="needs flash_attn: see tools/fetch_foreign.py")
-def test_sequences_end_before_their_tensors_do() -> None:
+@pytest.mark.parametrize("behind", [1000.0, float("nan")])
+def test_sequences_end_before_their_tensors_do(behind: float) -> None:
     """What is behind the last does not count and is not written; empty sequences do no harm."""
     import torch
 
@@ -162,7 +163,7 @@ def test_sequences_end_before_their_tensors_do() -> None:
     ends = [0, 0, 1, 130, 130, 517]
     q, k, v = (torch.randn(640, h, 128, device="cuda", dtype=torch.bfloat16) for h in (8, 2, 2))
     for tensor in (q, k, v):
-        tensor[ends[-1] :] = 1000.0
+        tensor[ends[-1] :] = behind
     out = torch.full_like(q, 7.0)
     borders = torch.tensor(ends, dtype=torch.int32, device="cuda")
     attention(q, k, v, borders, 128**-0.5, causal=True, o=out)
