@@ -283,13 +283,26 @@ def _flash_attentions_own() -> list[Any]:
     return found
 
 
+#: Other sizes of heads, which are other kernels.
+HEADS = (
+    ("flash_attention", "2x512x512x8x2x128 bf16 causal"),
+    ("flash_attention", "2x512x512x8x8x256 bf16"),
+    ("nvidia_fmha", "2x512x512x8x2x64 bf16"),
+    ("nvidia_fmha", "2x512x512x8x8x256 bf16 causal"),
+)
+
+
 @pytest.mark.dsl
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=needs(module)) for name, (module, _) in NEEDS.items()]
+    ("name", "words"),
+    [
+        pytest.param(name, words, marks=needs(NEEDS[name][0]))
+        for name, words in (*((name, words) for name, (_, words) in NEEDS.items()), *HEADS)
+    ],
 )
-def test_authors_defaults_compile_without_a_gpu(name: str, tmp_path: Path) -> None:
+def test_authors_defaults_compile_without_a_gpu(name: str, words: str, tmp_path: Path) -> None:
     family(name)
-    problem = parse_problem(f"{name} {NEEDS[name][1]}")
+    problem = parse_problem(f"{name} {words}")
     space = find_space(name, ARCH)
     source = render(problem, default_config(space, problem), ARCH)
     with Builder(Store(tmp_path), workers=1) as builder:

@@ -200,6 +200,11 @@ BAD = {
         "no docstring",
     ),
     "no reference": ("@kernel.reference\n", "", "there is no reference"),
+    "undefined": (
+        "+ eps).rsqrt()",
+        "+ epsilon).rsqrt()",
+        r"line 34: reference\(\) names epsilon .*nothing defines",
+    ),
     "object": ("(128, 256)", "(128, 256.0)", "knob threads may not be 256.0, of type float"),
     "no kernel": ("kernel = Kernel(", "other = dict(", "line"),
     "exits": ("kernel = Kernel(", "raise SystemExit(3)\nkernel = Kernel(", "ends the program"),

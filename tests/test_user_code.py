@@ -162,6 +162,15 @@ def test_a_question_to_the_driver_is_named(folder: Path, builder: Builder) -> No
     assert refused.message.startswith("own_copy.py, line ")
 
 
+def test_a_question_to_torch_about_a_gpu_is_named(folder: Path, builder: Builder) -> None:
+    """Also by a torch that knows no CUDA, as on machines without a GPU."""
+    pytest.importorskip("torch")
+    top = "import torch\nX = torch.zeros(3, device='cuda')"
+    refused = failure(compile_it(folder, builder, top=top))
+    assert refused.outcome == "error"
+    assert refused.message.startswith("own_copy.py, line 6: asks the driver while it is compiled, where")
+
+
 def test_hardware_facts_come_from_the_target_and_are_recorded(folder: Path, builder: Builder) -> None:
     body = "    assert cutlass.utils.HardwareInfo().get_device_multiprocessor_count() == 132"
     result = compile_it(folder, builder, body=body)

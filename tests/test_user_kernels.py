@@ -17,8 +17,11 @@ torch = pytest.importorskip("torch")
 from torch import library  # noqa: E402
 
 import cutegen  # noqa: E402
+from cutegen.build.toolchain import Toolchain  # noqa: E402
 from cutegen.errors import LaunchError, OperandError  # noqa: E402
 from cutegen.families import registry  # noqa: E402
+from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
+from cutegen.records.table import Table  # noqa: E402
 from cutegen.runtime.call_plan import call_by_name  # noqa: E402
 from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
 from cutegen.space import Config  # noqa: E402
@@ -274,6 +277,31 @@ def test_a_kernel_that_was_told_another_gpu_is_not_served(
     with pytest.raises(LaunchError, match=r"compiled for a GPU of 114 multiprocessors.*this one has 132"):
         kernel(tensor(4, N), tensor(N))
     operators._dispatcher = before
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "found"),
+    [
+        (64, 256, "of the table"),
+        (200, 256, "of the table"),
+        (64, 512, "the default"),
+        (64, 8, "the default"),
+    ],
+)
+def test_unseen_rows_have_the_config_of_their_neighbours_and_other_lengths_the_default(
+    gpu: FakeUserGpu, m: int, n: int, found: str
+) -> None:
+    """A length of rows is compiled in, and what is best for one says little of another."""
+    kernel = cutegen.load(EXAMPLE)
+    problem = registry.parse_problem("my_rmsnorm 64x256 bf16")
+    config = Config({"threads": 256, "threads_per_row": 32})
+    fingerprint = Fingerprint.of(H200, Toolchain.current())
+    dispatcher = gpu.dispatcher(Table(fingerprint, [Entry(problem, config)]))
+    operators.use(dispatcher)
+    x, w = tensor(m, n), tensor(n)
+    assert close(kernel(x, w), norm(x, w, 1e-6))
+    answer = dispatcher.explain(problem.with_sizes(m=m, n=n))
+    assert (answer.config == config) == (found == "of the table"), str(answer)
 
 
 class Remembers:

@@ -25,7 +25,15 @@ from cutegen.families.user.closure import TOOLCHAIN_PACKAGES, Opening, file_iden
 __all__ = ["Refused", "UserCode"]
 
 #: Parts of messages of CUDA's libraries and of torch that mean that there is no driver or no GPU.
-_NO_DRIVER = ("libcuda", "CUDA_ERROR", "cudaError", "No CUDA GPUs", "NVIDIA driver", "no CUDA-capable device")
+_NO_DRIVER = (
+    "libcuda",
+    "CUDA_ERROR",
+    "cudaError",
+    "No CUDA GPUs",
+    "NVIDIA driver",
+    "no CUDA-capable device",
+    "not compiled with CUDA",
+)
 
 
 class Refused(Exception):

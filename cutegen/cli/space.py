@@ -107,9 +107,9 @@ def _run(args: argparse.Namespace) -> int:
 def _arch(name: str | None) -> Arch:
     if name is not None:
         return find_arch(name)
-    from cutegen.measure.device import present_device
+    from cutegen.cli.target import device_at_hand
 
-    return present_device().arch
+    return device_at_hand().arch
 
 
 def _answer(space: Space, problem: Problem, args: argparse.Namespace) -> Json:
@@ -242,7 +242,8 @@ def _print_summary(
         words += f" ({unused} more, not valid here)" if unused else ""
         _say_folded(f"  {knob}{'*' if knob in space.run_time_knobs else ''}  {words}")
     _say_folded(f"default: {default}")
-    _say_folded(f"derived: {Config(derived)}")
+    if derived:
+        _say_folded(f"derived: {Config(derived)}")
     say("rules:")
     _print_rules((Violation(rule.name, rule.reason), "") for rule in space.rules)
 

@@ -6,18 +6,31 @@ import argparse
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
-from cutegen.measure.device import present_device
+from cutegen.errors import DeviceError
+from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import Fingerprint
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import default_table_path
 
-__all__ = ["find_target"]
+__all__ = ["device_at_hand", "find_target"]
+
+
+def device_at_hand() -> Device:
+    """Return the GPU here.
+
+    Raises:
+        DeviceError: There is none; the message says how to name another target.
+    """
+    try:
+        return present_device()
+    except DeviceError as error:
+        raise DeviceError(f"{error}; to ask about another target give --arch, such as sm_90a") from error
 
 
 def find_target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
     """Return architecture, SMs, the table that counts, and why one that was found does not."""
-    device = None if args.arch else present_device()
+    device = None if args.arch else device_at_hand()
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     arch = calibrated_arch(store.root, device) if device else find_arch(args.arch)
     sm_count = device.sm_count if device else arch.nominal_sm_count

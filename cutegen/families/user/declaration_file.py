@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
+import inspect
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 
 from cutegen.digest import digest
 from cutegen.errors import CutegenError, FamilyError
 from cutegen.families.resources import load_module
 from cutegen.families.user.declaration import Kernel
 from cutegen.families.user.family import UserFamily
+from cutegen.text import did_you_mean
 
 __all__ = ["read_declaration"]
 
@@ -30,6 +36,10 @@ def read_declaration(path: Path) -> UserFamily:
             why = f"{len(found)} kernels" if found else "no kernel"
             raise FamilyError(f"the file declares {why}; it must hold one: kernel = Kernel(...)")
         (kernel,) = found.values()
+        for function, name, at in _undefined(module, path):
+            line = at
+            meant = did_you_mean(name, [*inspect.signature(function).parameters, *vars(module)])
+            raise FamilyError(f"{function.__name__}() names {name}{meant}, which nothing defines")
         line = kernel.line
         return UserFamily(kernel, path)
     except CutegenError as error:
@@ -44,6 +54,27 @@ def read_declaration(path: Path) -> UserFamily:
         raise FamilyError(f"{_place(path, error)} cannot be read: {left}") from error
     except Exception as error:  # running a user's file may raise anything
         raise FamilyError(f"{_place(path, error)} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _undefined(module: ModuleType, path: Path) -> Iterator[tuple[FunctionType, str, int]]:
+    """Yield functions of the file with names that nothing defines, and where: they would fail when called."""
+    known = {*vars(module), *vars(builtins)}
+    for function in vars(module).values():
+        if isinstance(function, FunctionType) and function.__code__.co_filename == str(path):
+            for name, line in _global_names(function.__code__):
+                if name not in known:
+                    yield function, name, line
+
+
+def _global_names(code: CodeType) -> Iterator[tuple[str, int]]:
+    """Yield the global names that code reads, also in functions inside of it, and the line of each."""
+    lines = [(start, end, line) for start, end, line in code.co_lines() if line is not None]
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL":
+            yield str(step.argval), next(line for start, end, line in lines if start <= step.offset < end)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _global_names(inner)
 
 
 def _place(path: Path, error: BaseException, line: int = 1) -> str:
