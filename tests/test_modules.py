@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from fake_kernels import FakeGpu, operators_ask  # noqa: E402
 
 import cutegen  # noqa: E402
+from cutegen.errors import UsageError  # noqa: E402
 
 BF16 = torch.bfloat16
 
@@ -147,3 +148,9 @@ def test_a_compiled_model_is_one_graph_that_calls_kernels(gpu: FakeGpu) -> None:
 
 def test_importing_cutegen_changes_no_class_of_torch() -> None:
     assert torch.nn.Linear.forward.__module__ == "torch.nn.modules.linear"
+
+
+@pytest.mark.parametrize("change", [cutegen.optimize, cutegen.restore])
+def test_what_is_no_module_is_named(change: Any) -> None:
+    with pytest.raises(UsageError, match=r"model is a function; it must be a torch\.nn\.Module"):
+        change(network)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cutegen.errors import CutegenError, FrozenError
+from cutegen.errors import CutegenError, FrozenError, UsageError
 from cutegen.torch_ops import fallbacks, swaps
 from cutegen.torch_ops.gated_modules import gated_call
 from cutegen.torch_ops.gates import prepare as prepare_gates
@@ -73,9 +73,13 @@ def optimize(
         filter_fn: Whether to swap a module of these kinds, from the module and its qualified name; all by
             default.
         fuse_wgrad: As for :func:`cutegen.linear`.
+
+    Raises:
+        UsageError: ``model`` is no module.
     """
     import torch
 
+    _require_module(model)
     layers: list[str] = []
     found: dict[str, list[str]] = {"norms": [], "gates": []}
     skipped: dict[str, str] = {}
@@ -89,6 +93,13 @@ def optimize(
         elif not swaps.is_swapped(module):
             _swap_other(module, name, filter_fn, found, skipped)
     return Swapped(tuple(layers), tuple(found["norms"]), tuple(found["gates"]), skipped)
+
+
+def _require_module(model: Any) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
 
 
 def _swap_linear(module: Any, name: str, filter_fn: Any, fuse_wgrad: bool) -> str | None:
@@ -130,7 +141,11 @@ def restore(model: torch.nn.Module) -> int:
     """Undo :func:`optimize`; return how many modules call torch again.
 
     They are of their classes again, but for those above which FSDP2 or a parametrisation has put a class.
+
+    Raises:
+        UsageError: ``model`` is no module.
     """
+    _require_module(model)
     return sum(map(restore_one, model.modules()))
 
 
