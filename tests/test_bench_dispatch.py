@@ -56,6 +56,7 @@ def test_the_report_says_what_gradients_modes_and_declared_kernels_cost() -> Non
     """Of cutegen's layer over torch's, with gradients; of the slowest call in a mode; of a user's kernel."""
     times = {name: [2.0, 2.0, 2.0] for name in bench_dispatch.STATEMENTS}
     times.update(linear_grad=[3.0, 3.0, 3.0], torch_linear_grad=[4.0, 4.0, 4.0], declared=[2.25, 2.5, 3.0])
+    times.update(step=[6.0, 6.0, 6.0])
     added = {
         "recording": {"gemm": [1.0] * 3, "linear": [0.5] * 3, "linear_grad": [1.5] * 3},
         "freezing": {"gemm": [0.25] * 3, "linear": [0.0] * 3, "linear_grad": [-0.5] * 3},
@@ -63,6 +64,7 @@ def test_the_report_says_what_gradients_modes_and_declared_kernels_cost() -> Non
     args = argparse.Namespace(commit="0" * 40, rounds=3, calls=200)
     found: Any = bench_dispatch.report(Problem(256, 256, 256), H200, times, added, [9.0], args)
     assert found["linear_grad_over_torch"]["median"] == 0.75
+    assert found["step_over_torch"]["median"] == 3.0
     assert found["declared_adds_us"] == {"median": 0.5, "interval": [0.25, 1.0]}
     assert {name: each["median"] for name, each in found["recording_adds_us"].items()} == {
         "gemm": 1.0,

@@ -60,6 +60,8 @@ STATEMENTS = {
     "torch_linear": "torch_linear(a, w)",
     "linear_grad": "linear(a, weight)",  # autograd records it
     "torch_linear_grad": "torch_linear(a, weight)",
+    "step": "gradients(linear(x, weight), (x, weight), c)",  # forward and backward: three GEMMs
+    "torch_step": "gradients(torch_linear(x, weight), (x, weight), c)",
     "fused": "gemm(a, b, out=c, bias=bias, activation='relu')",
     "lookup": "plans.get(key)",
     "declared": "norm(c, bias, 1e-6, y=y)",  # the kernel of a user's that examples/own_kernel declares
@@ -167,6 +169,7 @@ def names(problem: Problem, dispatcher: Dispatcher) -> tuple[dict[str, Any], Cal
         "torch_linear": torch.nn.functional.linear,
     }
     found.update(gemm=gemm, linear=linear, a=a, b=b, c=c, w=w, bias=bias, weight=torch.nn.Parameter(w))
+    found.update(x=a.clone().requires_grad_(), gradients=torch.autograd.grad)
     norm = cutegen.load(ROOT / "examples" / "own_kernel" / "my_norm_kernel.py")
     found.update(norm=norm, y=norm(c, bias))
     return found, torch.cuda.synchronize
@@ -297,6 +300,7 @@ def report(
     """Return everything worth keeping as JSON data."""
     own = ratio_interval(times["torch"], times["gemm"])
     layer = ratio_interval(times["linear_grad"], times["torch_linear_grad"])
+    step = ratio_interval(times["step"], times["torch_step"])
     declared = [own - gemm for own, gemm in zip(times["declared"], times["gemm"], strict=True)]
     medians: dict[str, Json] = {}
     for name, samples in times.items():
@@ -320,6 +324,10 @@ def report(
         "linear_grad_over_torch": {
             "median": round(layer.mid, 3),
             "interval": [round(layer.low, 3), round(layer.high, 3)],
+        },
+        "step_over_torch": {
+            "median": round(step.mid, 3),
+            "interval": [round(step.low, 3), round(step.high, 3)],
         },
         "declared_adds_us": _difference(declared),
         **{f"{mode}_adds_us": {n: _difference(v) for n, v in found.items()} for mode, found in added.items()},
@@ -346,6 +354,7 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     lines.append(f"torch.mm / cutegen.gemm, both with out=: {ratio['median']:.3f}")
     layer, declared = results["linear_grad_over_torch"], results["declared_adds_us"]
     lines.append(f"linear with gradients, cutegen / torch: {layer['median']:.3f}")
+    lines.append(f"its forward and backward pass: {results['step_over_torch']['median']:.3f}")
     low, high = declared["interval"]
     lines.append(
         f"a declared kernel takes {declared['median']:.2f} us [{low:.2f}, {high:.2f}] more than cutegen.gemm"
