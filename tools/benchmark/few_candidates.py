@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product, zip_longest
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact
 from cutegen.build.builder import Builder
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
-from cutegen.families.registry import find_family
+from cutegen.families.registry import spaces_beside
 from cutegen.family import Problem
-from cutegen.search.defaults import default_config
+from cutegen.search.defaults import default_config, default_of_algorithm, strategy_of
+from cutegen.search.strategies import rank
 from cutegen.space import Config, Space, Value
 
 __all__ = ["Compilation", "Fixed", "few_candidates", "most_like_default"]
@@ -33,15 +34,30 @@ def few_candidates(
 ) -> list[Config]:
     """Return the default config for ``problem`` and what to try beside it, ``count`` in all.
 
-    These are what the family's model puts first, or, where it has none, the configs most like the default;
-    of ``fixed`` knobs, those with these values.
+    These are what the family's model puts first, of each algorithm by turns, or, where it has none, the
+    configs most like the default; of ``fixed`` knobs, those with these values.
     """
-    strategy = find_family(problem.family).strategy(space.arch)
-    if strategy is None:
+    if strategy_of(space) is None:
         return most_like_default(space, problem, sm_count, count, fixed)
     default = default_config(space, problem, sm_count)
-    ranked = strategy.rank(space, problem, sm_count, count, fixed, default=default)
-    return list(dict.fromkeys([default, *ranked]))[:count]
+    ways = [space, *(other for other in spaces_beside(space) if _computes(other, problem, fixed))]
+    ranked = [_ranked(way, problem, sm_count, count, default, fixed) for way in ways]
+    turns = chain.from_iterable(zip_longest(*ranked))
+    return list(dict.fromkeys([default, *(config for config in turns if config is not None)]))[:count]
+
+
+def _computes(space: Space, problem: Problem, fixed: Fixed | None) -> bool:
+    """Return whether an algorithm has kernels for ``problem``, and the knobs and values that are fixed."""
+    has = all(set(values) <= set(space.domains.get(knob, ())) for knob, values in (fixed or {}).items())
+    return has and not space.explain(problem, {})
+
+
+def _ranked(
+    space: Space, problem: Problem, sm_count: int, count: int, default: Config, fixed: Fixed | None
+) -> list[Config]:
+    """Return what the model of one algorithm puts first."""
+    lead = default if default.algorithm == space.algorithm else default_of_algorithm(space, problem, sm_count)
+    return rank(space, problem, sm_count, count, fixed, default=lead)
 
 
 def most_like_default(
