@@ -11,7 +11,7 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.families.gated_gemm.as_gemm import as_gemm
-from cutegen.space import Config, Launch, Rule, Space, Value
+from cutegen.space import Config, Launch, Space, Value
 
 from ..gemm import few_rows as gemm
 from .sm90 import of_gemm

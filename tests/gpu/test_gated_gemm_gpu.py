@@ -1,4 +1,4 @@
-"""Gated products on a real GPU: tails, clusters, split k, few rows, both outputs, broken kernels, the operator."""
+"""Gated products on a real GPU: tails, clusters, split k, few rows, outputs, broken kernels, the operator."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
 _NAMES = (
     "tile_shape_mn tile_k cluster_shape_mn mma_warpgroups pingpong swap_ab use_tma_store use_pdl stream_k "
-    "split_k swizzle_size raster_along_m algorithm rows_per_cta threads_per_cta columns_per_warp warps_along_k "
-    "unroll cluster_k"
+    "split_k swizzle_size raster_along_m algorithm rows_per_cta threads_per_cta columns_per_warp "
+    "warps_along_k unroll cluster_k"
 )
 _KNOBS = {knob: KNOBS[knob] for knob in _NAMES.split()}
 _KNOBS["tile_shape_mn"] += (

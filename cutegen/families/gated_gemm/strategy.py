@@ -22,7 +22,7 @@ class GatedGemmStrategy:
 
     @classmethod
     def of(cls, arch: Arch, algorithm: str = "") -> GatedGemmStrategy | None:
-        """Return the strategy for an algorithm on ``arch``; None where the model's constants are not known."""
+        """Return the strategy of an algorithm on ``arch``; None where the model's constants are unknown."""
         gemm = GEMM.strategy(arch, algorithm)
         return None if gemm is None else cls(gemm)
 
