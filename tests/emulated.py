@@ -2,8 +2,9 @@
 
 The names of ``cutlass`` that these kernels use are replaced by ones that work on torch tensors. Addresses are
 checked: a vector must lie within its tensor's storage and be aligned as the kernel says. Values that a thread
-exchanges with others of its warp are found by running the threads again until all of them are known; stores
-take effect when a block has ended.
+exchanges with others of its warp are found by running the threads again until all of them are known, and so
+is when all threads of a block have come to a barrier; what a thread copies to a tensor takes effect when the
+block has ended.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,19 +87,23 @@ class _Tensor:
 
     def place(self, index: Any) -> int:
         index = index if isinstance(index, tuple) else (index,)
+        assert all(0 <= i < size for i, size in zip(index, self.shape, strict=True)), "no such coordinate"
         at = self.iterator.at + sum(i * s for i, s in zip(index, self.stride, strict=True))
         assert 0 <= at < self.iterator.storage.numel(), "an element lies outside of its tensor's memory"
         return int(at)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple) and index[0] is None:  # a vector of a matrix
+            start = self.iterator + sum(i * s for i, s in zip(index[1:], self.stride[1:], strict=True))
+            return _Tensor(start, self.shape[:1], self.stride[:1], self.pending)
         return self.iterator.storage[self.place(index)].item()
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.iterator.storage[self.place(index)] = value
 
     def fill(self, value: float) -> None:
-        for i in range(self.shape[0]):
-            self[i] = value
+        for index in product(*map(range, self.shape)):
+            self[index] = value
 
     def load(self) -> _Values:
         return _Values([self[i] for i in range(self.shape[0])])
@@ -108,6 +114,29 @@ class _Tensor:
 
 
 class _Values(list[float]):
+    """The elements of a register vector, with arithmetic."""
+
+    def _with(self, function: Callable[[float, float], float], other: Any) -> _Values:
+        others = other if isinstance(other, _Values) else [other] * len(self)
+        return _Values(map(function, self, others))
+
+    def __neg__(self) -> _Values:
+        return _Values(-x for x in self)
+
+    def __add__(self, other: Any) -> _Values:  # type: ignore[override]
+        return self._with(lambda x, y: x + y, other)
+
+    def __mul__(self, other: Any) -> _Values:  # type: ignore[override]
+        return self._with(lambda x, y: x * y, other)
+
+    def __truediv__(self, other: Any) -> _Values:
+        return self._with(lambda x, y: x / y, other)
+
+    def __lt__(self, other: Any) -> _Values:  # type: ignore[override]
+        return self._with(lambda x, y: x < y, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
     def to(self, dtype: _Dtype) -> _Values:
         return _Values(torch.tensor(list(self), dtype=torch.float64).to(dtype.dtype).tolist())
 
@@ -120,10 +149,11 @@ class _Machine:
     """Which thread runs, what it has stored, and what its warp has exchanged."""
 
     def __init__(self) -> None:
-        self.thread = self.block = self.grid = 0
+        self.thread = self.block = self.grid = self.threads = 0
         self.stores: list[tuple[torch.Tensor, int, float]] = []
         self.given: dict[tuple[int, int], dict[int, float]] = {}
-        self.count = 0
+        self.shared: list[torch.Tensor] = []
+        self.count = self.allocated = 0
 
     def copy(self, source: _Tensor, target: _Tensor) -> None:
         assert source.shape == target.shape
@@ -135,22 +165,41 @@ class _Machine:
 
     def reduce(self, value: float, threads_in_group: int = WARP) -> float:
         """Return the sum over the thread's group, once every thread of it has come here."""
-        key = (self.thread // threads_in_group, self.count)
+        return sum(self._exchange(value, threads_in_group).values())
+
+    def shuffle(self, value: float, offset: int) -> float:
+        """Return what the lane has whose number differs in ``offset``."""
+        return self._exchange(value, WARP)[self.thread ^ offset]
+
+    def barrier(self) -> None:
+        """Wait for all threads of the block."""
+        self._exchange(0.0, self.threads)
+
+    def _exchange(self, value: float, threads: int) -> dict[int, float]:
+        key = (self.thread // threads, self.count)
         self.count += 1
         known = self.given.setdefault(key, {})
         known[self.thread] = value
-        if len(known) < threads_in_group:
+        if len(known) < threads:
             raise _Waiting
-        return sum(known.values())
+        return known
+
+    def allocate(self, dtype: _Dtype, layout: _Layout, byte_alignment: int) -> _Tensor:
+        """Return shared memory: the same to all threads of a block."""
+        if self.allocated == len(self.shared):
+            self.shared.append(torch.full((math.prod(layout.shape),), torch.nan, dtype=dtype.dtype))
+        self.allocated += 1
+        return _Tensor(_Pointer(self.shared[self.allocated - 1], 0), layout.shape, layout.stride)
 
     def run(self, body: Callable[[], None], threads: int) -> None:
         """Run all threads of a block, again and again while some wait."""
         self.given.clear()
-        waiting = True
+        self.shared.clear()
+        self.threads, waiting = threads, True
         while waiting:
             waiting, stores = False, []
             for self.thread in range(threads):
-                self.count, self.stores = 0, []
+                self.count, self.allocated, self.stores = 0, 0, []
                 try:
                     body()
                 except _Waiting:
@@ -164,8 +213,21 @@ def _exp2(x: float, fastmath: bool = False) -> float:
     return 2.0**x if x < 1024 else math.inf
 
 
+class _Layout(NamedTuple):
+    """Extents and strides, the first axis contiguous if nothing else is said."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], stride: Sequence[int] | None = None) -> _Layout:
+        steps = stride or [math.prod(shape[:axis]) for axis in range(len(shape))]
+        return cls(tuple(shape), tuple(steps))
+
+
 def _register(shape: Sequence[int], dtype: _Dtype) -> _Tensor:
-    return _Tensor(_Pointer(torch.zeros(shape[0], dtype=dtype.dtype), 0), shape, (1,), [])
+    values = torch.zeros(math.prod(shape), dtype=dtype.dtype)
+    return _Tensor(_Pointer(values, 0), *_Layout.of(shape), [])
 
 
 def _recast(vector: _Tensor, dtype: Any) -> list[_Word]:
@@ -173,8 +235,13 @@ def _recast(vector: _Tensor, dtype: Any) -> list[_Word]:
     return [_Word(word & 0xFFFFFFFF) for word in words.tolist()]
 
 
-def _view(start: _Pointer, layout: tuple[int, ...]) -> _Tensor:
-    return _Tensor(start, layout, (1,))
+def _view(start: _Pointer, layout: _Layout) -> _Tensor:
+    return _Tensor(start, *layout)
+
+
+def _each(function: Callable[[float], float]) -> Callable[[Any], Any]:
+    """Return ``function`` for one number and for vectors."""
+    return lambda x: _Values(map(function, x)) if isinstance(x, _Values) else function(x)
 
 
 def _cute(machine: _Machine) -> ModuleType:
@@ -206,13 +273,24 @@ def _cute(machine: _Machine) -> ModuleType:
             griddepcontrol_wait=lambda: None,
             rcp_approx=lambda x: 1.0 / x if x else math.inf,
             warp_reduction_sum=machine.reduce,
+            shuffle_sync_bfly=machine.shuffle,
+            sync_threads=machine.barrier,
+            make_warp_uniform=lambda value: value,
         ),
-        math=SimpleNamespace(exp2=_exp2, erf=math.erf, rsqrt=lambda x, fastmath=False: x**-0.5),
+        math=SimpleNamespace(
+            exp2=_exp2,
+            exp=_each(math.exp),
+            erf=_each(math.erf),
+            tanh=_each(math.tanh),
+            rsqrt=lambda x, fastmath=False: x**-0.5,
+        ),
+        where=lambda chosen, yes, no: _Values(y if c else n for c, y, n in zip(chosen, yes, no, strict=True)),
+        full_like=lambda vector, value: _Values([value] * len(vector)),
         nvgpu=SimpleNamespace(
             CopyG2ROp=object, CopyR2GOp=object, CacheEvictionPriority=hints, StoreCacheMode=hints
         ),
         make_tensor=_view,
-        make_layout=lambda shape: shape,
+        make_layout=_Layout.of,
         make_rmem_tensor=_register,
         make_copy_atom=lambda *given, **options: None,
         copy=lambda atom, source, target: machine.copy(source, target),
@@ -222,7 +300,7 @@ def _cute(machine: _Machine) -> ModuleType:
     return found
 
 
-def _cutlass(cute: ModuleType) -> ModuleType:
+def _cutlass(cute: ModuleType, memory: ModuleType) -> ModuleType:
     """Return what stands for ``cutlass``."""
     found = ModuleType("cutlass")
     names = {"BFloat16": torch.bfloat16, "Float16": torch.float16, "Float32": torch.float32}
@@ -234,10 +312,11 @@ def _cutlass(cute: ModuleType) -> ModuleType:
         max=max,
         select_=lambda condition, a, b: a if condition else b,
         range_constexpr=range,
-        range=lambda start, stop, step, unroll=1: range(start, stop, step),
+        range=lambda *steps, unroll=1: range(*steps),
         const_expr=lambda value: value,
         Constexpr=object,
         cute=cute,
+        memory=memory,
     )
     return found
 
@@ -246,11 +325,14 @@ def _cutlass(cute: ModuleType) -> ModuleType:
 def _modules(machine: _Machine) -> Iterator[None]:
     """Let ``import cutlass`` and its like find the replacements."""
     cute = _cute(machine)
+    memory = ModuleType("cutlass.memory")
+    vars(memory).update(SmemAllocator=lambda: SimpleNamespace(allocate_tensor=machine.allocate))
     driver, bindings = ModuleType("cuda.bindings.driver"), ModuleType("cuda.bindings")
     vars(driver).update(CUstream=object)
     vars(bindings).update(driver=driver)
     given = {
-        "cutlass": _cutlass(cute),
+        "cutlass": _cutlass(cute, memory),
+        "cutlass.memory": memory,
         "cutlass.cute": cute,
         "cuda": ModuleType("cuda"),
         "cuda.bindings": bindings,

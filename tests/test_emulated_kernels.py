@@ -86,6 +86,39 @@ def test_a_kernel_computes_its_family(
                 assert not wrong.any(), f"{a.name}{wrong.nonzero()[0].tolist()}"
 
 
+#: Gated products of few rows: a problem, and columns of a warp, warps along k, loads of a thread.
+FEW_ROWS = (
+    ("1x3x264 bf16", (2, 2, 1)),
+    ("1x5x264 fp16 activation=gelu", (4, 1, 2)),
+    ("2x3x520 bf16 layout=interleaved pre", (2, 2, 1)),
+    ("3x3x64 bf16 pre activation=relu", (4, 1, 1)),
+    ("4x5x72 fp16 layout=interleaved activation=gelu_tanh", (8, 1, 1)),
+)
+
+
+@pytest.mark.parametrize(("line", "knobs"), FEW_ROWS, ids=[line for line, _ in FEW_ROWS])
+def test_few_rows_are_multiplied_and_gated(
+    line: str, knobs: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gaps of NaN between rows, columns beyond the last, and a remainder of k."""
+    problem: Any = parse_problem(f"gated_gemm {line}")
+    space = find_space("gated_gemm", ARCH, algorithm="few_rows")
+    names = ("columns_per_warp", "warps_along_k", "unroll")
+    config = space.default(problem).replace(threads_per_cta=64, **dict(zip(names, knobs, strict=True)))
+    monkeypatch.setattr(type(space), "require", lambda *given: None)
+    source, family = render(problem, config, ARCH), problem.declared
+    inputs = family.inputs(problem, torch.Generator().manual_seed(1), awkward=True)
+    values = {name: spread(tensor) for name, tensor in inputs.tensors.items()}
+    outputs = [a for a in family.arguments(problem) if a.kind == "out"]
+    for a in outputs:
+        values[a.name] = spread(torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype)))
+    emulated.run(source, [values[name] for name in ("x", "w", "out", "pre") if name in values])
+    reference = family.reference(problem, inputs)
+    for a in outputs:
+        for chunk in reference.chunks(a.name, values[a.name]):
+            assert ((chunk.got - chunk.want).abs() <= chunk.allowed).all(), a.name
+
+
 def test_a_wrong_index_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading beyond a tensor's memory, and a vector that starts anywhere."""
     _, source = free("gated 3x64 bf16", {}, monkeypatch)

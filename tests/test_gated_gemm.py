@@ -188,6 +188,25 @@ def test_every_problem_has_a_default_and_it_is_checked_on_a_tail() -> None:
                         assert any(is_legal(config, tail, SPACE.arch) for tail in tails), (problem, config)
 
 
+def test_few_rows_have_kernels_without_tensor_cores() -> None:
+    """Whose model says when they answer; a warp has both rows of the weights that an output needs."""
+    few = find_space("gated_gemm", SPACE.arch, algorithm="few_rows")
+    for line, answers in (("1x14336x4096 bf16", "few_rows"), ("8x14336x4096 bf16", "")):
+        problem = parse_problem(f"gated_gemm {line}")
+        assert default_config(SPACE, problem, 132).algorithm == answers
+        assert bool(few.explain(problem, {})) == (not answers)
+    problem = parse_problem("gated_gemm 2x512x4096 bf16")
+    strategy = GATED_GEMM.strategy(SPACE.arch, "few_rows")
+    assert strategy is not None
+    ranked = strategy.rank(few, problem, 132, 6)
+    assert len(set(ranked)) == 6 and all(few.is_valid(problem, config) for config in ranked)
+    assert all(config.integer("columns_per_warp") % 2 == 0 for config in few.configs(problem))
+    assert {strategy.tile(ranked[0], size) for size in "mn"} == {1}
+    kernels = strategy.default_set(few, problem, 132)
+    assert kernels and all(few.is_valid(kin, config) for kin, config in kernels)
+    assert {kin.signature for kin, _ in kernels} == {problem.signature}
+
+
 LARGE = "gated_gemm 4096x14336x4096 bf16"
 FEW = "gated_gemm 16x14336x4096 bf16"
 #: A problem, knobs that differ from its default config, and the one rule that they break.

@@ -53,6 +53,36 @@ def test_kernels_compile_without_spills_into_the_shared_memory_that_is_derived(t
         assert 0 <= int(str(wanted[source]["smem_bytes"])) - found.smem_bytes < 1024, source.config
 
 
+#: Of few rows: a problem, and knobs that differ from its default config.
+FEW_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("1x14336x4096 bf16", {}),
+    ("2x512x4096 fp16 pre activation=relu", {}),
+    ("4x1001x4096 bf16 activation=gelu layout=interleaved", {}),
+    (
+        "1x64x8192 fp16 layout=interleaved pre",
+        {"threads_per_cta": 128, "columns_per_warp": 2, "warps_along_k": 4, "unroll": 2, "cluster_k": 4},
+    ),
+)
+
+
+def test_kernels_of_few_rows_compile_as_derived(tmp_path: Any) -> None:
+    """Without spills, with the shared memory that the space derives."""
+    space, wanted = find_space("gated_gemm", ARCH, algorithm="few_rows"), {}
+    for line, changes in FEW_ROWS:
+        problem = parse_problem(f"gated_gemm {line}")
+        config = space.default(problem).replace(**changes)
+        space.require(problem, config)
+        wanted[render(problem, config, ARCH)] = space.derive(config, problem, ARCH)
+    with Builder(Store(tmp_path)) as builder:
+        results = dict(builder.build(list(wanted)))
+    for source, derived in wanted.items():
+        result = results[source]
+        assert isinstance(result, Artifact), f"{source.config}: {result}"
+        found = result.resources
+        assert (found.stack_bytes, found.spill_store_bytes, found.notes) == (0, 0, ()), source.config
+        assert (found.smem_bytes, found.threads) == (derived["smem_bytes"], derived["threads"])
+
+
 def test_the_kernel_is_that_of_the_gemm_but_for_the_halves_of_its_tiles() -> None:
     """A few dozen lines of some hundreds differ."""
     import difflib
