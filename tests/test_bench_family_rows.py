@@ -94,3 +94,27 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         joined(path, facts(1, "first"), NAMES, [])
     with pytest.raises(StoreError, match="cannot be read"):
         joined(tmp_path, facts(1, "first"), NAMES, [])
+
+
+def test_what_is_in_place_is_compared_with_what_is(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    one = row("a", 8.0)
+    over = {
+        "cutegen": 1.0,
+        "cutegen in place": 0.5,
+        "torch": 2.0,
+        "quack": 1.5,
+        "quack in place": 0.75,
+        "copy": 1.25,
+        "copy kernel": 1.0,
+    }
+    one["entries"] = {
+        name: {"median_us": 8 * r, "gb_per_s": 1.0, "over_cutegen": r} for name, r in over.items()
+    }
+    save(path, facts(1, "first"), [one])
+    text = FamilyResults.load(path).render()
+    assert "- torch / cutegen: geometric mean **2.000**" in text
+    assert "- copy / cutegen in place: geometric mean **2.000**" in text
+    assert "- quack in place / cutegen in place: geometric mean **1.500**" in text
+    assert "- the fastest of these / cutegen: geometric mean **1.500**" in text
+    assert "| a | 8.00 | 1 | 1.000 | 2.000 | 1.500 | 2.000 | 1.500 | `threads=1` |" in text

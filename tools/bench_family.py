@@ -15,8 +15,7 @@ compiled first; the first of these commands does only that, where there need be 
 what need not be tried. Rows that the results file holds already stay, with their date, commit and GPU, unless
 they are measured again; render it with tools/results_table.py.
 
-With ``--in-place`` outputs take the place of inputs: cutegen's kernels, and peers that can, are timed so,
-beside the winner with outputs of its own.
+With ``--in-place`` the winner, and peers that can, are timed once more with outputs in the place of inputs.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ from tools.benchmark.warm_calls import warm_calls
 
 OWN = "cutegen"
 DEFAULT = "cutegen default"
-#: The winner with outputs of its own, where the others are in place.
-APART = "cutegen apart"
+#: The winner with its outputs in the place of inputs.
+IN_PLACE = "cutegen in place"
 #: How ``--candidates`` are tried: all in one set of rounds, which also decides.
 FEW = EFFORTS["quick"]
 
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with --candidates, try only these values, beside the default; repeatable",
     )
     parser.add_argument(
-        "--in-place", action="store_true", help="time kernels with outputs in the place of inputs"
+        "--in-place", action="store_true", help="time the winner with outputs in the place of inputs, too"
     )
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile the candidates, for a target such as sm_90a"
@@ -235,7 +234,7 @@ def _contest(
         bench.open(problem)
     entrants = dict(_entrants(problem, result, kernels, device, args))
     failures: dict[str, Json] = {}
-    for name in entrants.keys() & {APART if args.in_place else OWN, DEFAULT}:
+    for name in entrants.keys() & {OWN, DEFAULT}:
         checked = bench.check(entrants[name])
         if not checked.ok:
             raise CutegenError(f"{name} on {problem}: {checked.error}")
@@ -270,12 +269,9 @@ def _entrants(
     default = default_config(space, problem, device.sm_count)
     configs = {OWN: result.config, **({DEFAULT: default} if default != result.config else {})}
     for name, config in configs.items():
-        candidate = compiled_candidate(kernels, device, name, problem, config)
-        if args.in_place and name == OWN:
-            yield name, in_place(candidate)
-            yield APART, compiled_candidate(kernels, device, APART, problem, config)
-        elif not args.in_place:
-            yield name, candidate
+        yield name, compiled_candidate(kernels, device, name, problem, config)
+    if args.in_place:
+        yield IN_PLACE, in_place(compiled_candidate(kernels, device, IN_PLACE, problem, result.config))
     for name in call_names(problem, peers=args.peers != "none", in_place=args.in_place):
         yield name, Candidate(name, Path(CALL), order(problem, name), Launch((), 0), problem)
 
@@ -322,8 +318,6 @@ def _write(
         facts["conditions"]["tuning"] = {which: args.candidates, "policy": screening}
         if args.set:
             facts["conditions"]["tuning"]["set"] = args.set
-    if args.in_place:
-        facts["conditions"]["outputs"] = "in the place of inputs"
     order = [shape.name for shape in shapes]
     write_json(args.out, {**facts, "rows": joined(args.out, facts, order, rows)})
 

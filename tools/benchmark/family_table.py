@@ -12,8 +12,8 @@ from tools.benchmark.quoted import QuotedFile
 __all__ = ["FamilyResults"]
 
 _OWN, _DEFAULT, _COPIES = "cutegen", "cutegen default", ("copy", "copy kernel")
-#: cutegen's kernel with outputs of its own, where the others are in place: shown, but no competitor.
-_APART = "cutegen apart"
+#: The end of names of entries whose outputs are in the place of inputs; they are compared with each other.
+_IN_PLACE = " in place"
 
 
 class FamilyResults(QuotedFile):
@@ -24,15 +24,13 @@ class FamilyResults(QuotedFile):
     def summary(self) -> list[str]:
         """Return the geometric mean over each competitor, and over the fastest of them and of the copies."""
         rows = list(self._rows())
-        names = dict.fromkeys(name for row in rows for name in self._others(row))
+        found = [self._ratios(row) for row in rows]
         lines = []
-        for name in names:
-            ratios = [row["entries"][name]["over_cutegen"] for row in rows if name in row["entries"]]
+        for name in dict.fromkeys(name for each in found for name in each):
+            ratios = [each[name] for each in found if name in each]
             ahead = sum(ratio >= 1 for ratio in ratios)
             mean = down(geometric_mean(ratios), 3)
-            lines.append(
-                f"- {name} / cutegen: geometric mean **{mean}**, at least 1 on {ahead} of {len(ratios)}"
-            )
+            lines.append(f"- {name}: geometric mean **{mean}**, at least 1 on {ahead} of {len(ratios)}")
         best = [self._best(row) for row in rows]
         lines.append(
             f"- the fastest of these / cutegen: geometric mean **{down(geometric_mean(best), 3)}**, smallest "
@@ -43,13 +41,13 @@ class FamilyResults(QuotedFile):
     def render(self) -> str:
         """Return the Markdown of the file."""
         rows = list(self._rows())
-        names = list(dict.fromkeys(name for row in rows for name in self._others(row)))
+        names = list(dict.fromkeys(name for row in rows for name in self._ratios(row)))
         head = [
             "shape",
             "time us",
             "TFLOP/s" if "flops" in rows[0] else "GB/s",
             "copy / cutegen",
-            *(f"{name} / cutegen" for name in names),
+            *names,
             "config",
         ]
         table = [line(head), line(["---"] * len(head)), *(self._line(row, names) for row in rows)]
@@ -66,15 +64,28 @@ class FamilyResults(QuotedFile):
     def _others(self, row: Any) -> list[str]:
         return [name for name in row["entries"] if name not in (_OWN, _DEFAULT, *_COPIES)]
 
+    def _ratios(self, row: Any) -> dict[str, float]:
+        """Return what is compared in a row: others with cutegen; in place those in place, and copies."""
+        over = {name: float(entry["over_cutegen"]) for name, entry in row["entries"].items()}
+        others = self._others(row)
+        found = {f"{name} / cutegen": over[name] for name in others if not name.endswith(_IN_PLACE)}
+        own = over.get(_OWN + _IN_PLACE)
+        if own is not None:
+            copies = [over[name] for name in _COPIES if name in over]
+            found |= {f"copy / cutegen{_IN_PLACE}": min(copies) / own} if copies else {}
+            placed = [name for name in others if name.endswith(_IN_PLACE) and name != _OWN + _IN_PLACE]
+            found |= {f"{name} / cutegen{_IN_PLACE}": over[name] / own for name in placed}
+        return found
+
     def _best(self, row: Any) -> float:
-        names = [name for name in self._others(row) if name != _APART]
-        return min(float(row["entries"][name]["over_cutegen"]) for name in names)
+        return min(ratio for name, ratio in self._ratios(row).items() if not name.endswith(_IN_PLACE))
 
     def _line(self, row: Any, names: list[str]) -> str:
         entries = row["entries"]
         own = entries[_OWN]
         copies = [entries[name]["over_cutegen"] for name in _COPIES if name in entries]
-        ratios = [down(entries[name]["over_cutegen"], 3) if name in entries else "" for name in names]
+        found = self._ratios(row)
+        ratios = [down(found[name], 3) if name in found else "" for name in names]
         copied = down(min(copies), 3) if copies else ""
         rate = row["flops"] / own["median_us"] / 1e6 if "flops" in row else own["gb_per_s"]
         cells = [row["name"], up(own["median_us"], 2), down(rate, 0), copied]
