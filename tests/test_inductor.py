@@ -101,7 +101,7 @@ def test_training_graphs_call_kernels_for_every_gemm_and_compile_once(gpu: FakeG
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16)).to(BF16)
     twin = copy.deepcopy(model)
     run = compiled(model, dynamic=True)
-    for rows in (8, 64, 1000):
+    for rows in (7, 64, 1000):
         x = rand(rows, 32).requires_grad_()
         y = x.detach().clone().requires_grad_()
         launched = len(gpu.calls)
@@ -113,6 +113,10 @@ def test_training_graphs_call_kernels_for_every_gemm_and_compile_once(gpu: FakeG
             same(own.grad, other.grad)
     assert counters["stats"]["unique_graphs"] == 1
     assert len({source.config for source in gpu.compiled}) > 3, "rows have configs of their own"
+    launched = len(gpu.calls)
+    run(rand(1, 32)).float().square().mean().backward()
+    assert counters["stats"]["unique_graphs"] == 2, "torch compiles for one row anew"
+    assert len(gpu.calls) == launched + 5, "the gradient of this input is not asked for"
 
 
 def test_an_activation_whose_input_is_read_elsewhere_stays_a_call(gpu: FakeGpu) -> None:

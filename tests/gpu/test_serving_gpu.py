@@ -53,14 +53,14 @@ def near(found: Any, a: Any, b: Any) -> None:
 
 
 def test_a_warmed_up_program_is_frozen_and_captures(operators: None) -> None:
-    """What was warmed up may be captured at once; nothing is compiled; the rest is counted or refused."""
+    """The sizes for which vLLM captures: nothing is compiled then; the rest is counted or refused."""
     cutegen.configure(fallback="none")
     model = torch.nn.Sequential(torch.nn.Linear(K, N, device="cuda", dtype=BF16))
-    warmed = cutegen.warmup(model, m=[1, 16, 64])
+    warmed = cutegen.warmup(model, m="vllm")
     assert warmed.wanted and not warmed.failed and warmed.launched == len(warmed.wanted)
     cutegen.freeze("error")
     w, bias = rand(N, K), rand(1, N)[0]
-    for m in (1, 16, 64):
+    for m in (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)):
         x, out = rand(m, K), torch.zeros(m, N, device="cuda", dtype=BF16)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -77,6 +77,25 @@ def test_a_warmed_up_program_is_frozen_and_captures(operators: None) -> None:
     found = cutegen.linear(rand(16, K), w, bias, "silu")
     assert found.shape == (16, N) and cutegen.counters()["calls"]["missed"] == 1
     assert cutegen.counters()["late_compiles"] == 0
+
+
+def test_what_a_table_leaves_to_torch_is_captured_too(operators: None, tmp_path: Path) -> None:
+    """Warmed up, frozen and captured without a kernel of ours, since torch won there."""
+    assert GPU is not None
+    path = tmp_path / "t.json"
+    entry = Entry(parse_problem(LINE), None, source="torch")
+    Table(Fingerprint.of(GPU, Toolchain.current()), [entry]).save(path)
+    cutegen.load_table(path)
+    cutegen.warmup(path)
+    cutegen.freeze("error")
+    x, w, out = rand(64, K), rand(N, K), torch.zeros(64, N, device="cuda", dtype=BF16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cutegen.gemm(x, w.t(), out=out)
+    graph.replay()
+    torch.cuda.synchronize()
+    near(out, x, w.t())
+    assert cutegen.counters()["calls"] == {"torch": 1} and cutegen.counters()["late_compiles"] == 0
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # nothing was captured before the error
