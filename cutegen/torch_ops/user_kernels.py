@@ -38,6 +38,7 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
     :func:`cutegen.gemm` does.
 
     It is registered with torch as ``torch.ops.cutegen.NAME``: ``torch.compile`` and export see one operator.
+    Load outside of what they trace: only the function is for there.
 
     Args:
         path: The file, see ``docs/own_kernel.md``.

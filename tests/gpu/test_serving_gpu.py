@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
@@ -39,6 +40,7 @@ LINE = f"gemm 64x{N}x{K} bf16 kk"
 def operators() -> Iterator[None]:
     before = cutegen.configure()
     cutegen.reset_counters()
+    gc.collect()  # to destroy a graph of another test while one is captured would end the capture
     yield
     cutegen.use(before)
 
