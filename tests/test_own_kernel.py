@@ -205,6 +205,11 @@ BAD = {
         "+ epsilon).rsqrt()",
         r"line 34: reference\(\) names epsilon .*nothing defines",
     ),
+    "no output": (
+        'write("y", "dtype", ("m", "n"), may_alias=("x",))',
+        'read("y", "dtype", ("m", "n"))',
+        "no argument is an output",
+    ),
     "object": ("(128, 256)", "(128, 256.0)", "knob threads may not be 256.0, of type float"),
     "no kernel": ("kernel = Kernel(", "other = dict(", "line"),
     "exits": ("kernel = Kernel(", "raise SystemExit(3)\nkernel = Kernel(", "ends the program"),

@@ -394,7 +394,10 @@ class DeclaredFamily(Family):
         first = self._rows == argument.dims[0] or argument.kind == "in"
         later = [size for _, size in map(multiple, argument.dims[1:])]
         if self._rows and (not first or self._rows in later):
-            return f"rows={self._rows!r} must be its first size, because rows are independent of each other"
+            return (
+                f"rows={self._rows!r} must be its first size, because rows are independent of each other; "
+                "leave rows out where they are not"
+            )
         return ""
 
     @property

@@ -54,6 +54,11 @@ class UserFamily(DeclaredFamily):
             raise FamilyError(
                 "there is no reference; write a function that says what is right under @kernel.reference"
             )
+        if all(argument.kind in ("in", "scalar") for argument in kernel.arguments):
+            raise FamilyError(
+                "no argument is an output, so there would be nothing to check; "
+                "declare what the kernel writes by write() or update()"
+            )
         require_texts(kernel)
         arguments = [*kernel.arguments]
         arguments += [integers()] if functions.integers else []
