@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kernels import H200
+from fake_kernels import H200, FakeGpu, operators_ask
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -50,6 +50,32 @@ def test_modes_are_timed_beside_calls_without_them() -> None:
     assert {name: len(samples) for name, samples in found.items()} == dict.fromkeys(
         bench_dispatch.IN_MODES, 2
     )
+
+
+@pytest.mark.parametrize("mode", [bench_dispatch.recording, bench_dispatch.freezing])
+def test_the_modes_take_the_calls_that_are_timed(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With kernels on the CPU; afterwards the dispatcher of before answers."""
+    torch = pytest.importorskip("torch")
+    import cutegen
+    from cutegen.torch_ops.gemm import default_dispatcher
+
+    a, w = (torch.rand(64, 64).to(torch.bfloat16) for _ in range(2))
+    names = {
+        "gemm": cutegen.gemm,
+        "linear": cutegen.linear,
+        "a": a,
+        "b": w.t(),
+        "w": w,
+        "c": torch.empty_like(a),
+    }
+    with operators_ask(FakeGpu(tmp_path), monkeypatch):
+        before = default_dispatcher()
+        weight = torch.nn.Parameter(w)
+        found = bench_dispatch.added_times(mode, {**names, "weight": weight}, lambda: None, rounds=2, calls=2)
+        assert default_dispatcher() is before
+    assert {len(samples) for samples in found.values()} == {2}
 
 
 def test_the_report_says_what_gradients_modes_and_declared_kernels_cost() -> None:

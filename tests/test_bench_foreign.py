@@ -10,7 +10,9 @@ import pytest
 
 from cutegen.errors import StoreError
 from cutegen.families import registry
-from tools import bench_foreign, results_table
+from cutegen.families.shapes import read_shapes
+from tools import bench_family, bench_foreign, results_table
+from tools.benchmark.family_child import call_names
 from tools.benchmark.foreign_table import ForeignResults
 from tools.benchmark.results import write_json
 
@@ -96,6 +98,17 @@ def test_kernels_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text("{}", encoding="utf-8")
     assert bench_foreign.main(["--out", str(other), "--kernels", "quack_softmax"]) != 0
+
+
+@pytest.mark.parametrize("name", bench_foreign.KERNELS)
+def test_every_baseline_can_be_timed_beside_the_kernel(name: str) -> None:
+    """Also one that is called torch, as what rounds are paired with is."""
+    registry.load_kernel(bench_foreign.DECLARATIONS / f"{name}.py")
+    for shape in read_shapes(bench_foreign.SHAPES / f"{name}.toml", name):
+        names = call_names(shape.problem, peers=False)
+        calls = [bench_family.call_candidate(shape.problem, each) for each in names]
+        assert len({call.name for call in calls}) == len(names) > 2
+        assert [json.loads(call.symbol)["name"] for call in calls] == names
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -239,8 +239,9 @@ def _contest(
         if not checked.ok:
             raise CutegenError(f"{name} on {problem}: {checked.error}")
     run = bench.time(list(entrants.values()), policy)
-    timings = dict(run)
-    failures.update((name, failure.error) for name, failure in run.failures.items())
+    shown = {candidate.name: name for name, candidate in entrants.items()}
+    timings = {shown[name]: timing for name, timing in run.items()}
+    failures.update((shown[name], failure.error) for name, failure in run.failures.items())
     own = timings[OWN]
     entries: dict[str, Json] = {name: _entry(problem, timing, own) for name, timing in timings.items()}
     return {
@@ -273,7 +274,12 @@ def _entrants(
     if args.in_place:
         yield IN_PLACE, in_place(compiled_candidate(kernels, device, IN_PLACE, problem, result.config))
     for name in call_names(problem, peers=args.peers != "none", in_place=args.in_place):
-        yield name, Candidate(name, Path(CALL), order(problem, name), Launch((), 0), problem)
+        yield name, call_candidate(problem, name)
+
+
+def call_candidate(problem: Problem, name: str) -> Candidate:
+    """Return the call of a baseline, peer or copy; a baseline may have a name that means the reference."""
+    return Candidate(f"call of {name}", Path(CALL), order(problem, name), Launch((), 0), problem)
 
 
 def _entry(problem: Problem, timing: Timing, own: Timing) -> Json:

@@ -152,7 +152,16 @@ def test_flash_attention_is_called_as_pytorchs_attention_is() -> None:
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.skipif(not _is_there("flash_attn"), reason="needs flash_attn: see tools/fetch_foreign.py")
-@pytest.mark.parametrize("behind", [1000.0, float("nan")])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        1000.0,
+        pytest.param(
+            float("nan"),
+            marks=pytest.mark.xfail(strict=True, reason="its kernel multiplies it by weights of 0"),
+        ),
+    ],
+)
 def test_sequences_end_before_their_tensors_do(behind: float) -> None:
     """What is behind the last does not count and is not written; empty sequences do no harm."""
     import torch
