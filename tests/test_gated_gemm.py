@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_family import FakeFamilies
+from fake_family import AllFamilies, FakeFamilies
 from fake_kernels import calls_go_to
 
 torch = pytest.importorskip("torch")
@@ -31,6 +31,13 @@ N, K = 24, 64
 def gpu(tmp_path: Path) -> Iterator[FakeFamilies]:
     """Every call of the test goes to kernels on the CPU."""
     with calls_go_to(FakeFamilies(tmp_path)) as fake:
+        yield fake
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> Iterator[AllFamilies]:
+    """The same for kernels of all families."""
+    with calls_go_to(AllFamilies(tmp_path)) as fake:
         yield fake
 
 
@@ -120,7 +127,11 @@ BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
         lambda x, w: cutegen.gated_gemm(x, w, out=x[:, :N]),
         "out shares memory with x; pass another",
     ),
-    ("gradients", lambda x, w: cutegen.gated_gemm(x, w.requires_grad_()), "w requires grad"),
+    (
+        "gradients of a given result",
+        lambda x, w: cutegen.gated_gemm(x, w.requires_grad_(), out=tensor(3, N)),
+        "w requires grad",
+    ),
 ]
 
 
@@ -131,6 +142,47 @@ def test_what_cannot_be_an_operand_is_named(
     with pytest.raises(OperandError, match=message):
         call(tensor(3, K), tensor(2 * N, K))
     assert not gpu.calls
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_gradients_are_those_of_autograd(families: AllFamilies, layout: str, activation: str) -> None:
+    """Of the result, of pre-activations, of both, and of one operand alone; kernels compute all of them."""
+    x, w = tensor(2, 3, K, dtype=torch.float16), tensor(2 * N, K, dtype=torch.float16)
+    for weights in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.5)):
+        found = []
+        for ours in (True, False):
+            dtype = x.dtype if ours else torch.float64
+            leaves = [t.to(dtype).detach().requires_grad_() for t in (x, w)]
+            if ours:
+                outputs = cutegen.gated_gemm(*leaves, activation, layout=layout, return_pre=True)
+            else:
+                outputs = wanted(*leaves, activation, layout)
+            sum(o.square().sum() * c for o, c in zip(outputs, weights, strict=True)).backward()
+            found.append([leaf.grad for leaf in leaves])
+        for got, want in zip(*found, strict=True):
+            scale = float(want.abs().max())
+            assert torch.allclose(got.double(), want, rtol=2**-7, atol=scale * 2**-8)
+    families.families.clear()
+    one = w.detach().clone().requires_grad_()
+    cutegen.gated_gemm(x, one, activation, layout=layout).sum().backward()
+    assert one.grad.shape == w.shape and families.families == ["gated_gemm", "gated_backward", "gemm"]
+    with torch.no_grad():
+        assert not cutegen.gated_gemm(x, one).requires_grad
+
+
+def test_gradients_of_traced_calls(families: AllFamilies) -> None:
+    """Forward and backward are one graph each; the operator alone computes again what it did not return."""
+    x, w = tensor(3, K), tensor(2 * N, K).requires_grad_()
+    run = torch.compile(lambda x: cutegen.gated_gemm(x, w).float(), fullgraph=True, backend="aot_eager")
+    operator.prepare()
+    alone = lambda x: torch.ops.cutegen.gated_gemm(x, w, "silu", "halves", ["out"], None)[0]  # noqa: E731
+    want = wanted(x.double(), wide := w.detach().double().requires_grad_(), "silu", "halves")[0]
+    want.sum().backward()
+    for call in (run, alone):
+        w.grad = None
+        call(x).sum().backward()
+        assert torch.allclose(w.grad.double(), wide.grad, rtol=2**-5, atol=2**-6)
 
 
 def test_torch_traces_the_operator(gpu: FakeFamilies) -> None:

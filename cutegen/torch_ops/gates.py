@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cutegen.space import Config
 
-__all__ = ["gated", "geglu", "prepare", "reglu", "swiglu"]
+__all__ = ["gate_gradients", "gated", "geglu", "prepare", "reglu", "swiglu"]
 
 _forward = DeclaredOperator(GATED, state.default_dispatcher, state.workspaces)
 _backward = DeclaredOperator(GATED_BACKWARD, state.default_dispatcher, state.workspaces)
@@ -164,14 +164,22 @@ def _known(x: Any, up: Any, activation: str, layout: str) -> torch.Tensor | None
     return found if rows is x else found.view(shape)
 
 
-def _gradients(run: Any, grad: Any, x: Any, up: Any, options: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return the gradients of the matrices that hold gate and up; the second is None if one holds both."""
+def gate_gradients(grad: Any, x: Any, up: Any, options: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return the gradients of the matrices that hold gate and up; the second is None if one holds both.
+
+    Args:
+        grad: Of the result, a matrix.
+        x: The matrix of gate and up, or of the gate alone.
+        up: The matrix of what is multiplied, None if ``x`` holds it.
+        options: Activation and layout.
+    """
     import torch
 
     if x.numel() == 0:
         return torch.empty_like(x), None if up is None else torch.empty_like(up)
     grad = grad if grad.stride(-1) == 1 and grad.stride(0) >= grad.shape[1] else grad.contiguous()
     values = [grad, x, None, None, MAKE, None, None] if up is None else [grad, None, x, up, None, MAKE, MAKE]
+    run = _backward.traced if state.must_trace(grad) else _backward
     *_, dx, dgate, dup = run(values, (), None, options)
     return (dx, None) if up is None else (dgate, dup)
 
@@ -192,8 +200,7 @@ def _function() -> Any:
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
             x, up = ctx.saved_tensors
-            run = _backward.traced if state.must_trace(grad) else _backward
-            return (*_gradients(run, grad, x, up, ctx.options), None, None)
+            return (*gate_gradients(grad, x, up, ctx.options), None, None)
 
     return Gated
 
@@ -208,7 +215,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _backward_of_operator(ctx: Any, grads: Any) -> tuple[Any, ...]:
     """Return the gradients of the registered operator's arguments."""
     x, up = ctx.saved_tensors
-    dx, dup = _gradients(_backward.traced, grads[0], x, up, ctx.options)
+    dx, dup = gate_gradients(grads[0], x, up, ctx.options)
     return (dx, None, None, *[None] * 4) if up is None else (None, dx, dup, *[None] * 4)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "backward_of",
     "backward_of_operator",
     "fused_activation",
+    "linear_gradients",
     "plain_linear",
     "record_gemm",
     "record_linear",
@@ -230,6 +231,13 @@ def _linear_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
             return d_x, d_w, grad.sum(0) if for_bias else None, None, None
 
     return _apply_of(Linear)
+
+
+def linear_gradients(gemm: Multiply, grad: Any, x: Any, w: Any, wanted: tuple[bool, bool]) -> tuple[Any, Any]:
+    """Return the gradients of the matrices of ``x @ w.T`` by ``gemm``, None for those that are not wanted."""
+    dense = _dense(grad, x.dtype)
+    d_x = _times(gemm, dense, w, 1.0) if wanted[0] else None
+    return d_x, _times(gemm, dense.mT, x, 1.0) if wanted[1] else None
 
 
 def _weight_gradient(gemm: Multiply, dense: Any, x: Any, w: Any, fuse_wgrad: bool) -> Any:
