@@ -97,8 +97,9 @@ def _function() -> Any:
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, grad: Any, of_pre: Any) -> tuple[Any, ...]:
-            wanted = ctx.needs_input_grad
-            return (*_gradients(grad, of_pre, *ctx.saved_tensors, ctx.options, wanted), None, None)
+            x, w, pre = ctx.saved_tensors
+            found = _gradients(grad, of_pre, x, w, pre, ctx.options, ctx.needs_input_grad)
+            return (*found, None, None)
 
     return GatedGemm
 
