@@ -72,6 +72,29 @@ def test_what_may_be_absent_gets_an_option_and_what_is_left_to_do_is_named(
     assert main(["space", "--kernel", str(out), "--arch", "sm_90a", "--shape", "4x64"]) == 0
 
 
+def test_names_and_types_say_what_is_written_and_what_may_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a launch as attention and norms of others have it."""
+    (tmp_path / "own.py").write_text(
+        "class Attention:\n"
+        "    def __init__(self, dtype, d, tile): ...\n"
+        "    def __call__(self, mQ: Tensor, mRes: Tensor, offsets: Tensor, mO: Tensor, lse: Tensor,\n"
+        "        mResO: Tensor, softmax_scale: Float32, count: cutlass.Int32,\n"
+        "        window: Int32 | int | None = None, extra: AuxData = AuxData(),\n"
+        "        eps: Optional[Float32] = 1e-6, shift: Int32 = 0, stream: CUstream = None): ...\n"
+    )
+    assert main(["declare", "own:Attention", "--folder", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for name in ("mQ", "mRes", "offsets"):
+        assert f'read("{name}"' in said
+    for name in ("mO", "lse", "mResO"):
+        assert f'write("{name}"' in said
+    assert 'scalar("softmax_scale", "fp32"' in said
+    assert 'scalar("count", "int32"' in said and 'scalar("shift", "int32"' in said
+    assert "# Left at what they are by default: window, extra, eps." in said
+
+
 def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "there.py"
     out.write_text("mine")

@@ -11,11 +11,13 @@ from cutegen.families.user.entry_source import EntrySource, Parameter
 __all__ = ["draft"]
 
 #: Parameters that are called so are taken for outputs.
-_OUTPUTS = re.compile(r"m?(y|o|d|out|output|dst|res|result)\w*", re.IGNORECASE)
+_OUTPUTS = re.compile(
+    r"m?[YyOoDd]\d*|m?([Oo]ut|[Oo]utput|dst|res|result|lse|LSE)(_\w+)?|\w+(_out|Out|[a-z]O)"
+)
 #: Parameters of constructors that are called so are taken for sizes, and for the dtype.
 _SIZES = re.compile(r"n|k|d|size|head_dim\w*|hidden\w*|dim\w*|N|K|D")
 _DTYPE = re.compile(r"\w*dtype\w*|\w*element_type\w*")
-_FLOATS, _INTEGERS = re.compile(r"float|Float(16|32|64)"), re.compile(r"int|Int(8|16|32|64)")
+_FLOATS, _INTEGERS = re.compile(r"\b(float|Float\d+)\b"), re.compile(r"\b(int|U?[Ii]nt\d+)\b")
 
 
 def draft(entry: str, source: EntrySource) -> str:
@@ -42,6 +44,7 @@ def draft(entry: str, source: EntrySource) -> str:
         *(f"        {_tensor(p, parts)}," for p in parts.tensors),
         *(f"        {_scalar(p)}" for p in parts.scalars),
         "    ),",
+        *_left_out(source),
         *_texts(source),
         *_knobs(parts.knobs, source),
         '    rows="m",  # TODO: leave out if rows depend on each other',
@@ -76,7 +79,7 @@ class _Parts:
         dtypes = [p.name for p in settings if _DTYPE.fullmatch(p.name)]
         sizes = [p.name for p in settings if p.name not in dtypes and _SIZES.fullmatch(p.name)] or ["n"]
         taken = {*dtypes, *sizes, *_names(source.knobs)}
-        others = [p for p in source.call if not _is_tensor(p) and not _is_setting(p)]
+        others = [p for p in source.call if not _is_tensor(p) and not _is_setting(p) and not _is_left_out(p)]
         return cls(
             tensors,
             outputs or tuple(p.name for p in tensors[-1:]),
@@ -115,6 +118,16 @@ def _is_tensor(parameter: Parameter) -> bool:
     return "Tensor" in parameter.annotation or "Pointer" in parameter.annotation
 
 
+def _is_left_out(parameter: Parameter) -> bool:
+    """Whether a parameter of a launch may stay what it is by default, because it is, or may be, no number."""
+    text = parameter.annotation
+    if "tream" in parameter.name + text:
+        return False
+    return bool(parameter.default) and (
+        _may_be_absent(parameter) or not (_FLOATS.search(text) or _INTEGERS.search(text))
+    )
+
+
 def _is_setting(parameter: Parameter) -> bool:
     """Whether a parameter of a launch is compiled in."""
     return "Constexpr" in parameter.annotation
@@ -137,10 +150,15 @@ def _tensor(parameter: Parameter, parts: _Parts) -> str:
 
 
 def _scalar(parameter: Parameter) -> str:
-    kind = parameter.annotation.rpartition(".")[2]
-    if _INTEGERS.fullmatch(kind):
+    if _INTEGERS.search(parameter.annotation) and not _FLOATS.search(parameter.annotation):
         return f'scalar("{parameter.name}", "int32", (1, 3)),  # TODO: the usual value, and another one'
     return f'scalar("{parameter.name}", "fp32", (1.0, -0.5)),  # TODO: the usual value, and another one'
+
+
+def _left_out(source: EntrySource) -> list[str]:
+    """Return a line on parameters of the launch that the draft does not pass."""
+    names = [p.name for p in source.call if not _is_tensor(p) and not _is_setting(p) and _is_left_out(p)]
+    return [f"    # Left at what they are by default: {', '.join(names)}."] if names else []
 
 
 def _texts(source: EntrySource) -> list[str]:
