@@ -42,8 +42,10 @@ from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.results import write_json
 from tools.benchmark.untuned_table import UNTUNED_FAMILIES
 
-#: Rows of the problems on which kernels are checked, and the most bytes of those that are timed.
-_FEW, _MOST_BYTES = 64, 2**29
+#: Rows of the problems on which kernels are checked: the fewest of these for which a config is valid.
+_FEW = (64, 640)
+#: Most bytes of problems that are timed.
+_MOST_BYTES = 2**29
 #: Most rows that are drawn. Source: judgement, a long prompt of a large batch.
 _MOST_ROWS = 65_536
 
@@ -119,7 +121,7 @@ class Runner:
         Raises:
             CutegenError: It cannot be measured, or a kernel is wrong.
         """
-        self._check(problem.with_sizes(m=min(_FEW, problem.sizes["m"])), configs)
+        self._check(problem, configs)
         self._bench.open(problem)
         named = {config.digest: config for config in configs}
         entries = [
@@ -138,21 +140,26 @@ class Runner:
             "best": str(best),
             "best_us": round(times[best], 3),
             "tried": len(configs),
+            "times": {str(config): round(us, 3) for config, us in times.items()},
             "ratio": round(times[best] / times[configs[0]], 4),
         }
 
-    def _check(self, few: Problem, configs: Sequence[Config]) -> None:
-        """See that kernels are right on ``few``, each once for its signature."""
-        new = [config for config in configs if (few.with_sizes(m=1), config) not in self._checked]
-        for at, config in enumerate(new):
-            if not at:
+    def _check(self, problem: Problem, configs: Sequence[Config]) -> None:
+        """See that kernels are right on few rows, each once for its signature."""
+        space, signature = find_space(problem.family, self._device.arch), problem.with_sizes(m=1)
+        some = [*(problem.with_sizes(m=min(m, problem.sizes["m"])) for m in _FEW), problem]
+        opened = None
+        for config in (config for config in configs if (signature, config) not in self._checked):
+            few = next(each for each in some if not space.explain(each, config))
+            if few != opened:
                 self._bench.open(few)
+                opened = few
             found = self._bench.check(
                 compiled_candidate(self._kernels, self._device, "kernel", few, config), repeats=0
             )
             if not found.ok:
                 raise CutegenError(f"{few}: {config}: {found.error}")
-            self._checked.add((few.with_sizes(m=1), config))
+            self._checked.add((signature, config))
 
 
 def run(args: argparse.Namespace) -> int:
