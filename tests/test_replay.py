@@ -13,6 +13,7 @@ import pytest
 from cutegen.families.gemm.perf_model.fitted import Fit, Rates, load_fit
 from tools import replay
 from tools.benchmark.line_plot import line_plot
+from tools.benchmark.range_replay import COUNTS, range_regret
 from tools.fit_gemm import SWEEP
 
 EVERY = 25
@@ -83,6 +84,30 @@ def test_a_model_that_has_not_seen_the_matrices_chooses_worse(monkeypatch: pytes
         for predicted in (replay.left_out(points), points.roofline_us)
     ]
     assert 0.01 < first[0] < 0.06 and first[0] < 0.7 * first[1]
+
+
+def test_a_range_measures_what_is_fast_and_answers_what_lies_between() -> None:
+    """More contenders leave out less; a model that orders them by chance leaves out much more.
+
+    Sizes are a doubling apart here, so that answers between them are mostly the model's.
+    """
+    found, points, configs = replay.read(SWEEP, 1)
+    numbers, sizes = np.unique(
+        points.weights[np.unique(points.shape, return_index=True)[1]], return_counts=True
+    )
+    long = np.isin(points.weights, numbers[sizes >= 9])
+    points, configs = (
+        points.only(long),
+        [config for config, is_long in zip(configs, long, strict=True) if is_long],
+    )
+    predicted = replay.by_fit(load_fit(), points, configs, found["sm_count"])
+    judged = range_regret(replay.matrices(replay.Sweep(points, configs, predicted)))
+    few, more, most = (judged[str(count)] for count in COUNTS)
+    assert few["measured"] >= more["measured"] >= most["measured"] and more["measured"] < 0.005
+    assert most["measured_worst"] < 0.02 and most["between"] < 0.02
+    chance = np.random.default_rng(0).permutation(predicted)
+    blind = range_regret(replay.matrices(replay.Sweep(points, configs, chance)))
+    assert blind["8"]["measured"] > 3 * more["measured"] and blind["14"]["between"] > 3 * most["between"]
 
 
 def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

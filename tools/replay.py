@@ -5,7 +5,8 @@ All are judged by regret, which is how far their answer is behind the best timed
 - the search, after so many trials and seconds: candidates in the order of the model, re-ordered by what the
   trials so far teach about its errors, as a tuning does, beside the model's order alone and chance;
 - the model: its first choice, and the best of its first three and eight;
-- the default set: a perfect choice among the default kernels, and among as many that were chosen one by one.
+- the default set: a perfect choice among the default kernels, and among as many that were chosen one by one;
+- a range: the contenders at each second m of a matrix, and what answers the others.
 
     python tools/replay.py                                  # docs/results/gemm_sweep_h200.json.xz
     python tools/replay.py --calibration h200.json          # the model of a calibration
@@ -44,6 +45,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
 from tools.benchmark.line_plot import line_plot
+from tools.benchmark.range_replay import Matrix, Recorded, range_regret
 from tools.fit_gemm import DEPTH, SETTINGS, SWEEP, Points, load
 
 #: Trials after which a search is looked at.
@@ -219,6 +221,21 @@ def set_regret(points: Points, counts: Sequence[int]) -> dict[str, Any]:
     }
 
 
+# --- ranges ---
+
+
+def matrices(sweep: Sweep) -> list[Matrix]:
+    """Return what was timed of each (n, k), by m."""
+    found: dict[tuple[int, int], dict[int, list[Recorded]]] = {}
+    points = sweep.points
+    for (m, n, k), places in sweep.shapes():
+        found.setdefault((n, k), {})[m] = [
+            Recorded(sweep.configs[i], points.us[i], sweep.predicted[i], bool(points.default[i]))
+            for i in places
+        ]
+    return list(found.values())
+
+
 # --- the command ---
 
 
@@ -267,6 +284,7 @@ def run(args: argparse.Namespace) -> int:
         "model_among_defaults": model_regret(sweep, points.default),
         "model_among_all": model_regret(sweep, np.ones(len(points.us), bool)),
         "sets": set_regret(points, (4, 8, 16, 32, 70)),
+        "range": range_regret(matrices(sweep)),
     }
     print(summary(results))
     if args.json is not None:
@@ -304,7 +322,13 @@ def summary(results: Mapping[str, Any]) -> str:
     own, greedy = results["sets"]["defaults"], results["sets"]["greedy"]
     rows += ["", f"perfect choice among the {own['kernels']} default kernels: {100 * own['regret']:.2f}"]
     rows.append("one by one: " + ", ".join(f"{n} kernels {100 * value:.2f}" for n, value in greedy.items()))
+    for count, judged in results["range"].items():
+        rows += [f"a range, {count} contenders: {_named(judged)}"]
     return "\n".join(rows)
+
+
+def _named(judged: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ', ')} {100 * value:.2f}" for name, value in judged.items())
 
 
 def _shown(judged: Mapping[str, float]) -> str:

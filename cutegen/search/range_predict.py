@@ -13,14 +13,14 @@ from cutegen.search.defaults import default_set, predictor, strategy_of
 from cutegen.search.twins import aside_from_overlap
 from cutegen.space import Config, Space
 
-__all__ = ["Predictions"]
+__all__ = ["UNPROVEN", "Predictions"]
 
 #: By how much kernels that are no default candidates take longer than predicted, as a logarithm, where they
 #: are chosen since they are predicted to be fast: of many the model likes best what it is most wrong about.
 #: Source: on the sweep of an H200, predictions of kernels that were left out of the fit are off by 0.057 (as
 #: a standard deviation) where m is above 64; the best predicted of some twenty of these took 0.04 longer than
 #: predicted, and of the thousands of the whole space some 0.14 to 0.19 at m of 65 to 256.
-_UNPROVEN = 0.10
+UNPROVEN = 0.10
 
 
 class Predictions:
@@ -94,7 +94,7 @@ class Predictions:
         if not self._space_of(config).is_valid(problem, config):
             return None
         time_us = predict(config)
-        return time_us if time_us is None or self.is_proven(config) else time_us * exp(_UNPROVEN)
+        return time_us if time_us is None or self.is_proven(config) else time_us * exp(UNPROVEN)
 
     def _model(self, problem: Problem) -> Callable[[Config], float | None]:
         predict = predictor(self._space, problem, self._sm_count, self._expected)
