@@ -15,6 +15,7 @@ import pytest
 from cutegen.arch import find_arch
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
+from tools.benchmark.sweep_table import Sweep
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "sweep_compile.py"
 SPACE = find_space("gemm", find_arch("sm_90a"))
@@ -119,6 +120,30 @@ def test_a_sweep_continues_where_it_was_killed(tmp_path: Path) -> None:
     assert found["values"]["tile_shape_mn"]["seen"] == 1 and found["asked"]["sample"] == 2
 
 
+def test_families_are_swept_over_their_examples(tool: Any, tmp_path: Path) -> None:
+    """Options count as knobs do, and a table says what came of each family."""
+    args = tool.arguments(["--out", "unused", "--arch", "sm_103a", "--family", "gated,rope", "--pairs"])
+    parts = [tool.choose(family, args) for family in ("gated", "rope")]
+    for part in parts:
+        found = list(part.by_id.values())
+        assert 10 < len(found) == len(part.by_id) < part.total / 4
+        every = tool.classes(part.space, part.problems, {})
+        for option in ("dtype", "unaligned"):
+            named = {str(getattr(problem, option)) for problem, _ in every}
+            assert named == {str(getattr(case.problem, option)) for case in found}
+        assert all(seen == of for seen, of in (one.values() for one in tool.values(part).values()))
+    results = {
+        name: {**tool.describe(case, tool.Failure("key", "abort", "signal 6", "log")), "outcome": "abort"}
+        for part in parts
+        for name, case in part.by_id.items()
+    }
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps(tool.summary(args, parts, results, tool.Pace(0, 0, 0.0, 0.0))))
+    text = Sweep.load(file).render()
+    assert f"| `rope` | {parts[1].total} | {len(parts[1].by_id)} |" in text and "failed" in text
+    assert "sm_103a: example problems of each family" in text
+
+
 def test_a_summary_names_what_is_wrong(tool: Any) -> None:
     """With the words behind it; how much of each knob was seen is counted; nothing compiled has no rate."""
     problem = Problem(512, 512, 512)
@@ -128,7 +153,9 @@ def test_a_summary_names_what_is_wrong(tool: Any) -> None:
     ]
     lines = [tool.describe(case, tool.Failure("key", "abort", "signal 6", "log")) for case in cases]
     args = tool.arguments(["--out", "unused", "--commit", "abc", "--set", "tile_shape_mn=64x64"])
-    found = tool.summary(args, SPACE, 9, cases, lines, tool.Pace(0, 0, 0.0, 0.0))
+    part = tool.Part(SPACE, [problem], 9, {case.id: case for case in cases})
+    results = {case.id: line for case, line in zip(cases, lines, strict=True)}
+    found = tool.summary(args, [part], results, tool.Pace(0, 0, 0.0, 0.0))
     assert found["verdicts"] == {"failed": 2} and found["commit"] == "abc"
     assert [one["detail"] for one in found["wrong"]] == ["abort: signal 6"] * 2
     assert found["wrong"][0]["config"] == str(cases[0].config)

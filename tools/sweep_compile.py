@@ -6,6 +6,10 @@ interrupted sweep continues; a new template or compiler starts new ones.
     python tools/sweep_compile.py --out sweep.jsonl --dtype bf16 --layout kk,kn --sample 600
     python tools/sweep_compile.py --out sweep.jsonl --words "out=fp32 beta bias=n" --set pingpong=true
     python tools/sweep_compile.py --out sweep.jsonl --arch sm_100a --dtype bf16,tf32 --pairs --summary S.json
+    python tools/sweep_compile.py --out sweep.jsonl --arch sm_103a --family softmax,gated,rope --pairs
+
+With ``--family`` kernels are those of the problems that families declare as examples. Options of problems
+then count as knobs do: the set of ``--pairs`` holds every two values that meet.
 
 exit codes: 0 all as predicted; 1 some kernel failed, spilled without a fused epilogue, or is not as
 predicted; 2 bad usage
@@ -33,8 +37,10 @@ from cutegen.build.render import Source, render
 from cutegen.cli.args import parse_fixed
 from cutegen.digest import Json, digest
 from cutegen.errors import CutegenError, ProblemError
+from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.problem import Epilogue, Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_family, find_space
+from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Space, Value, as_integer
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
@@ -55,7 +61,7 @@ class Case:
     """One kernel to compile and what the space says about it."""
 
     id: str
-    problem: Problem
+    problem: AnyProblem
     config: Config
     source: Source
     smem_bytes: int
@@ -84,7 +90,7 @@ class Pace:
         }
 
 
-def run_time_values(space: Space, problem: Problem) -> dict[str, list[Value]]:
+def run_time_values(space: Space, problem: AnyProblem) -> dict[str, list[Value]]:
     """Return, for every run-time knob, one value for each kind of kernel it makes."""
     default = space.default(problem)
     found: dict[str, list[Value]] = {}
@@ -124,10 +130,10 @@ def legal(
 
 
 def classes(
-    space: Space, problems: Iterable[Problem], fixed: Mapping[str, Sequence[Value]]
-) -> list[tuple[Problem, Config]]:
+    space: Space, problems: Iterable[AnyProblem], fixed: Mapping[str, Sequence[Value]]
+) -> list[tuple[AnyProblem, Config]]:
     """Return one (problem, config) for every kernel: those that differ in run-time knobs only are one."""
-    found: dict[tuple[object, Config], tuple[Problem, Config]] = {}
+    found: dict[tuple[object, Config], tuple[AnyProblem, Config]] = {}
     for problem in problems:
         for config in space.configs(problem, {**run_time_values(space, problem), **fixed}):
             found.setdefault((problem.signature, space.compile_view(config)), (problem, config))
@@ -135,11 +141,11 @@ def classes(
 
 
 def stratified(
-    pairs: Sequence[tuple[Problem, Config]], by: Sequence[str], count: int, seed: int
-) -> list[tuple[Problem, Config]]:
+    pairs: Sequence[tuple[AnyProblem, Config]], by: Sequence[str], count: int, seed: int
+) -> list[tuple[AnyProblem, Config]]:
     """Return ``count`` pairs, taken in turn from groups that agree in signature and in the knobs ``by``."""
     generator = random.Random(seed)
-    groups: dict[object, list[tuple[Problem, Config]]] = {}
+    groups: dict[object, list[tuple[AnyProblem, Config]]] = {}
     for problem, config in pairs:
         group = problem.signature, tuple(config[knob] for knob in by)
         groups.setdefault(group, []).append((problem, config))
@@ -151,9 +157,20 @@ def stratified(
     return list(islice(rounds, count))
 
 
+def kinds(problem: AnyProblem) -> list[tuple[object, ...]]:
+    """Return what counts beside knobs: operand dtype and layout of a GEMM, the options of other families."""
+    if isinstance(problem, DeclaredProblem):
+        return [
+            *(("option", *option) for option in problem.options),
+            ("option", "unaligned", problem.unaligned),
+        ]
+    assert isinstance(problem, Problem)
+    return [("", problem.ab_dtype, problem.layout)]
+
+
 def pairwise(
-    space: Space, pairs: Sequence[tuple[Problem, Config]], seed: int
-) -> list[tuple[Problem, Config]]:
+    space: Space, pairs: Sequence[tuple[AnyProblem, Config]], seed: int
+) -> list[tuple[AnyProblem, Config]]:
     """Return some of ``pairs`` that together hold every two values of knobs (dtype and layout too) that meet.
 
     Greedy, in rounds that ask for ever less: the first take those that add most.
@@ -161,11 +178,8 @@ def pairwise(
     order = list(pairs)
     random.Random(seed).shuffle(order)
     held: set[object] = set()
-    chosen: list[tuple[Problem, Config]] = []
-    twos = [
-        list(combinations([("", p.ab_dtype, p.layout), *space.compile_view(config).items()], 2))
-        for p, config in order
-    ]
+    chosen: list[tuple[AnyProblem, Config]] = []
+    twos = [list(combinations([*kinds(p), *space.compile_view(config).items()], 2)) for p, config in order]
     for least in range(max(map(len, twos), default=0), 0, -1):
         for pair, two in zip(order, twos, strict=True):
             if sum(both not in held for both in two) >= least:
@@ -174,15 +188,15 @@ def pairwise(
     return chosen
 
 
-def make_case(space: Space, problem: Problem, config: Config, toolchain: Toolchain) -> Case:
+def make_case(space: Space, problem: AnyProblem, config: Config, toolchain: Toolchain) -> Case:
     """Render one kernel."""
     derived = space.derive(config, problem, space.arch)
-    epilogue = problem.epilogue
+    plain = not isinstance(problem, Problem) or problem.epilogue == Epilogue()
     smem_bytes = as_integer(derived["smem_bytes"])
     max_registers = as_integer(derived.get("max_registers", space.arch.registers_per_thread))
     source = render(problem, config, space.arch)
     name = digest([source.digest, source.arch, toolchain.digest])
-    return Case(name, problem, config, source, smem_bytes, max_registers, epilogue == Epilogue())
+    return Case(name, problem, config, source, smem_bytes, max_registers, plain)
 
 
 def describe(case: Case, result: Artifact | Failure) -> dict[str, Json]:
@@ -284,6 +298,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="what all of them come to")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument(
+        "--family", default="gemm", help="several with commas; what the next four say is of gemm alone"
+    )
     parser.add_argument("--dtype", default="bf16", help="of A and B; several with commas")
     parser.add_argument("--layout", default="kk", help="several with commas")
     parser.add_argument("--words", default="", help="rest of the problem line: out=, beta, bias=, act=...")
@@ -304,29 +321,51 @@ def main() -> int:
     """Sweep; return 1 if a kernel failed, spilled without a fused epilogue, or missed its prediction."""
     args = arguments()
     try:
-        space = find_space("gemm", find_arch(args.arch))
-        pairs = classes(space, problems_asked(args), parse_fixed(args.set))
+        parts = [choose(family, args) for family in args.family.split(",")]
     except CutegenError as error:
         print(error, file=sys.stderr)
         return 2
+    by_id = {name: case for part in parts for name, case in part.by_id.items()}
+    total = sum(part.total for part in parts)
+    known = read_results(args.out)
+    missing = [case for name, case in by_id.items() if name not in known]
+    print(f"{total} kernels, {len(by_id)} chosen, {len(by_id) - len(missing)} known", file=sys.stderr)
+    pace = sweep(missing, args.out, args.workers, args.timeout)
+    results = read_results(args.out)
+    counts = count_verdicts([results[name] for name in by_id])
+    print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
+    if args.summary is not None:
+        write_json(args.summary, summary(args, parts, results, pace))
+    return 1 if any(counts[name] for name in BAD) else 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a sweep takes of one family: of ``total`` kernels those chosen, by id, and its problems."""
+
+    space: Space
+    problems: Sequence[AnyProblem]
+    total: int
+    by_id: Mapping[str, Case]
+
+
+def choose(family: str, args: argparse.Namespace) -> Part:
+    """Return the part of one family.
+
+    Raises:
+        CutegenError: There is no such family, knob or value.
+    """
+    space = find_space(family, find_arch(args.arch))
+    problems = problems_asked(args) if family == "gemm" else list(find_family(family).typical())
+    pairs = classes(space, problems, parse_fixed(args.set))
     total = len(pairs)
     if args.pairs:
         pairs = pairwise(space, pairs, args.seed)
     by = args.by.split(",") if args.by else [knob for knob in SPREAD if knob in space.domains]
     pairs = stratified(pairs, by, args.sample or total, args.seed)
     toolchain = Toolchain.current()
-    by_id = {case.id: case for case in (make_case(space, *pair, toolchain) for pair in pairs)}
-    known = read_results(args.out)
-    missing = [case for name, case in by_id.items() if name not in known]
-    print(f"{total} kernels, {len(by_id)} chosen, {len(by_id) - len(missing)} known", file=sys.stderr)
-    pace = sweep(missing, args.out, args.workers, args.timeout)
-    results = read_results(args.out)
-    lines = [results[name] for name in by_id]
-    counts = count_verdicts(lines)
-    print(", ".join(f"{count} {name}" for name, count in counts.most_common()))
-    if args.summary is not None:
-        write_json(args.summary, summary(args, space, total, list(by_id.values()), lines, pace))
-    return 1 if any(counts[name] for name in BAD) else 0
+    cases = (make_case(space, *pair, toolchain) for pair in pairs)
+    return Part(space, problems, total, {case.id: case for case in cases})
 
 
 def count_verdicts(lines: Sequence[Mapping[str, Json]]) -> Counter[str]:
@@ -336,34 +375,56 @@ def count_verdicts(lines: Sequence[Mapping[str, Json]]) -> Counter[str]:
 
 def summary(
     args: argparse.Namespace,
-    space: Space,
-    total: int,
-    cases: Sequence[Case],
-    lines: Sequence[Mapping[str, Json]],
+    parts: Sequence[Part],
+    results: Mapping[str, Mapping[str, Json]],
     pace: Pace,
 ) -> dict[str, Json]:
-    """Return what a sweep comes to: what was asked, how much of the space that is, what was wrong."""
+    """Return what a sweep comes to: what was asked, how much of the spaces that is, what was wrong."""
     asked = ("dtype", "layout", "words", "batch", "set", "sample", "by", "pairs", "seed")
+    lines = [results[name] for part in parts for name in part.by_id]
     wrong = [
         {"verdict": what, "problem": line["problem"], "config": line["config"], "detail": detail(line)}
         for line in lines
         if (what := verdict(line))
     ]
-    values: dict[str, Json] = {
-        knob: {"seen": len({case.config[knob] for case in cases}), "of": len(domain)}
-        for knob, domain in space.domains.items()
-        if knob not in space.run_time_knobs
-    }
-    return {
+    found: dict[str, Json] = {
         **check_facts(SWEEP, None, args.commit),
         "arch": args.arch,
         "asked": {name: getattr(args, name) for name in asked},
-        "configs": list(legal(space, problems_asked(args), parse_fixed(args.set))),
-        "kernels": {"of_the_space": total, "chosen": len(cases)},
-        "values": values,
+        "kernels": {"of_the_space": sum(p.total for p in parts), "chosen": len(lines)},
         "verdicts": dict(count_verdicts(lines)),
         "wrong": wrong,
         "compiled_now": pace.to_json(),
+    }
+    if args.family == "gemm":
+        configs = list(legal(parts[0].space, problems_asked(args), parse_fixed(args.set)))
+        return {**found, "configs": configs, "values": values(parts[0])}
+    return {**found, "families": [of_family(part, results) for part in parts]}
+
+
+def values(part: Part) -> dict[str, Json]:
+    """Return how many values of each compiled knob the chosen kernels have, and how many there are."""
+    return {
+        knob: {"seen": len({case.config[knob] for case in part.by_id.values()}), "of": len(domain)}
+        for knob, domain in part.space.domains.items()
+        if knob not in part.space.run_time_knobs
+    }
+
+
+def of_family(part: Part, results: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
+    """Return what a sweep comes to in one family."""
+    lines = [results[name] for name in part.by_id]
+    good = [line for line in lines if line["outcome"] == "ok"]
+    return {
+        "family": part.space.family,
+        "problems": [str(problem) for problem in part.problems],
+        "kernels": {"of_the_space": part.total, "chosen": len(lines)},
+        "values": values(part),
+        "most": {
+            what: max((int(str(line[what])) for line in good), default=0)
+            for what in ("registers", "smem_bytes")
+        },
+        "verdicts": dict(count_verdicts(lines)),
     }
 
 
