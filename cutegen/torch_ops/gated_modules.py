@@ -45,7 +45,8 @@ class GatedCall(Call):
     quiet: tuple[str, ...] = ()
     compiled: ClassVar[str] = "a gated MLP under torch.compile, which fuses its activation"
 
-    def __call__(self, module: Any, forward: Callable[[Any], Any], x: Any) -> Any:
+    def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        (x,) = args
         if self.quiet and any(has_hooks(module.get_submodule(name)) for name in self.quiet):
             fallbacks.count("a gated MLP: its activation has hooks")
             return forward(x)

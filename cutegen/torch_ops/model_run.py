@@ -26,7 +26,7 @@ def record_run(model: torch.nn.Module, inputs: Sequence[Any], *, training: bool)
 
     compiled = hasattr(model, "_orig_mod")
     found = None if compiled else optimize(model)
-    swapped = () if found is None else (*found.layers, *found.norms, *found.gates)
+    swapped = () if found is None else (*found.layers, *found.norms, *found.gates, *found.ropes)
     try:
         with record() as recording, _unchanged(model, inputs), torch.set_grad_enabled(training):
             result = model(*inputs)

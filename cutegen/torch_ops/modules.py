@@ -1,4 +1,4 @@
-"""Layers of a model that call cutegen: linear layers, norms and gated MLPs swapped in place, and back.
+"""Layers of a model that call cutegen: linear layers, norms, gated MLPs and rotary embeddings, and back.
 
 A swapped layer never refuses: what no kernel computes, torch does, counted with the reason.
 """
@@ -18,6 +18,8 @@ from cutegen.torch_ops.gemm import linear
 from cutegen.torch_ops.gemm import prepare as prepare_gemm
 from cutegen.torch_ops.norm_modules import norm_call
 from cutegen.torch_ops.norms import prepare as prepare_norms
+from cutegen.torch_ops.rope import prepare as prepare_rope
+from cutegen.torch_ops.rotary_modules import let_functions_ask, rotary_call
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,7 @@ __all__ = ["Swapped", "optimize", "prepare", "restore", "restore_one", "unfit"]
 _ROW_BYTES = 16  # what TMA asks of addresses and pitches
 _DEVICE = "cuda"
 _NOT_WANTED = "filter_fn said no"
+_NO_FUNCTION = "no function beside the classes of the model turns queries and keys by its tables"
 _AUTOCAST = "autocast casts fp32 parameters, and torch keeps the casts"
 
 
@@ -38,12 +41,14 @@ class Swapped:
         layers: Names of the linear layers that call cutegen now.
         norms: Names of the norms that do.
         gates: Names of the gated MLPs that do.
+        ropes: Names of the modules by whose tables queries and keys are turned by cutegen.
         skipped: Names of others of these kinds, with the reason.
     """
 
     layers: tuple[str, ...]
     norms: tuple[str, ...] = ()
     gates: tuple[str, ...] = ()
+    ropes: tuple[str, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,7 +58,7 @@ def optimize(
     *,
     fuse_wgrad: bool = False,
 ) -> Swapped:
-    """Let the linear layers, norms and gated MLPs of ``model`` call cutegen, in place.
+    """Let the linear layers, norms, gated MLPs and rotary embeddings of ``model`` call cutegen, in place.
 
     - ``torch.nn.Linear`` calls :func:`cutegen.linear`.
     - ``torch.nn.RMSNorm`` over one dimension, and any class with a weight and an eps whose forward computes
@@ -61,12 +66,16 @@ def optimize(
     - Modules of two or three linear layers whose forward, traced, is ``down(act(gate(x)) * up(x))``, or the
       same with gate and up in one layer, call :func:`cutegen.gated` between their layers. ``act`` is silu,
       gelu in both forms, or relu.
+    - Queries and keys are turned by :func:`cutegen.rope` where a module without parameters makes the tables,
+      from positions, and a function (q, k, cos, sin, ...) turns by them, as in Transformers. The module is
+      tried and its tables are marked; the function is tried, and replaced in the namespace of the model's
+      classes by one that asks whether tables are marked, and is itself for those of other models.
 
     Parameters, buffers, hooks, names and ``state_dict`` stay what they are; modules are still instances of
     their classes, and copy and pickle. A call that no kernel answers is computed by torch and counted:
     :func:`cutegen.counters`. Where torch rounds between the steps of a norm or a gate, cutegen rounds once.
-    Under torch.compile norms and gates are left to it. Do it before wrapping in FSDP, before adapters such as
-    LoRA or after them.
+    Under torch.compile norms, gates and rotary embeddings are left to it. Do it before wrapping in FSDP,
+    before adapters such as LoRA or after them.
 
     Args:
         model: Any module.
@@ -81,7 +90,7 @@ def optimize(
 
     _require_module(model)
     layers: list[str] = []
-    found: dict[str, list[str]] = {"norms": [], "gates": []}
+    found: dict[str, list[str]] = {"norms": [], "gates": [], "ropes": []}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -92,7 +101,12 @@ def optimize(
                 skipped[name] = reason
         elif not swaps.is_swapped(module):
             _swap_other(module, name, filter_fn, found, skipped)
-    return Swapped(tuple(layers), tuple(found["norms"]), tuple(found["gates"]), skipped)
+    if found["ropes"] and not let_functions_ask(model):
+        for name in found.pop("ropes"):
+            swaps.unswap(model.get_submodule(name))
+            skipped[name] = _NO_FUNCTION
+    kinds = {kind: tuple(names) for kind, names in found.items()}
+    return Swapped(tuple(layers), skipped=skipped, **kinds)
 
 
 def _require_module(model: Any) -> None:
@@ -122,7 +136,7 @@ def _swap_linear(module: Any, name: str, filter_fn: Any, fuse_wgrad: bool) -> st
 
 def _swap_other(module: Any, name: str, filter_fn: Any, found: Any, skipped: dict[str, str]) -> None:
     """Swap a module if it is a norm or a gated MLP."""
-    for kind, recognise in (("norms", norm_call), ("gates", gated_call)):
+    for kind, recognise in (("norms", norm_call), ("gates", gated_call), ("ropes", rotary_call)):
         call = recognise(module)
         if call is None:
             continue
@@ -257,5 +271,6 @@ def prepare() -> None:
     prepare_gemm()
     prepare_norms()
     prepare_gates()
+    prepare_rope()
     swaps.prepare()
     _linear_class()

@@ -37,7 +37,8 @@ class NormCall(Call):
     place: tuple[Any, str] | None = None
     compiled: ClassVar[str] = "a norm under torch.compile, which fuses it with its neighbours"
 
-    def __call__(self, module: Any, forward: Callable[[Any], Any], x: Any) -> Any:
+    def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        (x,) = args
         weight = module.weight
         if reason := self._unfit(x, weight):
             fallbacks.count(f"a norm: {reason}")

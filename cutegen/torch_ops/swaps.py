@@ -38,13 +38,17 @@ class Call:
 
     compiled: ClassVar[str]
 
-    def __call__(self, module: Any, forward: Callable[[Any], Any], x: Any) -> Any:
-        """Return what ``forward(x)``, the module's own, would."""
+    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether it computes calls with these arguments: with one, by position."""
+        return len(args) == 1 and not kwargs
+
+    def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what ``forward``, the module's own, would return for these arguments."""
         raise NotImplementedError
 
 
 def swap(module: torch.nn.Module, call: Call) -> None:
-    """Let ``module`` compute by ``call`` from now on, where it is called with one positional argument."""
+    """Let ``module`` compute by ``call`` from now on, where that takes the arguments."""
     if not hasattr(module, "cutegen_call"):
         own: Any = type(module)
         module.__class__ = _class_above(own)
@@ -99,9 +103,9 @@ def _class_above(base: Any) -> Any:
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             call = self.cutegen_call
-            if call is None or len(args) != 1 or kwargs or _left_to_compiler(call.compiled):
+            if call is None or not call.takes(args, kwargs) or _left_to_compiler(call.compiled):
                 return super().forward(*args, **kwargs)
-            return call(self, super().forward, args[0])
+            return call(self, super().forward, *args, **kwargs)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             made, arguments, *rest = super().__reduce_ex__(protocol)

@@ -126,3 +126,39 @@ def test_the_operator_compiles(mode: str) -> None:
     want = step(packed)
     for _ in range(4):
         assert torch.allclose(run(packed).float(), want.float(), rtol=2**-6, atol=0.25)
+
+
+@pytest.mark.usefixtures("own_kernels")
+@pytest.mark.parametrize("texts", [1, 3])
+def test_a_model_of_others_turns_by_a_kernel(texts: int) -> None:
+    """As torch does, with gradients, and in a CUDA graph."""
+    import copy
+
+    import model_of_others as others
+    import torch
+
+    import cutegen
+
+    torch.manual_seed(0)
+    model = others.Model().to("cuda", torch.bfloat16)
+    twin = copy.deepcopy(model)
+    assert cutegen.optimize(model).ropes == ("rotary_emb",)
+    width = others.HEADS * others.EXTENT
+    x = torch.randn(texts, 50, width, device="cuda", dtype=torch.bfloat16)
+    at = torch.arange(50, device="cuda")[None]
+    cutegen.reset_counters()
+    found, want = model(x, at), twin(x, at)
+    assert torch.allclose(found.float(), want.float(), rtol=2**-5, atol=2**-4)
+    assert not any("rotary" in reason for reason in cutegen.counters()["fallbacks"])
+    found.float().square().sum().backward()
+    want.float().square().sum().backward()
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert own.grad is not None and other.grad is not None
+        assert (own.grad - other.grad).float().norm() <= 2**-5 * other.grad.float().norm()
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(x, at)
+        graph.replay()
+    assert torch.equal(captured, found)
+    cutegen.restore(model)
