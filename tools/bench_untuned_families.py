@@ -75,6 +75,8 @@ DRAWS: Mapping[str, Callable[[random.Random], str]] = {
     "cross_entropy": _width(1000, 262_144),
     "gated": _width(512, 32_768),
     "gated_backward": _width(512, 32_768),
+    "activation": _width(512, 32_768),
+    "activation_backward": _width(512, 32_768),
     "rope": _heads,
 }
 #: Options that say more than a family's defaults do.
