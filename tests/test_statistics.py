@@ -275,7 +275,10 @@ def exactly(**times: float) -> dict[str, Interval]:
     ("settled", "bursts", "winner"),
     [
         ({"a": 100, "b": 100.9}, {"a": 90, "b": 88}, "b"),
-        ({"a": 100, "b": 101.1}, {"a": 90, "b": 88}, "a"),
+        ({"a": 100, "b": 101.1}, {"a": 90, "b": 89}, "a"),
+        ({"a": 100, "b": 103}, {"a": 90, "b": 86}, "b"),
+        ({"a": 100, "b": 103}, {"a": 90, "b": 88}, "a"),
+        ({"a": 100, "b": 105.1}, {"a": 90, "b": 80}, "a"),
         ({"a": 100, "b": 100.9}, {"a": 90, "b": 89.9}, "a"),
         ({"a": 100.3, "b": 100}, {"a": 90, "b": 89.9}, "a"),
         ({"a": 100.3, "b": 100}, {"a": 90, "b": 88}, "b"),
@@ -286,7 +289,8 @@ def exactly(**times: float) -> dict[str, Interval]:
 def test_what_is_nearly_as_fast_when_settled_may_win_by_its_bursts(
     settled: dict[str, float], bursts: dict[str, float], winner: str
 ) -> None:
-    """Within 1 % settled; a tie in bursts leaves the settled winner, as does a rival without bursts."""
+    """Within 1 % settled, or where it loses less in its worse regime; a tie leaves the settled winner, as does
+    a rival without bursts or one too far behind."""
     found, equals = choose_in_both(exactly(**settled), exactly(**bursts), ["a", "b"])
     assert found == winner
     assert equals == choose(exactly(**settled), ["a", "b"])[1]

@@ -203,9 +203,9 @@ BOTH = Policy(rounds=7, min_rounds=7, burst_rounds=3, context="behind")
 
 
 def test_those_that_may_win_are_timed_in_bursts_too() -> None:
-    """Within 1 % of the fastest, and the reference: after idling, at the clock that no limit holds down."""
+    """Within 5 % of the fastest, and the reference: after idling, at the clock that no limit holds down."""
     engine = Recorder()
-    entries = [candidate("a", "ok:20!15"), candidate("b", "ok:20.1!14"), candidate("c", "ok:21!10")]
+    entries = [candidate("a", "ok:20!15"), candidate("b", "ok:20.1!14"), candidate("c", "ok:21.1!10")]
     result = run(engine, entries, BOTH)
     timings = result.timings
     assert timings["a"].median_us == pytest.approx(20) and timings["a"].sm_clock_mhz == 1500
@@ -231,14 +231,14 @@ def test_who_is_asked_for_is_timed_in_bursts_too() -> None:
 
 def test_variants_of_a_kernel_do_not_crowd_others_out_of_the_bursts() -> None:
     """Of each kernel the fastest comes first; of one kernel alone as many as there is time for."""
-    variants = [candidate(f"v{at}", f"ok:{20 + at / 1000}!15") for at in range(12)]
+    variants = [candidate(f"v{at}", f"ok:{20 + at / 1000}!15") for at in range(15)]
     same = [replace(each, symbol="ok:20!15") for each in variants]
     other = candidate("other", "ok:20.1!14")
     timings = run(Recorder(), [*same, other], BOTH).timings
     assert timings["other"].bursts is not None
-    assert sum(timings[each.name].bursts is not None for each in same) == 7
+    assert sum(timings[each.name].bursts is not None for each in same) == 11
     timings = run(Recorder(), variants, BOTH).timings
-    assert [name for name, timing in timings.items() if timing.bursts] == [f"v{at}" for at in range(8)]
+    assert [name for name, timing in timings.items() if timing.bursts] == [f"v{at}" for at in range(12)]
 
 
 def test_what_runs_before_is_given_less_time_than_the_rest_under_load() -> None:

@@ -42,7 +42,7 @@ LEGEND = """columns:
                   --objective energy or edp, the ratio of those.
   95 %            Confidence interval of that ratio, from paired rounds.
   in bursts       That ratio in short bursts after idle, where clocks are higher than a limit of power allows
-                  under load; of entries that may win. Of those within 1 %, the fastest in bursts wins.
+                  under load; of entries that may win. Who loses least in its worse regime wins.
   vs default      Time of the default config over the winner's.
   mJ, W           Energy per launch and power, of entries that ran alone long enough for the GPU's counter.
   regs            Registers per thread at launch. It is a cap, not a use: a warp-specialized kernel starts all

@@ -129,7 +129,8 @@ class Policy:
 
         Args:
             seed: Of the order within rounds.
-            loaded: Whether to load the GPU first, up to a second, as work that meets its power limit would.
+            loaded: Whether to load the GPU first, up to a second, as work that meets its power limit would; 3
+                rounds of bursts follow, since who is fast there may not be among the fastest here.
             context: What runs before each launch.
         """
         return cls(
@@ -142,6 +143,7 @@ class Policy:
             prune=0.3,
             seed=seed,
             context=context,
+            burst_rounds=3 if loaded else 0,
         )
 
     @classmethod
@@ -166,7 +168,7 @@ class Policy:
 
     @classmethod
     def quick(cls, seed: int = 0, *, loaded: bool = False, context: str = DEFAULT_CONTEXT) -> Policy:
-        """Return the policy that finds and decides at once: 5 to 7 short rounds, more among those tied.
+        """Return the policy that finds and decides at once: 5 to 9 short rounds, more among those tied.
 
         Args:
             seed: Of the order within rounds.
@@ -179,8 +181,8 @@ class Policy:
         """
         return cls(
             clock="settled" if loaded else "burst",
-            rounds=7,
-            min_rounds=5,
+            rounds=9 if loaded else 7,
+            min_rounds=7 if loaded else 5,
             round_us=4000.0 if loaded else 2000.0,
             settle_s=1.2 if loaded else 0.05,
             precision=0.003,

@@ -15,7 +15,7 @@ from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.series import COMMON, Series
 from cutegen.measure.sizing import plan_replays
 from cutegen.measure.statistics import (
-    BURST_BAND,
+    BURST_REACH,
     Interval,
     Race,
     Settling,
@@ -34,7 +34,7 @@ _WARM_S = 0.05
 #: H200 at its power limit takes 0.15 s of load to slow down; here it is loaded less than half of the time.
 _IDLE_S, _FIRST_IDLE_S = 0.05, 0.2
 #: GPU time that one entry takes in one burst, in microseconds, and most entries that may win by bursts.
-_BURST_US, _MOST_IN_BURSTS = 1500.0, 8
+_BURST_US, _MOST_IN_BURSTS = 1500.0, 12
 #: Under load what runs before launches is timed alone for so much of an entry's turn: it needs less power
 #: than they do, so the clock rises meanwhile. Source: given as much time as each of two GEMMs, on an H200
 #: these ran at 1740 to 1890 MHz, and at 1400 to 1500 MHz where it did not run.
@@ -180,7 +180,7 @@ class _Rounds:
 
     def _rivals(self, settled: Mapping[str, Interval]) -> list[str]:
         """Return who may win by bursts: of each kernel the fastest, then other run-time arguments of them."""
-        near = within(settled, BURST_BAND)
+        near = within(settled, BURST_REACH)
         best: dict[tuple[Path, str], str] = {}
         for name in near:
             if (candidate := self.candidates[name]) is not None:

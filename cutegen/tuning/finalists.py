@@ -57,7 +57,8 @@ def choose_winner(
     The one that costs least wins unless others are tied with it. Among those the default comes first, since
     an entry must beat it to be worth having; then the config that the table already names, so that tuning
     again does not flip between equals; then our own kernels, and of one source the simpler one. Where several
-    were timed in bursts as well, one that takes least there wins though it is up to 1 % slower when settled.
+    were timed in bursts as well, one that loses less there may win though it is slower when settled: see
+    :func:`~cutegen.measure.statistics.choose_in_both`.
 
     Args:
         space: Our own; with those of other sources it says which of two configs is simpler.

@@ -36,6 +36,8 @@ __all__ = ["ProblemRun"]
 _FURTHER_SHARE = 4
 #: An algorithm whose fastest config is behind the fastest of all by more than this factor is not refined.
 _HOPELESS = 1.25
+#: Finalists that are there since they were fastest in bursts, at most.
+_BURST_FINALISTS = 3
 #: Configs that the search proposes for a kernel, at most: its run-time arguments.
 _PER_KERNEL = 4
 #: Seconds between looks at the compiler while nothing else is to do.
@@ -499,6 +501,7 @@ class ProblemRun:
         times = {a.config: comparable_us(a.timing, policy) for a in self._working() if a.timing is not None}
         always = [self.default, *([self.incumbent] if self.incumbent else [])]
         always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
+        always += self._best_in_bursts()
         chosen = pick_finalists(
             times,
             *self.request.finalists,
@@ -507,6 +510,12 @@ class ProblemRun:
             alike=self.request.effort.alike,
         )
         return [self.attempts[config] for config in chosen]
+
+    def _best_in_bursts(self) -> list[Config]:
+        """Return the fastest few of those that were timed in bursts: settled clocks alone would miss them."""
+        timed = [(a.timing.burst_ratio, a.config) for a in self._working() if a.timing is not None]
+        known = [(ratio, config.digest, config) for ratio, config in timed if ratio is not None]
+        return [config for _, _, config in sorted(known, reverse=True)[:_BURST_FINALISTS]]
 
     def _best_of_each_source(self, times: Mapping[Config, float]) -> list[Config]:
         """Return the fastest kernel of each source, so that the result compares them with care."""
