@@ -17,6 +17,7 @@ from cutegen.families.gemm.perf_model.estimator import Estimator, predict
 from cutegen.families.gemm.perf_model.gpu_params import H200
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
+from cutegen.search.strategies import rank
 
 SM90 = find_arch("sm_90a")
 SPACE = find_space("gemm", SM90)
@@ -105,6 +106,21 @@ def test_known_kernels_are_predicted_well_on_the_whole() -> None:
     errors = [math.log(predicted / measured) for _, measured, predicted in map(_known, KNOWN)]
     assert math.sqrt(sum(e * e for e in errors) / len(errors)) < 0.10
     assert abs(sum(errors) / len(errors)) < 0.05
+
+
+@pytest.mark.parametrize(("layout", "swap", "slow"), [("kk", 0, 0), ("kn", 0, 1), ("kn", 1, 0), ("mk", 1, 1)])
+def test_operands_in_short_runs_take_longer(layout: str, swap: int, slow: int) -> None:
+    """Where an operand is contiguous along the columns of tiles, 176 of them are slower than 160 and 192."""
+    problem = Problem(8192, 4096, 8192, layout=layout)
+    times = [_time(problem, tile_shape_mn=(128, n), swap_ab=bool(swap)) / n for n in (160, 176, 192)]
+    assert (times[1] > 1.1 * max(times[0], times[2])) == bool(slow)
+
+
+def test_a_search_skips_tiles_in_short_runs() -> None:
+    """There are others as good."""
+    problem = Problem(8192, 4096, 28672, layout="kn")
+    tiles = {config.pair("tile_shape_mn")[1] for config in rank(SPACE, problem, 132, 15)}
+    assert len(tiles) > 3 and all(width % 32 == 0 for width in tiles)
 
 
 def test_the_pingpong_of_a_short_k_is_predicted() -> None:

@@ -75,11 +75,16 @@ class KernelSet:
         self._last: tuple[Problem, Config, float] | None = None
         self._orders = list(product(space.domains["swizzle_size"], space.domains["raster_along_m"]))
 
-    def by_time(self, problem: Problem) -> Iterator[tuple[float, Config]]:
-        """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first."""
+    def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
+        """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
+
+        Those that hardly suit it follow if the ``rest`` is asked for.
+        """
         cover = Cover.of(problem, self._columns)
         splits, likely = self._splits(problem, cover)
         for time_us, at in self._fit.fastest(problem, self._columns, splits, likely, cover, self._kept):
+            if not (rest or likely[at]):
+                continue
             if at < self._whole:
                 if self._valid[at](problem):
                     yield time_us, self._ordered(problem, self._configs[at])

@@ -132,7 +132,7 @@ class GemmStrategy:
             return []
         count = min(_BY_FIT_OF_ALL, 3 * limit // 4) if everywhere else _by_fit(limit)
         restricted = tuple((knob, tuple(values)) for knob, values in (fixed or {}).items())
-        best = kernel_set(space, problem, sm_count).by_time(problem)
+        best = kernel_set(space, problem, sm_count).by_time(problem, rest=False)
         found: dict[Config, tuple[float, Config]] = {}
         for us, config in islice(best, -(-count // 2) if everywhere else count):
             if all(config.get(knob) in values for knob, values in restricted):
