@@ -289,8 +289,10 @@ def exactly(**times: float) -> dict[str, Interval]:
 def test_what_is_nearly_as_fast_when_settled_may_win_by_its_bursts(
     settled: dict[str, float], bursts: dict[str, float], winner: str
 ) -> None:
-    """Within 1 % settled, or where it loses less in its worse regime; a tie leaves the settled winner, as does
-    a rival without bursts or one too far behind."""
+    """Within 1 % settled, or where it loses less in its worse regime; a tie leaves the settled winner.
+
+    So does a rival without bursts, or one that is too far behind.
+    """
     found, equals = choose_in_both(exactly(**settled), exactly(**bursts), ["a", "b"])
     assert found == winner
     assert equals == choose(exactly(**settled), ["a", "b"])[1]
