@@ -24,7 +24,7 @@ from cutegen.build.store import Store  # noqa: E402
 from cutegen.cli.main import main  # noqa: E402
 from cutegen.deploy import cpp_library, pin_table, writer  # noqa: E402
 from cutegen.deploy.manifest import CPP_LIBRARY  # noqa: E402
-from cutegen.errors import PinError  # noqa: E402
+from cutegen.errors import DeviceError, PinError  # noqa: E402
 from cutegen.families.ranges import parse_range  # noqa: E402
 
 LINES = (
@@ -336,6 +336,13 @@ def test_recorded_problems_are_pinned_with_all_rows(
     append_calls(tmp_path / "b.jsonl", {"gpu": None}, {backward: 2})
     assert main([*command[:4], str(tmp_path / "b.jsonl"), *command[5:]]) == 2
     assert "no forward call" in capsys.readouterr().err
+
+    def absent() -> Any:
+        raise DeviceError("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(pin, "present_device", absent)
+    assert main(["pin", "--recorded", str(recorded), "--out", str(tmp_path / "y")]) == 3
+    assert "--table names the table, and so the GPU, to pin for" in capsys.readouterr().err
 
 
 MAIN = """

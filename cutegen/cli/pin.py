@@ -14,7 +14,7 @@ from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
 from cutegen.deploy.manifest import OUTSIDE
 from cutegen.deploy.selection import ranges_over, widened
-from cutegen.errors import UsageError
+from cutegen.errors import DeviceError, UsageError
 from cutegen.families.ranges import Range, is_range, parse_range
 from cutegen.families.registry import load_families, load_kernel, parse_problem
 from cutegen.family import Problem
@@ -152,7 +152,10 @@ def _table(args: argparse.Namespace, store: Store) -> Path:
         return Path(args.table)
     if not args.recorded:
         raise UsageError("one of --table and --recorded is needed")
-    return default_table_path(store.root, present_device())
+    try:
+        return default_table_path(store.root, present_device())
+    except DeviceError as error:
+        raise DeviceError(f"{error}; --table names the table, and so the GPU, to pin for") from error
 
 
 def _recorded(args: argparse.Namespace) -> tuple[Problem | Range, ...]:
