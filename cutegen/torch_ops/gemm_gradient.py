@@ -168,32 +168,33 @@ def plain_linear(known: Known, gemm: Callable[..., Any]) -> Callable[..., Any]:
         @staticmethod
         def forward(ctx: Any, x: Any, w: Any) -> torch.Tensor:
             ctx.save_for_backward(x, w)
-            if x.dim() == 2:
-                flat = x
-            else:
-                require_columns(x, w)
-                flat = x.reshape(-1, x.shape[-1])
-            b = w.t()
+            flat, b = _rows(x), w.mT
             found: torch.Tensor | None = known(flat, b)
             if found is None:  # the first time, or something is wrong
                 require_columns(x, w)
                 found = gemm(flat, b)
-            return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
+            if flat is x:
+                return found
+            if len(shape := x.shape) == 3:  # torch takes integers in less time than a tuple
+                return found.view(shape[0], shape[1], w.shape[0])
+            return found.view(*shape[:-1], w.shape[0])
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
             x, w = ctx.saved_tensors
             for_x, for_w = ctx.needs_input_grad
-            shape = grad.shape
-            if len(shape) != 2:
-                grad, x = grad.reshape(-1, shape[-1]), x.reshape(-1, x.shape[-1])
-            dense = _dense(grad, x.dtype)
+            dense = _dense(_rows(grad), x.dtype)
             d_x = _product(known, gemm, dense, w) if for_x else None
-            if d_x is not None and len(shape) != 2:
-                d_x = d_x.view(*shape[:-1], w.shape[1])
-            return d_x, _product(known, gemm, dense.mT, x) if for_w else None
+            if d_x is not None and grad.dim() != 2:
+                d_x = d_x.view_as(x)
+            return d_x, _product(known, gemm, dense.mT, _rows(x)) if for_w else None
 
     return _apply_of(Plain)
+
+
+def _rows(tensor: Any) -> Any:
+    """Return a tensor as a matrix of its rows; one without dimensions is nobody's, and left as it is."""
+    return tensor if tensor.dim() in (0, 2) else tensor.reshape(-1, tensor.shape[-1])
 
 
 def _product(known: Known, gemm: Multiply, a: Any, b: Any) -> Any:
