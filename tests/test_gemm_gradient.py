@@ -117,6 +117,27 @@ def test_layers_called_again_ask_what_is_asked_now(gpu: FakeGpu) -> None:
         cutegen.linear(x[:, :32], w)
 
 
+@pytest.mark.parametrize("shape", [(32,), (16, 32), (2, 8, 32), (2, 3, 4, 32)])
+def test_a_layer_called_again_looks_nothing_up(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    """Neither forward nor backward; new gradients are ours as well, and of second order right."""
+    x, w = leaf(*shape), leaf(24, 32)
+    u, v = doubles(x, w)
+    for _ in range(2):
+        launched = len(gpu.calls)
+        found, want = cutegen.linear(x, w), torch.nn.functional.linear(u, v)
+        assert found.shape == want.shape
+        same_gradients(found, want, (x, w), (u, v))
+        assert len(gpu.calls) == launched + 3
+        monkeypatch.setattr(ops, "_plan", lambda *_: pytest.fail("looked up again"))
+    monkeypatch.undo()
+    for linear, one, two in ((cutegen.linear, x, w), (torch.nn.functional.linear, u, v)):
+        [first] = torch.autograd.grad(linear(one, two).square().sum(), one, create_graph=True)
+        first.square().sum().backward()
+    assert (w.grad.double() - v.grad).norm() < 2e-2 * v.grad.norm()
+
+
 def test_what_no_kernel_takes_is_left_to_torch(gpu: FakeGpu) -> None:
     """The product itself has a kernel, its gradients have rows of 50 bytes."""
     x, w = leaf(16, 32), leaf(25, 32)
