@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cutegen.arch import find_arch
 from cutegen.errors import StoreError
 from cutegen.families import registry
-from cutegen.families.shapes import read_shapes
+from cutegen.families.registry import find_space
+from cutegen.families.shapes import NamedProblem, read_shapes
+from cutegen.measure import Candidate, CheckResult
+from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.timing_run import TimingRun
+from cutegen.search.defaults import default_config
+from cutegen.space import Launch
+from cutegen.tuning.result import Row, TuneResult
 from tools import bench_family, bench_foreign, results_table
 from tools.benchmark.family_child import call_names
 from tools.benchmark.foreign_table import ForeignResults
@@ -109,6 +119,52 @@ def test_every_baseline_can_be_timed_beside_the_kernel(name: str) -> None:
         calls = [bench_family.call_candidate(shape.problem, each) for each in names]
         assert len({call.name for call in calls}) == len(names) > 2
         assert [json.loads(call.symbol)["name"] for call in calls] == names
+
+
+class Times:
+    """A measuring process in which the first entry takes 1 us, the next 2, and so on; the last cannot run."""
+
+    opened: Any = None
+
+    def open(self, problem: Any) -> None:
+        self.opened = problem
+
+    def check(self, candidate: Candidate) -> CheckResult:
+        return CheckResult("ok")
+
+    def time(self, candidates: list[Candidate], policy: Policy) -> TimingRun:
+        *running, last = [candidate.name for candidate in candidates]
+        timings = {name: Timing(at, at, at, 15) for at, name in enumerate(running, 1)}
+        reference = Timing(1.0, 1.0, 1.0, 15, reference="torch")
+        return TimingRun(timings, reference, {last: CheckResult("launch_failed", "no")}, 15)
+
+
+def test_a_row_has_kernels_baselines_and_copies_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are called while they are timed."""
+    registry.load_kernel(bench_foreign.DECLARATIONS / "quack_softmax.py")
+    problem: Any = registry.parse_problem("quack_softmax 2048x4096 bf16")
+    default = default_config(find_space("quack_softmax", find_arch("sm_90a")), problem)
+    rows = tuple(
+        Row(config, timing=Timing(2.0, 2.0, 2.0, 9)) for config in (default.replace(threads=256), default)
+    )
+    result = TuneResult(
+        problem, "sm_90a", "NVIDIA H200", rows, outcomes={"ok": 2, "pruned": 1}, failed=("why",)
+    )
+
+    def compiled(kernels: Any, device: Any, name: str, problem: Any, config: Any) -> Candidate:
+        return Candidate(name, Path("kernel.so"), "kernel", Launch((), 0), problem)
+
+    monkeypatch.setattr(bench_family, "compiled_candidate", compiled)
+    args = argparse.Namespace(peers="none", in_place=False)
+    shape, bench, anything = (
+        NamedProblem("row", problem),
+        Times(),
+        SimpleNamespace(arch=find_arch("sm_90a"), sm_count=132),
+    )
+    row: Any = bench_family._contest(bench, shape, result, anything, anything, Policy(), args)
+    assert [*row["entries"]] == ["cutegen", "cutegen default", "torch", "copy"]
+    assert row["entries"]["torch"]["over_cutegen"] == 3.0 and row["failures"] == {"copy kernel": "no"}
+    assert row["outcomes"] == {"ok": 2, "pruned": 1} and row["failed"] == ["why"] and row["candidates"] == 3
 
 
 def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:
