@@ -298,6 +298,16 @@ def test_what_is_nearly_as_fast_when_settled_may_win_by_its_bursts(
     assert equals == choose(exactly(**settled), ["a", "b"])[1]
 
 
+def test_of_those_that_lose_alike_in_one_regime_the_other_decides() -> None:
+    """Unless the settled winner is among them; the preferred one wins where both are alike."""
+    settled = exactly(fast=100, steady=103, both=103.1, same=103.2)
+    bursts = exactly(fast=107, steady=103, both=100, same=100.1)
+    assert choose_in_both(settled, bursts, ["fast", "steady", "same", "both"])[0] == "same"
+    assert choose_in_both(settled, bursts, ["fast", "steady", "both", "same"])[0] == "both"
+    level = exactly(fast=103, steady=103, both=100, same=100.1)
+    assert choose_in_both(settled, level, ["steady", "both", "same", "fast"])[0] == "fast"
+
+
 def test_rivals_are_ranked_by_their_time() -> None:
     """The fastest first, up to the band."""
     assert within(exactly(a=102, b=100, c=101, d=101.1), 0.01) == ("b", "c")

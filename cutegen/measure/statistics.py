@@ -169,8 +169,8 @@ def choose_in_both(
 
     Of the entries within :data:`BURST_BAND` of the smallest settled time, the one that takes least in bursts
     wins. Entries further behind, up to :data:`BURST_REACH`, win if they lose less: what counts is the larger
-    of the two losses, each beside the smallest time of its regime. Where losses differ by less than
-    :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first.
+    of the two losses, each beside the smallest time of its regime. Where these differ by less than
+    :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first, then who loses least in all.
 
     Args:
         settled: What each takes under settled clocks.
@@ -183,19 +183,22 @@ def choose_in_both(
     name, equals = choose(settled, preference)
     rivals = [rival for rival in within(settled, BURST_REACH) if rival in bursts]
     if name in rivals:
-        losses = _larger_losses({rival: (settled[rival].mid, bursts[rival].mid) for rival in rivals})
-        enough = min(losses.values()) + TIE_BAND
-        name = min((rival for rival in rivals if losses[rival] <= enough), key=[name, *preference].index)
+        losses = _losses({rival: (settled[rival].mid, bursts[rival].mid) for rival in rivals})
+        enough = min(map(max, losses.values())) + TIE_BAND
+        level = {rival: math.fsum(both) for rival, both in losses.items() if max(both) <= enough}
+        if name not in level:
+            least = min(level.values()) + TIE_BAND
+            name = next(rival for rival in preference if level.get(rival, math.inf) <= least)
     return name, equals
 
 
-def _larger_losses(times: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Return the larger loss of each in two regimes; a small one in the first is none."""
+def _losses(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Return what each loses in two regimes beside the fastest there; a small loss in the first is none."""
     best = [min(column) for column in zip(*times.values(), strict=True)]
     found = {}
     for name, both in times.items():
         first, second = (time / least - 1 for time, least in zip(both, best, strict=True))
-        found[name] = max(second, first if first > BURST_BAND else 0.0)
+        found[name] = (first if first > BURST_BAND else 0.0, second)
     return found
 
 
