@@ -14,15 +14,25 @@ from typing import NamedTuple
 from hopper import GPU
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact
+from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
 from cutegen.families.registry import find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.candidate import CheckResult
+from cutegen.runtime.dispatch import Dispatcher
 from cutegen.space import Config, Value
 
-__all__ = ["ARCH", "Broken", "Mutant", "broken_kernel_is_rejected", "cases", "config_is_right", "mutants"]
+__all__ = [
+    "ARCH",
+    "Broken",
+    "Mutant",
+    "broken_kernel_is_rejected",
+    "cases",
+    "compile_together",
+    "config_is_right",
+    "mutants",
+]
 
 ARCH = find_arch("sm_90a")
 Case = tuple[Problem, Config]
@@ -102,3 +112,12 @@ def broken_kernel_is_rejected(mutant: Mutant, kernels: dict[Source, object], ben
     result = _check(bench, kernels[mutant.source], mutant.problem, mutant.config)
     assert not result.ok
     assert re.search(mutant.says, result.error), result.error
+
+
+def compile_together(dispatcher: Dispatcher, problems: Iterable[Problem]) -> None:
+    """Compile the kernels that answer problems, side by side, into the store of a dispatcher."""
+    answers = [dispatcher.explain(problem) for problem in problems]
+    sources = {render(each.problem, each.config, ARCH) for each in answers if each.config is not None}
+    with Builder(dispatcher.kernels.store) as builder:
+        for _ in builder.build(sources):
+            pass

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from family_kernels import compile_together
 from hopper import GPU, NEEDS_HOPPER
 
 torch = pytest.importorskip("torch")
@@ -47,6 +50,15 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]
 @pytest.fixture(autouse=True)
 def _use(dispatcher: Dispatcher) -> None:
     cutegen.use(dispatcher)
+    gc.collect()  # to destroy a graph of another test while one is captured would end the capture
+
+
+@pytest.fixture(scope="module")
+def _layouts(dispatcher: Dispatcher) -> None:
+    """Kernels of all layouts, compiled side by side: calls would compile them one after the other."""
+    kinds = product(("", "3x"), ("bf16", "fp16"), ("kk", "kn", "mn", "mk"), ("", " out=fp32"))
+    lines = [f"gemm {batch}136x248x328 {dtype} {letters}{out}" for batch, dtype, letters, out in kinds]
+    compile_together(dispatcher, map(Problem.parse, lines))
 
 
 def rand(*shape: int, dtype: Any = BF16, seed: int = 0) -> Any:
@@ -82,6 +94,7 @@ def test_activations_keep_what_is_not_a_number(activation: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("letters", ["kk", "kn", "mn", "mk"])
 @pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.usefixtures("_layouts")
 def test_every_layout(dtype: Any, letters: str, batch: tuple[int, ...]) -> None:
     """All layouts, plain and batched, into a poisoned output and into each output dtype."""
     m, n, k = 136, 248, 328
