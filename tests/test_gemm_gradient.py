@@ -18,7 +18,7 @@ from torch import library as registry  # noqa: E402
 import cutegen  # noqa: E402
 from cutegen.errors import OperandError  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
-from cutegen.torch_ops.gemm_gradient import record_gemm, record_linear  # noqa: E402
+from cutegen.torch_ops.gemm_gradient import plain_linear, record_gemm, record_linear  # noqa: E402
 
 BF16 = torch.bfloat16
 ACTIVATIONS = {
@@ -262,10 +262,14 @@ def test_the_formulas_are_exact_to_second_order(activation: str) -> None:
         return record_gemm(exact, a, b, c, bias, options)
 
     def linear(x: Any, w: Any, bias: Any) -> Any:
-        return record_linear(exact, x, w, bias, bool(activation), False)
+        return record_linear(unknown, exact, x, w, bias, bool(activation), False)
+
+    def unknown(a: Any, b: Any) -> None:
+        """No product was called before."""
 
     w = b.detach().t().contiguous().requires_grad_()
-    for function, inputs in ((gemm, (a, b, c, bias)), (linear, (x, w, bias))):
+    plain = plain_linear(unknown, exact)
+    for function, inputs in ((gemm, (a, b, c, bias)), (linear, (x, w, bias)), (plain, (x, w))):
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
 

@@ -387,9 +387,9 @@ def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: boo
         return plain
     require_columns(x, w)
     if not activation:
-        return record_linear(gemm, x, w, bias, False, fuse_wgrad)
+        return record_linear(_known_product, gemm, x, w, bias, False, fuse_wgrad)
     relu = fused_activation(activation) == "relu"
-    return activate(record_linear(gemm, x, w, bias, relu, fuse_wgrad), activation)
+    return activate(record_linear(_known_product, gemm, x, w, bias, relu, fuse_wgrad), activation)
 
 
 def _known_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:

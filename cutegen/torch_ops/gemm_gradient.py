@@ -112,13 +112,13 @@ def record_gemm(gemm: Callable[..., Any], a: Any, b: Any, c: Any, bias: Any, opt
 
 
 def record_linear(
-    gemm: Callable[..., Any], x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool
+    known: Known, gemm: Callable[..., Any], x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool
 ) -> torch.Tensor:
     """Return ``relu(x @ w.T + bias)`` by ``gemm`` with its formula on record; x has any leading dimensions.
 
     With ``fuse_wgrad`` the gradient of ``w`` is added to ``w.main_grad`` in fp32 if there is one.
     """
-    found: torch.Tensor = _linear_function(gemm)(x, w, bias, relu, fuse_wgrad)
+    found: torch.Tensor = _linear_function(known, gemm)(x, w, bias, relu, fuse_wgrad)
     return found
 
 
@@ -203,14 +203,14 @@ def _product(known: Known, gemm: Multiply, a: Any, b: Any) -> Any:
 
 
 @cache
-def _linear_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what runs and records a linear layer. Models call it most: it does nothing that waits."""
+def _linear_function(known: Known, gemm: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs and records a linear layer with a bias, relu or a buffer for its weight's gradient."""
     import torch
 
     class Linear(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool) -> torch.Tensor:
-            flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+            flat = _rows(x)
             found: torch.Tensor = gemm(flat, w.t(), bias=bias, activation="relu" if relu else "")
             ctx.fuse_wgrad = fuse_wgrad
             ctx.save_for_backward(x, w, found if relu else None)  # x itself: of a view, autograd loses track
@@ -220,15 +220,12 @@ def _linear_function(gemm: Callable[..., Any]) -> Callable[..., Any]:
         def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
             x, w, positive = ctx.saved_tensors
             for_x, for_w, for_bias, *_ = ctx.needs_input_grad
-            shape = grad.shape
-            if len(shape) != 2:
-                grad, x = grad.reshape(-1, shape[-1]), x.reshape(-1, x.shape[-1])
-            grad = _of_relu(grad, positive)
+            grad = _of_relu(_rows(grad), positive)
             dense = _dense(grad, x.dtype)
-            d_x = _times(gemm, dense, w, 1.0) if for_x else None
-            if d_x is not None and len(shape) != 2:
-                d_x = d_x.view(*shape[:-1], w.shape[1])
-            d_w = _weight_gradient(gemm, dense, x, w, ctx.fuse_wgrad) if for_w else None
+            d_x = _product(known, gemm, dense, w) if for_x else None
+            if d_x is not None and x.dim() != 2:
+                d_x = d_x.view_as(x)
+            d_w = _weight_gradient(known, gemm, dense, _rows(x), w, ctx.fuse_wgrad) if for_w else None
             return d_x, d_w, grad.sum(0) if for_bias else None, None, None
 
     return _apply_of(Linear)
@@ -241,11 +238,11 @@ def linear_gradients(gemm: Multiply, grad: Any, x: Any, w: Any, wanted: tuple[bo
     return d_x, _times(gemm, dense.mT, x, 1.0) if wanted[1] else None
 
 
-def _weight_gradient(gemm: Multiply, dense: Any, x: Any, w: Any, fuse_wgrad: bool) -> Any:
+def _weight_gradient(known: Known, gemm: Multiply, dense: Any, x: Any, w: Any, fuse_wgrad: bool) -> Any:
     """Return the gradient of w; None where it was added to ``w.main_grad``."""
     total = getattr(w, "main_grad", None) if fuse_wgrad else None
     if total is None:
-        return _times(gemm, dense.mT, x, 1.0)
+        return _product(known, gemm, dense.mT, x)
     if _fits(dense.mT) and _fits(x):
         gemm(dense.mT, x, out=total, c=total, out_dtype=total.dtype)
     else:
