@@ -21,6 +21,7 @@ from cutegen.records.table import Table
 from cutegen.search.twins import with_twins
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, Effort, Request
+from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import find_effort
 
 QUICK = replace(SMALL, at_once=True, refine=0, refinements=0, finalists=3)
@@ -105,6 +106,13 @@ def test_only_what_meets_its_power_limit_is_loaded_first(problem: Problem, clock
     assert request.final_policy.clock == clock and request.final_policy.context == "behind"
     assert request.final_policy.energy_s == 0
     assert (request.final_policy.burst_rounds > 0) == (clock == "settled")
+
+
+def test_sizes_of_a_range_are_timed_without_bursts() -> None:
+    """They would take as long as a further size."""
+    size, alone = (kind(PROBLEM, ARCH, 132).screen_policy for kind in (SizeRequest, Request))
+    assert size.clock == alone.clock == "settled" and size.settle_s < alone.settle_s
+    assert size.burst_rounds == 0 < alone.burst_rounds
 
 
 def test_a_count_of_kernels_outdoes_the_effort(tmp_path: Path) -> None:

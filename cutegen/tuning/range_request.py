@@ -73,11 +73,14 @@ class SizeRequest(Request):
 
     @property
     def screen_policy(self) -> Policy:
-        """How candidates are timed: the GPU comes from the size before, so it needs little load first."""
+        """How candidates are timed: the GPU comes from the size before, so it needs little load first.
+
+        There are no bursts, which would take as long as a further size.
+        """
         usual = super().screen_policy
         long_us = _LAUNCHES * self.problem.flops / _FLOPS_US
         round_us = max(usual.round_us / 2, min(long_us, _LONGEST * usual.round_us))
-        return replace(usual, round_us=round_us, settle_s=min(usual.settle_s, 0.2))
+        return replace(usual, round_us=round_us, settle_s=min(usual.settle_s, 0.2), burst_rounds=0)
 
 
 @dataclass(frozen=True)
