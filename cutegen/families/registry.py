@@ -224,6 +224,7 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.gated.family import GATED, GATED_BACKWARD
     from cutegen.families.gated_gemm.family import GATED_GEMM
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, BLOCKS_GEMM, GEMM
+    from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
     from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED
     from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
@@ -232,8 +233,9 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.softmax.family import SOFTMAX
 
     rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
-    gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM, GROUPED_GEMM, GROUPED_GEMM_MASKED)
-    return *gemms, *rows, GATED, GATED_BACKWARD, ACTIVATION, ACTIVATION_BACKWARD, ROPE
+    grouped = (GROUPED_GEMM, GROUPED_GEMM_MASKED, GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED)
+    gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM)
+    return *gemms, *grouped, *rows, GATED, GATED_BACKWARD, ACTIVATION, ACTIVATION_BACKWARD, ROPE
 
 
 def _in_package(family: Family) -> _Registered:

@@ -79,24 +79,25 @@ def launch(config: Config, problem: Any, sm_count: int) -> Launch:
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return a safe config as the GEMM does; swapped, with tiles that have two halves."""
-    config = gemm.choose_default(space, as_gemm(problem))
-    if config.flag("swap_ab"):
-        config = config.replace(tile_shape_mn=(2 * SLAB, config.pair("tile_shape_mn")[1]))
+    config = halved(gemm.choose_default(space, as_gemm(problem)))
+    assert config is not None, "its tiles are 8 columns wide if swapped, else 128 or 256"
     return Config({knob: config[knob] for knob in DOMAINS})
+
+
+def halved(config: Config) -> Config | None:
+    """Return a config of the GEMM with a tile that has two halves, those of swapped operands with more rows;
+    None if there is none like it."""
+    (rows, columns), swap = config.pair("tile_shape_mn"), config.flag("swap_ab")
+    step = 2 * SLAB * config.integer("mma_warpgroups")
+    tile = (-(-rows // step) * step, columns) if swap else (rows, columns)
+    fits = tile in DOMAINS["tile_shape_mn"] and (swap or columns % 16 == 0)
+    return config.replace(tile_shape_mn=tile) if fits else None
 
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield the GEMM's, those with swapped operands with tiles that have two halves."""
-    found: dict[str, dict[str, Value]] = {}
-    for knobs in gemm.default_candidates(as_gemm(problem)):
-        config = Config(knobs)
-        (rows, columns), swap = config.pair("tile_shape_mn"), config.flag("swap_ab")
-        step = 2 * SLAB * config.integer("mma_warpgroups")
-        tile = (-(-rows // step) * step, columns) if swap else (rows, columns)
-        if tile in DOMAINS["tile_shape_mn"] and (swap or columns % 16 == 0):
-            changed = {**knobs, "tile_shape_mn": tile}
-            found.setdefault(str(changed), changed)
-    yield from found.values()
+    found = (halved(Config(knobs)) for knobs in gemm.default_candidates(as_gemm(problem)))
+    yield from (dict(config) for config in dict.fromkeys(found) if config is not None)
 
 
 def build_space(arch: Arch) -> Space:

@@ -1,7 +1,8 @@
 """Which Hopper grouped GEMM configs exist, which are legal, and what follows from each of them.
 
 They are those of the Hopper GEMM without a cut along k. Its rules judge the GEMM of as many tiles, see
-:func:`cutegen.families.grouped_gemm.as_gemm.as_gemm`; rows of a group are its m.
+:func:`cutegen.families.grouped_gemm.as_gemm.as_gemm`; rows of a group are its m. Those of gated products have
+tiles of which half are gates.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.grouped_gemm.as_gemm import MASKED, RANGES, as_gemm, uncut, whole
+from cutegen.families.grouped_gemm.as_gemm import activation_of, as_gemm, is_masked, uncut, whole
 from cutegen.space import Config, Launch, Rule, Space, Value
 
+from ..gated_gemm import sm90 as gated
 from ..gemm import sm90 as gemm
 from ..gemm.hopper_resources import accumulators
 from ..gemm.shared import (
@@ -71,8 +73,8 @@ def work_units_have_31_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, probl
     """Tiles are numbered with 31 bits: those of all groups, and those along rows even if every group ended
     with the last row, as wrong offsets may say."""
     long, wide = tile_shape_mn[::-1] if swap_ab else tile_shape_mn
-    rows, width = -(-problem.m // long), -(-problem.n // wide)
-    count = rows * problem.g if problem.family == MASKED else rows + problem.g
+    rows, width = -(-problem.m // long), -(-as_gemm(problem).n // wide)
+    count = rows * problem.g if is_masked(problem) else rows + problem.g
     return bool(count * width < 2**30 and rows * problem.g < 2**30)
 
 
@@ -82,7 +84,7 @@ def short_groups_leave_registers(
     """With swap_ab every element of a group with fewer rows than a tile is a store of its own, whose address
     takes registers: a thread may then hold at most 176 accumulators, and 144 where each group has a matrix
     (200 and 152 spill)."""
-    most = 144 if problem.family == MASKED else 176
+    most = 144 if is_masked(problem) else 176
     return not swap_ab or accumulators(tile_shape_mn, mma_warpgroups) <= most
 
 
@@ -125,8 +127,11 @@ GEMM_RULES = (
 
 
 def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
-    """Return what follows for the GEMM, with less shared memory, and the groups that a thread counts."""
-    found = gemm.derive(whole(config), as_gemm(problem), room(arch))
+    """Return what follows for the GEMM, with less shared memory, and the groups that a thread counts; a tile
+    of a gated product stores half of its columns if these are not rows of the result."""
+    columns = config.pair("tile_shape_mn")[1]
+    stored = columns // 2 if activation_of(problem) and not config.flag("swap_ab") else columns
+    found = gemm.derive(whole(config), as_gemm(problem), room(arch), stored)
     found["smem_bytes"] += TABLE_BYTES  # type: ignore[operator]
     return {**found, "experts_per_lane": EXPERTS_PER_LANE}
 
@@ -138,7 +143,8 @@ def launch(config: Config, problem: Any, sm_count: int) -> Launch:
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return the GEMM's safe config for as many tiles, or one of large tiles where there are too many."""
-    config = uncut(gemm.choose_default(space, as_gemm(problem)))
+    config = _of_product(gemm.choose_default(space, as_gemm(problem)), problem)
+    assert config is not None, "its tiles are 8 columns wide if swapped, else 128 or 256"
     if work_units_have_31_bits(config.pair("tile_shape_mn"), config.flag("swap_ab"), problem):
         return config
     return config.replace(tile_shape_mn=(128, 128), mma_warpgroups=2, swap_ab=False)
@@ -146,19 +152,26 @@ def choose_default(space: Space, problem: Any) -> Config:
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield the GEMM's, without those that cut k."""
-    for knobs in gemm.default_candidates(as_gemm(problem)):
-        if knobs["split_k"] == 1:
-            yield dict(uncut(knobs))
+    known = map(Config, gemm.default_candidates(as_gemm(problem)))
+    found = dict.fromkeys(_of_product(config, problem) for config in known if config["split_k"] == 1)
+    yield from (dict(config) for config in found if config is not None)
 
 
-def build(family: str, arch: Arch) -> Space:
-    """Return the space of a family of grouped GEMMs bound to ``arch``."""
+def _of_product(config: Config, problem: Any) -> Config | None:
+    """Return a config of the GEMM for plain products, or for gated ones, if there is one like it."""
+    changed = gated.halved(config) if activation_of(problem) else config
+    return None if changed is None else uncut(changed)
+
+
+def build(family: str, arch: Arch, *more: Rule) -> Space:
+    """Return the space of a family of grouped GEMMs, which has some more rules, bound to ``arch``."""
     return Space(
         family=family,
         arch=arch,
         domains=DOMAINS,
         rules=(
             *(Rule.of(rule) for rule in OWN_RULES),
+            *more,
             *(_of_one_group(Rule.of(rule)) for rule in GEMM_RULES),
         ),
         derive=derive,
@@ -172,4 +185,4 @@ def build(family: str, arch: Arch) -> Space:
 
 def build_space(arch: Arch) -> Space:
     """Return the space of grouped GEMMs over ranges of rows."""
-    return build(RANGES, arch)
+    return build("grouped_gemm", arch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cutegen.arch import Arch
-from cutegen.families.grouped_gemm.as_gemm import MASKED
 from cutegen.space import Space
 
 from ..grouped_gemm.sm90 import build
@@ -11,4 +10,4 @@ from ..grouped_gemm.sm90 import build
 
 def build_space(arch: Arch) -> Space:
     """Return the space of masked grouped GEMMs bound to ``arch``."""
-    return build(MASKED, arch)
+    return build("grouped_gemm_masked", arch)

@@ -35,7 +35,7 @@ from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Te
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GATED_GEMM", "WEIGHT_LAYOUTS", "GatedGemm"]
+__all__ = ["GATED_GEMM", "HALF_IS_GATES", "WEIGHT_LAYOUTS", "GatedGemm"]
 
 #: How the rows of the two weights lie in one.
 WEIGHT_LAYOUTS = LAYOUTS[:2]
@@ -115,9 +115,9 @@ _NAMES = (
     "warps_along_k unroll cluster_k"
 )
 _KNOBS = {knob: KNOBS[knob] for knob in _NAMES.split()}
-_KNOBS["tile_shape_mn"] += (
-    " Half of its columns, of its rows with swap_ab, are gates; the output has half as many."
-)
+#: What the knob ``tile_shape_mn`` of gated products means beside what it means of others.
+HALF_IS_GATES = " Half of its columns, of its rows with swap_ab, are gates; the output has half as many."
+_KNOBS["tile_shape_mn"] += HALF_IS_GATES
 _KNOBS["columns_per_warp"] += " Half of them are gates; the output has half as many."
 
 

@@ -7,22 +7,32 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from cutegen.families.declared import DeclaredProblem
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.space import Config, Value
 
-__all__ = ["ALL", "MASKED", "RANGES", "as_gemm", "gemm_of", "mean_rows", "uncut", "whole"]
+__all__ = ["ALL", "activation_of", "as_gemm", "gemm_of", "is_masked", "mean_rows", "uncut", "whole"]
 
-#: Names of the families: ranges of the rows of one matrix, and the first rows of a matrix for each group.
-RANGES, MASKED = "grouped_gemm", "grouped_gemm_masked"
 #: A mean of as many rows as there is room for.
 ALL = "all"
+#: Ends the names of families in which each group has a matrix, whose first rows are its own.
+_MASKED = "_masked"
 #: Knobs of the GEMM that a grouped one does not have.
 _UNCUT: Mapping[str, Value] = {"stream_k": False, "reduction": "fixed", "split_k": 1}
 
 
+def is_masked(problem: DeclaredProblem) -> bool:
+    """Return whether each group has a matrix, not a range of the rows of one."""
+    return problem.family.endswith(_MASKED)
+
+
+def activation_of(problem: DeclaredProblem) -> str:
+    """Return the activation of gated products, empty for plain ones."""
+    return str(dict(problem.options).get("activation", ""))
+
+
 def mean_rows(problem: DeclaredProblem) -> int:
     """Return the rows of a group in the mean, rounded up."""
-    if problem.family == MASKED:
+    if is_masked(problem):
         return int(problem.m) if problem.mean == ALL else min(int(problem.m), int(problem.mean))
     return -(-int(problem.m) // int(problem.g))
 
@@ -39,9 +49,13 @@ def as_gemm(problem: DeclaredProblem) -> Problem:
 
 
 def gemm_of(problem: DeclaredProblem, rows: int, groups: int) -> Problem:
-    """Return the GEMM of some rows of each of so many groups; k is rounded up to what a GEMM takes."""
-    k, dtype = -(-problem.k // 8) * 8, str(problem.dtype)
-    return Problem(rows, problem.n, k, groups, ab_dtype=dtype, unaligned_out=problem.unaligned)
+    """Return the GEMM of some rows of each of so many groups; k is rounded up to what a GEMM takes.
+
+    Gated products cost what the plain ones cost with all columns of their matrices.
+    """
+    k, dtype, activation = -(-problem.k // 8) * 8, str(problem.dtype), activation_of(problem)
+    n, epilogue = (2 * problem.n if activation else problem.n), Epilogue(activation=activation)
+    return Problem(rows, n, k, groups, ab_dtype=dtype, unaligned_out=problem.unaligned, epilogue=epilogue)
 
 
 def whole(config: Mapping[str, Value]) -> Config:

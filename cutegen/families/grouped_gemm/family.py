@@ -11,167 +11,37 @@ where no size says it, ``mean``. Kernels are the same for all.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, integers, read, update
+from cutegen.families.gated_gemm.family import HALF_IS_GATES
 from cutegen.families.gemm.knobs import KNOBS
-from cutegen.families.grouped_gemm.as_gemm import ALL, MASKED, RANGES, as_gemm, gemm_of, mean_rows
-from cutegen.family import Baseline, Chunk, Inputs, Option, Size, StandIn, Strategy, Tensors
+from cutegen.families.grouped_gemm.as_gemm import ALL, activation_of, as_gemm, is_masked, mean_rows
+from cutegen.families.grouped_gemm.groups import GroupedReference, gate_of, grouped_products, ranges, spread
+from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
 from cutegen.space import Config, Value
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["GROUPED_GEMM", "GROUPED_GEMM_MASKED", "MEANS", "SPREADS", "GroupedFamily"]
+__all__ = [
+    "GROUPED_GEMM",
+    "GROUPED_GEMM_MASKED",
+    "MEANS",
+    "SPREADS",
+    "GroupedFamily",
+    "first_rows",
+    "ranges_of_rows",
+]
 
 #: How tokens choose their group: at random, each equally likely; or with a probability of 1 / rank.
 SPREADS = ("uniform", "zipf")
 #: Rows of a group in the mean, in steps of at most a quarter from 4 on.
 MEANS = (1, 2, 3, *(part << step for step in range(12) for part in (4, 5, 6, 7)))
-#: Elements of the reference of all groups together; more are sampled.
-_REFERENCE_ELEMENTS = 2**26
 #: Sizes of the problems on which candidates are checked besides their own: rows, or rows of each group in the
 #: masked form, then n, k and groups. Larger ones are for larger clusters.
 _TAILS = ((333, 392, 200, 5), (1000, 1192, 264, 3), (4001, 2232, 136, 4), (9001, 2232, 136, 2))
-
-
-def _spread_rows(problem: DeclaredProblem, awkward: bool) -> list[int]:
-    """Return the rows of each group in inputs of ``problem``, the same ones every time.
-
-    Awkward ones leave the first group empty and some rows to none, and one group has half of them.
-    """
-    import torch
-
-    groups, most = int(problem.g), int(problem.m)
-    masked = problem.family == MASKED
-    rows = mean_rows(problem) * groups if masked else most
-    odds = torch.ones(groups) if problem.tokens == "uniform" else 1 / torch.arange(1, groups + 1)
-    if awkward:
-        odds = torch.linspace(0, 1, groups + 1)[1:] ** 4
-        odds[: groups // 3] = 0.0
-        rows -= rows // 7
-    generator = torch.Generator().manual_seed(groups)
-    odds = odds[torch.randperm(groups, generator=generator)]
-    chosen = torch.multinomial(odds, rows, replacement=True, generator=generator)
-    counts = [int(count) for count in torch.bincount(chosen, minlength=groups)]
-    return [min(count, most) for count in counts] if masked else counts
-
-
-def _adjust(problem: DeclaredProblem, tensors: Mapping[str, Any], awkward: bool) -> None:
-    """Spread rows over the groups; where inputs are to be awkward, rows of no group are NaN."""
-    import torch
-
-    counts, a = torch.tensor(_spread_rows(problem, awkward), dtype=torch.int32), tensors["a"]
-    if "counts" in tensors:
-        tensors["counts"].copy_(counts)
-    else:
-        tensors["offs"].copy_(counts.cumsum(0))
-    if awkward:
-        for index, first, end in _unused(tensors):
-            a[index, first:end, :] = math.nan
-
-
-def _ranges(tensors: Mapping[str, Any]) -> Iterator[tuple[int, Any, int, int]]:
-    """Yield each group's number, the index of its rows' matrix in ``a``, and its first and last row."""
-    if "counts" in tensors:
-        for group, count in enumerate(tensors["counts"].tolist()):
-            yield group, group, 0, count
-    else:
-        first = 0
-        for group, end in enumerate(tensors["offs"].tolist()):
-            yield group, ..., first, end
-            first = end
-
-
-def _unused(tensors: Mapping[str, Any]) -> Iterator[tuple[Any, int, int]]:
-    """Yield index, first and last of the rows of no group."""
-    a, end = tensors["a"], 0
-    for _, index, _, end in _ranges(tensors):
-        if index is not ...:
-            yield index, end, a.shape[1]
-    if a.dim() == 2:
-        yield ..., end, a.shape[0]
-
-
-def _reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
-) -> dict[str, torch.Tensor]:
-    """Return the output without reading counts on the host: slow, as each matrix multiplies all rows."""
-    import torch
-
-    rows = torch.arange(a.shape[-2], device=a.device)
-    found = out
-    for group, matrix in enumerate(b):
-        if counts is not None:
-            found = found.clone() if found is out else found
-            product = a[group] @ matrix.mT
-            found[group] = torch.where((rows < counts[group])[:, None], product, out[group])
-        elif offs is not None:
-            inside = rows < offs[group]
-            if group:
-                inside &= rows >= offs[group - 1]
-            found = torch.where(inside[:, None], a @ matrix.mT, found)
-    return {"out": found}
-
-
-class _GroupedReference:
-    """Each group as a GEMM of its own, and the rows of no group, which stay what they were."""
-
-    def __init__(self, problem: DeclaredProblem, inputs: Inputs) -> None:
-        from cutegen.families.gemm.reference import GemmReference
-
-        tensors = inputs.tensors
-        self._before = tensors["out"]
-        self._unused = [(index, low, high) for index, low, high in _unused(tensors) if low < high]
-        self._groups = [
-            (
-                index,
-                first,
-                end,
-                GemmReference(
-                    gemm_of(problem, end - first, 1),
-                    tensors["a"][index, first:end, :],
-                    tensors["b"][group].mT,
-                    full_elements=_REFERENCE_ELEMENTS // int(problem.g),
-                ),
-            )
-            for group, index, first, end in _ranges(tensors)
-            if first < end
-        ]
-
-    def compared(self, output: str) -> float:
-        """Return the smallest fraction of a group that is compared."""
-        return min((reference.compared(output) for *_, reference in self._groups), default=1.0)
-
-    def chunks(self, output: str, got: torch.Tensor) -> Iterator[Chunk]:
-        """Yield some rows of groups beside what they should be, then the rows of no group."""
-        for index, first, end, reference in self._groups:
-            for chunk in reference.chunks(output, got[index, first:end, :]):
-                yield replace(chunk, place=_placed(index, first, chunk))
-        for index, low, high in self._unused:
-            want = self._before[index, low:high, :].double()
-            chunk = Chunk(got[index, low:high, :].double(), want, want.new_zeros(want.shape), tuple)
-            yield replace(chunk, place=_placed(index, low, chunk))
-
-
-def _placed(index: Any, first: int, chunk: Chunk) -> Any:
-    where = () if index is ... else (index,)
-    inner = chunk.place
-
-    def place(at: tuple[int, ...]) -> tuple[int, ...]:
-        row, column = inner(at)
-        return (*where, row + first, column)
-
-    return place
 
 
 class GroupedFamily(DeclaredFamily):
@@ -199,41 +69,35 @@ class GroupedFamily(DeclaredFamily):
         """Return the signature of the GEMM whose template this one's extends."""
         return {"as_gemm": as_gemm(problem.with_sizes(g=2)).signature}
 
-    def reference(self, problem: DeclaredProblem, inputs: Inputs) -> _GroupedReference:  # type: ignore[override]
+    def reference(self, problem: DeclaredProblem, inputs: Inputs) -> GroupedReference:  # type: ignore[override]
         """Return the product of each group in fp64, with the error bound of a GEMM."""
-        return _GroupedReference(problem, inputs)
+        return GroupedReference(problem, inputs)
 
     def stand_in(self, problem: DeclaredProblem) -> StandIn:
         """Return torch's products, of all rows with every group's matrix."""
 
         def compute(inputs: Inputs, outputs: Tensors) -> None:
-            outputs["out"].copy_(_reference(**{**inputs.tensors, **outputs})["out"])
+            values: dict[str, Any] = {**inputs.tensors, **outputs, **self._named(problem)}
+            outputs["out"].copy_(grouped_products(**values)["out"])
 
         return compute
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return torch's grouped product, and a product for each group, whose rows the host is told."""
+        """Return torch's grouped product, and a product for each group, whose rows the host is told.
+
+        Those of gated products have a compiled gate behind them.
+        """
         import torch
 
-        known: list[tuple[int, Any, int, int]] = []
-
-        def loop(inputs: Inputs, outputs: Tensors) -> None:
-            a, b, out = inputs.tensors["a"], inputs.tensors["b"], outputs["out"]
-            if not known:  # all inputs of a problem have the same; what is timed does not wait for them
-                known.extend(group for group in _ranges(inputs.tensors) if group[2] < group[3])
-            for group, index, first, end in known:
-                torch.mm(a[index, first:end, :], b[group].mT, out=out[index, first:end, :])
-
-        def grouped(inputs: Inputs, outputs: Tensors) -> Tensors:
+        def grouped(inputs: Inputs, both: Any) -> Any:
             a, b, offs = (inputs.tensors[name] for name in ("a", "b", "offs"))
-            return {"out": torch._grouped_mm(a, b.mT, offs=offs)}
+            return torch._grouped_mm(a, b.mT, offs=offs)
 
-        def padded(inputs: Inputs, outputs: Tensors) -> None:
-            torch.bmm(inputs.tensors["a"], inputs.tensors["b"].mT, out=outputs["out"])
+        def padded(inputs: Inputs, both: Any) -> Any:
+            return torch.bmm(inputs.tensors["a"], inputs.tensors["b"].mT, out=both)
 
-        if problem.family == MASKED:
-            return {"torch.bmm of all rows": padded, "loop of torch.mm": loop}
-        return {"torch._grouped_mm": grouped, "loop of torch.mm": loop}
+        first = ("torch.bmm of all rows", padded) if is_masked(problem) else ("torch._grouped_mm", grouped)
+        return dict(_completed(problem, *way) for way in (first, ("loop of torch.mm", _loop())))
 
     def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
         """Return the GEMM's model, asked about the GEMM of as many tiles."""
@@ -242,15 +106,69 @@ class GroupedFamily(DeclaredFamily):
         return GroupedStrategy.of(arch)
 
 
+#: Writes the products of all groups into a tensor, or returns them.
+_Products = Callable[[Inputs, Any], Any]
+
+
+def _loop() -> _Products:
+    """Return a loop of products, which reads row counts once: all inputs of a problem have the same, and what
+    is timed does not wait for them."""
+    known: list[tuple[int, Any, int, int]] = []
+
+    def loop(inputs: Inputs, both: Any) -> Any:
+        import torch
+
+        if not known:
+            known.extend(group for group in ranges(inputs.tensors) if group[2] < group[3])
+        a, b = inputs.tensors["a"], inputs.tensors["b"]
+        for group, index, first, end in known:
+            torch.mm(a[index, first:end, :], b[group].mT, out=both[index, first:end, :])
+        return both
+
+    return loop
+
+
+def _completed(problem: DeclaredProblem, name: str, products: _Products) -> tuple[str, Baseline]:
+    """Return a way to compute products as a baseline, behind which gated ones have a compiled gate."""
+    import torch
+
+    if not activation_of(problem):
+
+        def plain(inputs: Inputs, outputs: Tensors) -> Tensors | None:
+            found = products(inputs, outputs["out"])
+            return None if found is outputs["out"] else {"out": found}
+
+        return name, plain
+    torch._dynamo.reset()  # shapes that another problem compiled must not make this one's symbolic
+    gate = torch.compile(gate_of(activation_of(problem), str(problem.layout)), dynamic=False)
+    rooms: dict[int, Any] = {}  # for products, by the result that they are of
+
+    def gated(inputs: Inputs, outputs: Tensors) -> Tensors:
+        out = outputs["out"]
+        if out.data_ptr() not in rooms:
+            rooms[out.data_ptr()] = out.new_zeros((*out.shape[:-1], 2 * out.shape[-1]))
+        return {"out": gate(products(inputs, rooms[out.data_ptr()]))}
+
+    return f"{name}, torch.compile", gated
+
+
+def _rows(problem: DeclaredProblem) -> int:
+    return int(mean_rows(problem) * problem.g if is_masked(problem) else problem.m)
+
+
+def _columns(problem: DeclaredProblem) -> int:
+    """Return the columns of a matrix, of which gated products have two for each of the result."""
+    return int(2 * problem.n if activation_of(problem) else problem.n)
+
+
 def _flops(problem: DeclaredProblem) -> int:
-    rows = mean_rows(problem) * problem.g if problem.family == MASKED else problem.m
-    return int(2 * rows * problem.n * problem.k)
+    return int(2 * _rows(problem) * _columns(problem) * problem.k)
 
 
 def _bytes(problem: DeclaredProblem) -> int:
     """Every row of a group once, and every matrix that some row needs."""
-    rows = _flops(problem) // (2 * problem.n * problem.k)
-    elements = rows * (problem.k + problem.n) + min(rows, problem.g) * problem.n * problem.k
+    rows = _rows(problem)
+    elements = rows * (problem.k + problem.n) + min(rows, problem.g) * _columns(problem) * problem.k
     return int(elements * DTYPE_BYTES[str(problem.dtype)])
 
 
@@ -270,6 +188,26 @@ _DTYPE = Option("dtype", "of a, b and out", ("bf16", "fp16"), "bf16")
 _TOKENS = Option(
     "tokens", "how rows spread over groups: each equally likely, or 1 / rank", SPREADS, "uniform"
 )
+_MEAN = Option("mean", "rows of a group in the mean", (ALL, *map(str, MEANS)), ALL)
+
+
+def ranges_of_rows(name: str, meaning: str, examples: Sequence[str], *more: Option) -> GroupedFamily:
+    """Return a family of which groups have ranges of the rows of one matrix.
+
+    Args:
+        name: Its name.
+        meaning: In a few words.
+        examples: Problems that between them reach every knob value.
+        more: Options that its problems have beside those of all; with an activation products are gated.
+    """
+    extents = read("offs", "int32", ("g",))
+    return _family(name, meaning, ("m",), extents, *more, of_m="rows of all groups", examples=examples)
+
+
+def first_rows(name: str, meaning: str, examples: Sequence[str], *more: Option) -> GroupedFamily:
+    """Return a family of which groups have the first rows of a matrix each; arguments likewise."""
+    extents, of_m = read("counts", "int32", ("g",)), "rows that there is room for in each group"
+    return _family(name, meaning, ("g", "m"), extents, _MEAN, *more, of_m=of_m, examples=examples)
 
 
 def _family(
@@ -278,14 +216,18 @@ def _family(
     rows: tuple[str, ...],
     extents: Declared,
     *more: Option,
-    meaning_of_m: str,
+    of_m: str,
     examples: Sequence[str],
 ) -> GroupedFamily:
+    gated = any(option.name == "activation" for option in more)
+    knobs = {knob: KNOBS[knob] for knob in _KNOBS}
+    if gated:
+        knobs["tile_shape_mn"] += HALF_IS_GATES
     return GroupedFamily(
         name,
         meaning,
         sizes=(
-            Size("m", meaning_of_m),
+            Size("m", of_m),
             Size("n", "columns of out"),
             Size("k", "columns of a"),
             Size("g", "groups"),
@@ -293,28 +235,25 @@ def _family(
         options=(_DTYPE, _TOKENS, *more),
         arguments=(
             read("a", "dtype", (*rows, "k"), aligned=True),
-            read("b", "dtype", ("g", "n", "k"), aligned=True),
+            read("b", "dtype", ("g", "2n" if gated else "n", "k"), aligned=True),
             extents,
             update("out", "dtype", (*rows, "n")),
             integers(),
         ),
-        reference=_reference,
-        adjust=_adjust,
+        reference=grouped_products,
+        adjust=spread,
         flops=_flops,
         min_bytes=_bytes,
         repeat="idempotent",
-        knobs={knob: KNOBS[knob] for knob in _KNOBS},
+        knobs=knobs,
         examples=examples,
     )
 
 
-GROUPED_GEMM = _family(
-    RANGES,
+GROUPED_GEMM = ranges_of_rows(
+    "grouped_gemm",
     "products of ranges of rows with a matrix each",
-    ("m",),
-    read("offs", "int32", ("g",)),
-    meaning_of_m="rows of all groups",
-    examples=(
+    (
         "32768x6144x7168x4 bf16",
         "32768x4096x2048x8 bf16 tokens=zipf",
         "65536x1536x2048x128 bf16",
@@ -325,14 +264,10 @@ GROUPED_GEMM = _family(
     ),
 )
 
-GROUPED_GEMM_MASKED = _family(
-    MASKED,
+GROUPED_GEMM_MASKED = first_rows(
+    "grouped_gemm_masked",
     "products of the first rows of matrices with a matrix each",
-    ("g", "m"),
-    read("counts", "int32", ("g",)),
-    Option("mean", "rows of a group in the mean", (ALL, *map(str, MEANS)), ALL),
-    meaning_of_m="rows that there is room for in each group",
-    examples=(
+    (
         "4096x6144x7168x6 bf16 mean=1024",
         "4096x4096x4096x32 bf16 mean=192",
         "4096x7168x3072x32 fp16 mean=20 tokens=zipf",

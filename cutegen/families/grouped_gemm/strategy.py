@@ -1,4 +1,7 @@
-"""The GEMM's performance model, asked about the batched GEMM that has about the tiles of a grouped one."""
+"""The GEMM's performance model, asked about the batched GEMM that has about the tiles of a grouped one.
+
+It chooses from the space of that GEMM, or from that of gated products, whose rules take a GEMM's problem too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import islice
 from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
-from cutegen.families.grouped_gemm.as_gemm import as_gemm, uncut, whole
+from cutegen.families.grouped_gemm.as_gemm import activation_of, as_gemm, uncut, whole
 from cutegen.families.registry import find_space
 from cutegen.family import Predictor
 from cutegen.space import Config, Space, Value
@@ -47,8 +50,10 @@ class GroupedStrategy:
 
         Of what the GEMM tries some cut k.
         """
-        gemm, gemm_space, first = as_gemm(problem), _gemm_space(space), default or space.default(problem)
-        found = self._gemm.rank(gemm_space, gemm, sm_count, limit, _whole_only(fixed), default=whole(first))
+        gemm, gemm_space = as_gemm(problem), _gemm_space(space, problem)
+        first = default or space.default(problem)
+        whole_only, lead = _whole_only(gemm_space, fixed), _whole(gemm_space, first)
+        found = self._gemm.rank(gemm_space, gemm, sm_count, limit, whole_only, default=lead)
         found = _own(space, problem, [first, *found])
         known = {space.compile_view(config) for config in found}
         others = (c for c in defaults_by_time(gemm_space, gemm, sm_count) if c["split_k"] == 1)
@@ -66,7 +71,8 @@ class GroupedStrategy:
         everywhere: bool = False,
     ) -> list[Config]:
         """Return the GEMM's likely ones."""
-        asked = _gemm_space(space), as_gemm(problem), sm_count, limit, _whole_only(fixed)
+        gemm_space = _gemm_space(space, problem)
+        asked = gemm_space, as_gemm(problem), sm_count, limit, _whole_only(gemm_space, fixed)
         return _own(space, problem, self._gemm.likely(*asked, everywhere=everywhere))
 
     def refine(
@@ -81,24 +87,26 @@ class GroupedStrategy:
         new_kernels: bool = True,
     ) -> list[Config]:
         """Return untried configs that measured times make promising for the GEMM."""
+        gemm_space = _gemm_space(space, problem)
         found = self._gemm.refine(
-            _gemm_space(space),
+            gemm_space,
             as_gemm(problem),
-            {whole(config): time for config, time in results.items()},
+            {_whole(gemm_space, config): time for config, time in results.items()},
             limit,
             sm_count=sm_count,
-            fixed=_whole_only(fixed),
+            fixed=_whole_only(gemm_space, fixed),
             new_kernels=new_kernels,
         )
         return [config for config in _own(space, problem, found) if config not in results]
 
     def precompute(self, space: Space, problem: DeclaredProblem, sm_count: int, fixed: _Fixed = None) -> None:
         """Work out in advance what the GEMM's predictions start from."""
-        self._gemm.precompute(_gemm_space(space), as_gemm(problem), sm_count, _whole_only(fixed))
+        gemm_space = _gemm_space(space, problem)
+        self._gemm.precompute(gemm_space, as_gemm(problem), sm_count, _whole_only(gemm_space, fixed))
 
     def default(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Config:
         """Return the fastest predicted of the default candidates that leave k whole."""
-        for config in defaults_by_time(_gemm_space(space), as_gemm(problem), sm_count):
+        for config in defaults_by_time(_gemm_space(space, problem), as_gemm(problem), sm_count):
             own = uncut(config)
             if config["split_k"] == 1 and space.is_valid(problem, own):
                 return own
@@ -108,17 +116,23 @@ class GroupedStrategy:
         self, space: Space, problem: DeclaredProblem, sm_count: int, configs: Sequence[Config] = ()
     ) -> Predictor:
         """Return the GEMM's predictions."""
-        cut = [whole(config) for config in configs]
-        predict = self._gemm.predictor(_gemm_space(space), as_gemm(problem), sm_count, cut)
-        return lambda config: predict(whole(config))
+        gemm_space = _gemm_space(space, problem)
+        asked = [_whole(gemm_space, config) for config in configs]
+        predict = self._gemm.predictor(gemm_space, as_gemm(problem), sm_count, asked)
+        return lambda config: predict(_whole(gemm_space, config))
 
 
-def _gemm_space(space: Space) -> Space:
-    return find_space("gemm", space.arch)
+def _gemm_space(space: Space, problem: DeclaredProblem) -> Space:
+    return find_space("gated_gemm" if activation_of(problem) else "gemm", space.arch)
 
 
-def _whole_only(fixed: _Fixed) -> Mapping[str, Sequence[Value]]:
-    return {**(fixed or {}), **{knob: (value,) for knob, value in whole({}).items()}}
+def _whole(gemm_space: Space, config: Mapping[str, Value]) -> Config:
+    """Return a config as the space of the GEMM, or of gated products, has it."""
+    return Config({knob: value for knob, value in whole(config).items() if knob in gemm_space.domains})
+
+
+def _whole_only(gemm_space: Space, fixed: _Fixed) -> Mapping[str, Sequence[Value]]:
+    return {**(fixed or {}), **{knob: (value,) for knob, value in _whole(gemm_space, {}).items()}}
 
 
 def _keeps(config: Config, fixed: _Fixed) -> bool:

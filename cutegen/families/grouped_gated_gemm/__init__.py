@@ -1,0 +1,1 @@
+"""Grouped GEMM whose epilogue multiplies activated gates with what they gate."""

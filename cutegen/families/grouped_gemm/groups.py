@@ -1,0 +1,178 @@
+"""Rows of groups: how inputs spread them, what each group's product is, and rows of no group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gated_gemm.family import GATED_GEMM
+from cutegen.families.grouped_gemm.as_gemm import activation_of, gemm_of, is_masked, mean_rows
+from cutegen.family import Chunk, Inputs, Reference
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GroupedReference", "gate_of", "grouped_products", "ranges", "spread"]
+
+#: Elements of the reference of all groups together; more are sampled.
+_REFERENCE_ELEMENTS = 2**26
+
+
+def _spread_rows(problem: DeclaredProblem, awkward: bool) -> list[int]:
+    """Return the rows of each group in inputs of ``problem``, the same ones every time.
+
+    Awkward ones leave the first group empty and some rows to none, and one group has half of them.
+    """
+    import torch
+
+    groups, most = int(problem.g), int(problem.m)
+    masked = is_masked(problem)
+    rows = mean_rows(problem) * groups if masked else most
+    odds = torch.ones(groups) if problem.tokens == "uniform" else 1 / torch.arange(1, groups + 1)
+    if awkward:
+        odds = torch.linspace(0, 1, groups + 1)[1:] ** 4
+        odds[: groups // 3] = 0.0
+        rows -= rows // 7
+    generator = torch.Generator().manual_seed(groups)
+    odds = odds[torch.randperm(groups, generator=generator)]
+    chosen = torch.multinomial(odds, rows, replacement=True, generator=generator)
+    counts = [int(count) for count in torch.bincount(chosen, minlength=groups)]
+    return [min(count, most) for count in counts] if masked else counts
+
+
+def spread(problem: DeclaredProblem, tensors: Mapping[str, Any], awkward: bool) -> None:
+    """Spread rows over the groups; where inputs are to be awkward, rows of no group are NaN."""
+    import torch
+
+    counts, a = torch.tensor(_spread_rows(problem, awkward), dtype=torch.int32), tensors["a"]
+    if "counts" in tensors:
+        tensors["counts"].copy_(counts)
+    else:
+        tensors["offs"].copy_(counts.cumsum(0))
+    if awkward:
+        for index, first, end in _unused(tensors):
+            a[index, first:end, :] = math.nan
+
+
+def ranges(tensors: Mapping[str, Any]) -> Iterator[tuple[int, Any, int, int]]:
+    """Yield each group's number, the index of its rows' matrix in ``a``, and its first and last row."""
+    if "counts" in tensors:
+        for group, count in enumerate(tensors["counts"].tolist()):
+            yield group, group, 0, count
+    else:
+        first = 0
+        for group, end in enumerate(tensors["offs"].tolist()):
+            yield group, ..., first, end
+            first = end
+
+
+def _unused(tensors: Mapping[str, Any]) -> Iterator[tuple[Any, int, int]]:
+    """Yield index, first and last of the rows of no group."""
+    a, end = tensors["a"], 0
+    for _, index, _, end in ranges(tensors):
+        if index is not ...:
+            yield index, end, a.shape[1]
+    if a.dim() == 2:
+        yield ..., end, a.shape[0]
+
+
+def gate_of(activation: str, layout: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what multiplies activated gates, some of the last columns of a tensor, with the others."""
+    from cutegen.families.gemm.stand_in import activation as function_of
+
+    act = function_of(activation)
+
+    def gated(both: torch.Tensor) -> torch.Tensor:
+        interleaved = layout == "interleaved"
+        gate, up = (both[..., ::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
+        return act(gate) * up
+
+    return gated
+
+
+def grouped_products(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+    activation: str = "",
+    layout: str = "",
+) -> dict[str, torch.Tensor]:
+    """Return the output without reading counts on the host: slow, as each matrix multiplies all rows."""
+    import torch
+
+    gate = gate_of(activation, layout) if activation else lambda product: product
+    rows = torch.arange(a.shape[-2], device=a.device)
+    found = out
+    for group, matrix in enumerate(b):
+        if counts is not None:
+            found = found.clone() if found is out else found
+            product = gate(a[group] @ matrix.mT)
+            found[group] = torch.where((rows < counts[group])[:, None], product, out[group])
+        elif offs is not None:
+            inside = rows < offs[group]
+            if group:
+                inside &= rows >= offs[group - 1]
+            found = torch.where(inside[:, None], gate(a @ matrix.mT), found)
+    return {"out": found}
+
+
+class GroupedReference:
+    """Each group as a GEMM of its own, and the rows of no group, which stay what they were."""
+
+    def __init__(self, problem: DeclaredProblem, inputs: Inputs) -> None:
+        tensors = inputs.tensors
+        self._before = tensors["out"]
+        self._unused = [(index, low, high) for index, low, high in _unused(tensors) if low < high]
+        self._groups = [
+            (
+                index,
+                first,
+                end,
+                _of_group(problem, tensors["a"][index, first:end, :], tensors["b"][group]),
+            )
+            for group, index, first, end in ranges(tensors)
+            if first < end
+        ]
+
+    def compared(self, output: str) -> float:
+        """Return the smallest fraction of a group that is compared."""
+        return min((reference.compared(output) for *_, reference in self._groups), default=1.0)
+
+    def chunks(self, output: str, got: torch.Tensor) -> Iterator[Chunk]:
+        """Yield some rows of groups beside what they should be, then the rows of no group."""
+        for index, first, end, reference in self._groups:
+            for chunk in reference.chunks(output, got[index, first:end, :]):
+                yield replace(chunk, place=_placed(index, first, chunk))
+        for index, low, high in self._unused:
+            want = self._before[index, low:high, :].double()
+            chunk = Chunk(got[index, low:high, :].double(), want, want.new_zeros(want.shape), tuple)
+            yield replace(chunk, place=_placed(index, low, chunk))
+
+
+def _of_group(problem: DeclaredProblem, rows: torch.Tensor, matrix: torch.Tensor) -> Reference:
+    """Return the reference of one group, that of its plain or gated product."""
+    from cutegen.families.gemm.reference import GemmReference
+
+    if activation_of(problem):
+        names = ("dtype", "activation", "layout")
+        sizes = {"m": len(rows), "n": problem.n, "k": problem.k}
+        one = GATED_GEMM.problem(sizes, {name: getattr(problem, name) for name in names})
+        return GATED_GEMM.reference(one, Inputs({"x": rows, "w": matrix}))
+    most = _REFERENCE_ELEMENTS // int(problem.g)
+    return GemmReference(gemm_of(problem, len(rows), 1), rows, matrix.mT, full_elements=most)
+
+
+def _placed(index: Any, first: int, chunk: Chunk) -> Any:
+    where = () if index is ... else (index,)
+    inner = chunk.place
+
+    def place(at: tuple[int, ...]) -> tuple[int, ...]:
+        row, column = inner(at)
+        return (*where, row + first, column)
+
+    return place
