@@ -31,6 +31,8 @@ LINES = (
     "grouped_gemm 3x72x64x9 bf16",
     "grouped_gemm_masked 60x72x64x5 bf16 mean=20",
     "grouped_gemm_masked 60x72x64x3 fp16 tokens=zipf",
+    "grouped_gated_gemm 300x40x64x5 bf16 layout=interleaved",
+    "grouped_gated_gemm_masked 60x41x64x3 fp16 activation=gelu tokens=zipf",
 )
 
 
@@ -104,11 +106,13 @@ def test_baselines_agree_with_the_reference() -> None:
 def test_what_is_compared_is_named_without_inputs() -> None:
     """As benchmarks ask before they draw any."""
     names = {line: call_names(parse_problem(line), peers=False) for line in LINES}
-    assert all(found[1:] == ["loop of torch.mm", *COPIES] for found in names.values())
-    assert {found[0] for found in names.values()} == {"torch._grouped_mm", "torch.bmm of all rows"}
+    for line, found in names.items():
+        behind = ", torch.compile" if "gated" in line else ""
+        first = "torch.bmm of all rows" if "masked" in line else "torch._grouped_mm"
+        assert found == [f"{first}{behind}", f"loop of torch.mm{behind}", *COPIES]
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [line for line in LINES if "gated" not in line])
 def test_a_benchmark_calls_what_it_compares(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the arguments of a kernel, again and again."""
     monkeypatch.setattr("tools.benchmark.family_child.operand_sets", lambda problem: 2)
@@ -120,6 +124,17 @@ def test_a_benchmark_calls_what_it_compares(line: str, monkeypatch: pytest.Monke
         case.guarded.poison()
         call(*values)
         assert case.judge().ok
+
+
+def test_gated_products_are_compared_with_a_gate_behind_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rounds products first."""
+    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
+    case = _Case("grouped_gated_gemm 300x40x64x5 bf16 layout=interleaved", False)
+    outputs = {"out": case.guarded.tensor}
+    found = case.family.baselines(case.problem, case.inputs, outputs)
+    case.compute()
+    got = found["loop of torch.mm, torch.compile"](case.inputs, outputs)["out"]
+    assert torch.allclose(got.double(), case.guarded.tensor.double(), rtol=2**-5, atol=2**-6)
 
 
 def test_costs_count_what_is_used() -> None:
@@ -253,6 +268,25 @@ def test_groups_are_multiplied(gpu: FakeFamilies) -> None:
     }
 
 
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_groups_are_multiplied_and_gated(gpu: FakeFamilies, layout: str) -> None:
+    a, b, ends = tensor(20, 64), tensor(4, 48, 64) / 8, [3, 3, 4, 20]
+    both = torch.empty(20, 48, dtype=torch.float64)
+    for group, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        both[first:end] = a[first:end].double() @ b[group].double().T
+    gate, up = (both[:, ::2], both[:, 1::2]) if layout == "interleaved" else both.chunk(2, -1)
+    want = torch.nn.functional.gelu(gate) * up
+    found = cutegen.grouped_gemm(a, b, ends, activation="gelu", layout=layout)
+    assert torch.allclose(found.double(), want, rtol=2**-7, atol=1e-6)
+    counts, every = [20, 0, 0, 20], a.expand(4, 20, 64).contiguous()
+    masked = cutegen.grouped_gemm(every, b, counts=counts, activation="gelu", layout=layout)
+    assert torch.equal(masked[3, 4:], found[4:]) and torch.equal(masked[0, :3], found[:3])
+    assert {str(source.signature.family) for source in gpu.compiled} == {
+        "grouped_gated_gemm",
+        "grouped_gated_gemm_masked",
+    }
+
+
 def test_one_kernel_serves_any_counts(gpu: FakeFamilies) -> None:
     a, b = tensor(20, 64), tensor(4, 24, 64)
     for ends in ((5, 10, 15, 20), (0, 0, 0, 20), (0, 0, 0, 0)):
@@ -283,6 +317,9 @@ def test_what_cannot_be_is_refused(gpu: FakeFamilies) -> None:
         (lambda: call(tensor(20, 60), tensor(4, 24, 60), ends), "a has strides .*: every row must start"),
         (lambda: call(a, b, ends, out=a.new_empty(20, 25)), "which makes n 25, but b makes it 24"),
         (lambda: call(a[:, :64], b, ends, out=a[:, :24]), "out shares memory with a; pass another"),
+        (lambda: call(a, b, ends, activation="tanh"), "activation='tanh' is not valid; valid: silu, gelu"),
+        (lambda: call(a, b, ends, layout="split"), "layout='split' is not valid; valid: halves, inter"),
+        (lambda: call(a, b[:, 1:], ends, activation="silu"), r"b has shape \(4, 23, 64\); with an act"),
         (lambda: call(a, b, ends, tokens="even"), "tokens='even' is not valid; valid: uniform, zipf"),
         (lambda: call(tensor(4, 9, 64), b, counts=[1] * 4, expected_rows=0), "expected_rows=0 must be an"),
         (lambda: call(a.clone().requires_grad_(), b, ends), "a requires grad"),

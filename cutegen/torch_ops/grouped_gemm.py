@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import OperandError
 from cutegen.families.calls import refuse_overlap
+from cutegen.families.gated.family import ACTIVATIONS
+from cutegen.families.gated_gemm.family import WEIGHT_LAYOUTS
+from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
 from cutegen.families.grouped_gemm.as_gemm import ALL
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED, MEANS, SPREADS
 from cutegen.torch_ops import gemm as state
@@ -19,8 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ["expected_mean", "grouped_gemm", "prepare"]
 
-_ranges = DeclaredOperator(GROUPED_GEMM, state.default_dispatcher, state.workspaces)
-_masked = DeclaredOperator(GROUPED_GEMM_MASKED, state.default_dispatcher, state.workspaces)
+#: Operators by whether groups have a matrix each, then by whether products are gated.
+_operators = {
+    (masked, gated): DeclaredOperator(family, state.default_dispatcher, state.workspaces)
+    for masked, gated, family in (
+        (False, False, GROUPED_GEMM),
+        (True, False, GROUPED_GEMM_MASKED),
+        (False, True, GROUPED_GATED_GEMM),
+        (True, True, GROUPED_GATED_GEMM_MASKED),
+    )
+}
 
 
 def grouped_gemm(
@@ -29,6 +40,8 @@ def grouped_gemm(
     offs: torch.Tensor | Sequence[int] | None = None,
     *,
     counts: torch.Tensor | Sequence[int] | None = None,
+    activation: str = "",
+    layout: str = "halves",
     out: torch.Tensor | None = None,
     tokens: str = "uniform",
     expected_rows: int | None = None,
@@ -42,17 +55,22 @@ def grouped_gemm(
     on the device only, so that a call needs no synchronisation and goes into CUDA graphs. Sums are in fp32
     and rounded once. Rows of no group are neither read nor written: those of a new result are not
     initialised, as with ``torch._grouped_mm(a, b.mT, offs=offs)``, which computes the same. There are no
-    gradients.
+    gradients. With an activation it is the first half of a gated MLP of each group, as ``gated_gemm``.
 
     Args:
         a: (m, k) with ``offs``: the rows of all groups, one group after the other. (groups, m, k) with
             ``counts``: a matrix for each group, whose first rows are its own. bf16 or fp16 on a GPU; rows
             start at multiples of 16 bytes.
-        b: (groups, n, k) in the dtype of ``a``, as the weights of linear layers lie; at most 512 groups.
+        b: (groups, n, k) in the dtype of ``a``, as the weights of linear layers lie; at most 512 groups. With
+            an activation (groups, 2 * n, k): the rows of both weights of each group.
         offs: (groups,) int32: where the rows of each group end, growing, at most m.
         counts: (groups,) int32: how many rows each group has, at most m. Instead of ``offs``. On the device,
             values outside of these bounds are taken as the nearest bound, and rows of two groups get the
             product of either; those that are given on the host are checked.
+        activation: Of gates, which what stands beside them is multiplied with: ``silu``, ``gelu``,
+            ``gelu_tanh`` or ``relu``; empty for plain products.
+        layout: Of each matrix of ``b`` with an activation: ``halves``, the gate's rows first, or
+            ``interleaved``, with them in even rows.
         out: Where the result goes, (m, n) or (groups, m, n) in the dtype of ``a``; no memory of another
             argument.
         tokens: How rows spread over the groups, by which a tuned kernel is chosen: ``uniform`` or ``zipf``.
@@ -66,26 +84,29 @@ def grouped_gemm(
         LaunchError: There is no kernel to launch, or it failed to.
         CutegenError: As :func:`cutegen.gemm`.
     """
-    operator, name, given = _form(a, b, offs, counts)
+    name, given = _form(a, b, offs, counts)
+    _require_gate(b, activation, layout)
+    operator = _operators[name == "counts", bool(activation)]
     if tokens not in SPREADS:
         raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
     extents = _on_device(name, given, a, b)
     made = out is None
     if out is None:
-        out = a.new_empty((*a.shape[:-1], b.shape[1]))
+        out = a.new_empty((*a.shape[:-1], b.shape[1] // (2 if activation else 1)))
     if a.numel() == 0 and a.shape[-1]:
         return out
     values = [a, b, extents, out]
     if not made:
         refuse_overlap(operator.family, dict(zip(("a", "b", name, "out"), values, strict=True)))
-    options = (tokens,) if operator is _ranges else (tokens, expected_mean(expected_rows))
+    options = (tokens,) if name == "offs" else (tokens, expected_mean(expected_rows))
+    options += (activation, layout) if activation else ()
     run = operator.traced if state.must_trace(a) else operator
     run(values, (), None if config is None else as_config(config), options)
     return out
 
 
-def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[DeclaredOperator, str, Any]:
-    """Return the operator, and the name and value of what says where rows are."""
+def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[str, Any]:
+    """Return the name and value of what says where rows are."""
     for name, tensor in (("a", a), ("b", b)):
         if not hasattr(tensor, "stride"):
             raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
@@ -96,7 +117,16 @@ def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[DeclaredOperator, str
     wanted, form = (2, "(m, k) with offs") if counts is None else (3, "(groups, m, k) with counts")
     if a.dim() != wanted:
         raise OperandError(f"a has shape {tuple(a.shape)}; it must be {form}")
-    return (_ranges, "offs", offs) if counts is None else (_masked, "counts", counts)
+    return ("offs", offs) if counts is None else ("counts", counts)
+
+
+def _require_gate(b: Any, activation: str, layout: str) -> None:
+    if activation not in ("", *ACTIVATIONS):
+        raise OperandError(f"activation={activation!r} is not valid; valid: {', '.join(ACTIVATIONS)}")
+    if layout not in WEIGHT_LAYOUTS:
+        raise OperandError(f"layout={layout!r} is not valid; valid: {', '.join(WEIGHT_LAYOUTS)}")
+    if activation and b.shape[1] % 2:
+        raise OperandError(f"b has shape {tuple(b.shape)}; with an activation it must be (groups, 2 * n, k)")
 
 
 def _on_device(name: str, given: Any, a: Any, b: Any) -> Any:
@@ -130,5 +160,5 @@ def expected_mean(expected_rows: int | None) -> str:
 def prepare() -> None:
     """Import torch and register the operators with it; again does nothing."""
     state.prepare()
-    _ranges.register()
-    _masked.register()
+    for operator in _operators.values():
+        operator.register()

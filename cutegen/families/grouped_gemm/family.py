@@ -78,6 +78,8 @@ class GroupedFamily(DeclaredFamily):
 
         def compute(inputs: Inputs, outputs: Tensors) -> None:
             values: dict[str, Any] = {**inputs.tensors, **outputs, **self._named(problem)}
+            if activation_of(problem):  # sums are not rounded before the gate
+                values.update({name: values[name].float() for name in ("a", "b")})
             outputs["out"].copy_(grouped_products(**values)["out"])
 
         return compute
