@@ -32,7 +32,7 @@ LINES = (
     "grouped_gemm_masked 60x72x64x5 bf16 mean=20",
     "grouped_gemm_masked 60x72x64x3 fp16 tokens=zipf",
     "grouped_gated_gemm 300x40x64x5 bf16 layout=interleaved",
-    "grouped_gated_gemm_masked 60x41x64x3 fp16 activation=gelu tokens=zipf",
+    "grouped_gated_gemm_masked 60x41x64x3 fp16 tokens=zipf activation=gelu",
 )
 
 
