@@ -98,8 +98,8 @@ def grouped_gemm(
     values = [a, b, extents, out]
     if not made:
         refuse_overlap(operator.family, dict(zip(("a", "b", name, "out"), values, strict=True)))
-    options = (tokens,) if name == "offs" else (tokens, expected_mean(expected_rows))
-    options += (activation, layout) if activation else ()
+    mean = () if name == "offs" else (expected_mean(expected_rows),)
+    options = (tokens, *mean, *((activation, layout) if activation else ()))
     run = operator.traced if state.must_trace(a) else operator
     run(values, (), None if config is None else as_config(config), options)
     return out
