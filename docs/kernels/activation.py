@@ -78,17 +78,22 @@ def widen(vector):
     return [values[i] for i in range(ELEMENTS)]
 
 
+TAIL = (-0.07566165179014206, 0.2393118143081665, -0.12241274118423462, 0.1791081577539444)
+TAIL += (0.06786781549453735, 0.10837419331073761, 0.10341227054595947, 0.0)
+
+
 def normal(x):
     """The normal distribution function of x, and its density times the root of 2 pi.
 
-    exp(x * x / 2) times the tail beyond |x| is a polynomial in 1 / (1 + 0.26 * |x|), fitted by least relative error
-    up to 9: 3e-7. That takes half as many instructions as erf, and small tails keep their digits.
+    exp(x * x / 2) times the tail beyond |x| is a polynomial in 1 / (1 + 0.26 * |x|): TAIL, fitted up to 9 by
+    least relative error, 3e-7. It takes half as many instructions as erf, and small tails keep their digits.
     """
     bell = cute.math.exp2(x * x * -0.7213475204444817, fastmath=True)
     t = cute.arch.rcp_approx(1.0 + 0.26 * cutlass.select_(x < 0.0, -x, x))
-    series = 0.10837419331073761 + t * (0.06786781549453735 + t * (0.1791081577539444 + t * (
-        -0.12241274118423462 + t * (0.2393118143081665 + t * -0.07566165179014206))))
-    tail = bell * t * (0.10341227054595947 + t * series)
+    tail = TAIL[0]
+    for coefficient in TAIL[1:]:
+        tail = tail * t + coefficient
+    tail = tail * bell
     return cutlass.select_(x < 0.0, tail, 1.0 - tail), bell
 
 
