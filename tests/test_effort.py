@@ -54,6 +54,30 @@ def test_quick_finds_and_decides_in_one_set_of_rounds(tmp_path: Path) -> None:
     assert entry.config == result.config and len(entry.trial_ids) == 3 and entry.energy_mj is None
 
 
+def test_where_the_library_is_ahead_a_second_set_of_rounds_tries_more(tmp_path: Path) -> None:
+    """Beside the best of the first; that set decides, and the run is recalled as it ended."""
+    effort = replace(QUICK, classes=4, rescue=4)
+    Rig(tmp_path / "first", lambda config: "101", effort=replace(effort, rescue=0)).tuner.tune(*SHAPE)
+    first = {view(trial.config) for trial in trials_of(tmp_path / "first") if trial.config}
+    times = {config: f"{101 + at:g}" for at, config in enumerate(sorted(first, key=str))}
+    rig = Rig(tmp_path, lambda config: times.get(config, "98"), effort=effort)
+    result = rig.tuner.tune(*SHAPE)
+    (_, before), (_, after) = rig.bench.timed
+    assert set(before) != set(after) and DEFAULT.digest in after and len(after) > 4
+    assert result.config.digest in after and result.config.digest not in before
+    assert all(row.config.digest in after for row in result.rows)
+    again = Rig(tmp_path, effort=effort).tuner.tune(*SHAPE)
+    assert again.reused and [row.config for row in again.rows] == [row.config for row in result.rows]
+
+
+def test_where_the_best_is_ahead_of_the_library_one_set_decides(tmp_path: Path) -> None:
+    """As it does where no second one is asked for."""
+    for name, time_us, rescue, sets in (("a", "99", 4, 1), ("b", "101", 0, 1), ("c", "101", 4, 2)):
+        rig = Rig(tmp_path / name, lambda config, us=time_us: us, effort=replace(QUICK, rescue=rescue))  # type: ignore[misc]
+        rig.tuner.tune(*SHAPE)
+        assert len(rig.bench.timed) == sets
+
+
 def test_a_quick_run_that_was_finished_is_recalled(tmp_path: Path) -> None:
     """With the same rows, and nothing is run."""
     first = Rig(tmp_path, effort=QUICK).tuner.tune(*SHAPE)
@@ -142,6 +166,7 @@ def test_the_command_takes_an_effort_and_says_where_the_seconds_went(
 ) -> None:
     """By what was done in them, in JSON."""
     shape = "x".join(map(str, SHAPE))
+    gpu.behaviour = lambda config: "90"
     assert tune("--shape", shape, "--effort", "quick", "--json") == 0
     [result] = json.loads(capsys.readouterr().out)["results"]
     assert len(gpu.timed) == 1 and gpu.timed[0][0] == Policy.quick(loaded=True)

@@ -20,7 +20,7 @@ from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import TIE_BAND
 from cutegen.search.defaults import default_config, default_of_algorithm
 from cutegen.search.strategies import likely, rank, refine, spread
-from cutegen.search.twins import with_twins
+from cutegen.search.twins import alone, with_twins
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children
@@ -36,6 +36,8 @@ __all__ = ["ProblemRun"]
 _FURTHER_SHARE = 4
 #: An algorithm whose fastest config is behind the fastest of all by more than this factor is not refined.
 _HOPELESS = 1.25
+#: So many of the fastest run in a second set of rounds too, beside what is tried there.
+_BESIDE = 6
 #: Finalists that are there since they were fastest in bursts, at most.
 _BURST_FINALISTS = 3
 #: Configs that the search proposes for a kernel, at most: its run-time arguments.
@@ -102,6 +104,7 @@ class ProblemRun:
         self._same = SameKernels()
         self._strict = find_family(request.problem.family).default_is_its_authors
         self._stage = "compile"
+        self._decisive: frozenset[str] = frozenset()
         self._space = find_space(request.problem.family, request.arch)
         self._further = [space for space in spaces_beside(self._space) if self._competes(space)]
         self.default = default_config(self._space, request.problem, request.sm_count)
@@ -214,6 +217,7 @@ class ProblemRun:
             return self._compiled()
         if self.request.searches:
             self._refine()
+            self._rescue()
         finalists = self._finals()
         self._note("final")
         self._tell("done")
@@ -267,7 +271,8 @@ class ProblemRun:
 
     # -- build, check, screen
 
-    def _try(self, attempts: Sequence[Attempt]) -> None:
+    def _try(self, attempts: Sequence[Attempt], beside: Sequence[Attempt] = ()) -> None:
+        """Build, check and time ``attempts``; where one set of rounds decides, those ``beside`` once more."""
         waiting = [attempt for attempt in attempts if not attempt.done]
         built: deque[Attempt] = deque()
         checked: list[Attempt] = []
@@ -284,12 +289,12 @@ class ProblemRun:
             if built:
                 self._check(built.popleft(), checked)
             elif checked and (not waiting or len(checked) >= chunk):
-                self._screen(checked[:chunk])
+                self._screen([*beside, *checked[:chunk]])
                 del checked[:chunk]
             self._note(self._stage)
             self._tell(self._stage)
         if checked and self.request.at_once:
-            self._screen(checked)
+            self._screen([*beside, *checked])
             self._note(self._stage)
 
     def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
@@ -379,6 +384,10 @@ class ProblemRun:
     def _screen(self, batch: Sequence[Attempt]) -> None:
         self._stage = "screen" if self._stage == "check" else self._stage
         policy = self.request.screen_policy
+        if self.request.at_once:
+            if self._decisive and self.torch is not None:
+                self.ledger.write_baseline(self.torch, policy)  # it ends the set before
+            self._decisive = frozenset(attempt.name for attempt in batch)
         timed = self._time(batch, policy)
         with self.ledger.together():
             for attempt, timing in timed:
@@ -448,6 +457,28 @@ class ProblemRun:
             ]
             self._try(self._admit(config for config in found if config not in self.attempts))
 
+    def _rescue(self) -> None:
+        """Where the library is ahead of all that was tried, try more, beside the best of that."""
+        request, policy = self.request, self.request.screen_policy
+        timings = {a.config: a.timing for a in self._working() if a.timing is not None}
+        ahead = any(timing.ratio is None or timing.ratio >= 1 for timing in timings.values())
+        if not request.at_once or not request.effort.rescue or not timings or ahead or self._late():
+            return
+        self._stage = "refine"
+        times = {config: comparable_us(timing, policy) for config, timing in timings.items()}
+        results = {c: times.get(c) for c in self.attempts if c.source == "cutegen"}
+        found = [
+            config
+            if request.context == BACK_TO_BACK
+            else alone(space, request.problem, config, request.fixed)
+            for space in (self._space, *self._further)
+            for config in self._refined(space, results, request.effort.rescue, min(times.values()))
+        ]
+        more = self._admit(dict.fromkeys(config for config in found if config not in self.attempts))
+        fastest = sorted(times, key=times.__getitem__)[:_BESIDE]
+        first = [config for config in (self.default, self.incumbent) if config in times]
+        self._try(more, [self.attempts[config] for config in dict.fromkeys([*first, *fastest])])
+
     def _refined(
         self, space: Space, results: Mapping[Config, float | None], limit: int, fastest: float
     ) -> list[Config]:
@@ -498,7 +529,8 @@ class ProblemRun:
 
     def _finalists(self) -> list[Attempt]:
         policy = self.request.screen_policy
-        times = {a.config: comparable_us(a.timing, policy) for a in self._working() if a.timing is not None}
+        there = [a for a in self._working() if not self._decisive or a.name in self._decisive]
+        times = {a.config: comparable_us(a.timing, policy) for a in there if a.timing is not None}
         always = [self.default, *([self.incumbent] if self.incumbent else [])]
         always += self._best_of_each_source(times) if len(self.request.sources) > 1 else []
         always += self._best_in_bursts()

@@ -46,6 +46,8 @@ class Effort:
         most: Candidates before refinement, at most; None for no limit.
         at_once: Whether one set of rounds both finds and decides, where time is the objective: there are no
             finals and no energy.
+        rescue: Where the library is ahead of all that one set of rounds held, so many kernels around the
+            best, at most, and as many that the measurements promise, are tried beside these in a second.
     """
 
     classes: int = 24
@@ -61,6 +63,7 @@ class Effort:
     twins: int = 8
     most: int | None = None
     at_once: bool = False
+    rescue: int = 0
 
     @property
     def kernels(self) -> int:
@@ -79,7 +82,15 @@ class Effort:
 #: ``exhaustive`` is for kernels that are pinned for good.
 EFFORTS: Mapping[str, Effort] = {
     "quick": Effort(
-        classes=15, refine=0, refinements=0, finalists=8, final_s=1.0, twins=1, most=20, at_once=True
+        classes=15,
+        refine=0,
+        refinements=0,
+        finalists=8,
+        final_s=1.0,
+        twins=1,
+        most=20,
+        at_once=True,
+        rescue=6,
     ),
     "standard": Effort(),
     "exhaustive": Effort(
@@ -205,6 +216,7 @@ class Request:
                     effort.twins,
                     effort.most,
                     self.at_once,
+                    *([effort.rescue] if effort.rescue else []),
                 ],
                 "fixed": {k: list(map(str, values)) for k, values in self.fixed.items()},
                 "explicit": [config.to_json() for config in self.explicit],

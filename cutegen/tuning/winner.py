@@ -125,6 +125,8 @@ def recorded_result(
     asked = entry.objective == request.objective and entry.context == request.context
     if not asked or not entry.trial_ids or not set(entry.trial_ids) <= ids:
         return None
+    if request.at_once:
+        finals = _last_set(finals)
     default = default_config(space, request.problem, request.sm_count)
     latest = _worth_showing(request, {t.config: t for t in finals if t.config is not None}, default, entry)
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
@@ -164,6 +166,12 @@ def recorded_result(
         reused=True,
         run=finals[-1].run,
     )
+
+
+def _last_set(finals: Sequence[Trial]) -> Sequence[Trial]:
+    """Return the trials of the last rounds that were finished: the baseline's is written at the end of each."""
+    ends = [at for at, trial in enumerate(finals) if trial.origin == "torch"]
+    return finals[(ends[-2] + 1 if len(ends) > 1 else 0) : ends[-1] + 1] if ends else finals
 
 
 def _worth_showing(
