@@ -467,13 +467,12 @@ class ProblemRun:
         self._stage = "refine"
         times = {config: comparable_us(timing, policy) for config, timing in timings.items()}
         results = {c: times.get(c) for c in self.attempts if c.source == "cutegen"}
-        found = [
-            config
-            if request.context == BACK_TO_BACK
-            else alone(space, request.problem, config, request.fixed)
-            for space in (self._space, *self._further)
-            for config in self._refined(space, results, request.effort.rescue, min(times.values()))
-        ]
+        found = []
+        for space in (self._space, *self._further):
+            near = self._refined(space, results, request.effort.rescue, min(times.values()))
+            if request.context != BACK_TO_BACK:
+                near = [alone(space, request.problem, config, request.fixed) for config in near]
+            found += near
         more = self._admit(dict.fromkeys(config for config in found if config not in self.attempts))
         fastest = sorted(times, key=times.__getitem__)[:_BESIDE]
         first = [config for config in (self.default, self.incumbent) if config in times]

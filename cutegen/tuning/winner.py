@@ -169,7 +169,7 @@ def recorded_result(
 
 
 def _last_set(finals: Sequence[Trial]) -> Sequence[Trial]:
-    """Return the trials of the last rounds that were finished: the baseline's is written at the end of each."""
+    """Return the trials of the last set of rounds; the baseline's is written at the end of each."""
     ends = [at for at, trial in enumerate(finals) if trial.origin == "torch"]
     return finals[(ends[-2] + 1 if len(ends) > 1 else 0) : ends[-1] + 1] if ends else finals
 
