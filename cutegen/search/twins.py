@@ -10,7 +10,7 @@ from cutegen.space import Config, Space, Value
 __all__ = ["alone", "aside_from_overlap", "with_twins"]
 
 #: Knobs that let a launch overlap with the one before.
-_OVERLAP = ("use_pdl",)
+OVERLAP = ("use_pdl",)
 
 
 def with_twins(
@@ -57,18 +57,18 @@ def alone(space: Space, problem: Problem, config: Config, fixed: Mapping[str, Se
     if config.get("split_k", 1) != 1:
         return config
     twins = _twins(space, problem, config, fixed)
-    return next((twin for twin in twins if all(twin.get(knob) is False for knob in _OVERLAP)), config)
+    return next((twin for twin in twins if all(twin.get(knob) is False for knob in OVERLAP)), config)
 
 
 def aside_from_overlap(view: Config) -> Config:
     """Return what a config says of its kernel apart from overlap: twins are equal in it."""
-    return Config({knob: value for knob, value in view.items() if knob not in _OVERLAP})
+    return Config({knob: value for knob, value in view.items() if knob not in OVERLAP})
 
 
 def _twins(
     space: Space, problem: Problem, config: Config, fixed: Mapping[str, Sequence[Value]]
 ) -> Iterator[Config]:
-    for knob in _OVERLAP:
+    for knob in OVERLAP:
         for value in space.domains.get(knob, ()):
             twin = config.replace(**{knob: value}) if value != config[knob] else None
             if twin and value in fixed.get(knob, (value,)) and not space.explain(problem, twin):

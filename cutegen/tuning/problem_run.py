@@ -20,8 +20,8 @@ from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import TIE_BAND
 from cutegen.search.defaults import default_config, default_of_algorithm
 from cutegen.search.strategies import likely, rank, refine, spread
-from cutegen.search.twins import alone, with_twins
-from cutegen.space import Config, Space
+from cutegen.search.twins import OVERLAP, with_twins
+from cutegen.space import Config, Space, Value
 from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children
 from cutegen.tuning.finalists import comparable_us, pick_finalists, preference
@@ -467,22 +467,37 @@ class ProblemRun:
         self._stage = "refine"
         times = {config: comparable_us(timing, policy) for config, timing in timings.items()}
         results = {c: times.get(c) for c in self.attempts if c.source == "cutegen"}
-        found = []
-        for space in (self._space, *self._further):
-            near = self._refined(space, results, request.effort.rescue, min(times.values()))
-            if request.context != BACK_TO_BACK:
-                near = [alone(space, request.problem, config, request.fixed) for config in near]
-            found += near
-        more = self._admit(dict.fromkeys(config for config in found if config not in self.attempts))
         fastest = sorted(times, key=times.__getitem__)[:_BESIDE]
+        found = [
+            config
+            for space in (self._space, *self._further)
+            for config in self._refined(
+                space, results, request.effort.rescue, times[fastest[0]], self._without_overlap(fastest[0])
+            )
+        ]
+        more = self._admit(dict.fromkeys(config for config in found if config not in self.attempts))
         first = [config for config in (self.default, self.incumbent) if config in times]
         self._try(more, [self.attempts[config] for config in dict.fromkeys([*first, *fastest])])
 
+    def _without_overlap(self, best: Config) -> dict[str, tuple[Value, ...]]:
+        """Return the fixed knobs, and those that overlap launches as in ``best`` where they should be off."""
+        fixed = dict(self.request.fixed)
+        if self.request.context == BACK_TO_BACK or best.get("split_k", 1) != 1:
+            return fixed
+        return {**{knob: (False,) for knob in OVERLAP if best.get(knob) is False}, **fixed}
+
     def _refined(
-        self, space: Space, results: Mapping[Config, float | None], limit: int, fastest: float
+        self,
+        space: Space,
+        results: Mapping[Config, float | None],
+        limit: int,
+        fastest: float,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
     ) -> list[Config]:
         """Return what refinement proposes for one algorithm, unless its fastest config is far behind."""
         request = self.request
+        fixed = request.fixed if fixed is None else fixed
+        fixed = {knob: values for knob, values in fixed.items() if knob in space.domains}
         own = {config: us for config, us in results.items() if config.algorithm == space.algorithm}
         best = min((us for us in own.values() if us is not None), default=math.inf)
         if best > fastest * _HOPELESS:
@@ -493,7 +508,7 @@ class ProblemRun:
             own,
             limit,
             sm_count=request.sm_count,
-            fixed=request.fixed or None,
+            fixed=fixed or None,
             new_kernels=not request.explicit,
         )
 
