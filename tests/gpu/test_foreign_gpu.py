@@ -189,7 +189,7 @@ def test_sequences_end_before_their_tensors_do(behind: float) -> None:
 #: Run by a new interpreter that finds torch and the folder, and nothing of what made it.
 CALLS = """
 import sys
-made_of = "cutegen cutlass jinja2 nvidia_cutlass_dsl tvm_ffi quack flash_attn cute helpers".split()
+made_of = "cutegen cutlass jinja2 nvidia_cutlass_dsl quack flash_attn cute helpers".split()
 for name in made_of:
     sys.modules[name] = None
 import torch
