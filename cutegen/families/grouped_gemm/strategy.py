@@ -5,36 +5,41 @@ It chooses from the space of that GEMM, or from that of gated products, whose ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy, Fixed
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.families.grouped_gemm.as_gemm import activation_of, as_gemm, uncut, whole
 from cutegen.families.registry import find_space
-from cutegen.family import Predictor
 from cutegen.space import Config, Space, Value
 
 __all__ = ["GroupedStrategy"]
 
-_Fixed = Mapping[str, Sequence[Value]] | None
 
-
-class GroupedStrategy:
-    """Chooses configs of grouped GEMMs by predicted time."""
-
-    def __init__(self, gemm: GemmStrategy) -> None:
-        self._gemm = gemm
-        self.tile = gemm.tile
-        #: This one asks the space of the grouped GEMM alone.
-        self.default_set = gemm.default_set
+class GroupedStrategy(BorrowedStrategy):
+    """Chooses configs of grouped GEMMs by predicted time; of what the GEMM tries some cut k."""
 
     @classmethod
     def of(cls, arch: Arch) -> GroupedStrategy | None:
         """Return the strategy for ``arch``; None where the model's constants are not known."""
         gemm = GemmStrategy.of(arch)
-        return None if gemm is None else cls(gemm)
+        return None if gemm is None else cls(gemm, as_gemm)
+
+    def asked_space(self, space: Space, problem: DeclaredProblem) -> Space:
+        """Return the space of the GEMM, or of gated products."""
+        return find_space("gated_gemm" if activation_of(problem) else "gemm", space.arch)
+
+    def theirs(self, asked: Space, config: Mapping[str, Value]) -> Config:
+        """Return a config with the knobs of a GEMM whose k is whole."""
+        return Config({knob: value for knob, value in whole(config).items() if knob in asked.domains})
+
+    def ours(self, space: Space, problem: DeclaredProblem, configs: Iterable[Config]) -> list[Config]:
+        """Return configs that leave k whole and are valid, each once."""
+        found = dict.fromkeys(uncut(config) for config in configs if config["split_k"] == 1)
+        return [config for config in found if space.is_valid(problem, config)]
 
     def rank(
         self,
@@ -42,104 +47,23 @@ class GroupedStrategy:
         problem: DeclaredProblem,
         sm_count: int,
         limit: int,
-        fixed: _Fixed = None,
+        fixed: Fixed = None,
         *,
         default: Config | None = None,
     ) -> list[Config]:
-        """Return the default, then what the GEMM would try first, up to ``limit`` with its default kernels.
-
-        Of what the GEMM tries some cut k.
-        """
-        gemm, gemm_space = as_gemm(problem), _gemm_space(space, problem)
+        """Return the default, then what the GEMM tries first, up to ``limit`` with its default kernels."""
         first = default or space.default(problem)
-        whole_only, lead = _whole_only(gemm_space, fixed), _whole(gemm_space, first)
-        found = self._gemm.rank(gemm_space, gemm, sm_count, limit, whole_only, default=lead)
-        found = _own(space, problem, [first, *found])
+        found = [first, *super().rank(space, problem, sm_count, limit, fixed, default=first)]
         known = {space.compile_view(config) for config in found}
-        others = (c for c in defaults_by_time(gemm_space, gemm, sm_count) if c["split_k"] == 1)
-        more = (c for c in _own(space, problem, others) if space.compile_view(c) not in known)
-        return [c for c in (*found, *islice(more, max(0, limit - len(known)))) if _keeps(c, fixed)]
-
-    def likely(
-        self,
-        space: Space,
-        problem: DeclaredProblem,
-        sm_count: int,
-        limit: int,
-        fixed: _Fixed = None,
-        *,
-        everywhere: bool = False,
-    ) -> list[Config]:
-        """Return the GEMM's likely ones."""
-        gemm_space = _gemm_space(space, problem)
-        asked = gemm_space, as_gemm(problem), sm_count, limit, _whole_only(gemm_space, fixed)
-        return _own(space, problem, self._gemm.likely(*asked, everywhere=everywhere))
-
-    def refine(
-        self,
-        space: Space,
-        problem: DeclaredProblem,
-        results: Mapping[Config, float | None],
-        limit: int,
-        *,
-        sm_count: int | None = None,
-        fixed: _Fixed = None,
-        new_kernels: bool = True,
-    ) -> list[Config]:
-        """Return untried configs that measured times make promising for the GEMM."""
-        gemm_space = _gemm_space(space, problem)
-        found = self._gemm.refine(
-            gemm_space,
-            as_gemm(problem),
-            {_whole(gemm_space, config): time for config, time in results.items()},
-            limit,
-            sm_count=sm_count,
-            fixed=_whole_only(gemm_space, fixed),
-            new_kernels=new_kernels,
-        )
-        return [config for config in _own(space, problem, found) if config not in results]
-
-    def precompute(self, space: Space, problem: DeclaredProblem, sm_count: int, fixed: _Fixed = None) -> None:
-        """Work out in advance what the GEMM's predictions start from."""
-        gemm_space = _gemm_space(space, problem)
-        self._gemm.precompute(gemm_space, as_gemm(problem), sm_count, _whole_only(gemm_space, fixed))
+        others = self._defaults(space, problem, sm_count)
+        more = (config for config in others if space.compile_view(config) not in known)
+        found = list(dict.fromkeys([*found, *islice(more, max(0, limit - len(known)))]))
+        return [c for c in found if all(c[knob] in values for knob, values in (fixed or {}).items())]
 
     def default(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Config:
         """Return the fastest predicted of the default candidates that leave k whole."""
-        for config in defaults_by_time(_gemm_space(space, problem), as_gemm(problem), sm_count):
-            own = uncut(config)
-            if config["split_k"] == 1 and space.is_valid(problem, own):
-                return own
-        return space.default(problem)
+        return next(iter(self._defaults(space, problem, sm_count)), None) or space.default(problem)
 
-    def predictor(
-        self, space: Space, problem: DeclaredProblem, sm_count: int, configs: Sequence[Config] = ()
-    ) -> Predictor:
-        """Return the GEMM's predictions."""
-        gemm_space = _gemm_space(space, problem)
-        asked = [_whole(gemm_space, config) for config in configs]
-        predict = self._gemm.predictor(gemm_space, as_gemm(problem), sm_count, asked)
-        return lambda config: predict(_whole(gemm_space, config))
-
-
-def _gemm_space(space: Space, problem: DeclaredProblem) -> Space:
-    return find_space("gated_gemm" if activation_of(problem) else "gemm", space.arch)
-
-
-def _whole(gemm_space: Space, config: Mapping[str, Value]) -> Config:
-    """Return a config as the space of the GEMM, or of gated products, has it."""
-    return Config({knob: value for knob, value in whole(config).items() if knob in gemm_space.domains})
-
-
-def _whole_only(gemm_space: Space, fixed: _Fixed) -> Mapping[str, Sequence[Value]]:
-    return {**(fixed or {}), **{knob: (value,) for knob, value in _whole(gemm_space, {}).items()}}
-
-
-def _keeps(config: Config, fixed: _Fixed) -> bool:
-    return all(config[knob] in values for knob, values in (fixed or {}).items())
-
-
-def _own(space: Space, problem: DeclaredProblem, configs: Iterable[Config]) -> list[Config]:
-    """Return configs of a GEMM as those of the grouped one that are valid, each once."""
-    own = dict.fromkeys(uncut(config) for config in configs)
-    return [config for config in own if space.is_valid(problem, config)]
+    def _defaults(self, space: Space, problem: DeclaredProblem, sm_count: int) -> list[Config]:
+        by_time = defaults_by_time(self.asked_space(space, problem), as_gemm(problem), sm_count)
+        return self.ours(space, problem, by_time)
