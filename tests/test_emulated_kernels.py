@@ -89,7 +89,7 @@ def test_a_kernel_computes_its_family(
 #: Gated products of few rows: a problem, and columns of a warp, warps along k, loads of a thread.
 FEW_ROWS = (
     ("1x3x264 bf16", (2, 2, 1)),
-    ("1x5x264 fp16 activation=gelu", (4, 1, 2)),
+    ("1x5x264 fp16 activation=gelu layout=split", (4, 1, 2)),
     ("2x3x520 bf16 layout=interleaved pre", (2, 2, 1)),
     ("3x3x64 bf16 pre activation=relu", (4, 1, 1)),
     ("4x5x72 fp16 layout=interleaved activation=gelu_tanh", (8, 1, 1)),
@@ -112,7 +112,7 @@ def test_few_rows_are_multiplied_and_gated(
     outputs = [a for a in family.arguments(problem) if a.kind == "out"]
     for a in outputs:
         values[a.name] = spread(torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype)))
-    emulated.run(source, [values[name] for name in ("x", "w", "out", "pre") if name in values])
+    emulated.run(source, [values[name] for name in ("x", "w", "gate", "up", "out", "pre") if name in values])
     reference = family.reference(problem, inputs)
     for a in outputs:
         for chunk in reference.chunks(a.name, values[a.name]):

@@ -55,20 +55,29 @@ def wanted(x: Any, w: Any, activation: str, layout: str) -> tuple[Any, Any]:
     return act(gate) * up, both
 
 
+def called(w: Any, layout: str) -> tuple[Any, dict[str, Any]]:
+    """Return weights as a call takes them, and the arguments that say how they lie."""
+    if layout != "split":
+        return w, {"layout": layout}
+    gate, up = w.chunk(2)
+    return gate, {"up": up.clone()}
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("layout", ["halves", "interleaved", "split"])
 @pytest.mark.parametrize("shape", [(K,), (3, K), (2, 3, K)])
 def test_products_of_any_rank(
     gpu: FakeFamilies, shape: tuple[int, ...], layout: str, activation: str
 ) -> None:
     x, w = tensor(*shape, dtype=torch.float16), tensor(2 * N, K, dtype=torch.float16)
     want, both = wanted(x, w, activation, layout)
-    got, pre = cutegen.gated_gemm(x, w, activation, layout=layout, return_pre=True)
+    weights, how = called(w, layout)
+    got, pre = cutegen.gated_gemm(x, weights, activation, return_pre=True, **how)
     assert got.shape == (*shape[:-1], N) and pre.shape == (*shape[:-1], 2 * N) and got.dtype == x.dtype
     assert torch.allclose(got.double(), want, rtol=2**-10, atol=1e-5)
     assert torch.allclose(pre.double(), both, rtol=2**-10, atol=1e-5)
     out = torch.empty_like(got)
-    assert cutegen.gated_gemm(x, w, activation, layout=layout, out=out) is out and torch.equal(out, got)
+    assert cutegen.gated_gemm(x, weights, activation, out=out, **how) is out and torch.equal(out, got)
     first = gpu.compiled[0].signature.options
     assert dict(first) == {"dtype": "fp16", "activation": activation, "layout": layout, "pre": True}
     assert len(gpu.compiled) == 2  # with the second output and without
@@ -114,6 +123,8 @@ BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
         lambda x, w: cutegen.gated_gemm(x, w, layout="split"),
         "layout='split' .* halves, interleaved",
     ),
+    ("shape of up", lambda x, w: cutegen.gated_gemm(x, w, up=w[:9]), r"up has shape \(9, 64\); it must have"),
+    ("strides", lambda x, w: cutegen.gated_gemm(x, w, up=tensor(48, 2 * K)[:, :K]), "up has strides"),
     ("other k", lambda x, w: cutegen.gated_gemm(x[:, :56], w), "which makes k 64, but x makes it 56"),
     (
         "k",
@@ -145,28 +156,31 @@ def test_what_cannot_be_an_operand_is_named(
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("layout", ["halves", "interleaved", "split"])
 def test_gradients_are_those_of_autograd(families: AllFamilies, layout: str, activation: str) -> None:
     """Of the result, of pre-activations, of both, and of one operand alone; kernels compute all of them."""
     x, w = tensor(2, 3, K, dtype=torch.float16), tensor(2 * N, K, dtype=torch.float16)
-    for weights in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.5)):
+    for factors in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.5)):
         found = []
         for ours in (True, False):
             dtype = x.dtype if ours else torch.float64
             leaves = [t.to(dtype).detach().requires_grad_() for t in (x, w)]
             if ours:
-                outputs = cutegen.gated_gemm(*leaves, activation, layout=layout, return_pre=True)
+                weights, how = called(leaves[1], layout)
+                outputs = cutegen.gated_gemm(leaves[0], weights, activation, return_pre=True, **how)
             else:
                 outputs = wanted(*leaves, activation, layout)
-            sum(o.square().sum() * c for o, c in zip(outputs, weights, strict=True)).backward()
+            sum(o.square().sum() * c for o, c in zip(outputs, factors, strict=True)).backward()
             found.append([leaf.grad for leaf in leaves])
         for got, want in zip(*found, strict=True):
             scale = float(want.abs().max())
             assert torch.allclose(got.double(), want, rtol=2**-7, atol=scale * 2**-8)
     families.families.clear()
     one = w.detach().clone().requires_grad_()
-    cutegen.gated_gemm(x, one, activation, layout=layout).sum().backward()
-    assert one.grad.shape == w.shape and families.families == ["gated_gemm", "gated_backward", "gemm"]
+    weights, how = called(one, layout)
+    cutegen.gated_gemm(x, weights, activation, **how).sum().backward()
+    products = ["gemm"] * (2 if layout == "split" else 1)
+    assert one.grad.shape == w.shape and families.families == ["gated_gemm", "gated_backward", *products]
     with torch.no_grad():
         assert not cutegen.gated_gemm(x, one).requires_grad
 
@@ -176,7 +190,7 @@ def test_gradients_of_traced_calls(families: AllFamilies) -> None:
     x, w = tensor(3, K), tensor(2 * N, K).requires_grad_()
     run = torch.compile(lambda x: cutegen.gated_gemm(x, w).float(), fullgraph=True, backend="aot_eager")
     operator.prepare()
-    alone = lambda x: torch.ops.cutegen.gated_gemm(x, w, "silu", "halves", ["out"], None)[0]  # noqa: E731
+    alone = lambda x: torch.ops.cutegen.gated_gemm(x, w, None, None, "silu", "halves", ["out"], None)[0]  # noqa: E731
     want = wanted(x.double(), wide := w.detach().double().requires_grad_(), "silu", "halves")[0]
     want.sum().backward()
     for call in (run, alone):
@@ -195,7 +209,7 @@ def test_torch_traces_the_operator(gpu: FakeFamilies) -> None:
         want = wanted(tensor(rows, K) * 2, w, "silu", "halves")[0] + 1
         assert torch.allclose(run(tensor(rows, K)).double(), want, rtol=2**-6, atol=2**-6)
     operator.prepare()
-    arguments = (tensor(3, K), w, "silu", "halves", ["out", "pre"], None)
+    arguments = (tensor(3, K), w, None, None, "silu", "halves", ["out", "pre"], None)
     registry.opcheck(torch.ops.cutegen.gated_gemm.default, arguments)
 
 

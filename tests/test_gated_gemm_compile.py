@@ -32,6 +32,11 @@ KERNELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("333x1001x1024 bf16 pre", {}),
     ("64x4096x8192 bf16 pre", {"use_tma_store": False, "split_k": 4}),
     ("3000x3904x512 bf16 activation=relu", {"tile_shape_mn": (128, 224), "stream_k": True}),
+    (
+        "8192x14336x4096 bf16 layout=split",
+        {"tile_shape_mn": (128, 176), "mma_warpgroups": 1, "pingpong": True},
+    ),
+    ("64x4096x8192 bf16 layout=split pre", {"use_tma_store": False, "split_k": 4}),
 )
 
 
@@ -57,6 +62,7 @@ def test_kernels_compile_without_spills_into_the_shared_memory_that_is_derived(t
 FEW_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("1x14336x4096 bf16", {}),
     ("2x512x4096 fp16 pre activation=relu", {}),
+    ("3x1001x4096 fp16 layout=split", {}),
     ("4x1001x4096 bf16 activation=gelu layout=interleaved", {}),
     (
         "1x64x8192 fp16 layout=interleaved pre",

@@ -17,6 +17,8 @@ from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 __all__ = ["gated_gemm", "prepare"]
@@ -29,6 +31,7 @@ def gated_gemm(
     w: torch.Tensor,
     activation: str = "silu",
     *,
+    up: torch.Tensor | None = None,
     layout: str = "halves",
     out: torch.Tensor | None = None,
     return_pre: bool = False,
@@ -41,11 +44,14 @@ def gated_gemm(
 
     Args:
         x: (..., k) in bf16 or fp16 on a GPU; k is a multiple of 8 and rows start at multiples of 16 bytes.
-        w: The rows of both weights, (2 * n, k), as ``x``.
+        w: The rows of both weights, (2 * n, k), as ``x``; or those of the gate, (n, k), if ``up`` is given.
+        up: Shape, strides and dtype of ``w``, anywhere in memory: what gates multiply; None if ``w`` has it.
         activation: ``silu``, ``gelu`` (exact), ``gelu_tanh`` or ``relu``.
-        layout: Of ``w``: ``halves``, the gate's rows first, or ``interleaved``, with them in even rows.
+        layout: Of ``w``: ``halves``, the gate's rows first, or ``interleaved``, with them in even rows. Of no
+            meaning with ``up``.
         out: Where the result goes, (..., n) in the dtype of ``x``. A call with it has no gradients.
-        return_pre: Also return ``x @ w.T``, (..., 2 * n) with columns as the rows of ``w``.
+        return_pre: Also return ``x @ w.T``, (..., 2 * n) with columns as the rows of ``w``, or those of gates
+            first.
         config: Overrides the choice of kernel: a complete config, or its text ``knob=value ...``.
 
     Returns:
@@ -61,23 +67,42 @@ def gated_gemm(
         raise OperandError(f"activation={activation!r} is not valid; valid: {', '.join(ACTIVATIONS)}")
     if layout not in WEIGHT_LAYOUTS:
         raise OperandError(f"layout={layout!r} is not valid; valid: {', '.join(WEIGHT_LAYOUTS)}")
-    if getattr(w, "dim", lambda: 0)() != 2 or w.shape[0] % 2:
-        raise OperandError(f"w has shape {tuple(getattr(w, 'shape', ()))}; it must be (2 * n, k)")
-    leading, columns = x.shape[:-1], w.shape[0] // 2
-    options, chosen = (activation, layout), None if config is None else as_config(config)
+    _require_weights(w, up)
+    leading, columns = x.shape[:-1], w.shape[0] // (2 if up is None else 1)
+    options, chosen = (
+        (activation, layout if up is None else "split"),
+        None if config is None else as_config(config),
+    )
     rows, given = as_rows("x", x), MAKE if out is None else as_rows("out", out)
-    records = out is None and state.is_grad_enabled() and (x.requires_grad or w.requires_grad)
-    values: list[Any] = [rows, w, given, MAKE if return_pre or records else None]
+    leaves = (x, w) if up is None else (x, w, up)
+    records = out is None and state.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+    values = [*_operands(rows, w, up), given, MAKE if return_pre or records else None]
     if x.numel() == 0 and w.numel() != 0 and x.shape[-1] == w.shape[1]:
         *_, y, pre = _operator.of_nothing(values)
-    elif state.must_trace(x, w):
+    elif state.must_trace(*leaves):
         *_, y, pre = _operator.traced(values, (), chosen, options)
     elif records:
-        y, pre = _function().apply(rows, w, chosen, options)
+        y, pre = _function().apply(rows, w, up, chosen, options)
     else:
         *_, y, pre = _operator(values, (), chosen, options)
     y = out if out is not None else y.view((*leading, columns))
     return (y, pre.view((*leading, 2 * columns))) if return_pre else y
+
+
+def _require_weights(w: Any, up: Any) -> None:
+    shape = tuple(getattr(w, "shape", ()))
+    if getattr(w, "dim", lambda: 0)() != 2 or (up is None and shape[0] % 2):
+        wanted = "(2 * n, k)" if up is None else "(n, k), as up is"
+        raise OperandError(f"w has shape {shape}; it must be {wanted}")
+    if up is not None and getattr(up, "shape", None) != w.shape:
+        raise OperandError(f"up has shape {tuple(getattr(up, 'shape', ()))}; it must have that of w, {shape}")
+    if up is not None and up.stride() != w.stride():
+        raise OperandError(f"up has strides {up.stride()}; it must have those of w, {w.stride()}")
+
+
+def _operands(rows: Any, w: Any, up: Any) -> list[Any]:
+    """Return the inputs of the operator in their order."""
+    return [rows, w, None, None] if up is None else [rows, None, w, up]
 
 
 @cache
@@ -87,9 +112,9 @@ def _function() -> Any:
 
     class GatedGemm(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any, w: Any, config: Any, options: Any) -> tuple[Any, Any]:
-            *_, y, pre = _operator([x, w, MAKE, MAKE], (), config, options)
-            ctx.save_for_backward(x, w, pre)
+        def forward(ctx: Any, x: Any, w: Any, up: Any, config: Any, options: Any) -> tuple[Any, Any]:
+            *_, y, pre = _operator([*_operands(x, w, up), MAKE, MAKE], (), config, options)
+            ctx.save_for_backward(x, w, up, pre)
             ctx.set_materialize_grads(False)
             ctx.options = options
             return y, pre
@@ -97,49 +122,82 @@ def _function() -> Any:
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, grad: Any, of_pre: Any) -> tuple[Any, ...]:
-            x, w, pre = ctx.saved_tensors
-            found = _gradients(grad, of_pre, x, w, pre, ctx.options, ctx.needs_input_grad)
+            x, w, up, pre = ctx.saved_tensors
+            found = _gradients(grad, of_pre, x, w, up, pre, ctx.options, ctx.needs_input_grad)
             return (*found, None, None)
 
     return GatedGemm
 
 
 def _gradients(
-    grad: Any, of_pre: Any, x: Any, w: Any, pre: Any, options: tuple[str, str], wanted: tuple[bool, ...]
-) -> tuple[Any, Any]:
-    """Return the gradients of the matrices ``x`` and ``w``: of the gate, by its kernel, then of the product.
+    grad: Any,
+    of_pre: Any,
+    x: Any,
+    w: Any,
+    up: Any,
+    pre: Any,
+    options: tuple[str, str],
+    wanted: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    """Return the gradients of ``x``, ``w`` and ``up``: of the gate, by its kernel, then of the products.
 
     Args:
         grad: Of the result, None if nothing depends on it.
         of_pre: Of ``x @ w.T`` as an output, likewise.
         x: (m, k).
-        w: (2 * n, k).
-        pre: ``x @ w.T``.
+        w: (2 * n, k), or (n, k) with ``up``.
+        up: (n, k), or None.
+        pre: ``x @ w.T``, that of ``up`` beside it.
         options: Activation and layout.
         wanted: Whether each gradient is; more is ignored.
     """
+    activation, layout = options
+    if grad is None and of_pre is None:
+        return None, None, None
+    if up is None:
+        of_gate, _ = (None, None) if grad is None else gate_gradients(grad, pre, None, (activation, layout))
+        return (*linear_gradients(state.gemm, _sum(of_gate, of_pre), x, w, (wanted[0], wanted[1])), None)
+    n = w.shape[0]
+    parts = (None, None) if of_pre is None else (of_pre[:, :n], of_pre[:, n:])
     if grad is not None:
-        of_gate, _ = gate_gradients(grad, pre, None, options)
-        of_pre = of_gate if of_pre is None else of_gate + of_pre
-    if of_pre is None:
-        return None, None
-    return linear_gradients(state.gemm, of_pre, x, w, (wanted[0], wanted[1]))
+        found = gate_gradients(grad, pre[:, :n], pre[:, n:], (activation, "split"))
+        parts = (_sum(found[0], parts[0]), _sum(found[1], parts[1]))
+    dx, dw = linear_gradients(state.gemm, parts[0], x, w, (wanted[0], wanted[1]))
+    more, dup = linear_gradients(state.gemm, parts[1], x, up, (wanted[0], wanted[2]))
+    return None if dx is None else dx + more, dw, dup
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Return the sum of two gradients, of which one may be none."""
+    return one if other is None else other if one is None else one + other
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what the gradient of the registered operator needs."""
-    x, w, activation, layout, names, _ = inputs
-    ctx.save_for_backward(x, w, dict(zip(names, output, strict=True)).get("pre"))
+    x, w, gate, up, activation, layout, names, _ = inputs
+    ctx.save_for_backward(x, gate if w is None else w, up, dict(zip(names, output, strict=True)).get("pre"))
     ctx.options, ctx.names = (activation, layout), list(names)
 
 
 def _backward(ctx: Any, grads: Any) -> tuple[Any, ...]:
     """Return the gradients of the registered operator's arguments."""
-    x, w, pre = ctx.saved_tensors
-    given = dict(zip(ctx.names, grads, strict=True))
-    pre = state.gemm(x, w.mT) if pre is None else pre  # whoever called the operator did not ask for it
-    found = _gradients(given.get("out"), given.get("pre"), x, w, pre, ctx.options, ctx.needs_input_grad)
-    return (*found, *[None] * 4)
+    x, w, up, pre = ctx.saved_tensors
+    given, (for_x, for_w, for_gate, for_up, *_) = (
+        dict(zip(ctx.names, grads, strict=True)),
+        ctx.needs_input_grad,
+    )
+    if pre is None:  # whoever called the operator did not ask for it
+        products = [state.gemm(x, matrix.mT) for matrix in (w, up) if matrix is not None]
+        pre = products[0] if up is None else _beside(products)
+    wanted = (for_x, for_w or for_gate, for_up)
+    dx, dw, dup = _gradients(given.get("out"), given.get("pre"), x, w, up, pre, ctx.options, wanted)
+    return (dx, *((dw, None) if up is None else (None, dw)), dup, *[None] * 4)
+
+
+def _beside(products: list[Any]) -> Any:
+    import torch
+
+    return torch.cat(products, -1)
 
 
 def prepare() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.families.gated_gemm.as_gemm import as_gemm
-from cutegen.space import Config, Launch, Space, Value
+from cutegen.space import Config, Launch, Rule, Space, Value
 
 from ..gemm import few_rows as gemm
 from .sm90 import of_gemm
@@ -22,7 +22,20 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 }
 """Those of the GEMM, with an even number of columns: a gate and what it multiplies come to the same warp."""
 
-RULES = tuple(map(of_gemm, gemm.RULES))
+
+def two_tensors_leave_registers(
+    rows_per_cta: int, threads_per_cta: int, columns_per_warp: int, unroll: int, problem: Any, arch: Arch
+) -> bool:
+    """With layout=split the columns of a warp are of two tensors, and each has an address of its own, which
+    takes about 3 registers: these must have room (8 columns of 4 rows in CTAs of 512 threads spill)."""
+    if as_gemm(problem) is problem or problem.layout != "split":
+        return True
+    room = min(arch.registers // threads_per_cta, arch.registers_per_thread)
+    taken = gemm.registers(rows_per_cta, columns_per_warp, unroll) + 3 * columns_per_warp
+    return taken <= room * 6 // 5
+
+
+RULES = (*map(of_gemm, gemm.RULES), Rule.of(two_tensors_leave_registers))
 
 
 def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:

@@ -48,6 +48,13 @@ def single_stores_leave_registers(
     return accumulators(tile_shape_mn, mma_warpgroups) <= 176
 
 
+def two_tensors_leave_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, problem: Any) -> bool:
+    """With layout=split a thread exchanges gates and what they multiply where these come first in memory,
+    which takes registers: it may then hold at most 176 accumulators (192 spill)."""
+    apart = as_gemm(problem) is not problem and problem.layout == "split"
+    return not apart or accumulators(tile_shape_mn, mma_warpgroups) <= 176
+
+
 def of_gemm(rule: Rule) -> Rule:
     """Return a rule of the GEMM, asked about the product inside a gated one."""
     if "problem" not in rule.context:
@@ -58,7 +65,10 @@ def of_gemm(rule: Rule) -> Rule:
 _FOREIGN = ("tf32_is_for_blackwell", "int8_tiles_have_widths_of_the_mma")
 RULES = (
     *(of_gemm(rule) for rule in gemm.RULES if "reduction" not in rule.knobs and rule.name not in _FOREIGN),
-    *(Rule.of(function) for function in (halves_fit_the_tile, single_stores_leave_registers)),
+    *(
+        Rule.of(function)
+        for function in (halves_fit_the_tile, single_stores_leave_registers, two_tensors_leave_registers)
+    ),
 )
 
 

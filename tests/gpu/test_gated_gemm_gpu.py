@@ -39,6 +39,11 @@ GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("257x509x128 bf16 pre", {}),
     ("37x1x64 bf16", {}),
     ("1x7x8 fp16 layout=interleaved pre", {}),
+    ("700x2048x1024 bf16 layout=split", {"tile_shape_mn": (128, 256), "mma_warpgroups": 2}),
+    ("1000x2880x2880 bf16 layout=split pre", {"tile_shape_mn": (128, 176), **PINGPONG}),
+    ("333x1001x1024 fp16 layout=split", {}),
+    ("64x4096x8192 bf16 layout=split", {"tile_shape_mn": (128, 64), "split_k": 4, **SPLIT}),
+    ("16x14336x4096 bf16 layout=split", {}),
 )
 FEW = {"algorithm": "few_rows", "threads_per_cta": 128}
 #: The same of few rows.
@@ -58,6 +63,7 @@ FEW_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("4x63x7176 fp16", {**FEW, "columns_per_warp": 8, "warps_along_k": 4, "unroll": 1, "cluster_k": 4}),
     ("1x1x8 bf16", {"algorithm": "few_rows"}),
+    ("2x1000x4096 bf16 layout=split pre", {"algorithm": "few_rows"}),
 )
 KNOBS: dict[str, Any] = {"tile_shape_mn": (128, 128), "mma_warpgroups": 2, "cluster_shape_mn": (2, 1)}
 BROKEN = {
@@ -173,3 +179,29 @@ def test_gradients_agree_with_torch_eager_and_compiled() -> None:
         for leaf, want in zip((x, w), wide, strict=True):
             assert leaf.grad is not None and want.grad is not None
             assert torch.allclose(leaf.grad.double(), want.grad, rtol=2**-6, atol=float(want.grad.std()) / 32)
+
+
+@pytest.mark.usefixtures("own_kernels")
+@pytest.mark.parametrize("m", [1, 100])
+def test_weights_may_lie_in_either_order_and_far_apart(m: int) -> None:
+    """One kernel finds both weights, wherever they are; gradients are those of torch."""
+    import torch
+
+    import cutegen
+
+    x = torch.randn(m, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    room = torch.randn(3 * 512, 1024, device="cuda", dtype=torch.bfloat16) / 32
+    far = [torch.empty(2**28, device="cuda", dtype=torch.uint8) for _ in range(3)]
+    for gate, up in ((room[:512], room[1024:]), (room[1024:], room[:512]), (room[:512], room[1024:].clone())):
+        leaves = [leaf.detach().requires_grad_() for leaf in (x, gate, up)]
+        wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        found = cutegen.gated_gemm(leaves[0], leaves[1], up=leaves[2])
+        want = torch.nn.functional.silu(wide[0] @ wide[1].T) * (wide[0] @ wide[2].T)
+        assert torch.allclose(found.double(), want, rtol=2**-7, atol=1e-3)
+        found.sum().backward()
+        want.sum().backward()
+        for leaf, right in zip(leaves, wide, strict=True):
+            assert leaf.grad is not None and right.grad is not None
+            spread = float(right.grad.std())
+            assert torch.allclose(leaf.grad.double(), right.grad, rtol=2**-6, atol=spread / 32)
+    assert len(far) == 3

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GATED_GEMM", "HALF_IS_GATES", "WEIGHT_LAYOUTS", "GatedGemm"]
 
-#: How the rows of the two weights lie in one.
+#: How the rows of the two weights lie in one tensor.
 WEIGHT_LAYOUTS = LAYOUTS[:2]
 
 
@@ -49,23 +49,43 @@ def _parted(both: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor
     return low, high
 
 
-def _reference(x: torch.Tensor, w: torch.Tensor, activation: str, layout: str) -> dict[str, torch.Tensor]:
+def _whole(w: torch.Tensor | None, gate: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
+    """Return all rows of the weights in one tensor: the gate's, where they are apart, above the others."""
+    import torch
+
+    return torch.cat([t for t in (gate, up) if t is not None]) if w is None else w
+
+
+def _weights(inputs: Inputs) -> torch.Tensor:
+    return _whole(*(inputs.tensors.get(name) for name in ("w", "gate", "up")))
+
+
+def _reference(
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    up: torch.Tensor | None,
+    activation: str,
+    layout: str,
+) -> dict[str, torch.Tensor]:
     """Return outputs in fp64, and how far sums in fp32 and the activation's evaluation may move them."""
     from cutegen.families.gemm.reference import EVALUATION, SLOPE, sum_error
     from cutegen.families.gemm.stand_in import activation as function_of
 
+    w = _whole(w, gate, up)
     both = x @ w.T
     off = x.norm(dim=1)[:, None] * w.norm(dim=1) * sum_error(x.shape[1])
-    (gate, up), (gate_off, up_off) = _parted(both, layout), _parted(off, layout)
-    activated, slope = function_of(activation)(gate), SLOPE[activation]
-    gate_off = slope * gate_off + EVALUATION[activation] * gate.abs()
-    moved = gate_off * (up.abs() + up_off) + activated.abs() * up_off
-    return {"out": activated * up, "out error": moved, "pre": both, "pre error": off}
+    (gates, ups), (gate_off, up_off) = _parted(both, layout), _parted(off, layout)
+    activated, slope = function_of(activation)(gates), SLOPE[activation]
+    gate_off = slope * gate_off + EVALUATION[activation] * gates.abs()
+    moved = gate_off * (ups.abs() + up_off) + activated.abs() * up_off
+    return {"out": activated * ups, "out error": moved, "pre": both, "pre error": off}
 
 
 def _scale(problem: DeclaredProblem, tensors: Mapping[str, torch.Tensor], awkward: bool) -> None:
     """Make gates of about 1, where activations bend; by a power of two, which is exact."""
-    tensors["w"].mul_(2.0 ** -round(math.log2(problem.k) / 2))
+    for name in tensors.keys() & {"w", "gate", "up"}:
+        tensors[name].mul_(2.0 ** -round(math.log2(problem.k) / 2))
 
 
 def _tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
@@ -80,31 +100,35 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
     act, layout = function_of(str(problem.activation)), str(problem.layout)
 
-    def gated(both: torch.Tensor) -> torch.Tensor:
-        gate, up = _parted(both, layout)
+    def gated(products: Sequence[torch.Tensor]) -> torch.Tensor:
+        gate, up = _parted(products[0], layout) if len(products) == 1 else products
         return act(gate) * up
 
-    def whole(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        both = x @ w.T
-        return gated(both), both
+    def whole(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        products = [x @ w.T for w in weights]
+        return gated(products), torch.cat(products, -1) if problem.pre else None
 
     def compiled(function: object) -> object:
         # Shapes that another problem compiled must not make this one's symbolic.
         torch._dynamo.reset()
         return torch.compile(function, dynamic=False)  # type: ignore[call-overload]
 
-    def found(out: torch.Tensor, both: torch.Tensor) -> Tensors:
-        return {"out": out, "pre": both} if problem.pre else {"out": out}
+    def weights(inputs: Inputs) -> list[torch.Tensor]:
+        return [inputs.tensors[name] for name in ("w", "gate", "up") if name in inputs.tensors]
 
-    gate_compiled = compiled(gated)
-    whole_compiled = compiled(whole if problem.pre else lambda x, w: (whole(x, w)[0], None))
+    gate_compiled, whole_compiled = compiled(gated), compiled(whole)
 
     def in_two(inputs: Inputs, outputs: Tensors) -> Tensors:
-        both = torch.mm(inputs.tensors["x"], inputs.tensors["w"].T, out=outputs.get("pre"))
-        return found(gate_compiled(both), both)  # type: ignore[operator]
+        given = weights(inputs)
+        rooms = outputs["pre"].chunk(len(given), -1) if problem.pre else [None] * len(given)
+        pairs = zip(given, rooms, strict=True)
+        products = [torch.mm(inputs.tensors["x"], w.T, out=room) for w, room in pairs]
+        out = gate_compiled(products)  # type: ignore[operator]
+        return {"out": out, "pre": outputs["pre"]} if problem.pre else {"out": out}
 
     def in_one(inputs: Inputs, outputs: Tensors) -> Tensors:
-        return found(*whole_compiled(inputs.tensors["x"], inputs.tensors["w"]))  # type: ignore[operator]
+        out, both = whole_compiled(inputs.tensors["x"], *weights(inputs))  # type: ignore[operator]
+        return {"out": out, "pre": both} if problem.pre else {"out": out}
 
     return {"torch.mm, torch.compile": in_two, "torch.compile": in_one}
 
@@ -152,7 +176,7 @@ class GatedGemm(DeclaredFamily):
         act, layout = function_of(str(problem.activation)), str(problem.layout)
 
         def compute(inputs: Inputs, outputs: Tensors) -> None:
-            both = exact_product(inputs.tensors["x"], inputs.tensors["w"].T, batched=False)
+            both = exact_product(inputs.tensors["x"], _weights(inputs).T, batched=False)
             gate, up = _parted(both, layout)
             outputs["out"].copy_(act(gate) * up)
             if "pre" in outputs:
@@ -180,12 +204,16 @@ GATED_GEMM = GatedGemm(
     options=(
         Option("dtype", "of all tensors", ("bf16", "fp16"), "bf16"),
         Option("activation", "of the gate", ACTIVATIONS, "silu"),
-        Option("layout", "the gate's rows of w above the others, or by turns", WEIGHT_LAYOUTS, "halves"),
+        Option(
+            "layout", "the gate's rows of w above the others, by turns, or of two tensors", LAYOUTS, "halves"
+        ),
         Option("pre", "also write x @ w.T"),
     ),
     arguments=(
         read("x", "dtype", ("m", "k"), aligned=True),
-        read("w", "dtype", ("2n", "k"), aligned=True),
+        read("w", "dtype", ("2n", "k"), when=f"layout={','.join(WEIGHT_LAYOUTS)}", aligned=True),
+        read("gate", "dtype", ("n", "k"), when="layout=split", aligned=True),
+        read("up", "dtype", ("n", "k"), when="layout=split", aligned=True),
         write("out", "dtype", ("m", "n")),
         write("pre", "dtype", ("m", "2n"), when="pre"),
         scratch(),
@@ -205,6 +233,7 @@ GATED_GEMM = GatedGemm(
         "16x14336x4096 bf16",
         "1x8192x16384 bf16",
         "333x1001x1024 bf16 activation=relu",
+        "1024x14336x4096 bf16 layout=split",
         "256x128x65536 bf16 layout=interleaved pre",
     ),
 )

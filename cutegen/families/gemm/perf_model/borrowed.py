@@ -40,7 +40,7 @@ class BorrowedStrategy:
 
     def ours(self, space: Space, problem: Any, configs: Iterable[Config]) -> list[Config]:
         """Return configs of the space that was asked as ours, without those that are none."""
-        return list(configs)
+        return [config for config in configs if space.is_valid(problem, config)]
 
     def rank(
         self,
