@@ -99,13 +99,14 @@ BROKEN_PRE = {
 }
 
 
-#: Of kernels of few rows.
+#: Of kernels of few rows, with both outputs.
+FEW_WRONG = r"(?:out|pre)\[\d+.* should be"
 BROKEN_FEW = {
     "gates are what they multiply": Broken(
-        "gate = sums[2 * result, 0]", "gate = sums[2 * result + 1, 0]", r"out\[\d+.* should be"
+        "gate = sums[2 * result, 0]", "gate = sums[2 * result + 1, 0]", FEW_WRONG
     ),
-    "halves one row too close": Broken("pair + half * n", "pair + half * (n - 1)", r"out\[\d+.* should be"),
-    "one warp's part of k": Broken("up += sums[2 * result + 1, other]", "up += 0.0", r"out\[\d+.* should be"),
+    "halves one row too close": Broken("pair + half * n", "pair + half * (n - 1)", FEW_WRONG),
+    "one warp's part of k": Broken("up += sums[2 * result + 1, other]", "up += 0.0", FEW_WRONG),
     "end of k left out": Broken("* STRIDE) < vectors:", "* STRIDE) < 0:", r"\[\d+.* should be"),
     "columns beyond the last written": Broken(
         "row < m and column < n:", "row < m:", r"should be|outside of the output"
