@@ -5,6 +5,7 @@ It chooses from the space of that GEMM, or from that of gated products, whose ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
@@ -62,8 +63,18 @@ class GroupedStrategy(BorrowedStrategy):
 
     def default(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Config:
         """Return the fastest predicted of the default candidates that leave k whole."""
-        return next(iter(self._defaults(space, problem, sm_count)), None) or space.default(problem)
+        found = self._defaults(space, problem, sm_count)
+        known = {space.compile_view(config) for config in found}
+        safe = space.default(problem)
+        complete = (safe.replace(**knobs) for knobs in space.default_candidates(problem))
+        own = [c for c in complete if space.compile_view(c) not in known and space.is_valid(problem, c)]
+        if not found or not own:
+            return next(iter([*found, *own]), safe)
+        first = [found[0], *own]  # those of the GEMM are in order
+        predict = self.predictor(space, problem, sm_count, first)
+        return min(first, key=lambda config: predict(config) or math.inf)
 
     def _defaults(self, space: Space, problem: DeclaredProblem, sm_count: int) -> list[Config]:
+        """Return the GEMM's default candidates that are ours, the fastest predicted first."""
         by_time = defaults_by_time(self.asked_space(space, problem), as_gemm(problem), sm_count)
         return self.ours(space, problem, by_time)

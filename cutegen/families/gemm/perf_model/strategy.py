@@ -78,7 +78,7 @@ def _by_fit(limit: int) -> int:
 def _is_plain(config: Config) -> bool:
     """Whether a fit says something of ``config`` as it is."""
     own = config.source == "cutegen" and not config.algorithm
-    return own and not config.flag("stream_k") and config["reduction"] == "fixed"
+    return own and not config.flag("stream_k") and config.get("reduction", "fixed") == "fixed"
 
 
 class GemmStrategy:
