@@ -56,6 +56,12 @@ def blocks_have_parts_of_their_own(n: int, dtype: str, per_row: int, cluster: in
 
 
 @kernel.rule
+def warps_of_clusters_have_one_row(per_row: int, cluster: int) -> bool:
+    """Blocks of a cluster exchange one value for each warp, so all 32 threads of a warp work on one row."""
+    return cluster == 1 or per_row >= 32
+
+
+@kernel.rule
 def row_fits_registers(n: int, per_row: int, cluster: int) -> bool:
     """A thread holds its part of the row: beyond 128 elements in fp32 registers run out."""
     return n <= 128 * per_row * cluster
