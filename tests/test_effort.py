@@ -18,6 +18,7 @@ from cutegen.families.registry import find_space
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
+from cutegen.records.trials import TrialStore
 from cutegen.search.twins import with_twins
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, Effort, Request
@@ -199,6 +200,18 @@ def test_the_first_kernels_are_tried_with_and_without_overlap(tmp_path: Path) ->
     plain = Rig(tmp_path / "b", effort=replace(QUICK, twins=2), context=BACK_TO_BACK)
     plain.tuner.tune(*SHAPE)
     assert len(plain.bench.checked) == len(behind.bench.checked) - 2
+
+
+def test_other_algorithms_are_tried_without_overlap_too(tmp_path: Path) -> None:
+    """However few kernels get twins: each algorithm has its best in both forms."""
+    problem = Problem(1, 6144, 4096)
+    Rig(tmp_path, lambda config: "90", effort="quick").tuner.tune(1, 6144, 4096)
+    with TrialStore(tmp_path / "trials.db") as store:
+        found = [trial.config for trial in store.find(problem) if trial.config]
+    algorithms = {config.algorithm for config in found}
+    assert len(algorithms) == 2
+    for algorithm in algorithms:
+        assert {config["use_pdl"] for config in found if config.algorithm == algorithm} == {False, True}
 
 
 def test_twins_follow_their_kernel_and_keep_to_what_is_fixed() -> None:

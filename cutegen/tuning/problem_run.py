@@ -158,7 +158,7 @@ class ProblemRun:
             default = default_of_algorithm(space, request.problem, request.sm_count)
         limit, fixed = max(1, self._most // share), request.fixed or None
         found = rank(space, request.problem, request.sm_count, limit, fixed, default=default)[: effort.most]
-        return self._with_twins(space, found, effort.twins // share)
+        return self._with_twins(space, found, -(-effort.twins // share))
 
     @property
     def _most(self) -> int:
