@@ -19,7 +19,7 @@ import torch
 from host_lane import new_engine
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder
+from cutegen.build import Artifact, Builder, Failure
 from cutegen.build.render import render
 from cutegen.build.store import Store
 from cutegen.families import registry
@@ -309,6 +309,34 @@ def test_authors_defaults_compile_without_a_gpu(name: str, words: str, tmp_path:
         ((_, result),) = builder.build([source])
     assert isinstance(result, Artifact), result
     assert result.resources.spill_store_bytes == 0
+
+
+@pytest.mark.dsl
+@needs("helpers.fmha_helpers")
+def test_tiles_that_nvidias_gemm_refuses_are_rejected_in_its_words(tmp_path: Path) -> None:
+    """Beside legal ones, which compile without spills; a refusal costs no compilation."""
+    text = (DECLARATIONS / "nvidia_gemm.py").read_text(encoding="utf-8")
+    text = text.replace("_TILES = [", "_TILES = [(256, 128), (256, 256), ").replace(
+        '"nvidia_gemm",', '"wide_gemm",'
+    )
+    declaration = tmp_path / "wide_gemm.py"
+    declaration.write_text(text, encoding="utf-8")
+    wide = load_kernel(declaration)
+    problem, space = wide.parse("wide_gemm 4096x4096x4096 bf16"), find_space("wide_gemm", ARCH)
+    tiles = ((256, 128), (256, 256), (64, 256), (128, 128))
+    default = default_config(space, problem)
+    wanted = [default.replace(tile_m=m, tile_n=n, cluster_m=c) for m, n in tiles for c in (1, 2)]
+    sources = {render(problem, config, ARCH).text: config for config in wanted}
+    with Builder(Store(tmp_path / "store"), workers=2) as builder:
+        built = list(builder.build(render(problem, config, ARCH) for config in wanted))
+    assert len(built) == len(wanted) == 8
+    for source, result in built:
+        if sources[source.text]["tile_m"] == 256:
+            assert isinstance(result, Failure) and result.outcome == "rejected", result
+            assert result.message == "CTA tile shape M must be 64/128"
+        else:
+            assert isinstance(result, Artifact), result
+            assert 0 < result.resources.registers <= 255 and result.resources.spill_store_bytes == 0
 
 
 def test_what_is_fetched_must_be_what_was_tuned(tmp_path: Path) -> None:
