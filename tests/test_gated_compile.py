@@ -25,6 +25,7 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sm_90a", "gated 8192x14336 bf16 layout=split", {"ctas_per_sm": 4, "vectors_per_thread": 2}),
     ("sm_90a", "gated 8192x14336 fp32 layout=interleaved activation=gelu", {"streamed": True}),
     ("sm_90a", "gated 4096x4099 fp16 activation=gelu_tanh", {"streamed": True, "pdl": "off"}),
+    ("sm_90a", "gated 4096x4099 bf16", {"ctas_per_sm": 4}),
     ("sm_90a", "gated_backward 8192x14336 bf16", {"ctas_per_sm": 8, "vectors_per_thread": 1}),
     ("sm_90a", "gated_backward 8192x14336 bf16 layout=interleaved", {"streamed": True}),
     ("sm_90a", "gated_backward 77x1001 fp16 layout=split activation=relu", {}),

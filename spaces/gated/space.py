@@ -37,11 +37,19 @@ def access_elements(problem: Any) -> int:
     return 1 if problem.signature.unaligned else ACCESS_BYTES // ELEMENT_BYTES[problem.signature.dtype]
 
 
+def by_row(problem: Any) -> bool:
+    """Return whether a tile is part of one row: rows are not aligned, and long."""
+    return bool(problem.signature.unaligned and problem.n >= LONG)
+
+
 def vectors(problem: Any) -> int:
     """Return the accesses that all rows of the narrowest tensor take."""
     return int(problem.m * (problem.n // access_elements(problem)))
 
 
+LONG = 512
+"""Elements of a row from which its tiles are its own, where rows are not aligned: that takes no division, and
+offsets that the compiler knows. Shorter rows would leave threads idle. Source: counted instructions."""
 LOADS = {"activation": 1, "activation_backward": 2, "gated": 2, "gated_backward": 3}
 """Accesses for one vector of results: gate, or what is activated; up; backward the gradient."""
 
@@ -51,8 +59,8 @@ LOADS = {"activation": 1, "activation_backward": 2, "gated": 2, "gated_backward"
 
 def accesses_are_numbered_with_31_bits(problem: Any) -> bool:
     """Accesses are numbered with 31 bits, so m * n must stay below 2147483648 accesses of 16 bytes; of single
-    elements, where rows are not aligned, below as many CTAs."""
-    return vectors(problem) < 2**31 * (128 if problem.signature.unaligned else 1)
+    elements, where rows are not aligned, below 64 times as many."""
+    return vectors(problem) < 2**31 * (64 if problem.signature.unaligned else 1)
 
 
 def loads_fit_registers(threads: int, vectors_per_thread: int, problem: Any, arch: Arch) -> bool:
@@ -100,6 +108,7 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     """Return elements per access, and the CTAs that run at a time where they take one tile after another."""
     return {
         "access_elements": access_elements(problem),
+        "by_row": by_row(problem),
         "ctas": config.integer("ctas_per_sm") * arch.nominal_sm_count,
         "smem_bytes": 0,
     }
@@ -115,7 +124,9 @@ def choose_default(space: Space, problem: Any) -> Config:
         {"threads": 128, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
     )
     slow = problem.signature.activation == "gelu" and not problem.family.endswith("_backward")
-    wanted = 4 if problem.signature.unaligned else 2 if slow else 1
+    wanted = 2 if slow else 1
+    if problem.signature.unaligned:
+        wanted = 8 if problem.n >= 2 * LONG else 4
     config = base.replace(vectors_per_thread=wanted)
     busy = vectors(problem) >= FULL * space.arch.nominal_sm_count
     return config if busy and not space.explain(problem, config) else base

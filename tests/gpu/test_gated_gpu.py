@@ -17,6 +17,8 @@ LINES = (
     "gated 1x14336 bf16",
     "gated 700x1001 bf16 layout=interleaved",
     "gated 333x17 fp32",
+    "gated 512x4099 bf16",
+    "gated 100x4096 bf16 layout=split unaligned",
     "gated 300x2880 bf16 unaligned",
     "gated_backward 600x14336 bf16",
     "gated_backward 2000x5120 bf16 layout=interleaved activation=gelu",
@@ -24,6 +26,7 @@ LINES = (
     "gated_backward 3000x2880 fp16 activation=relu",
     "gated_backward 700x1001 bf16 layout=split",
     "gated_backward 333x17 fp32 layout=interleaved",
+    "gated_backward 512x4099 bf16",
 )
 FORWARD, BACKWARD = "gated 1024x4096 bf16", "gated_backward 1024x4096 bf16 layout=interleaved"
 STORE = "            store(outs, at_place(out, row, column))\n"
