@@ -241,6 +241,14 @@ def test_variants_of_a_kernel_do_not_crowd_others_out_of_the_bursts() -> None:
     assert [name for name, timing in timings.items() if timing.bursts] == [f"v{at}" for at in range(12)]
 
 
+def test_fewer_long_kernels_fit_into_a_burst() -> None:
+    """A burst is over before a limit of power would end it."""
+    for us, count in ((40, 12), (65, 7), (200, 4)):  # of a hundred launches in a replay
+        variants = [candidate(f"v{at}", f"ok:{us + at / 1000}") for at in range(15)]
+        timings = run(Recorder(), variants, BOTH).timings
+        assert sum(timing.bursts is not None for timing in timings.values()) == count
+
+
 def test_what_runs_before_is_given_less_time_than_the_rest_under_load() -> None:
     """So that it does not keep the GPU cool; in bursts its time is as exact as that of the others."""
     for clock, share in (("settled", 0.25), ("burst", 1.0)):

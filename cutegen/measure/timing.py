@@ -35,6 +35,8 @@ _WARM_S = 0.05
 _IDLE_S, _FIRST_IDLE_S = 0.05, 0.2
 #: GPU time that one entry takes in one burst, in microseconds, and most entries that may win by bursts.
 _BURST_US, _MOST_IN_BURSTS = 1500.0, 12
+#: GPU time that those who may win take in one burst together, and least of them, however long they take.
+_ALL_IN_BURST_US, _LEAST_IN_BURSTS = 50_000.0, 4
 #: Under load what runs before launches is timed alone for so much of an entry's turn: it needs less power
 #: than they do, so the clock rises meanwhile. Source: given as much time as each of two GEMMs, on an H200
 #: these ran at 1740 to 1890 MHz, and at 1400 to 1500 MHz where it did not run.
@@ -185,7 +187,9 @@ class _Rounds:
         for name in near:
             if (candidate := self.candidates[name]) is not None:
                 best.setdefault((candidate.shared_object, candidate.symbol), name)
-        return list(dict.fromkeys([*best.values(), *near]))[:_MOST_IN_BURSTS]
+        turn_us = max([_BURST_US, *(self.prepared[name].replay_us for name in near)])
+        most = max(_LEAST_IN_BURSTS, min(_MOST_IN_BURSTS, int(_ALL_IN_BURST_US / turn_us)))
+        return list(dict.fromkeys([*best.values(), *near]))[:most]
 
     def _wake(self) -> None:
         """Let the device cool down, then load it so shortly that it leaves its idle clock and no more."""
