@@ -10,7 +10,7 @@ import pytest
 from fake_engine import DEVICE
 from fake_tuning import timing
 
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.search.defaults import default_config
@@ -107,3 +107,13 @@ def test_a_wrong_kernel_and_an_unknown_family_are_told(
     assert "it is" in capsys.readouterr().err
     assert tool.main(["gemm", *words]) == 2
     assert "sizes of gemm cannot be drawn" in capsys.readouterr().err
+
+
+def test_knobs_that_decide_nothing_are_left_alone() -> None:
+    """The default leads, whatever it has; a family that lacks a knob is asked without it."""
+    fixed: dict[str, Any] = {"streamed": [True], "ctas_per_sm": [0]}
+    default, *others = tool.asked(parse_problem("gated 8192x4096 bf16"), DEVICE, 64, fixed)
+    assert not default["streamed"] and len(others) > 5
+    assert {(config["streamed"], config["ctas_per_sm"]) for config in others} == {(True, 0)}
+    turned = parse_problem("rope 8192x32x8x128x64x1 bf16")
+    assert tool.asked(turned, DEVICE, 64, fixed) == tool.asked(turned, DEVICE, 64)

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.store import Store
-from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.args import file_path, parse_fixed, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
@@ -34,7 +34,7 @@ from cutegen.measure.statistics import geometric_mean
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config
 from cutegen.search.strategies import rank
-from cutegen.space import Config
+from cutegen.space import Config, Value
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import BARE_ENGINE
@@ -96,11 +96,18 @@ def drawn(family: str, widths: int, sizes: int, seed: int) -> list[Problem]:
     return found
 
 
-def asked(problem: Problem, device: Device, most: int) -> list[Config]:
-    """Return the default config and the others that are tried, at most ``most``."""
+def asked(
+    problem: Problem, device: Device, most: int, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> list[Config]:
+    """Return the default config and the others that are tried, at most ``most``.
+
+    Of knobs in ``fixed`` that the family has, only these values.
+    """
     space = find_space(problem.family, device.arch)
     default = default_config(space, problem, device.sm_count)
-    return rank(space, problem, device.sm_count, most, {"pdl": [default["pdl"]]}, default=default)
+    known = {knob: values for knob, values in (fixed or {}).items() if knob in space.domains}
+    found = rank(space, problem, device.sm_count, most, {**known, "pdl": [default["pdl"]]}, default=default)
+    return list(dict.fromkeys([default, *found]))[:most]
 
 
 class Runner:
@@ -172,7 +179,8 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [family for family in families if family not in DRAWS]:
         raise UsageError(f"sizes of {unknown[0]} cannot be drawn; valid: {', '.join(DRAWS)}")
     problems = {family: drawn(family, args.widths, args.sizes, args.seed) for family in families}
-    plan = {p: asked(p, device, args.candidates) for each in problems.values() for p in each}
+    fixed = parse_fixed(args.set)
+    plan = {p: asked(p, device, args.candidates, fixed) for each in problems.values() for p in each}
     compilation = Compilation(store, device.arch, [(p, c) for p, configs in plan.items() for c in configs])
     compilation.begin()
     policy = Policy(
@@ -214,7 +222,12 @@ def _write(
     rows: Sequence[Mapping[str, Json]],
     failures: Sequence[str],
 ) -> None:
-    drawing: dict[str, Json] = {"seed": args.seed, "sizes": args.sizes, "widths": args.widths}
+    drawing: dict[str, Json] = {
+        "seed": args.seed,
+        "sizes": args.sizes,
+        "widths": args.widths,
+        **({"set": args.set} if args.set else {}),
+    }
     found = {
         **check_facts(UNTUNED_FAMILIES, device, args.commit),
         "conditions": conditions(device, policy, drawing=drawing),
@@ -231,6 +244,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", type=positive_int, default=50, help="of each family (50)")
     parser.add_argument("--widths", type=positive_int, default=8, help="signatures of each family (8)")
     parser.add_argument("--candidates", type=positive_int, default=16, help="configs of each size (16)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=V1,V2",
+        help="try only these values, in families that have the knob, beside the default; repeatable",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=positive_int, default=7)
     parser.add_argument("--round-us", type=positive_float, default=1000.0, help="of each entry (1000)")
