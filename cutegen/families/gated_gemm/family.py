@@ -119,12 +119,13 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     gate_compiled, whole_compiled = compiled(gated), compiled(whole)
 
     def in_two(inputs: Inputs, outputs: Tensors) -> Tensors:
-        given = weights(inputs)
-        rooms = outputs["pre"].chunk(len(given), -1) if problem.pre else [None] * len(given)
-        pairs = zip(given, rooms, strict=True)
-        products = [torch.mm(inputs.tensors["x"], w.T, out=room) for w, room in pairs]
+        x, given, both = inputs.tensors["x"], weights(inputs), outputs.get("pre")
+        if problem.pre and both is None:
+            both = x.new_empty((len(x), 2 * problem.n))
+        rooms = [None] * len(given) if both is None else both.chunk(len(given), -1)
+        products = [torch.mm(x, w.T, out=room) for w, room in zip(given, rooms, strict=True)]
         out = gate_compiled(products)  # type: ignore[operator]
-        return {"out": out, "pre": outputs["pre"]} if problem.pre else {"out": out}
+        return {"out": out} if both is None else {"out": out, "pre": both}
 
     def in_one(inputs: Inputs, outputs: Tensors) -> Tensors:
         out, both = whole_compiled(inputs.tensors["x"], *weights(inputs))  # type: ignore[operator]
