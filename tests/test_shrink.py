@@ -127,9 +127,9 @@ def test_results_are_enough_and_the_list_leads(
     short_list._read.cache_clear()
     assert rank(SPACE, LONG, 132, 3)[:2] == [DEFAULT, SEVERAL]
     assert rank(SPACE, LONG, 132, 3, {"heads_per_thread": [1]})[0] == DEFAULT
-    near, far = LONG.with_sizes(m=6000), LONG.with_sizes(m=65536)
-    found = [default_config(SPACE, p) for p in (LONG, near, far, SHORT, LONG.with_sizes(m=1))]
-    assert found == [SEVERAL, SEVERAL, DEFAULT, DEFAULT, DEFAULT]
+    near, far, one = (LONG.with_sizes(m=m) for m in (6000, 65536, 1))
+    found = [default_config(SPACE, p) for p in (LONG, near, far, SHORT, one)]
+    assert found == [SEVERAL, SEVERAL, DEFAULT, DEFAULT, SPACE.default(one)]
     assert default_config(SPACE, parse_problem("rope 8192x32x8x128x64x1 fp16")) == DEFAULT
     assert {config for _, config in default_set(SPACE, LONG)} >= {DEFAULT, SEVERAL}
     assert path in deciding_files("rope", ARCH, ("cutegen",))

@@ -4,7 +4,7 @@
 
 Heads of 128 bf16 elements, of which 128 are rotated, pairs half of that apart.
 Arithmetic is in fp32, and every output is rounded once.
-threads=128 heads_per_thread=1 pdl=early
+threads=256 heads_per_thread=1 pdl=early
 """
 
 import cuda.bindings.driver as cuda
@@ -20,7 +20,7 @@ ELEMENTS = 8  # of one memory access
 UNITS = 8  # of a head
 LANES = 8  # threads that share a head
 HEADS_PER_THREAD = 1
-THREADS = 128
+THREADS = 256
 
 
 @cute.jit

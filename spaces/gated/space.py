@@ -116,12 +116,16 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return the config with one access per thread to each tensor, or several where these are single elements
-    or the arithmetic takes as long as memory does.
+    or the arithmetic takes as long as memory does; with CTAs of 256 threads where there are more than run at
+    a time, whose starts then take half as long.
 
-    Source: an H200, where no config of 8 large problems was more than 1 % faster (docs/results/gated.json).
+    Source: an H200, where no config of 12 large problems was more than 0.3 % faster, and 256 threads took 4 %
+    less for 256 rows of 14336 elements (docs/results/gated.json).
     """
+    waits = not problem.signature.unaligned and vectors(problem) > SM_THREADS * space.arch.nominal_sm_count
+    threads = 256 if waits else 128
     base = Config(
-        {"threads": 128, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
+        {"threads": threads, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
     )
     slow = problem.signature.activation == "gelu" and not problem.family.endswith("_backward")
     wanted = 2 if slow else 1

@@ -15,6 +15,8 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ACCESS_BYTES = 16
 """The widest access of a thread to memory. Source: PTX ISA, ld.global.v4.b32."""
 WARP = 32
+SM_THREADS = 2048
+"""Threads that a multiprocessor holds. Source: CUDA C++ Programming Guide, technical specifications."""
 BUSY = 1024
 """Threads for each multiprocessor that keep it busy."""
 
@@ -124,11 +126,14 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return the config with one head per thread, or two where a thread waits for more than the head: for its
-    position, or for the sum of the others.
+    position, or for the sum of the others; with CTAs of 256 threads where there are more than run at a time
+    and no norm is taken.
 
-    Source: an H200, where no config of 6 problems was more than 2 % faster (docs/results/rope.json).
+    Source: an H200, where no config of 13 problems was more than 1 % faster (docs/results/rope.json).
     """
-    base = Config({"threads": 128, "heads_per_thread": 1, "pdl": "early"})
+    many = threads_in_all(problem, 1) > SM_THREADS * space.arch.nominal_sm_count
+    threads = 256 if many and not problem.signature.norm else 128
+    base = Config({"threads": threads, "heads_per_thread": 1, "pdl": "early"})
     config = base.replace(heads_per_thread=2)
     waits = problem.signature.table == "positions" or problem.signature.norm
     busy = threads_in_all(problem, 2) >= BUSY * space.arch.nominal_sm_count
