@@ -294,6 +294,7 @@ class ModelBench:
         if args.table is not None and args.table.exists():
             gemm.load_table(args.table)
         dispatcher, problems = gemm.default_dispatcher(), [parse_problem(line) for line in self.lines()]
+        problems.sort(key=lambda p: -p.sizes["m"] * p.sizes["n"] * p.sizes["k"])  # the budget may end
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
         without, known = missing, len(problems) - len(missing)
         with AutoTuner(cache_dir=args.cache_dir, table=args.table, effort="quick") as tuner:

@@ -167,7 +167,7 @@ def plain_linear(known: Known, gemm: Callable[..., Any]) -> Callable[..., Any]:
     class Plain(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, w: Any) -> torch.Tensor:
-            ctx.save_for_backward(x, w)
+            ctx.save_for_backward(x, w)  # x itself: of a view, autograd loses track
             flat, b = _rows(x), w.mT
             found: torch.Tensor | None = known(flat, b)
             if found is None:  # the first time, or something is wrong
