@@ -124,6 +124,7 @@ BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
         "layout='split' .* halves, interleaved",
     ),
     ("shape of up", lambda x, w: cutegen.gated_gemm(x, w, up=w[:9]), r"up has shape \(9, 64\); it must have"),
+    ("up itself", lambda x, w: cutegen.gated_gemm(x, w, up=w), "w and up lie 0 bytes apart"),
     ("strides", lambda x, w: cutegen.gated_gemm(x, w, up=tensor(48, 2 * K)[:, :K]), "up has strides"),
     ("other k", lambda x, w: cutegen.gated_gemm(x[:, :56], w), "which makes k 64, but x makes it 56"),
     (

@@ -23,7 +23,25 @@ if TYPE_CHECKING:
 
 __all__ = ["gated_gemm", "prepare"]
 
-_operator = DeclaredOperator(GATED_GEMM, state.default_dispatcher, state.workspaces)
+#: Strides of a tensor map are below so many bytes. Source: CUDA driver API, cuTensorMapEncodeTiled.
+_FARTHEST = 2**40
+
+
+class _Operator(DeclaredOperator):
+    """The operator of the family, which sees that one tensor map can hold both weights."""
+
+    def _answer(self, values: Sequence[Any], *more: Any) -> list[Any]:
+        _, _, gate, up, *_ = values
+        apart = 1 if gate is None else abs(gate.data_ptr() - up.data_ptr())
+        if not 0 < apart < _FARTHEST:
+            raise OperandError(
+                f"w and up lie {apart} bytes apart; they must be two tensors, less than 2**40 bytes from each "
+                "other"
+            )
+        return super()._answer(values, *more)
+
+
+_operator = _Operator(GATED_GEMM, state.default_dispatcher, state.workspaces)
 
 
 def gated_gemm(
@@ -45,7 +63,8 @@ def gated_gemm(
     Args:
         x: (..., k) in bf16 or fp16 on a GPU; k is a multiple of 8 and rows start at multiples of 16 bytes.
         w: The rows of both weights, (2 * n, k), as ``x``; or those of the gate, (n, k), if ``up`` is given.
-        up: Shape, strides and dtype of ``w``, anywhere in memory: what gates multiply; None if ``w`` has it.
+        up: Shape, strides and dtype of ``w``, less than 2**40 bytes from it: what gates multiply; None if
+            ``w`` has it.
         activation: ``silu``, ``gelu`` (exact), ``gelu_tanh`` or ``relu``.
         layout: Of ``w``: ``halves``, the gate's rows first, or ``interleaved``, with them in even rows. Of no
             meaning with ``up``.
