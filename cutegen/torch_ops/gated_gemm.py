@@ -35,8 +35,7 @@ class _Operator(DeclaredOperator):
         apart = 1 if gate is None else abs(gate.data_ptr() - up.data_ptr())
         if not 0 < apart < _FARTHEST:
             raise OperandError(
-                f"w and up lie {apart} bytes apart; they must be two tensors, less than 2**40 bytes from each "
-                "other"
+                f"w and up lie {apart} bytes apart; they must be two tensors, less than 2**40 bytes apart"
             )
         return super()._answer(values, *more)
 
