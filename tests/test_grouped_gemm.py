@@ -223,6 +223,8 @@ def test_the_model_takes_tiles_for_the_rows_of_a_group() -> None:
     times = {config: 1000.0 + at for at, config in enumerate(ranked)}
     refined = strategy.refine(HOPPER, LARGE, times, 4, sm_count=132)
     assert refined and not times.keys() & {*refined}
+    gated: Any = find_family("grouped_gated_gemm").strategy(HOPPER.arch)
+    assert strategy.tile(ranked[0], "n") == 2 * gated.tile(ranked[0], "n")
     only = {"tile_shape_mn": [(128, 128)]}
     assert {c["tile_shape_mn"] for c in strategy.rank(HOPPER, LARGE, 132, 4, only)} == {(128, 128)}
 

@@ -103,9 +103,10 @@ class GroupedFamily(DeclaredFamily):
 
     def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
         """Return the GEMM's model, asked about the GEMM of as many tiles."""
-        from cutegen.families.grouped_gemm.strategy import GroupedStrategy
+        from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
 
-        return GroupedStrategy.of(arch)
+        gated = any(option.name == "activation" for option in self.options)
+        return (GatedGroupedStrategy if gated else GroupedStrategy).of(arch)
 
 
 #: Writes the products of all groups into a tensor, or returns them.

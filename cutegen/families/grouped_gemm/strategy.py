@@ -17,7 +17,7 @@ from cutegen.families.grouped_gemm.as_gemm import activation_of, as_gemm, uncut,
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Space, Value
 
-__all__ = ["GroupedStrategy"]
+__all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
 
 
 class GroupedStrategy(BorrowedStrategy):
@@ -78,3 +78,11 @@ class GroupedStrategy(BorrowedStrategy):
         """Return the GEMM's default candidates that are ours, the fastest predicted first."""
         by_time = defaults_by_time(self.asked_space(space, problem), as_gemm(problem), sm_count)
         return self.ours(space, problem, by_time)
+
+
+class GatedGroupedStrategy(GroupedStrategy):
+    """The same for gated products."""
+
+    def tile(self, config: Config, size: str) -> int:
+        """Return the extent of a tile of the output along m or n; along n half of it are gates."""
+        return super().tile(config, size) // (2 if size == "n" else 1)
