@@ -12,6 +12,8 @@ import pytest
 from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.torch_mm import describe, load_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.runtime.dispatch import look_up
 from tests.test_fitted import SWEEP
 
 
@@ -52,3 +54,12 @@ def test_the_outcomes_are_those_that_the_settings_promise() -> None:
         assert rows[1.1]["at_least_0.98"] > 0.99
         assert rows[1.0]["at_least_0.95"] >= max(0.94, rows[0.0]["at_least_0.95"])
         assert rows[1.0]["geometric_mean"] > rows[0.0]["geometric_mean"] - 0.003
+
+
+def test_nothing_is_expected_of_rows_that_are_not_aligned() -> None:
+    """There the library takes several times as long, so calls are not left to it."""
+    arch = find_arch("sm_90a")
+    assert torch_mm_us(Problem(141, 9216, 7168), arch, 132) is not None
+    assert torch_mm_us(Problem(141, 9215, 7168), arch, 132) is None
+    space = find_space("gemm", arch)
+    assert look_up(None, Problem(141, 9215, 7168), space, 132, "expected").config is not None

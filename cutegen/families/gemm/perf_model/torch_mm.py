@@ -109,10 +109,15 @@ def after_mm_us(problem: Problem) -> float:
 def torch_mm_us(problem: Problem, arch: Arch, sm_count: int) -> float | None:
     """Return what ``torch.mm`` is expected to take for ``problem``, None where it is not known.
 
+    Nothing is expected where rows of D do not start at multiples of 16 bytes: of eight such products on an
+    H200 (docs/results/untuned.json) it took 1.3 to 2.6 times as long as of aligned ones for up to 13 rows,
+    and 7 to 9 times for more.
+
     Raises:
         StoreError: The file of the target's calibration cannot be read.
     """
     plain = problem.ab_dtype in _DTYPES and problem.out_dtype == problem.ab_dtype and problem.batch == 1
+    plain = plain and not problem.unaligned_out
     if not plain or arch.name != load_torch_mm().arch:
         return None
     known = load_torch_mm() if arch.calibration is None else _calibrated(arch.calibration)
