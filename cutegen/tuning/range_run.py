@@ -15,7 +15,7 @@ from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.digest import digest
 from cutegen.errors import CheckError, CutegenError, LaunchError, MeasureError, NoWinnerError
-from cutegen.families.registry import find_space, is_legal, space_of
+from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
 from cutegen.family import Problem
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.records.range_entry import RangeEntry
@@ -41,6 +41,8 @@ __all__ = ["RangeRun", "untuned_range"]
 
 #: What a size may be given up for: it does not fit the GPU, say.
 _OF_ONE_SIZE = (NoWinnerError, MeasureError, CheckError, LaunchError)
+#: Where a model proposes default candidates the whole space is ranked at one in three sizes.
+_EVERY_THIRD = 3
 #: Default candidates are proposed as a search for so many kernels would: eight. They are this share of the
 #: kernels, since predictions are good enough to tell which of them is fast.
 _LIKELY_OF, _DEFAULTS = 24, 0.7
@@ -154,8 +156,9 @@ class RangeRun:
         first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(kernels))))
         self._submit_kernels(first, proposals)
         kernels |= dict.fromkeys(first)
-        ranked = rank_all([*problems.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
-        for size, problem in problems.items():
+        searched = self._searched(problems, proposals)
+        ranked = rank_all([*searched.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
+        for size, problem in searched.items():
             more = (self._as_measured(problem, config) for config in ranked[problem])
             proposals[size] = [*dict.fromkeys([*proposals[size], *more])]
         for size, configs in named.items():
@@ -166,6 +169,22 @@ class RangeRun:
                 if self._kernel_of(config) in kernels:
                     self._pool.setdefault(config, []).append(size)
         self._predict.expect(self._pool)
+
+    def _searched(
+        self, problems: Mapping[int, Problem], proposals: Mapping[int, Sequence[Config]]
+    ) -> dict[int, Problem]:
+        """Return those at which the whole space is ranked: that takes cores from the compiler.
+
+        These are some of them if a model proposes default candidates, and where there are further algorithms
+        all: nothing else proposes these.
+        """
+        every = _EVERY_THIRD if any(len(configs) > 1 for configs in proposals.values()) else 1
+        others = spaces_beside(self._space)
+        return {
+            size: problem
+            for at, (size, problem) in enumerate(problems.items())
+            if at % every == 0 or any(not other.explain(problem, {}) for other in others)
+        }
 
     def _likely(self, problem: Problem) -> list[Config]:
         """Return what a model puts first of the default candidates, or the default alone."""
