@@ -157,13 +157,13 @@ class GemmStrategy:
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
         """Return the space's default candidates, and its own default where none of them is valid."""
         found: dict[Config, tuple[Problem, Config]] = {}
-        kernels: list[Config] = []
+        views: dict[Config, Config] = {}
         for kin in problems_of_kind(problem, 1500):
             if space.explain(kin, {}):
                 continue
-            kernels = kernels or default_kernels(space, kin)
-            known = [c for c in kernels if space.compile_view(c) in found]
-            valid = [c for c in kernels if c not in known and not space.explain(kin, c)]
+            views = views or {config: space.compile_view(config) for config in default_kernels(space, kin)}
+            known = [config for config, view in views.items() if view in found]
+            valid = [c for c, view in views.items() if view not in found and not space.explain(kin, c)]
             if not valid and all(space.explain(kin, c) for c in known):
                 valid = [space.default(kin)]
             for config in valid:
