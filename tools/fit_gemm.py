@@ -34,8 +34,9 @@ SWEEP = Path(__file__).parent.parent / "docs" / "results" / "gemm_sweep_h200.jso
 #: Trees; more of them, or deeper ones, cost more at every new shape and choose no better.
 DEPTH = 6
 SETTINGS = {"depth": DEPTH, "iterations": 250, "learning_rate": 0.16, "l2_leaf_reg": 3.0, "random_seed": 0}
-#: Kernels that answer by default count more.
-_DEFAULT_WEIGHT = 4.0
+#: Kernels that answer by default count more. Source: on matrices left out their choice is 1.8 % behind the
+#: best of all kernels, and 1.9 % with 4.
+_DEFAULT_WEIGHT = 2.5
 _UNIT = 1e-4
 
 Array = NDArray[np.float64]
