@@ -394,10 +394,13 @@ def _workspace_bytes(
 # --- what follows from a config ---
 
 
-def derive(config: Config, problem: Problem, arch: Arch, stored_n: int = 0) -> dict[str, Value]:
+def derive(
+    config: Config, problem: Problem, arch: Arch, stored_n: int = 0, beside_tiles: int = 0
+) -> dict[str, Value]:
     """Return stages and who frees them, store buffers, threads, registers and exact shared memory (bytes).
 
-    ``stored_n`` columns of a tile are stored, all of them if it is 0.
+    ``stored_n`` columns of a tile are stored, all of them if it is 0. A stage holds ``beside_tiles`` bytes
+    beside tiles of A and B.
     """
     tile, tile_k = config.pair("tile_shape_mn"), config.integer("tile_k")
     mma_warpgroups, pingpong = config.integer("mma_warpgroups"), config.flag("pingpong")
@@ -407,7 +410,8 @@ def derive(config: Config, problem: Problem, arch: Arch, stored_n: int = 0) -> d
     staged = config.flag("use_tma_store") and not split
     singles = not staged and (config.flag("swap_ab") or problem.unaligned_out)
     columns, tail = epilogue_columns(stored, staged, singles)
-    per_stage = stage_bytes(tile, tile_k, problem)
+    of_tiles = stage_bytes(tile, tile_k, problem)
+    per_stage = of_tiles + beside_tiles
     per_round, tail_bytes = store_bytes(stored, mma_warpgroups, pingpong, staged, problem)
     # The single buffer of a last piece is reused after `stored // columns` other stores, so no more
     # than that may be in flight.
@@ -419,7 +423,7 @@ def derive(config: Config, problem: Problem, arch: Arch, stored_n: int = 0) -> d
         "groups": 2 if pingpong else 1,
         "split": split,
         "stages": stages,
-        "expected_bytes": per_stage,
+        "expected_bytes": of_tiles,
         "empty_arrivals": empty_arrivals(config.pair("cluster_shape_mn"), mma_warpgroups),
         "epi_n": columns,
         "epi_tail": tail,

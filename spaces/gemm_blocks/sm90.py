@@ -50,6 +50,12 @@ def step_n(tile_n: int) -> int:
     return gcd(tile_n, FACTOR_BLOCK)
 
 
+def factor_bytes(tile_shape_mn: tuple[int, int], tile_k: int, swap_ab: bool) -> int:
+    """Return the shared memory that factors of a stage take."""
+    rows_a = tile_shape_mn[1 if swap_ab else 0]
+    return (-(-rows_a // 32) * 32 + 4) * 4 * (tile_k // FACTOR_BLOCK)
+
+
 def blocks_n(tile_n: int) -> int:
     """Return in how many blocks of columns of B a tile can lie."""
     return (FACTOR_BLOCK - step_n(tile_n) + tile_n - 1) // FACTOR_BLOCK + 1
@@ -59,9 +65,8 @@ def blocks_n(tile_n: int) -> int:
 
 
 def a_warpgroup_has_one_slab(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
-    """The sums of 64 rows and 128 terms are added up at a time; of further rows of the same warpgroup the
-    compiler starts the next meanwhile, for which registers do not suffice: tile_m is 64 * mma_warpgroups."""
-    return tile_shape_mn[0] == SLAB * mma_warpgroups
+    """X"""
+    return tile_shape_mn[0] in (SLAB * mma_warpgroups, 2 * SLAB * mma_warpgroups)
 
 
 def sums_fit_registers(tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int) -> bool:
@@ -98,9 +103,11 @@ RULES = (
 
 def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     """Return what follows for a GEMM, and how columns of a tile lie in blocks of B."""
-    tile_n = config.pair("tile_shape_mn")[1]
-    found = gemm.derive(config, problem, arch)
-    return {**found, "step_n": step_n(tile_n), "blocks_n": blocks_n(tile_n)}
+    tile, swap_ab = config.pair("tile_shape_mn"), config.flag("swap_ab")
+    beside = factor_bytes(tile, config.integer("tile_k"), swap_ab)
+    found = gemm.derive(config, problem, arch, beside_tiles=beside)
+    of_b = blocks_n(tile[0] if swap_ab else tile[1])
+    return {**found, "step_n": step_n(tile[1]), "of_b": of_b}
 
 
 def choose_default(space: Space, problem: Problem) -> Config:
