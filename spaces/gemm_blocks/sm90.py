@@ -14,7 +14,7 @@ from cutegen.families.gemm.problem import FACTOR_BLOCK, Problem
 from cutegen.space import Config, Rule, Space, Value
 
 from ..gemm import sm90 as gemm
-from ..gemm.hopper_resources import SLAB
+from ..gemm.hopper_resources import accumulators
 from ..gemm.shared import RUN_TIME_KNOBS, compile_view
 
 MOST_SUMS = 192
@@ -64,17 +64,12 @@ def blocks_n(tile_n: int) -> int:
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
-def a_warpgroup_has_one_slab(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> bool:
-    """X"""
-    return tile_shape_mn[0] in (SLAB * mma_warpgroups, 2 * SLAB * mma_warpgroups)
-
-
-def sums_fit_registers(tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int) -> bool:
-    """A thread keeps tile_n / 2 sums, and as many of the 128 terms that are being multiplied, those twice
-    with tile_k of 256: while one is added up the compiler starts the next. At most 192 together, 128 with
-    three warpgroups."""
+def sums_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, swap_ab: bool) -> bool:
+    """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) sums, tile_n / 2 of the 128 terms that are being
+    multiplied, and with swap_ab tile_n / 4 factors. At most 192 together, 128 with three warpgroups."""
     limit = 128 if mma_warpgroups == 3 else MOST_SUMS
-    return tile_shape_mn[1] // 2 * (1 + tile_k // FACTOR_BLOCK) <= limit
+    beside = tile_shape_mn[1] // 2 + (tile_shape_mn[1] // 4 if swap_ab else 0)
+    return accumulators(tile_shape_mn, mma_warpgroups) + beside <= limit
 
 
 def turns_are_of_several(mma_warpgroups: int, pingpong: bool, take_turns: bool) -> bool:
@@ -91,7 +86,6 @@ def tiles_lie_in_few_blocks(tile_shape_mn: tuple[int, int], swap_ab: bool) -> bo
 
 RULES = (
     *(rule for rule in gemm.RULES if rule.name != "accumulators_fit_registers"),
-    Rule.of(a_warpgroup_has_one_slab),
     Rule.of(sums_fit_registers),
     Rule.of(turns_are_of_several),
     Rule.of(tiles_lie_in_few_blocks),

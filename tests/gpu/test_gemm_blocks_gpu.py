@@ -37,7 +37,7 @@ KERNELS = (
     ("70x1001x1536 e4m3 kk", f"{SWAPPED} use_tma_store=false"),
     ("37x2112x7168 e4m3 kk", f"tile_shape_mn=64x40 tile_k=256 swap_ab=true split_k=3 {SPLIT}"),
     ("1x24576x1536 e4m3 kk", "tile_shape_mn=64x8 tile_k=256 mma_warpgroups=1 swap_ab=true use_pdl=true"),
-    ("200x640x2048 e4m3 kk", "tile_shape_mn=128x192 mma_warpgroups=2 swap_ab=true"),
+    ("200x640x2048 e4m3 kk", "tile_shape_mn=128x144 mma_warpgroups=2 swap_ab=true"),
     ("64x512x8192 e4m3 kk any_order", f"tile_shape_mn=64x64 split_k=4 reduction=arrival {SPLIT}"),
     ("5x7x16 e4m3 kk", f"tile_shape_mn=64x64 {SPLIT}"),
 )
