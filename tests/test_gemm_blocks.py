@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cutegen.families.registry import find_family, find_space, parse_problem  # 
 from cutegen.family import Inputs  # noqa: E402
 from cutegen.space import Config  # noqa: E402
 from tools.schedule import pipelines, protocol_of, simulate  # noqa: E402
+from tools.schedule.sm90 import HopperProtocol  # noqa: E402
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm_blocks", ARCH)
@@ -205,8 +207,11 @@ def test_the_check_tells_a_wrong_factor_from_rounding(awkward: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ("tile_shape_mn=256x96", "a_warpgroup_has_one_slab"),
-        ("tile_shape_mn=128x192 tile_k=256", "sums_fit_registers"),
+        ("tile_shape_mn=256x160", "sums_fit_registers"),
+        ("tile_shape_mn=192x160 mma_warpgroups=3", "sums_fit_registers"),
+        ("tile_shape_mn=128x192 swap_ab=true", "sums_fit_registers"),
+        ("tile_shape_mn=256x128", ""),
+        ("tile_shape_mn=128x128 mma_warpgroups=1 pingpong=true", ""),
         ("tile_shape_mn=128x112", "tiles_lie_in_few_blocks"),
         ("tile_shape_mn=64x64 mma_warpgroups=1 take_turns=true", "turns_are_of_several"),
         ("tile_shape_mn=128x192 take_turns=true", ""),
@@ -225,7 +230,7 @@ def test_rules_leave_what_registers_and_blocks_allow(words: str, rule: str) -> N
 @pytest.mark.parametrize(
     "words",
     [
-        "tile_shape_mn=128x192 mma_warpgroups=2 cluster_shape_mn=2x1",
+        "tile_shape_mn=256x128 mma_warpgroups=2 cluster_shape_mn=2x1",
         "tile_shape_mn=128x128 tile_k=256 mma_warpgroups=2",
         "tile_shape_mn=64x96 pingpong=true cluster_shape_mn=1x2",
         "tile_shape_mn=128x96 mma_warpgroups=2 use_tma_store=false split_k=3",
@@ -241,23 +246,42 @@ def test_no_order_of_events_goes_wrong(words: str) -> None:
     assert pipelines(text) == protocol_of(problem, config, ARCH).pipelines
 
 
+def test_the_model_of_the_schedule_sees_factors_that_wait_for_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their warp overwrites what a warpgroup still reads, or fills a stage twice."""
+    problem = Problem.parse("gemm_blocks 4096x2112x7168 e4m3 kk")
+    config = SPACE.default(problem)
+    waits = HopperProtocol._loader_of_factors
+
+    def hasty(self: Any, board: Any, rings: Any, block: int, items: int) -> None:
+        free = replace(rings, empty=[tuple(board.ring("free", block, self.stages, 1))] * (block + 1))
+        waits(self, board, free, block, items)
+
+    assert simulate(problem, config, ARCH, shuffles=2).clean
+    monkeypatch.setattr(HopperProtocol, "_loader_of_factors", hasty)
+    assert not simulate(problem, config, ARCH, shuffles=2).clean
+
+
 @pytest.mark.dsl
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
 def test_kernels_keep_their_sums_in_registers(tmp_path: Path) -> None:
     """The widest of each kind compiles without spills, and the assembler has nothing to say of its MMAs."""
     wanted = {
-        "4096x7168x2048 e4m3 kk": "tile_shape_mn=128x192 take_turns=true cluster_shape_mn=2x1",
+        "4096x7168x2048 e4m3 kk": "tile_shape_mn=256x128 take_turns=true cluster_shape_mn=1x2",
+        "4096x7168x2048 e4m3 kk out=fp16": "tile_shape_mn=128x192 take_turns=true cluster_shape_mn=2x1",
         "4096x7168x2048 e4m3 kk out=fp32 bias=n act=silu": "tile_shape_mn=128x160 take_turns=true",
+        "200x7168x2048 e4m3 kk": "tile_shape_mn=256x104 swap_ab=true use_tma_store=false",
         "70x1001x1536 e4m3 kk": "tile_shape_mn=128x72 tile_k=256 swap_ab=true use_tma_store=false",
     }
-    sources = []
+    problems = {}
     for line, words in wanted.items():
         problem = Problem.parse(f"gemm_blocks {line}")
         base = {"tile_k": 128, "mma_warpgroups": 2, "swap_ab": False}
         config = SPACE.default(problem).replace(**{**base, **Config.parse(words)})
-        sources.append(render(problem, config, ARCH))
+        problems[render(problem, config, ARCH)] = problem
     with Builder(Store(tmp_path)) as builder:
-        for source, result in builder.build(sources):
+        for source, result in builder.build(problems):
             assert isinstance(result, Artifact), f"{source.config}: {result.message}\n{result.log[-800:]}"
             assert result.resources.spill_store_bytes == 0, source.config
             assert result.resources.notes == (), source.config
+            derived = SPACE.derive(source.config, problems[source], ARCH)
+            assert result.resources.smem_bytes == derived["smem_bytes"], source.config

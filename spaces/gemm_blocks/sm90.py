@@ -101,7 +101,7 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     beside = factor_bytes(tile, config.integer("tile_k"), swap_ab)
     found = gemm.derive(config, problem, arch, beside_tiles=beside)
     of_b = blocks_n(tile[0] if swap_ab else tile[1])
-    return {**found, "step_n": step_n(tile[1]), "of_b": of_b}
+    return {**found, "step_n": step_n(tile[1]), "of_b": of_b, "bytes_factors": beside}
 
 
 def choose_default(space: Space, problem: Problem) -> Config:

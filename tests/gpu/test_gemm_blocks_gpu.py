@@ -18,6 +18,9 @@ SPACE = find_space("gemm_blocks", ARCH)
 BASE: dict[str, Value] = {"tile_k": 128, "swap_ab": False, "take_turns": False}
 WIDE = "tile_shape_mn=128x192 mma_warpgroups=2"
 SWAPPED = "tile_shape_mn=128x72 mma_warpgroups=2 swap_ab=true"
+TALL = "tile_shape_mn=256x128 mma_warpgroups=2"
+TALL_IN_TWO = "tile_shape_mn=256x96 mma_warpgroups=2"
+TALL_SWAPPED = "tile_shape_mn=256x72 mma_warpgroups=2 swap_ab=true"
 TURNS = "mma_warpgroups=2 take_turns=true"
 SPLIT = "mma_warpgroups=1 use_tma_store=false"
 KERNELS = (
@@ -29,6 +32,10 @@ KERNELS = (
     ("4096x2112x7168 e4m3 kk", f"tile_shape_mn=128x128 stream_k=true {TURNS}"),
     ("2000x3000x512 e4m3 kk", "tile_shape_mn=64x192 mma_warpgroups=1 pingpong=true cluster_shape_mn=1x2"),
     ("300x1000x144 e4m3 kk out=fp32 bias=n act=silu", f"tile_shape_mn=128x96 {TURNS}"),
+    ("4096x7168x2048 e4m3 kk", f"{TALL} cluster_shape_mn=1x2 take_turns=true swizzle_size=8"),
+    ("999x2112x1552 e4m3 kk out=fp32 bias=m", f"{TALL} cluster_shape_mn=2x1"),
+    ("2000x3000x512 e4m3 kk", "tile_shape_mn=128x128 mma_warpgroups=1 pingpong=true cluster_shape_mn=2x1"),
+    ("190x2112x1536 e4m3 kk", "tile_shape_mn=256x104 mma_warpgroups=2 swap_ab=true take_turns=true"),
     ("513x640x4096 e4m3 kk out=fp16", "tile_shape_mn=192x128 mma_warpgroups=3 take_turns=true"),
     ("513x640x4096 e4m3 kk", "tile_shape_mn=192x128 mma_warpgroups=3"),
     ("333x392x1040 e4m3 kk alpha beta", "tile_shape_mn=64x64 tile_k=256 mma_warpgroups=1"),
@@ -42,30 +49,33 @@ KERNELS = (
     ("5x7x16 e4m3 kk", f"tile_shape_mn=64x64 {SPLIT}"),
 )
 WRONG = r"out\[.* should be|out: \d+ of \d+ elements"
-FACTORS_AHEAD = "cutlass.min(at_k, last_block), factors)"
 #: Broken texts of a kernel whose tiles lie in two blocks of columns.
 BROKEN = {
-    "factors of the block before": Broken(
-        FACTORS_AHEAD, FACTORS_AHEAD.replace("at_k", "cutlass.max(at_k - 1, 0)"), WRONG
+    "factors of the block before": Broken("last_block)\n", "last_block) // 2\n", WRONG),
+    "factors of the stage after": Broken(
+        "row, block, get.index, first", "row, block, (get.index + 1) % STAGES, first", WRONG
     ),
     "one block of columns for a tile": Broken("step * STEP_N < first_columns", "step < first_columns", WRONG),
     "the block of columns a step late": Broken("step * STEP_N < first", "step * STEP_N <= first", WRONG),
     "a row's factor for that 8 further": Broken("[v // 2 % 2]", "[0]", WRONG),
     "factors of the first warp's rows": Broken("wg_tid // 32 * 16 + lane // 4\n", "lane // 4\n", WRONG),
-    "no factor of B": Broken("factors[half] * column", "factors[half]", WRONG),
+    "factors of the first slab": Broken("row = slab + wg_tid", "row = wg_tid", WRONG),
+    "the first slab twice": Broken("(None, (None, rep), at", "(None, (None, 0), at", WRONG),
+    "no factor of B": Broken("of_row * column", "of_row", WRONG),
     "the block before is not cleared": Broken("ACCUMULATE, False", "ACCUMULATE, k > 0", WRONG),
-    "a factor is off in one block of k": Broken(
-        "found[i] = scale_a[at_a[i], block]",
-        "found[i] = scale_a[at_a[i], block] * "
-        "cutlass.select_(block == 3, cutlass.Float32(1.5), cutlass.Float32(1))",
+    "a factor is of another block of k": Broken(
+        "factor_address(scale_a, row, at_k)",
+        "factor_address(scale_a, row, cutlass.select_(at_k == 3, cutlass.Int32(2), at_k))",
         WRONG,
     ),
-    "factors past the last row": Broken("cutlass.min(row + i * 8, last_row)", "row + i * 8 - 8", WRONG),
+    "factors of the rows before": Broken("m_0 + line * 32", "m_0 - 8 + line * 32", WRONG),
+    "a line of factors is missing": Broken("range_constexpr(LINES)", "range_constexpr(LINES - 1)", WRONG),
 }
 BROKEN_SWAPPED = {
     "columns in pairs": Broken("lane % 4 * 2 + odd", "lane % 4 * 2", WRONG),
-    "factors of the first columns": Broken("products[pair // 4]", "products[0]", WRONG),
-    "one block of rows for all tiles": Broken("(m_0 + mma_wg * 64) // BLOCK", "m_0 // (2 * BLOCK)", WRONG),
+    "factors of the first columns": Broken("factors[pair * 8 +", "factors[0 * pair +", WRONG),
+    "one block of rows for all tiles": Broken("m_0 // BLOCK + lane", "lane", WRONG),
+    "one block of rows for a tile": Broken("(m_0 % BLOCK + slab) // BLOCK", "0", WRONG),
 }
 
 
@@ -76,8 +86,8 @@ def _case(line: str, words: str) -> tuple[Problem, Config]:
 
 CASES = {f"{line} | {words}": _case(line, words) for line, words in KERNELS} if GPU is not None else {}
 MUTANTS = mutants(
-    ("gemm_blocks 500x1000x1040 e4m3 kk", {**BASE, **Config.parse(WIDE)}, BROKEN),
-    ("gemm_blocks 70x1000x1040 e4m3 kk", {**BASE, **Config.parse(SWAPPED)}, BROKEN_SWAPPED),
+    ("gemm_blocks 500x1000x1040 e4m3 kk", {**BASE, **Config.parse(TALL_IN_TWO)}, BROKEN),
+    ("gemm_blocks 70x1000x1040 e4m3 kk", {**BASE, **Config.parse(TALL_SWAPPED)}, BROKEN_SWAPPED),
 )
 test_config_is_right = config_is_right
 test_broken_kernel_is_rejected = broken_kernel_is_rejected

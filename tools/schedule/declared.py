@@ -29,12 +29,14 @@ class Pipeline:
         stages: Its stages.
         arrivals: Arrivals that free a stage; 0 where nothing frees any.
         size: Bytes that fill a stage; 0 where none are counted.
+        fillers: Arrivals that a filled stage takes beside those bytes, of a Hopper load pipeline.
     """
 
     kind: str
     stages: int
     arrivals: int
     size: int
+    fillers: int = 1
 
 
 def pipelines(text: str) -> tuple[Pipeline, ...]:
@@ -83,11 +85,13 @@ def _is_pipeline(call: ast.Call) -> bool:
 def _pipeline(call: ast.Call, known: Mapping[str, int]) -> Pipeline:
     words = {word.arg: word.value for word in call.keywords}
     arrivals, size = words.get("consumer_group"), words.get("tx_count")
+    kind = ast.unparse(call.func).split(".")[1]
     return Pipeline(
-        kind=ast.unparse(call.func).split(".")[1],
+        kind=kind,
         stages=_number(words["num_stages"], known),
         arrivals=_group(arrivals, known) if arrivals is not None else 0,
         size=_number(size, known) if size is not None else 0,
+        fillers=_group(words["producer_group"], known) if kind == "PipelineTmaAsync" else 1,
     )
 
 

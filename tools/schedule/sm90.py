@@ -31,6 +31,9 @@ from tools.schedule.stores import RING, TAIL, Stores, StoringWarp
 
 __all__ = ["HopperProtocol"]
 
+LANES = 32
+"""Threads of a warp; each of those that load factors arrives for itself."""
+
 
 @dataclass(frozen=True)
 class HopperProtocol:
@@ -50,6 +53,7 @@ class HopperProtocol:
         pieces: What one warpgroup stores of one tile, in order.
         warps: Warps of a warpgroup; fewer make a smaller model.
         equal_tiles: The loop over k is as long for every tile.
+        bytes_factors: Of one stage of what a second warp loads beside the tiles; 0 without such a warp.
     """
 
     cluster: tuple[int, int]
@@ -65,6 +69,7 @@ class HopperProtocol:
     pieces: tuple[str, ...]
     warps: int = 4
     equal_tiles: bool = True
+    bytes_factors: int = 0
 
     @classmethod
     def of(cls, problem: Problem, config: Config, derived: Mapping[str, Value]) -> HopperProtocol:
@@ -90,12 +95,14 @@ class HopperProtocol:
             store_buffers=number["epi_stages"] if staged else 0,
             pieces=pieces,
             equal_tiles=not (config["stream_k"] or derived["split"]),
+            bytes_factors=as_integer(derived.get("bytes_factors", 0), "bytes_factors"),
         )
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """The pipelines that the text of the kernel has to create, in its order."""
-        loads = Pipeline("PipelineTmaAsync", self.stages, self.empty_arrivals, self.expected_bytes)
+        fillers = 1 + (LANES if self.bytes_factors else 0)
+        loads = Pipeline("PipelineTmaAsync", self.stages, self.empty_arrivals, self.expected_bytes, fillers)
         stores = Pipeline("PipelineTmaStore", self.store_buffers, 0, 0)
         return (loads, stores) if self.pieces else (loads,)
 
@@ -103,10 +110,11 @@ class HopperProtocol:
         """Return the cluster that works off units of so many k tiles each."""
         (rows, columns), blocks = self.cluster, self.cluster[0] * self.cluster[1]
         board = Board(blocks)
-        warps = 1 + self.warps * self.warpgroups * self.groups
+        loaders = 2 if self.bytes_factors else 1
+        warps = loaders + self.warps * self.warpgroups * self.groups
         everybody = board.barrier("the cluster's barrier", -1, warps * blocks)
-        parts = rows + columns
-        full = [board.ring("full", block, self.stages, 1) for block in range(blocks)]
+        parts = rows + columns + loaders - 1
+        full = [board.ring("full", block, self.stages, loaders) for block in range(blocks)]
         empty = [board.ring("empty", block, self.stages, self.empty_arrivals) for block in range(blocks)]
         readers = self.warps * self.warpgroups
         stages = [
@@ -116,6 +124,8 @@ class HopperProtocol:
         rings = _Rings(everybody, full, empty, stages)
         for block in range(blocks):
             self._producer(board, rings, block, units)
+            if self.bytes_factors:
+                self._loader_of_factors(board, rings, block, sum(units))
             self._consumers(board, rings, block, units)
         return board.finished()
 
@@ -156,6 +166,20 @@ class HopperProtocol:
         script.at(-1)
         for last in range(item, item + self.stages):
             script.add(Wait(rings.empty[block][last % self.stages], last // self.stages - 1))
+        script.end()
+
+    def _loader_of_factors(self, board: Board, rings: _Rings, block: int, items: int) -> None:
+        """Lanes arrive as their copies land; here the warp arrives, and bytes that it announces land later."""
+        script = Script(board, "loader of factors", block)
+        script.sync(rings.everybody)
+        bit = 1 << sum(self.cluster)
+        for item in range(items):
+            stage, phase = item % self.stages, item // self.stages
+            full = rings.full[block][stage]
+            script.add(Wait(rings.empty[block][stage], phase - 1))
+            script.add(Expect(full, phase, self.bytes_factors))
+            part = Part(rings.stages[block][stage], bit, item, full, phase, self.bytes_factors)
+            script.add(Load((part,)))
         script.end()
 
     def _consumers(self, board: Board, rings: _Rings, block: int, units: Sequence[int]) -> None:
