@@ -246,7 +246,9 @@ def test_no_order_of_events_goes_wrong(words: str) -> None:
     assert pipelines(text) == protocol_of(problem, config, ARCH).pipelines
 
 
-def test_the_model_of_the_schedule_sees_factors_that_wait_for_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_of_the_schedule_sees_factors_that_wait_for_no_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Their warp overwrites what a warpgroup still reads, or fills a stage twice."""
     problem = Problem.parse("gemm_blocks 4096x2112x7168 e4m3 kk")
     config = SPACE.default(problem)

@@ -14,11 +14,13 @@ from cutegen.families.gemm.problem import FACTOR_BLOCK, Problem
 from cutegen.space import Config, Rule, Space, Value
 
 from ..gemm import sm90 as gemm
-from ..gemm.hopper_resources import accumulators
+from ..gemm.hopper_resources import SLAB, accumulators
 from ..gemm.shared import RUN_TIME_KNOBS, compile_view
 
 MOST_SUMS = 192
 """Registers of sums that a thread may hold; more spill."""
+MOST_SUMS_OF_THREE = 128
+"""The same with three warpgroups that multiply."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     **gemm.DOMAINS,
@@ -50,6 +52,25 @@ def step_n(tile_n: int) -> int:
     return gcd(tile_n, FACTOR_BLOCK)
 
 
+def runs_ahead(tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int, swap_ab: bool) -> bool:
+    """Return whether a warpgroup multiplies the next 64 rows and 128 terms while it adds up what it has.
+
+    It does where a k tile has an even number of those, for each of which it has registers.
+    """
+    steps = tile_k // FACTOR_BLOCK * (tile_shape_mn[0] // (SLAB * mma_warpgroups))
+    return steps % 2 == 0 and _sums(tile_shape_mn, mma_warpgroups, swap_ab, 2) <= _most_sums(mma_warpgroups)
+
+
+def _sums(tile_shape_mn: tuple[int, int], mma_warpgroups: int, swap_ab: bool, sets: int) -> int:
+    """Registers of a thread's sums, of ``sets`` sets of those that are being multiplied, and of factors."""
+    of_factors = tile_shape_mn[1] // 4 if swap_ab else 0
+    return accumulators(tile_shape_mn, mma_warpgroups) + sets * tile_shape_mn[1] // 2 + of_factors
+
+
+def _most_sums(mma_warpgroups: int) -> int:
+    return MOST_SUMS_OF_THREE if mma_warpgroups == 3 else MOST_SUMS
+
+
 def factor_bytes(tile_shape_mn: tuple[int, int], tile_k: int, swap_ab: bool) -> int:
     """Return the shared memory that factors of a stage take."""
     rows_a = tile_shape_mn[1 if swap_ab else 0]
@@ -64,18 +85,35 @@ def blocks_n(tile_n: int) -> int:
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
-def sums_fit_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, swap_ab: bool) -> bool:
-    """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) sums, tile_n / 2 of the 128 terms that are being
-    multiplied, and with swap_ab tile_n / 4 factors. At most 192 together, 128 with three warpgroups."""
-    limit = 128 if mma_warpgroups == 3 else MOST_SUMS
-    beside = tile_shape_mn[1] // 2 + (tile_shape_mn[1] // 4 if swap_ab else 0)
-    return accumulators(tile_shape_mn, mma_warpgroups) + beside <= limit
+def sums_fit_registers(
+    tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int, swap_ab: bool
+) -> bool:
+    """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) sums, tile_n / 2 of the 128 terms that are
+    being multiplied, and with swap_ab tile_n / 4 factors: at most 192 together, 128 with three warpgroups.
+    With tile_k of 256 the next 128 terms are multiplied meanwhile, which takes tile_n / 2 more."""
+    limit = _most_sums(mma_warpgroups)
+    sums = _sums(tile_shape_mn, mma_warpgroups, swap_ab, 1)
+    return sums <= limit and (
+        tile_k == FACTOR_BLOCK or runs_ahead(tile_shape_mn, tile_k, mma_warpgroups, swap_ab)
+    )
 
 
-def turns_are_of_several(mma_warpgroups: int, pingpong: bool, take_turns: bool) -> bool:
+def turns_are_of_several(
+    tile_shape_mn: tuple[int, int],
+    tile_k: int,
+    mma_warpgroups: int,
+    pingpong: bool,
+    swap_ab: bool,
+    take_turns: bool,
+) -> bool:
     """take_turns hands the tensor cores from warpgroup to warpgroup of one tile, so there must be several;
-    with pingpong they take turns by whole tiles already."""
-    return not take_turns or (mma_warpgroups > 1 and not pingpong)
+    with pingpong they take turns by whole tiles already, and a warpgroup that multiplies the next 64 rows and
+    128 terms while it adds up leaves them no gap."""
+    if not take_turns:
+        return True
+    return (
+        mma_warpgroups > 1 and not pingpong and not runs_ahead(tile_shape_mn, tile_k, mma_warpgroups, swap_ab)
+    )
 
 
 def tiles_lie_in_few_blocks(tile_shape_mn: tuple[int, int], swap_ab: bool) -> bool:
@@ -101,7 +139,13 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     beside = factor_bytes(tile, config.integer("tile_k"), swap_ab)
     found = gemm.derive(config, problem, arch, beside_tiles=beside)
     of_b = blocks_n(tile[0] if swap_ab else tile[1])
-    return {**found, "step_n": step_n(tile[1]), "of_b": of_b, "bytes_factors": beside}
+    return {
+        **found,
+        "step_n": step_n(tile[1]),
+        "of_b": of_b,
+        "bytes_factors": beside,
+        "ahead": runs_ahead(tile, config.integer("tile_k"), config.integer("mma_warpgroups"), swap_ab),
+    }
 
 
 def choose_default(space: Space, problem: Problem) -> Config:

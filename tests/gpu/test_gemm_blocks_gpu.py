@@ -18,6 +18,7 @@ SPACE = find_space("gemm_blocks", ARCH)
 BASE: dict[str, Value] = {"tile_k": 128, "swap_ab": False, "take_turns": False}
 WIDE = "tile_shape_mn=128x192 mma_warpgroups=2"
 SWAPPED = "tile_shape_mn=128x72 mma_warpgroups=2 swap_ab=true"
+AHEAD = "tile_shape_mn=128x128 tile_k=256 mma_warpgroups=2"
 TALL = "tile_shape_mn=256x128 mma_warpgroups=2"
 TALL_IN_TWO = "tile_shape_mn=256x96 mma_warpgroups=2"
 TALL_SWAPPED = "tile_shape_mn=256x72 mma_warpgroups=2 swap_ab=true"
@@ -25,7 +26,7 @@ TURNS = "mma_warpgroups=2 take_turns=true"
 SPLIT = "mma_warpgroups=1 use_tma_store=false"
 KERNELS = (
     ("4096x7168x2048 e4m3 kk", f"tile_shape_mn=128x128 {TURNS}"),
-    ("333x2112x7168 e4m3 kk", f"tile_shape_mn=128x128 tile_k=256 cluster_shape_mn=2x1 {TURNS}"),
+    ("333x2112x7168 e4m3 kk", f"{AHEAD} cluster_shape_mn=2x1"),
     ("1000x3008x1552 e4m3 kk", f"{WIDE} cluster_shape_mn=2x1 swizzle_size=4"),
     ("1000x3008x1552 e4m3 kk", f"tile_shape_mn=128x192 cluster_shape_mn=1x2 {TURNS}"),
     ("777x1111x1040 e4m3 kk", f"tile_shape_mn=128x160 use_tma_store=false {TURNS}"),
@@ -33,6 +34,9 @@ KERNELS = (
     ("2000x3000x512 e4m3 kk", "tile_shape_mn=64x192 mma_warpgroups=1 pingpong=true cluster_shape_mn=1x2"),
     ("300x1000x144 e4m3 kk out=fp32 bias=n act=silu", f"tile_shape_mn=128x96 {TURNS}"),
     ("4096x7168x2048 e4m3 kk", f"{TALL} cluster_shape_mn=1x2 take_turns=true swizzle_size=8"),
+    ("4096x2112x7168 e4m3 kk", f"{AHEAD} stream_k=true"),
+    ("1000x3008x5136 e4m3 kk", f"{AHEAD} cluster_shape_mn=1x2 swizzle_size=4"),
+    ("2000x3000x1168 e4m3 kk", "tile_shape_mn=64x128 tile_k=256 mma_warpgroups=1 pingpong=true"),
     ("999x2112x1552 e4m3 kk out=fp32 bias=m", f"{TALL} cluster_shape_mn=2x1"),
     ("2000x3000x512 e4m3 kk", "tile_shape_mn=128x128 mma_warpgroups=1 pingpong=true cluster_shape_mn=2x1"),
     ("190x2112x1536 e4m3 kk", "tile_shape_mn=256x104 mma_warpgroups=2 swap_ab=true take_turns=true"),
@@ -40,7 +44,7 @@ KERNELS = (
     ("513x640x4096 e4m3 kk", "tile_shape_mn=192x128 mma_warpgroups=3"),
     ("333x392x1040 e4m3 kk alpha beta", "tile_shape_mn=64x64 tile_k=256 mma_warpgroups=1"),
     ("128x4096x7168 e4m3 kk", f"tile_shape_mn=64x128 split_k=3 {SPLIT}"),
-    ("64x7168x2048 e4m3 kk", f"tile_shape_mn=128x64 tile_k=256 swap_ab=true {TURNS}"),
+    ("64x7168x2048 e4m3 kk", "tile_shape_mn=128x64 tile_k=256 mma_warpgroups=2 swap_ab=true"),
     ("70x1001x1536 e4m3 kk", f"{SWAPPED} use_tma_store=false"),
     ("37x2112x7168 e4m3 kk", f"tile_shape_mn=64x40 tile_k=256 swap_ab=true split_k=3 {SPLIT}"),
     ("1x24576x1536 e4m3 kk", "tile_shape_mn=64x8 tile_k=256 mma_warpgroups=1 swap_ab=true use_pdl=true"),
@@ -49,20 +53,22 @@ KERNELS = (
     ("5x7x16 e4m3 kk", f"tile_shape_mn=64x64 {SPLIT}"),
 )
 WRONG = r"out\[.* should be|out: \d+ of \d+ elements"
-#: Broken texts of a kernel whose tiles lie in two blocks of columns.
+#: Broken texts of a kernel whose tiles lie in two blocks of columns, two slabs of rows to a warpgroup.
 BROKEN = {
     "factors of the block before": Broken("last_block)\n", "last_block) // 2\n", WRONG),
-    "factors of the stage after": Broken(
-        "row, block, get.index, first", "row, block, (get.index + 1) % STAGES, first", WRONG
+    "one block of columns for a tile": Broken("before + at * STEP_N < BLOCK", "before + at < BLOCK", WRONG),
+    "the block of columns a step late": Broken(
+        "before + at * STEP_N < BLOCK", "before + at * STEP_N <= BLOCK", WRONG
     ),
-    "one block of columns for a tile": Broken("step * STEP_N < first_columns", "step < first_columns", WRONG),
-    "the block of columns a step late": Broken("step * STEP_N < first", "step * STEP_N <= first", WRONG),
     "a row's factor for that 8 further": Broken("[v // 2 % 2]", "[0]", WRONG),
-    "factors of the first warp's rows": Broken("wg_tid // 32 * 16 + lane // 4\n", "lane // 4\n", WRONG),
+    "factors of the first warp's rows": Broken(
+        "wg_tid // 32 * 16 + wg_tid % 32 // 4\n    of", "wg_tid % 32 // 4\n    of", WRONG
+    ),
     "factors of the first slab": Broken("row = slab + wg_tid", "row = wg_tid", WRONG),
-    "the first slab twice": Broken("(None, (None, rep), at", "(None, (None, 0), at", WRONG),
+    "the first slab twice": Broken("(None, (None, rep), kb", "(None, (None, 0), kb", WRONG),
+    "sums of the first slab twice": Broken("first = step % REPS * (TILE_N // 2)", "first = 0", WRONG),
     "no factor of B": Broken("of_row * column", "of_row", WRONG),
-    "the block before is not cleared": Broken("ACCUMULATE, False", "ACCUMULATE, k > 0", WRONG),
+    "the block before is not cleared": Broken("ACCUMULATE, False", "ACCUMULATE, True", WRONG),
     "a factor is of another block of k": Broken(
         "factor_address(scale_a, row, at_k)",
         "factor_address(scale_a, row, cutlass.select_(at_k == 3, cutlass.Int32(2), at_k))",
@@ -71,11 +77,20 @@ BROKEN = {
     "factors of the rows before": Broken("m_0 + line * 32", "m_0 - 8 + line * 32", WRONG),
     "a line of factors is missing": Broken("range_constexpr(LINES)", "range_constexpr(LINES - 1)", WRONG),
 }
+#: The same of a kernel that multiplies the next block of k while it adds one up.
+BROKEN_AHEAD = {
+    "the first block of a k tile twice": Broken(
+        "block * (BLOCK // 32), (block + 1) * (", "0 * block, (", WRONG
+    ),
+    "factors of the first block": Broken("block, slab = step // REPS", "block, slab = 0", WRONG),
+    "a k tile too few at a time": Broken("k_tiles % UNROLLED", "k_tiles % (UNROLLED - 1)", WRONG),
+    "factors of one block for a k tile": Broken("* BLOCKS + block, last", "* BLOCKS, last", WRONG),
+}
 BROKEN_SWAPPED = {
-    "columns in pairs": Broken("lane % 4 * 2 + odd", "lane % 4 * 2", WRONG),
+    "columns in pairs": Broken("wg_tid % 4 * 2 + odd", "wg_tid % 4 * 2", WRONG),
     "factors of the first columns": Broken("factors[pair * 8 +", "factors[0 * pair +", WRONG),
     "one block of rows for all tiles": Broken("m_0 // BLOCK + lane", "lane", WRONG),
-    "one block of rows for a tile": Broken("(m_0 % BLOCK + slab) // BLOCK", "0", WRONG),
+    "one block of rows for a tile": Broken("(before + slab) // BLOCK", "0", WRONG),
 }
 
 
@@ -87,6 +102,7 @@ def _case(line: str, words: str) -> tuple[Problem, Config]:
 CASES = {f"{line} | {words}": _case(line, words) for line, words in KERNELS} if GPU is not None else {}
 MUTANTS = mutants(
     ("gemm_blocks 500x1000x1040 e4m3 kk", {**BASE, **Config.parse(TALL_IN_TWO)}, BROKEN),
+    ("gemm_blocks 500x1000x1552 e4m3 kk", {**BASE, **Config.parse(AHEAD)}, BROKEN_AHEAD),
     ("gemm_blocks 70x1000x1040 e4m3 kk", {**BASE, **Config.parse(TALL_SWAPPED)}, BROKEN_SWAPPED),
 )
 test_config_is_right = config_is_right
