@@ -79,11 +79,8 @@ BROKEN = {
 }
 #: The same of a kernel that multiplies the next block of k while it adds one up.
 BROKEN_AHEAD = {
-    "the first block of a k tile twice": Broken(
-        "block * (BLOCK // 32), (block + 1) * (", "0 * block, (", WRONG
-    ),
+    "the first block of a k tile twice": Broken("step // REPS * (BLOCK // 32)", "0", WRONG),
     "factors of the first block": Broken("block, slab = step // REPS", "block, slab = 0", WRONG),
-    "a k tile too few at a time": Broken("k_tiles % UNROLLED", "k_tiles % (UNROLLED - 1)", WRONG),
     "factors of one block for a k tile": Broken("* BLOCKS + block, last", "* BLOCKS, last", WRONG),
 }
 BROKEN_SWAPPED = {
