@@ -25,15 +25,15 @@ MOST_SUMS_OF_THREE = 128
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     **gemm.DOMAINS,
     "tile_k": (128, 256),
-    "take_turns": (False, True),
 }
 
 #: Tile, cluster, warpgroups, k tile, kind. Source: on an H200 the best of 50 kernels on 9 shapes of 64, 128
 #: and 4096 rows are among these (docs/results/gemm_blocks.json); narrow ones are for fewer rows.
 DEFAULT_CANDIDATES = (
+    ((128, 128), (2, 1), 2, 256, ""),
+    ((128, 128), (1, 1), 2, 256, ""),
+    ((256, 96), (1, 2), 2, 128, ""),
     ((192, 128), (1, 2), 3, 128, ""),
-    ((192, 128), (1, 1), 3, 128, ""),
-    ((128, 128), (1, 1), 2, 128, ""),
     ((128, 64), (1, 1), 2, 256, ""),
     ((64, 64), (1, 1), 1, 256, ""),
     ((64, 128), (1, 1), 1, 128, ""),
@@ -98,24 +98,6 @@ def sums_fit_registers(
     )
 
 
-def turns_are_of_several(
-    tile_shape_mn: tuple[int, int],
-    tile_k: int,
-    mma_warpgroups: int,
-    pingpong: bool,
-    swap_ab: bool,
-    take_turns: bool,
-) -> bool:
-    """take_turns hands the tensor cores from warpgroup to warpgroup of one tile, so there must be several;
-    with pingpong they take turns by whole tiles already, and a warpgroup that multiplies the next 64 rows and
-    128 terms while it adds up leaves them no gap."""
-    if not take_turns:
-        return True
-    return (
-        mma_warpgroups > 1 and not pingpong and not runs_ahead(tile_shape_mn, tile_k, mma_warpgroups, swap_ab)
-    )
-
-
 def tiles_lie_in_few_blocks(tile_shape_mn: tuple[int, int], swap_ab: bool) -> bool:
     """Columns of B have factors in blocks of 128, so tile_n must divide 128 or be a multiple of 32: else few
     columns at a time surely lie in one block. With swap_ab the columns of a tile are rows of A."""
@@ -125,7 +107,6 @@ def tiles_lie_in_few_blocks(tile_shape_mn: tuple[int, int], swap_ab: bool) -> bo
 RULES = (
     *(rule for rule in gemm.RULES if rule.name != "accumulators_fit_registers"),
     Rule.of(sums_fit_registers),
-    Rule.of(turns_are_of_several),
     Rule.of(tiles_lie_in_few_blocks),
 )
 
@@ -148,11 +129,6 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     }
 
 
-def choose_default(space: Space, problem: Problem) -> Config:
-    """Return a safe config that fits the shape."""
-    return Config({**gemm.choose_default(space, problem), "take_turns": False})
-
-
 def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
     """Yield what is chosen from before anybody measured; the rest of each is the default's."""
     for tile, cluster, warpgroups, tile_k, kind in DEFAULT_CANDIDATES:
@@ -164,7 +140,6 @@ def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
             "swap_ab": "swapped" in kind,
             "use_tma_store": not problem.unaligned_out and "split" not in kind,
             "use_pdl": True,
-            "take_turns": warpgroups > 1,
             "split_k": 2 if "split" in kind else 1,
         }
 
@@ -177,7 +152,7 @@ def build_space(arch: Arch) -> Space:
         domains=DOMAINS,
         rules=RULES,
         derive=derive,
-        choose_default=choose_default,
+        choose_default=gemm.choose_default,
         launch=gemm.launch,
         compile_view=compile_view,
         run_time_knobs=RUN_TIME_KNOBS,

@@ -15,32 +15,32 @@ from cutegen.space import Config, Value
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 SPACE = find_space("gemm_blocks", ARCH)
-BASE: dict[str, Value] = {"tile_k": 128, "swap_ab": False, "take_turns": False}
+BASE: dict[str, Value] = {"tile_k": 128, "swap_ab": False}
 WIDE = "tile_shape_mn=128x192 mma_warpgroups=2"
 SWAPPED = "tile_shape_mn=128x72 mma_warpgroups=2 swap_ab=true"
 AHEAD = "tile_shape_mn=128x128 tile_k=256 mma_warpgroups=2"
 TALL = "tile_shape_mn=256x128 mma_warpgroups=2"
 TALL_IN_TWO = "tile_shape_mn=256x96 mma_warpgroups=2"
 TALL_SWAPPED = "tile_shape_mn=256x72 mma_warpgroups=2 swap_ab=true"
-TURNS = "mma_warpgroups=2 take_turns=true"
+TWO = "mma_warpgroups=2"
 SPLIT = "mma_warpgroups=1 use_tma_store=false"
 KERNELS = (
-    ("4096x7168x2048 e4m3 kk", f"tile_shape_mn=128x128 {TURNS}"),
+    ("4096x7168x2048 e4m3 kk", f"tile_shape_mn=128x128 {TWO}"),
     ("333x2112x7168 e4m3 kk", f"{AHEAD} cluster_shape_mn=2x1"),
     ("1000x3008x1552 e4m3 kk", f"{WIDE} cluster_shape_mn=2x1 swizzle_size=4"),
-    ("1000x3008x1552 e4m3 kk", f"tile_shape_mn=128x192 cluster_shape_mn=1x2 {TURNS}"),
-    ("777x1111x1040 e4m3 kk", f"tile_shape_mn=128x160 use_tma_store=false {TURNS}"),
-    ("4096x2112x7168 e4m3 kk", f"tile_shape_mn=128x128 stream_k=true {TURNS}"),
+    ("1000x3008x1552 e4m3 kk", f"tile_shape_mn=128x192 cluster_shape_mn=1x2 {TWO}"),
+    ("777x1111x1040 e4m3 kk", f"tile_shape_mn=128x160 use_tma_store=false {TWO}"),
+    ("4096x2112x7168 e4m3 kk", f"tile_shape_mn=128x128 stream_k=true {TWO}"),
     ("2000x3000x512 e4m3 kk", "tile_shape_mn=64x192 mma_warpgroups=1 pingpong=true cluster_shape_mn=1x2"),
-    ("300x1000x144 e4m3 kk out=fp32 bias=n act=silu", f"tile_shape_mn=128x96 {TURNS}"),
-    ("4096x7168x2048 e4m3 kk", f"{TALL} cluster_shape_mn=1x2 take_turns=true swizzle_size=8"),
+    ("300x1000x144 e4m3 kk out=fp32 bias=n act=silu", f"tile_shape_mn=128x96 {TWO}"),
+    ("4096x7168x2048 e4m3 kk", f"{TALL} cluster_shape_mn=1x2 swizzle_size=8"),
     ("4096x2112x7168 e4m3 kk", f"{AHEAD} stream_k=true"),
     ("1000x3008x5136 e4m3 kk", f"{AHEAD} cluster_shape_mn=1x2 swizzle_size=4"),
     ("2000x3000x1168 e4m3 kk", "tile_shape_mn=64x128 tile_k=256 mma_warpgroups=1 pingpong=true"),
     ("999x2112x1552 e4m3 kk out=fp32 bias=m", f"{TALL} cluster_shape_mn=2x1"),
     ("2000x3000x512 e4m3 kk", "tile_shape_mn=128x128 mma_warpgroups=1 pingpong=true cluster_shape_mn=2x1"),
-    ("190x2112x1536 e4m3 kk", "tile_shape_mn=256x104 mma_warpgroups=2 swap_ab=true take_turns=true"),
-    ("513x640x4096 e4m3 kk out=fp16", "tile_shape_mn=192x128 mma_warpgroups=3 take_turns=true"),
+    ("190x2112x1536 e4m3 kk", "tile_shape_mn=256x104 mma_warpgroups=2 swap_ab=true"),
+    ("513x640x4096 e4m3 kk out=fp16", "tile_shape_mn=192x128 mma_warpgroups=3"),
     ("513x640x4096 e4m3 kk", "tile_shape_mn=192x128 mma_warpgroups=3"),
     ("333x392x1040 e4m3 kk alpha beta", "tile_shape_mn=64x64 tile_k=256 mma_warpgroups=1"),
     ("128x4096x7168 e4m3 kk", f"tile_shape_mn=64x128 split_k=3 {SPLIT}"),

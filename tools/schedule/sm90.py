@@ -169,7 +169,7 @@ class HopperProtocol:
         script.end()
 
     def _loader_of_factors(self, board: Board, rings: _Rings, block: int, items: int) -> None:
-        """Lanes arrive as their copies land; here the warp arrives, and bytes that it announces land later."""
+        """Lanes arrive as their copies land; here the warp arrives, and announces bytes that land later."""
         script = Script(board, "loader of factors", block)
         script.sync(rings.everybody)
         bit = 1 << sum(self.cluster)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, UsageError
-from cutegen.families.gemm.knobs import BLOCKS_KNOBS, KNOBS
+from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
 from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
@@ -92,7 +92,7 @@ class GemmFamily(Family):
         self.meaning = meaning
         self._dtypes = dtypes
         self.algorithms = (FEW_ROWS,) if name == "gemm" else ()
-        self.knobs = BLOCKS_KNOBS if name == BLOCKS_FAMILY else KNOBS
+        self.knobs = KNOBS
         self.options = (
             Option("dtype", "of A and B", dtypes, dtypes[0]),
             Option(

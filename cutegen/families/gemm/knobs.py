@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BLOCKS_KNOBS", "KNOBS"]
+__all__ = ["KNOBS"]
 
 KNOBS = {
     "tile_shape_mn": (
@@ -106,14 +106,5 @@ KNOBS = {
     "operator": "Name of the kernel class in NVIDIA's Operator API.",
     "tile_scheduler": (
         "Of an Operator API kernel: static is a persistent schedule, clc is cluster launch control."
-    ),
-}
-
-#: The same for fp8 products whose blocks have factors.
-BLOCKS_KNOBS = {
-    **KNOBS,
-    "take_turns": (
-        "The warpgroups of a tile start their MMAs in turn, a block of k at a time, so that one adds up its "
-        "sums while the tensor cores work for another. Pays for large tiles and deep k."
     ),
 }
