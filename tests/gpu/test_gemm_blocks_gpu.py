@@ -70,11 +70,11 @@ BROKEN = {
     "no factor of B": Broken("of_row * column", "of_row", WRONG),
     "the block before is not cleared": Broken("ACCUMULATE, False", "ACCUMULATE, True", WRONG),
     "a factor is of another block of k": Broken(
-        "factor_address(scale_a, row, at_k)",
-        "factor_address(scale_a, row, cutlass.select_(at_k == 3, cutlass.Int32(2), at_k))",
+        "factor_at(scale_a, row + lane, at_k)",
+        "factor_at(scale_a, row + lane, cutlass.select_(at_k == 3, cutlass.Int32(2), at_k))",
         WRONG,
     ),
-    "factors of the rows before": Broken("m_0 + line * 32", "m_0 - 8 + line * 32", WRONG),
+    "factors of the next rows": Broken("one(of_rows + line * 32)", "one(of_rows + line * 32 + 1)", WRONG),
     "a line of factors is missing": Broken("range_constexpr(LINES)", "range_constexpr(LINES - 1)", WRONG),
 }
 #: The same of a kernel that multiplies the next block of k while it adds one up.
