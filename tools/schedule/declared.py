@@ -85,13 +85,14 @@ def _is_pipeline(call: ast.Call) -> bool:
 def _pipeline(call: ast.Call, known: Mapping[str, int]) -> Pipeline:
     words = {word.arg: word.value for word in call.keywords}
     arrivals, size = words.get("consumer_group"), words.get("tx_count")
+    filling = words.get("producer_group")
     kind = ast.unparse(call.func).split(".")[1]
     return Pipeline(
         kind=kind,
         stages=_number(words["num_stages"], known),
         arrivals=_group(arrivals, known) if arrivals is not None else 0,
         size=_number(size, known) if size is not None else 0,
-        fillers=_group(words["producer_group"], known) if kind == "PipelineTmaAsync" else 1,
+        fillers=_group(filling, known) if kind == "PipelineTmaAsync" and filling is not None else 1,
     )
 
 
