@@ -226,6 +226,20 @@ def test_rules_leave_what_registers_and_blocks_allow(words: str, rule: str) -> N
     assert (rule in broken) if rule else not broken
 
 
+@pytest.mark.parametrize("swap_ab", [False, True])
+def test_factors_of_every_block_that_a_tile_lies_in_are_loaded(swap_ab: bool) -> None:
+    """A tile begins at a multiple of its own extent or, the last one, of the step that the kernel rounds to."""
+    problem = Problem.parse("gemm_blocks 4096x4096x2048 e4m3 kk")
+    for config in SPACE.configs(problem):
+        if config["swap_ab"] != swap_ab or config["split_k"] != 1 or config["cluster_shape_mn"] != (1, 1):
+            continue
+        derived, (tile_m, tile_n) = SPACE.derive(config, problem, ARCH), config.pair("tile_shape_mn")
+        length, step = (tile_m, 64) if swap_ab else (tile_n, derived["step_n"])
+        first = {*range(0, 4096, length), *range(0, 4096, int(str(step)))}
+        most = max((at + length - 1) // 128 - at // 128 + 1 for at in first)
+        assert derived["of_b"] == most <= 4, config
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -77,9 +77,10 @@ def factor_bytes(tile_shape_mn: tuple[int, int], tile_k: int, swap_ab: bool) -> 
     return (-(-rows_a // 32) * 32 + 4) * 4 * (tile_k // FACTOR_BLOCK)
 
 
-def blocks_n(tile_n: int) -> int:
-    """Return in how many blocks of columns of B a tile can lie."""
-    return (FACTOR_BLOCK - step_n(tile_n) + tile_n - 1) // FACTOR_BLOCK + 1
+def blocks_of_b(tile_shape_mn: tuple[int, int], swap_ab: bool) -> int:
+    """Return in how many blocks of columns of B a tile can lie; with swap_ab its rows are those columns."""
+    length, step = (tile_shape_mn[0], SLAB) if swap_ab else (tile_shape_mn[1], step_n(tile_shape_mn[1]))
+    return (FACTOR_BLOCK - step + length - 1) // FACTOR_BLOCK + 1
 
 
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
@@ -119,11 +120,10 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
     tile, swap_ab = config.pair("tile_shape_mn"), config.flag("swap_ab")
     beside = factor_bytes(tile, config.integer("tile_k"), swap_ab)
     found = gemm.derive(config, problem, arch, beside_tiles=beside)
-    of_b = blocks_n(tile[0] if swap_ab else tile[1])
     return {
         **found,
         "step_n": step_n(tile[1]),
-        "of_b": of_b,
+        "of_b": blocks_of_b(tile, swap_ab),
         "bytes_factors": beside,
         "ahead": runs_ahead(tile, config.integer("tile_k"), config.integer("mma_warpgroups"), swap_ab),
     }
