@@ -32,7 +32,9 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 DEFAULT_CANDIDATES = (
     ((128, 128), (2, 1), 2, 256, ""),
     ((128, 128), (1, 1), 2, 256, ""),
+    ((128, 128), (1, 2), 2, 256, ""),
     ((256, 96), (1, 2), 2, 128, ""),
+    ((64, 128), (2, 1), 1, 256, "pingpong"),
     ((192, 128), (1, 2), 3, 128, ""),
     ((128, 64), (1, 1), 2, 256, ""),
     ((64, 64), (1, 1), 1, 256, ""),
@@ -137,6 +139,7 @@ def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
             "tile_k": tile_k,
             "cluster_shape_mn": cluster,
             "mma_warpgroups": warpgroups,
+            "pingpong": "pingpong" in kind,
             "swap_ab": "swapped" in kind,
             "use_tma_store": not problem.unaligned_out and "split" not in kind,
             "use_pdl": True,

@@ -43,11 +43,13 @@ _RUN_BYTES, _SHORT_RUN = 64, 1.6
 #: Least clocks of a block of k whose sums leave the tensor cores, to be multiplied by factors. Source: tiles
 #: of 64x32 on an H200, 13.3 us for 56 blocks one after another at 1980 MHz, less launch and first loads.
 _FACTORS_CLK = 300
-#: Clocks in which a warpgroup waits for the sums of 64 rows and a block of k and adds them up, and clocks for
-#: each of their columns; by how many warpgroups share a tile, the share of them in which no other multiplies.
-#: Source: an H200 at 4096x7168x16384, tiles of 128 columns of one to three warpgroups.
-_GAP_CLK, _GAP_CLK_COLUMN = 170, 1.4
-_GAP_SHARE = {0: 0.1, 1: 1.0, 2: 0.45, 3: 0.35}
+#: Clocks in which a warpgroup waits for the sums of 64 rows and a block of k and adds them up, for each of
+#: their columns, and for each factor of a column of its own; and the share of them in which no other
+#: warpgroup multiplies, by how many there are. Source: an H200 at 4096x7168x16384, tiles of 128 columns of 1
+#: to 3 warpgroups; factors, and those that run ahead, by counting instructions and pauses.
+_GAP_CLK, _GAP_CLK_COLUMN, _GAP_CLK_FACTOR = 170, 1.4, 2
+_GAP_SHARE = {1: 1.0, 2: 0.45, 3: 0.35}
+_GAP_SHARE_AHEAD = {1: 0.2, 2: 0.1, 3: 0.1}
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Estimator:
             shape=shape,
             steps=ceil(p.k / tile_k),
             mma=self._multiply(area, tile_k, overlaps=groups > 1)
-            + self._gaps(tile_m, tile_n, tile_k, 0 if derived.get("ahead") else groups),
+            + self._gaps(config, groups, ahead=bool(derived.get("ahead"))),
             smem=smem_bytes / self._arch.smem_bytes_per_clk * machine.smem_overlap,
             step_bytes=side_m * slow_m + side_n * slow_n,
             step_heat=shape.blocks * (step_bytes * machine.l2_flops + smem_bytes * machine.smem_flops),
@@ -240,15 +242,20 @@ class Estimator:
             clocks += 0.5 * additions if overlaps else additions + self._machine.drain_clk
         return clocks
 
-    def _gaps(self, tile_m: int, tile_n: int, tile_k: int, warpgroups: int) -> float:
+    def _gaps(self, config: Mapping[str, Any], warpgroups: int, *, ahead: bool) -> float:
         """Clocks of one k step in which sums with factors are added up and nobody multiplies.
 
-        ``warpgroups`` share a tile, 0 stands for those that multiply meanwhile.
+        ``warpgroups`` take turns at multiplying; who runs ahead multiplies meanwhile.
         """
         if not self.problem.has_factors:
             return 0.0
+        tile_m, tile_n = config["tile_shape_mn"]
         gap = _GAP_CLK + _GAP_CLK_COLUMN * tile_n
-        return gap * _GAP_SHARE[warpgroups] * (tile_m // 64) * -(-tile_k // FACTOR_BLOCK)
+        if config.get("swap_ab", False):
+            gap += _GAP_CLK_FACTOR * tile_n / 4
+        share = (_GAP_SHARE_AHEAD if ahead else _GAP_SHARE)[warpgroups]
+        steps = tile_m // 64 * -(-config.get("tile_k", 64) // FACTOR_BLOCK)
+        return float(share * gap * steps)
 
     def _launch(self, kernel: KernelCost, split: int, traffic: float) -> Estimate:
         machine, shape = self._machine, kernel.shape

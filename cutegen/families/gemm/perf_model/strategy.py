@@ -46,6 +46,10 @@ def defaults_by_time(space: Space, problem: Problem, sm_count: int) -> Iterator[
     yield from (candidate.config for candidate in found)
 
 
+def _keeps_to(config: Config, fixed: Mapping[str, Sequence[Value]] | None) -> bool:
+    return all(config.get(knob) in values for knob, values in (fixed or {}).items())
+
+
 @lru_cache(maxsize=8)
 def _of_all(
     space: Space, problem: Problem, sm_count: int, fixed: tuple[tuple[str, tuple[Value, ...]], ...]
@@ -106,7 +110,7 @@ class GemmStrategy:
         :func:`proposals.rank`.
         """
         first = self.likely(space, problem, sm_count, limit, fixed)
-        if first and limit >= _WIDE:
+        if first and limit >= _WIDE and is_fitted(problem, space.arch):
 
             def by_fit(configs: Sequence[Config]) -> Sequence[float]:
                 return fitted_times_us(problem, configs, sm_count, fit_of(space.arch))
@@ -126,16 +130,20 @@ class GemmStrategy:
     ) -> list[Config]:
         """Return the best by the fit that keep to ``fixed``, each of another kernel; none without a fit.
 
-        They are default candidates, which a warm cache holds; from ``everywhere``, half of them.
+        They are default candidates, which a warm cache holds; from ``everywhere``, half of them. Of products
+        with factors of blocks, which no fit knows, they are the best of these by the physics.
         """
         if not is_fitted(problem, space.arch):
-            return []
+            if not problem.has_factors:
+                return []
+            kept = filter(lambda config: _keeps_to(config, fixed), defaults_by_time(space, problem, sm_count))
+            return list(islice(kept, 3 * limit // 4))
         count = min(_BY_FIT_OF_ALL, 3 * limit // 4) if everywhere else _by_fit(limit)
         restricted = tuple((knob, tuple(values)) for knob, values in (fixed or {}).items())
         best = kernel_set(space, problem, sm_count).by_time(problem, rest=False)
         found: dict[Config, tuple[float, Config]] = {}
         for us, config in islice(best, -(-count // 2) if everywhere else count):
-            if all(config.get(knob) in values for knob, values in restricted):
+            if _keeps_to(config, fixed):
                 found.setdefault(space.compile_view(config), (us, config))
         for us, config in _of_all(space, problem, sm_count, restricted) if everywhere else ():
             if len(found) < count:
