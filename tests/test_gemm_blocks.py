@@ -228,7 +228,7 @@ def test_rules_leave_what_registers_and_blocks_allow(words: str, rule: str) -> N
 
 @pytest.mark.parametrize("swap_ab", [False, True])
 def test_factors_of_every_block_that_a_tile_lies_in_are_loaded(swap_ab: bool) -> None:
-    """A tile begins at a multiple of its own extent or, the last one, of the step that the kernel rounds to."""
+    """A tile begins at a multiple of its own extent; the last one of the step that the kernel rounds to."""
     problem = Problem.parse("gemm_blocks 4096x4096x2048 e4m3 kk")
     for config in SPACE.configs(problem):
         if config["swap_ab"] != swap_ab or config["split_k"] != 1 or config["cluster_shape_mn"] != (1, 1):
