@@ -31,7 +31,7 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sm_90a", "1024x100008 bf16 stats", {"pdl": "late"}),
     ("sm_90a", "1024x262144 fp32", {**SMEM, "turn": 4}),
     ("sm_100a", "1024x131072 bf16", {**SMEM, "threads_per_row": 256, "cluster_n": 8}),
-    ("sm_103a", "16384x4096 fp32 stats", {"threads_per_row": 256}),
+    ("sm_103a", "16384x4096 fp32 stats", {"threads_per_row": 256, "prefetch_weight": True}),
     ("sm_103a", "256x32768 bf16 bias=none", {"threads_per_row": 256, "cluster_n": 4, "pdl": "early"}),
 )
 HOPPER = find_space("layernorm", find_arch("sm_90a"))

@@ -5,7 +5,26 @@ from __future__ import annotations
 from cutegen.arch import Arch
 from cutegen.space import Space
 
-from ..row.shared import Preference, row_space
+from ..row.expected import Terms
+from ..row.shared import row_space
+
+#: Of Hopper; tools/fit_rows.py prints them.
+_TERMS = Terms(
+    kernel=0.515,
+    cta=0.441,
+    exchange=0.442,
+    cluster=0.242,
+    access=0.0961,
+    threads=0.261,
+    late=0.0902,
+    smem=0.883,
+    start=0.0213,
+    overlap=1.55,
+    registers=17,
+    per_value=1.6,
+    per_weight=1,
+    shared=6,
+)
 
 
 def build_space(arch: Arch) -> Space:
@@ -16,5 +35,5 @@ def build_space(arch: Arch) -> Space:
         sums_of_row=2,
         values_at_a_time=16,
         beside_values=(32, 24),
-        preference=Preference(late_weight=True, values=32, even=True, turn=2),
+        terms=_TERMS,
     )

@@ -5,7 +5,26 @@ from __future__ import annotations
 from cutegen.arch import Arch
 from cutegen.space import Space
 
-from ..row.shared import Preference, row_space
+from ..row.expected import Terms
+from ..row.shared import row_space
+
+#: Of Hopper; tools/fit_rows.py prints them.
+_TERMS = Terms(
+    kernel=0.712,
+    cta=0.368,
+    exchange=0.161,
+    cluster=0.179,
+    access=0.0605,
+    threads=0.235,
+    late=0.128,
+    smem=0.51,
+    start=0.0276,
+    overlap=1.64,
+    registers=17.2,
+    per_value=1.18,
+    per_weight=0.5,
+    shared=2.8,
+)
 
 
 def build_space(arch: Arch) -> Space:
@@ -17,5 +36,5 @@ def build_space(arch: Arch) -> Space:
         weight=False,
         sums_of_row=2,
         values_at_a_time=8,
-        preference=Preference(values=32, smem_above=131_072),
+        terms=_TERMS,
     )

@@ -10,18 +10,23 @@ the rows of tests/data/rmsnorm_times.json the fastest itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.space import Config, Launch, Rule, Space, Value, as_integer
+from cutegen.space.space import Derived
+
+from .expected import Terms, expected_us
 
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ACCESS_BYTES = 16
 """The widest access of a thread to memory. Source: PTX ISA, ld.global.v4.b32."""
 MAX_ROW = 262_144
+MANY_ROWS = 1_000_000
+"""So many that no rule refuses a config because there are too few."""
 WARP = 32
 MAX_VALUES = 40
 """Values of a row that a thread may hold: with more, a multiprocessor has too few threads."""
@@ -33,6 +38,10 @@ LONG_ROW = 16_384
 SHORT_FOR_SMEM = 65_536
 """Bytes of a row up to which it stays in registers. Source: an H200, bf16 rows: those of 32 KiB take 3 %
 longer in shared memory, those of 64 KiB 1 %; those of 128 KiB 9 % longer in registers."""
+SMALL_GROUP = 0.02
+"""How much longer a row takes, as a fraction, with half as many threads of a warp. Source: an H200."""
+SHORT_KERNEL = 2**28
+"""Bytes of all rows up to which a kernel may be short. Source: judgement."""
 SMALL_PART, LARGE_PART = 16_384, 65_536
 """Bytes between which a CTA keeps of a row in shared memory. Source: an H200, rows of 128 to 1024 KiB: parts
 of 32 and 64 KiB win, those of 16 KiB take 1 to 3 % longer."""
@@ -229,12 +238,12 @@ def weight_is_late_where_registers_are_short(
     threads_per_row: int, cluster_n: int, prefetch_weight: bool, row_in: str, problem: Any
 ) -> bool:
     """prefetch_weight=false loads the weight after the sum, which takes longer and saves registers; it needs
-    a weight, 32 values per thread, and 256 threads_per_row, whose CTAs find room less often. With row_in=smem
-    the weight comes after the sum in any case: prefetch_weight=true."""
+    a weight, 32 values per thread, and 128 threads_per_row. With row_in=smem the weight comes after the sum
+    in any case: prefetch_weight=true."""
     if prefetch_weight:
         return True
     held = values_per_thread(problem, threads_per_row, cluster_n)
-    useful = held >= 32 and threads_per_row >= 256 and row_in == "registers"
+    useful = held >= 32 and threads_per_row >= 128 and row_in == "registers"
     return bool(along_row(problem)) and useful
 
 
@@ -360,9 +369,9 @@ def few_long_rows(problem: Any, sm_count: int) -> bool:
     return bool(problem.m * 16 <= 2 * sm_count and part_bytes(problem, 1) > SHORT_FOR_SMEM)
 
 
-def clusters_by_default(problem: Any, sm_count: int, threads: int) -> list[int]:
+def clusters_by_default(problem: Any, sm_count: int) -> list[int]:
     """Return the cluster sizes to try, best first: single rows are for as many CTAs as may share them, long
-    rows for CTAs of so many threads with up to 32 values each, of which a multiprocessor has several."""
+    rows for CTAs of 128 threads with up to 32 values each, of which a multiprocessor has several."""
     sizes = sorted(as_integer(size) for size in DOMAINS["cluster_n"])
     if single_rows(problem, sm_count) or few_long_rows(problem, sm_count):
         return sizes[::-1]
@@ -371,15 +380,14 @@ def clusters_by_default(problem: Any, sm_count: int, threads: int) -> list[int]:
     small = [
         size
         for size in sizes
-        if part(problem, size) * access_elements(problem) <= 32 * threads
+        if part(problem, size) * access_elements(problem) <= 32 * 128
         and (size <= 8 or staged_bytes(problem, size) >= 16_384)
     ]
     return [*small, 8, *sizes[::-1]]
 
 
-def values_by_default(problem: Any, sm_count: int, usual: int) -> int:
-    """Return about how many values a thread had best hold, ``usual`` of many rows of some KiB. Source: an
-    H200, rows of 64 to 32768 elements."""
+def values_by_default(problem: Any, sm_count: int) -> int:
+    """Return about how many values a thread had best hold. Source: an H200, rows of 64 to 32768 elements."""
     row = part_bytes(problem, 1) * inputs(problem)
     if row <= 1024:
         return 8 if problem.m > 512 * sm_count and problem.family == "rmsnorm" else 12
@@ -389,10 +397,10 @@ def values_by_default(problem: Any, sm_count: int, usual: int) -> int:
         return 32
     if row <= 2560:  # one warp has a whole row
         return 20 if problem.signature.unaligned else 40
-    return usual if row > 5120 else 20
+    return 20
 
 
-def smem_by_default(problem: Any, config: Config, sm_count: int, above: int) -> bool:
+def smem_by_default(problem: Any, config: Config, sm_count: int) -> bool:
     """Return whether a row had better wait in shared memory than as ``config`` has it.
 
     It had where registers keep too few bytes in flight: less than 128 for each thread, or CTAs of more than
@@ -401,11 +409,11 @@ def smem_by_default(problem: Any, config: Config, sm_count: int, above: int) -> 
     """
     threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     in_flight = steps(problem, threads, cluster_n) * ACCESS_BYTES * inputs(problem)
-    long = part_bytes(problem, 1) > above and not few_long_rows(problem, sm_count)
+    long = part_bytes(problem, 1) > SHORT_FOR_SMEM and not few_long_rows(problem, sm_count)
     return long and (in_flight < 128 or threads > 256)
 
 
-def in_smem(space: Space, problem: Any, config: Config, first_turn: int) -> Config:
+def in_smem(space: Space, problem: Any, config: Config, first_turn: int = 4) -> Config:
     """Return the config that keeps about 32 KiB of a row in shared memory, with about 128 bytes for a thread;
     ``config`` if rows are not aligned."""
     legal = [
@@ -429,30 +437,7 @@ def in_smem(space: Space, problem: Any, config: Config, first_turn: int) -> Conf
     return min(legal, key=distance, default=config)
 
 
-@dataclass(frozen=True)
-class Preference:
-    """What a family's default prefers. Source: an H200.
-
-    Attributes:
-        values: Values of a thread, of many rows of 5 to 10 KiB.
-        late_weight: To load the weight after the sums of many rows, where a thread of 256 or more has 32
-            values; then CTAs of 512 have long rows alone.
-        even: 128, 256 or 512 threads: other numbers take a LayerNorm up to a quarter longer.
-        smem_above: Bytes of a row above which it may wait in shared memory.
-        turn: Of rows in shared memory.
-    """
-
-    values: int = 20
-    late_weight: bool = False
-    even: bool = False
-    smem_above: int = SHORT_FOR_SMEM
-    turn: int = 4
-
-
-_USUAL = Preference()
-
-
-def choose_default(space: Space, problem: Any, *, preference: Preference) -> Config:
+def choose_default(space: Space, problem: Any) -> Config:
     """Return a config that follows from the rows per multiprocessor, the bytes of a row, and how many of
     these a thread has in flight."""
     sm_count = space.arch.nominal_sm_count
@@ -464,21 +449,19 @@ def choose_default(space: Space, problem: Any, *, preference: Preference) -> Con
         "prefetch_weight": True,
         "row_in": "registers",
         "turn": 1,
-        "pdl": "late" if sm_count < 16 * problem.m <= 256 * sm_count else "early",
+        "pdl": start_by_default(problem, sm_count),
     }
     base = {knob: base[knob] for knob in space.domains}
-    wanted = values_by_default(problem, sm_count, preference.values)
-    late_weight = preference.late_weight and problem.m > 8 * sm_count
+    wanted = values_by_default(problem, sm_count)
 
     def distance(config: Config) -> tuple[bool, float]:
         threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
         values = values_per_thread(problem, threads, cluster_n)
         odd = threads == 4 and vectors(problem) >= 8
-        odd |= preference.even and threads > 64 and threads not in (128, 256, 512)
         odd |= cluster_n > 1 and threads != 128 and not single_rows(problem, sm_count)
         return odd, max(values / wanted, wanted / values)
 
-    for cluster_n in clusters_by_default(problem, sm_count, 512 if late_weight else 128):
+    for cluster_n in clusters_by_default(problem, sm_count):
         configs = (
             Config(
                 {
@@ -493,11 +476,53 @@ def choose_default(space: Space, problem: Any, *, preference: Preference) -> Con
         legal = [config for config in configs if not space.explain(problem, config)]
         if legal:
             config = min(legal, key=distance)
-            if smem_by_default(problem, config, sm_count, preference.smem_above):
-                return in_smem(space, problem, config, preference.turn)
-            late = config.replace(prefetch_weight=False) if late_weight else config
-            return config if space.explain(problem, late) else late
+            return in_smem(space, problem, config) if smem_by_default(problem, config, sm_count) else config
     return Config(base)
+
+
+@lru_cache(maxsize=256)
+def _kernels(space: Space, kind: Any) -> tuple[tuple[Config, Derived, tuple[int, int, int]], ...]:
+    """Return configs of problems like ``kind``, for any number of rows, and what follows from each."""
+    found = {
+        config: (config, space.derive(config, kind, space.arch), loaded(kind, config))
+        for m in (1, MANY_ROWS)
+        for config in space.configs(kind.with_sizes(m=m), {"pdl": ["off"], "rows_per_thread": [1]})
+    }
+    return tuple(found.values())
+
+
+def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int) -> Config:
+    """Return the valid config that is expected to take least, among those with the usual rows of a CTA.
+
+    If its rows are in shared memory, it is the usual one of these, which prefers turns of so many vectors.
+    """
+    sm_count = space.arch.nominal_sm_count
+
+    def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
+        config, derived, per_thread = kernel
+        taken = expected_us(config, problem, derived, per_thread, space.arch, terms)
+        # Of parts of a warp that take about as long, those with fewer accesses each are a little faster.
+        return taken * (1 + SMALL_GROUP * max(0.0, math.log2(WARP / config.integer("threads_per_row"))))
+
+    usual = [
+        kernel
+        for kernel in _kernels(space, problem.with_sizes(m=1))
+        if kernel[0]["rows_per_cta"]
+        == rows_by_default(problem, kernel[0].integer("threads_per_row"), sm_count)
+    ]
+    pdl = start_by_default(problem, sm_count) if problem.min_bytes <= SHORT_KERNEL else "early"
+    for config, _, _ in sorted(usual, key=expected):
+        if config["row_in"] == "smem":
+            return in_smem(space, problem, config, turn)
+        chosen = config.replace(pdl=pdl)
+        if not space.explain(problem, chosen):
+            return chosen
+    return Config({knob: values[0] for knob, values in space.domains.items()})
+
+
+def start_by_default(problem: Any, sm_count: int) -> str:
+    """Return when the next kernel may start: behind the sums where a kernel is short but has several rows."""
+    return "late" if sm_count < 16 * problem.m <= 256 * sm_count else "early"
 
 
 def rows_by_default(problem: Any, threads_per_row: int, sm_count: int) -> int:
@@ -512,6 +537,20 @@ def rows_by_default(problem: Any, threads_per_row: int, sm_count: int) -> int:
     return 2 * rows if problem.m > (8 if short else 512) * sm_count else rows
 
 
+def loaded(problem: Any, config: Config) -> tuple[int, int, int]:
+    """Return a thread's values, its accesses for them, and its registers for weights that come early.
+
+    Accesses to single elements count a quarter: more of them are under way.
+    """
+    rows = config.integer("rows_per_thread")
+    accesses = steps(problem, config.integer("threads_per_row"), config.integer("cluster_n"))
+    values = accesses * access_elements(problem)
+    early = config.get("prefetch_weight", True) is True
+    weights = values_registers(problem, accesses, 1, True) - values_registers(problem, accesses, 1, False)
+    counted = accesses if access_elements(problem) > 1 else -(-accesses // 4)
+    return values * rows, counted * rows, weights if early else 0
+
+
 def row_space(
     family: str,
     arch: Arch,
@@ -520,7 +559,8 @@ def row_space(
     sums_of_row: int = 1,
     values_at_a_time: int = 32,
     beside_values: tuple[int, int] | None = None,
-    preference: Preference = _USUAL,
+    terms: Terms | None = None,
+    turn: int = 2,
 ) -> Space:
     """Return the space of a family of kernels over rows, bound to ``arch``.
 
@@ -533,7 +573,9 @@ def row_space(
             registers. Source: ptxas, the tests' kernels.
         beside_values: Registers of a thread beside its values and weights, where these are loaded late, and
             early by 128 threads: the compiler gets no more. None where it takes few enough. Source: ptxas.
-        preference: What its default prefers.
+        terms: What its kernels are expected to take, by which its default is chosen; else it follows from the
+            sizes alone.
+        turn: Of rows in shared memory, by that default.
     """
     domains = {k: v for k, v in DOMAINS.items() if weight or k != "prefetch_weight"}
     rules = _RULES if weight else [_BARE.get(rule, rule) for rule in _RULES]
@@ -545,7 +587,7 @@ def row_space(
         derive=partial(
             derive, sums_of_row=sums_of_row, values_at_a_time=values_at_a_time, beside_values=beside_values
         ),
-        choose_default=partial(choose_default, preference=preference),
+        choose_default=choose_default if terms is None else partial(fastest_expected, terms=terms, turn=turn),
         launch=lambda config, problem, sm_count: Launch((), 0),
         compile_view=lambda config: config,
     )

@@ -5,7 +5,26 @@ from __future__ import annotations
 from cutegen.arch import Arch
 from cutegen.space import Space
 
-from ..row.shared import Preference, row_space
+from ..row.expected import Terms
+from ..row.shared import row_space
+
+#: Of Hopper; tools/fit_rows.py prints them.
+_TERMS = Terms(
+    kernel=0.906,
+    cta=0.16,
+    exchange=0.285,
+    cluster=0.188,
+    access=0.173,
+    threads=0.131,
+    late=0.069,
+    smem=1.7,
+    start=0.0343,
+    overlap=1.41,
+    registers=13.0,
+    per_value=1.14,
+    per_weight=0.5,
+    shared=3,
+)
 
 
 def build_space(arch: Arch) -> Space:
@@ -16,5 +35,6 @@ def build_space(arch: Arch) -> Space:
         weight=False,
         sums_of_row=2,
         values_at_a_time=16,
-        preference=Preference(smem_above=126_976),
+        terms=_TERMS,
+        turn=4,
     )

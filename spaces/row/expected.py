@@ -1,0 +1,93 @@
+"""What a kernel over rows is expected to take: a few terms, by which the defaults are chosen.
+
+A multiprocessor has as many CTAs at a time as find room in its registers, threads and shared memory. Each of
+them waits for its loads, exchanges sums, and stores; so a kernel takes the longer of what the memory needs
+for all bytes and what the CTAs need one after another, and where these are alike a little more than either.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.space import Config, as_integer
+from cutegen.space.space import Derived
+
+__all__ = ["Terms", "expected_us"]
+
+_BYTES_PER_US = 4.2e6
+"""Of a copy. Source: an H200."""
+_MOST_CTAS, _MOST_THREADS = 32, 2048
+"""Of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications."""
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the expectation is made of: microseconds, but for the last five. Source: tools/fit_rows.py.
+
+    Attributes:
+        kernel: Of a kernel without rows.
+        cta: From a CTA's first load to its last store.
+        exchange: More of it where warps exchange their sums.
+        cluster: More for each doubling of the CTAs that share a row.
+        access: More for each access of a thread.
+        threads: More for each 256 threads of a CTA.
+        late: More where a weight is loaded behind the sums.
+        smem: More where a row is in shared memory.
+        start: Between the starts of two CTAs on a multiprocessor.
+        overlap: How far the longer of two times hides the other: an exponent, 1 for not at all.
+        registers: Of a thread without values.
+        per_value: Registers for each value of a row.
+        per_weight: Registers for each register of weights as they are loaded.
+        shared: Registers more where CTAs share a row.
+    """
+
+    kernel: float
+    cta: float
+    exchange: float
+    cluster: float
+    access: float
+    threads: float
+    late: float
+    smem: float
+    start: float
+    overlap: float
+    registers: float
+    per_value: float
+    per_weight: float
+    shared: float
+
+
+def expected_us(
+    config: Config, problem: Any, derived: Derived, loaded: tuple[int, int, int], arch: Arch, terms: Terms
+) -> float:
+    """Return microseconds of a kernel.
+
+    Args:
+        config: Its config.
+        problem: What it computes.
+        derived: What the space derives from the config.
+        loaded: Of one thread: its values, the accesses for them, and registers for weights that come early.
+        arch: The GPU it runs on.
+        terms: Of its family.
+    """
+    values, accesses, weights = loaded
+    threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
+    resident = as_integer(derived["min_blocks"])
+    if config["row_in"] == "registers" and resident == 1:
+        taken = terms.registers + terms.per_value * values + terms.per_weight * weights
+        taken += terms.shared if cluster_n > 1 else 0
+        room = arch.registers // (threads * 8 * math.ceil(taken / 8))
+        resident = max(1, min(_MOST_CTAS, _MOST_THREADS // threads, room))
+    ctas = -(-problem.m // config.integer("rows_per_cta")) * cluster_n / arch.nominal_sm_count
+    each = terms.cta + terms.cluster * math.log2(cluster_n) + terms.access * accesses
+    each += terms.threads * threads / 256
+    each += terms.exchange if config.integer("threads_per_row") > _WARP else 0
+    each += terms.late if config.get("prefetch_weight") is False else 0
+    each += terms.smem if config["row_in"] == "smem" else 0
+    one_by_one = each * max(1.0, ctas / resident) + terms.start * ctas
+    memory = problem.min_bytes / _BYTES_PER_US
+    return terms.kernel + (memory**terms.overlap + one_by_one**terms.overlap) ** (1 / terms.overlap)
