@@ -334,6 +334,13 @@ def derive(
     }
 
 
+def _is_hard(problem: Any, config: Config) -> bool:
+    """Return whether a late weight needs more registers than its 32 values of 16 bits do. Source: ptxas."""
+    threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    many = values_per_thread(problem, threads_per_row, cluster_n) > 32
+    return many or is_wide(problem) or problem.signature.dtype == "fp32"
+
+
 def min_blocks(
     config: Config,
     problem: Any,
@@ -351,7 +358,8 @@ def min_blocks(
             return 1
         accesses = steps(problem, threads_per_row, cluster_n)
         taken = values_registers(problem, accesses, 1, early) + beside_values[early]
-        taken += 8 if config["pdl"] == "late" else 0  # what the end of the load must keep
+        more = 0 if early or not _is_hard(problem, config) else 8  # registers come in steps of 8
+        taken += more + (8 + 3 * more if config["pdl"] == "late" else 0)  # what the end of the load must keep
         return max(1, arch.registers // (threads_per_row * taken))
     taken = staged_bytes(problem, cluster_n) + SUMS_BYTES
     wide = is_wide(problem) or config.integer("turn") * access_elements(problem) > values_at_a_time
