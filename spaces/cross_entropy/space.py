@@ -9,7 +9,7 @@ from ..row.expected import Terms
 from ..row.shared import row_space
 
 #: Of Hopper; tools/fit_rows.py prints them.
-_TERMS = Terms(
+TERMS = Terms(
     kernel=0.0632,
     cta=0.914,
     exchange=0.577,
@@ -36,5 +36,5 @@ def build_space(arch: Arch) -> Space:
         weight=False,
         sums_of_row=4,
         values_at_a_time=8,
-        terms=_TERMS,
+        terms=TERMS,
     )

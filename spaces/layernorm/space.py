@@ -9,7 +9,7 @@ from ..row.expected import Terms
 from ..row.shared import row_space
 
 #: Of Hopper; tools/fit_rows.py prints them.
-_TERMS = Terms(
+TERMS = Terms(
     kernel=0.515,
     cta=0.441,
     exchange=0.442,
@@ -35,5 +35,5 @@ def build_space(arch: Arch) -> Space:
         sums_of_row=2,
         values_at_a_time=16,
         beside_values=(32, 24),
-        terms=_TERMS,
+        terms=TERMS,
     )

@@ -89,5 +89,6 @@ def expected_us(
     each += terms.late if config.get("prefetch_weight") is False else 0
     each += terms.smem if config["row_in"] == "smem" else 0
     one_by_one = each * max(1.0, ctas / resident) + terms.start * ctas
-    memory = problem.min_bytes / _BYTES_PER_US
-    return terms.kernel + (memory**terms.overlap + one_by_one**terms.overlap) ** (1 / terms.overlap)
+    memory: float = problem.min_bytes / _BYTES_PER_US
+    both: float = (memory**terms.overlap + one_by_one**terms.overlap) ** (1 / terms.overlap)
+    return terms.kernel + both

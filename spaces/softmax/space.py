@@ -9,7 +9,7 @@ from ..row.expected import Terms
 from ..row.shared import row_space
 
 #: Of Hopper; tools/fit_rows.py prints them.
-_TERMS = Terms(
+TERMS = Terms(
     kernel=0.906,
     cta=0.16,
     exchange=0.285,
@@ -35,6 +35,6 @@ def build_space(arch: Arch) -> Space:
         weight=False,
         sums_of_row=2,
         values_at_a_time=16,
-        terms=_TERMS,
+        terms=TERMS,
         turn=4,
     )

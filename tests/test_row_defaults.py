@@ -1,0 +1,60 @@
+"""Defaults of kernels over rows by what they are expected to take, beside what an H200 took."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.measure.statistics import geometric_mean
+from tools import fit_rows
+
+ARCH = find_arch("sm_90a")
+OPTIONS = {"cross_entropy": " gradient"}
+
+
+@pytest.mark.parametrize("family", fit_rows.FAMILIES)
+def test_defaults_are_near_the_best_that_was_tried(family: str) -> None:
+    """Without the short list, wherever the default was timed; and that is most of the problems."""
+    space, found = find_space(family, ARCH), []
+    timed = fit_rows.measured(family)
+    for problem, kernels in timed:
+        default = space.default(problem)
+        own = [kernel.us for kernel in kernels if kernel.config.replace(pdl=default["pdl"]) == default]
+        found += [min(kernel.us for kernel in kernels) / us for us in own]
+    assert len(found) >= len(timed) / 3
+    assert geometric_mean(found) > 0.975 and min(found) > 0.8, sorted(found)[:5]
+
+
+@pytest.mark.parametrize("family", fit_rows.FAMILIES)
+@pytest.mark.parametrize("n", [64, 1183, 4096, 20000, 131_072])
+def test_more_rows_never_take_less(family: str, n: int) -> None:
+    terms = fit_rows.shipped(family)
+    space = find_space(family, ARCH)
+    problems = [
+        parse_problem(f"{family} {m}x{n} bf16{OPTIONS.get(family, '')}") for m in (1, 100, 1000, 5000)
+    ]
+    for config in space.configs(problems[0], {"pdl": ["off"]}):
+        times = [
+            fit_rows.expected(
+                terms,
+                problem,
+                fit_rows.Kernel(
+                    config, space.derive(config, problem, ARCH), fit_rows.loaded(problem, config), 1.0
+                ),
+            )
+            for problem in problems
+        ]
+        assert times == sorted(times) and times[0] > 0
+
+
+def test_a_fit_is_no_worse_than_where_it_begins() -> None:
+    timed = fit_rows.measured("rmsnorm_quantized")[:6]
+    terms = fit_rows.fitted(timed, 40)
+    assert fit_rows.error(terms, timed) < fit_rows.error(fit_rows.START, timed)
+    assert fit_rows.fitted(timed, 40) == terms
+
+
+def test_other_families_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit_rows.main(["rmsnorm"]) != 0
+    assert "valid: cross_entropy" in capsys.readouterr().err
