@@ -21,7 +21,7 @@ from cutegen.cli import main as cli
 from cutegen.errors import NoWinnerError, UsageError
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.ranges import Range, parse_range
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, space_of
 from cutegen.family import Problem as AnyProblem
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.entry import Entry
@@ -29,8 +29,7 @@ from cutegen.records.recorded_calls import Call, append_calls
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
 from cutegen.search import range_plan
-from cutegen.search.defaults import default_set
-from cutegen.search.parallel_rank import rank_algorithms
+from cutegen.search.defaults import default_set, predictor
 from cutegen.search.range_predict import Predictions
 from cutegen.space import Config
 from cutegen.tuning import AutoTuner, Effort, RangeEffort, RangeResult, TuneResult
@@ -474,34 +473,59 @@ def test_effort_names_the_run(tmp_path: Path) -> None:
 
 
 class WrongAboutOthers(SimulatedGpu):
-    """A GPU on which kernels that are no default candidates take a fifth longer than the model says."""
+    """A GPU on which kernels that are no default candidates take as long as the honest model says."""
 
     def time_us(self, size: int, config: Config) -> float | None:
         """Return what a config takes, None if it is not valid."""
         took = super().time_us(size, config)
-        return took if took is None or self.predict.is_proven(config) else 1.1 * took
+        return took if took is None or self.predict.is_proven(config) else took / _BOASTED
+
+
+#: What the model says of kernels that are no default candidates, over what it should say.
+_BOASTED = 0.75
 
 
 def test_kernels_that_the_model_is_wrong_about_do_not_crowd_out_better_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole space offers thousands that look fast; the answers are as good as the best default kernels.
+    """The whole space offers hundreds that look a quarter faster than they are; the answers stay good.
 
-    On an H200 narrow tiles of the whole space took 15 to 21 % longer than predicted at m of 65 to 256.
+    On an H200 narrow tiles of the whole space took 15 to 28 % longer than predicted at m of 65 to 256.
     """
+    space = find_space("gemm", ARCH)
+    default = {space.compile_view(config) for _, config in default_set(space, Problem(64, 5632, 3072))}
+    safe = space.default(Problem(64, 5632, 3072)).replace(mma_warpgroups=1, raster_along_m=False)
+    others = [
+        safe.replace(tile_shape_mn=(64, columns), cluster_shape_mn=cluster, pingpong=pingpong)
+        for columns in range(64, 257, 8)
+        for cluster in ((1, 2), (1, 4), (2, 2))
+        for pingpong in (False, True)
+    ]
 
-    def flood(
-        problems: Sequence[AnyProblem], arch: Arch, sm_count: int, limit: int, *_: Any, **__: Any
-    ) -> Any:
-        space = find_space("gemm", arch)
-        return {each: rank_algorithms(space, each, sm_count, limit, brief=True) for each in problems}
+    def boasting(*given: Any, **more: Any) -> Any:
+        honest = predictor(*given, **more)
+        assert honest is not None
+
+        def predict(config: Config) -> float | None:
+            took = honest(config)
+            view = space_of(config, "gemm", ARCH).compile_view(config)
+            known = {view, view.replace(use_pdl=True)} & default
+            return took if took is None or known else _BOASTED * took
+
+        return predict
+
+    def flood(problems: Sequence[AnyProblem], *_: Any, **__: Any) -> Any:
+        return {each: [c for c in others if not space.explain(each, c)] for each in problems}
 
     monkeypatch.setattr("cutegen.tuning.range_run.rank_all", flood)
-    effort = RangeEffort(ranked=8, kernels=48, sizes=10, doubtful=6, random=2, contenders=8)
+    monkeypatch.setattr("cutegen.search.range_predict.predictor", boasting)
+    effort = RangeEffort(ranked=12, sizes=14, doubtful=8, random=2)
     rig = Rig(tmp_path, "gemm 65..512x5632x3072 bf16 kk", range_effort=effort)
     rig.gpu = rig.bench.gpu = gpu = WrongAboutOthers(rig.gpu.range)
     entry = rig.tune().entry
-    kernels = [config for _, config in default_set(gpu.space, gpu.range.low, ARCH.nominal_sm_count)]
+    timed = {_NAMED[name] for _, names in rig.bench.timed for name in names}
+    assert sum(map(gpu.predict.is_proven, timed)) > 40
+    kernels = [config for _, config in default_set(space, gpu.range.low, ARCH.nominal_sm_count)]
     behind = []
     for size in sizes_of(gpu.range, 40):
         problem = gpu.range.at(size)
@@ -511,4 +535,4 @@ def test_kernels_that_the_model_is_wrong_about_do_not_crowd_out_better_ones(
         assert took is not None
         whole = [us for c in kernels if c.get("split_k") == 1 and (us := gpu.time_us(size, c)) is not None]
         behind.append(took / min(whole))
-    assert geometric_mean(behind) < 1.02 and max(behind) < 1.1
+    assert geometric_mean(behind) < 1.02
