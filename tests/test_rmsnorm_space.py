@@ -92,7 +92,7 @@ REJECTED: tuple[tuple[Problem, dict[str, Any], str], ...] = (
         for problem, threads in (
             (rows(64, 8192, weight="none"), 256),
             (rows(64, 8192), 512),
-            (rows(64, 4096), 256),
+            (rows(64, 4096), 128),
         )
     ),
 )

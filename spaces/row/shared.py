@@ -238,12 +238,12 @@ def weight_is_late_where_registers_are_short(
     threads_per_row: int, cluster_n: int, prefetch_weight: bool, row_in: str, problem: Any
 ) -> bool:
     """prefetch_weight=false loads the weight after the sum, which takes longer and saves registers; it needs
-    a weight, 32 values per thread, and 128 threads_per_row. With row_in=smem the weight comes after the sum
-    in any case: prefetch_weight=true."""
+    a weight, 32 values per thread, and 256 threads_per_row, whose CTAs find room less often. With row_in=smem
+    the weight comes after the sum in any case: prefetch_weight=true."""
     if prefetch_weight:
         return True
     held = values_per_thread(problem, threads_per_row, cluster_n)
-    useful = held >= 32 and threads_per_row >= 128 and row_in == "registers"
+    useful = held >= 32 and threads_per_row >= 256 and row_in == "registers"
     return bool(along_row(problem)) and useful
 
 
