@@ -19,6 +19,9 @@ __all__ = ["RANGE_EFFORTS", "RangeEffort", "RangeRequest", "SizeRequest", "find_
 class RangeEffort:
     """How much to try. Source of the numbers: tests/simulated_gpu.py, and 30 s on 16 cores.
 
+    Of 48 sizes of a range on an H200 the best of 12 contenders was 0.14 % behind that of 14 in the geometric
+    mean, and answers at every other size, estimated from the rest, 1.2 %: so rather more sizes.
+
     Attributes:
         ranked: Sizes at which kernels are proposed.
         proposed: Kernels proposed at each.
@@ -36,7 +39,7 @@ class RangeEffort:
     sizes: int = 48
     doubtful: int = 48
     random: int = 8
-    contenders: int = 14
+    contenders: int = 12
     seconds: float = 23.0
 
 

@@ -154,7 +154,7 @@ class RangeRun:
         kernels = dict.fromkeys(islice(kernels, effort.kernels))
         proposals = {size: self._likely(problem) for size, problem in problems.items()}
         first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(kernels))))
-        self._submit_kernels(first, proposals)
+        self._submit_kernels(set(first), proposals)
         kernels |= dict.fromkeys(first)
         searched = self._searched(problems, proposals)
         ranked = rank_all([*searched.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
@@ -199,17 +199,17 @@ class RangeRun:
         self._predict.expect(dict.fromkeys(config for configs in proposals.values() for config in configs))
         return shortlist(self._times_of_kernels(proposals), limit, chosen)
 
-    def _submit_kernels(self, kernels: Sequence[Config], proposals: Mapping[int, Sequence[Config]]) -> None:
-        """Ask the compiler for kernels in their order."""
+    def _submit_kernels(self, kernels: Collection[Config], proposals: Mapping[int, Sequence[Config]]) -> None:
+        """Ask the compiler for kernels, those first that are proposed at the sizes to be measured first."""
         found: dict[Config, tuple[int, Config]] = {}
-        for size, configs in proposals.items():
-            for config in configs:
+        for size in _coarse_first([*proposals]):
+            for config in proposals[size]:
                 found.setdefault(self._kernel_of(config), (size, config))
         at = self.request.range.at
         self._children.submit(
             self._render(problem, config, self._space.arch)
-            for size, config in (found[kernel] for kernel in kernels)
-            if (problem := at(size)) is not None
+            for kernel, (size, config) in found.items()
+            if kernel in kernels and (problem := at(size)) is not None
         )
 
     def _times_of_kernels(self, proposals: Mapping[int, Sequence[Config]]) -> dict[int, dict[Config, float]]:
