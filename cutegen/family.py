@@ -46,6 +46,7 @@ __all__ = [
     "Strategy",
     "Tensors",
     "bind",
+    "is_heavy",
 ]
 
 Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
@@ -105,6 +106,15 @@ class Problem(Hashable, Protocol):
             ProblemError: The sizes do not fit the kind.
         """
         ...
+
+
+def is_heavy(problem: Problem) -> bool:
+    """Return whether the power limit, not the clock limit, decides how fast ``problem`` runs.
+
+    Source: measured on an H200, 2026-11-20: GEMMs of 4096^3 and more settle near 1450 MHz under load but
+    run at 1980 MHz in bursts, and other tiles win in each case; 64 GFLOP take about 0.1 ms there.
+    """
+    return problem.flops >= 64e9 and problem.flops >= 200 * problem.min_bytes
 
 
 @dataclass(frozen=True)

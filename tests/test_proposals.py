@@ -389,3 +389,20 @@ def test_what_is_given_comes_once_behind_the_default() -> None:
     found = rank(SPACE, T1, 132, 3, default=default, first=[one, bad, default, two, one])
     assert found[0] == default and found[1] == one
     assert len({SPACE.compile_view(config) for config in found}) == 3
+
+
+def test_where_power_limits_the_clock_what_loses_little_in_both_regimes_is_tried() -> None:
+    """One kernel for each cluster, by ``stream_k`` where that is predicted to be faster, if it is allowed."""
+
+    def steady(n: int, **fixed: tuple[Value, ...]) -> dict[Value, Config]:
+        found = survey.rank(SPACE, Problem(4096, n, 4096), 132, 15, fixed or None)
+        wide = [c for c in found if {*c.pair("tile_shape_mn")} == {128, 256} and c["mma_warpgroups"] == 2]
+        return {config["cluster_shape_mn"]: config for config in wide}
+
+    assert steady(128256).keys() >= {(2, 1), (1, 2)}
+    parted = steady(28672)
+    assert parted.keys() >= {(2, 1), (1, 2)} and all(config["stream_k"] for config in parted.values())
+    assert steady(28672, stream_k=(False,)).keys() >= {(2, 1), (1, 2)}
+    assert not any(config["swap_ab"] for config in steady(28672, swap_ab=(False,)).values())
+    assert not steady(28672, cluster_shape_mn=((1, 1),)).keys() & {(2, 1), (1, 2)}
+    assert not steady(64)

@@ -130,6 +130,15 @@ def test_race_drops_the_hopeless_and_keeps_their_samples() -> None:
     assert contest.samples("near") == (6.0, 6.6)
 
 
+def test_race_drops_for_half_as_much_once_medians_are_known() -> None:
+    """After three of five rounds a slower one is out that the first round left in; a tenth behind stays."""
+    contest = race(["fast", "near", "slow"], min_rounds=5, prune=0.3)
+    for alive in (3, 3, 2):
+        contest.observe(10.0, {"fast": 5.0, "near": 5.5, "slow": 6.0})
+        assert len(contest.alive) == alive
+    assert contest.alive == ("fast", "near")
+
+
 def test_extra_rounds_run_the_statistically_tied() -> None:
     """After three rounds the slow one is out; the two that are alike run until they are told apart."""
     contest = race(["first", "twin", "slow"], max_rounds=3, precision=0.0, extra_rounds=20)

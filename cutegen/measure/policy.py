@@ -60,8 +60,8 @@ class Policy:
         round_us: GPU time that one entry takes in one round, in microseconds (at least one graph).
         settle_s: Longest burn-in, in seconds; a burst takes 0.05 of them at most.
         precision: Stop when every interval's half width is under this fraction of its median; 0 never stops.
-        prune: Drop entries that are slower than the best by more than this fraction, already after one round;
-            0 drops nobody.
+        prune: Drop entries that are slower than the best by more than this fraction, already after one round,
+            and by half of it after half of the rounds for all; 0 drops nobody.
         extra_rounds: After these rounds, most further ones for the entries that are statistically tied for
             fastest, while they are several and ``precision`` does not stop it.
         seed: Of the order within rounds.

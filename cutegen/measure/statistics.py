@@ -38,6 +38,9 @@ BURST_BAND = 0.01
 #: What is further behind when settled does not win by its bursts. Source: 23 configs for each of six GEMMs on
 #: an H200: the best when settled was 4 to 7 % behind in bursts on four, others 1 to 3 % in both.
 BURST_REACH = 0.05
+#: From so many rounds on, or half of those for all, half as much drops an entry. Source: judgement; single
+#: samples of two equals may be 15 % apart under load on an H200, medians are nearer.
+_ENOUGH_TO_DROP = 3
 
 
 @dataclass(frozen=True)
@@ -300,9 +303,11 @@ class Race:
     def _drop_hopeless(self) -> None:
         if self._prune <= 0 or not self.alive:
             return
+        known = self.rounds >= max(_ENOUGH_TO_DROP, self._min_rounds // 2 + 1)
+        prune = self._prune / 2 if known else self._prune
         speeds = {name: self.ratio(name).mid for name in self.alive if self._own[name]}
         best = max(speeds.values(), default=0.0)
-        self.alive = tuple(n for n in self.alive if n not in speeds or speeds[n] * (1 + self._prune) >= best)
+        self.alive = tuple(n for n in self.alive if n not in speeds or speeds[n] * (1 + prune) >= best)
 
     def _drop_beaten(self) -> None:
         """Keep the entries that are statistically tied for fastest, as :func:`choose` would see it now."""

@@ -458,10 +458,10 @@ class ProblemRun:
             self._try(self._admit(config for config in found if config not in self.attempts))
 
     def _rescue(self) -> None:
-        """Where the library is ahead of all that was tried, try more, beside the best of that."""
+        """Where nothing that was tried is clearly ahead of the library, try more, beside the best of that."""
         request, policy = self.request, self.request.screen_policy
         timings = {a.config: a.timing for a in self._working() if a.timing is not None}
-        ahead = any(timing.ratio is None or timing.ratio >= 1 for timing in timings.values())
+        ahead = any(t.ratio is None or t.ratio >= 1 + TIE_BAND for t in timings.values())
         if not request.at_once or not request.effort.rescue or not timings or ahead or self._late():
             return
         self._stage = "refine"

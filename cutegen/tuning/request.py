@@ -12,7 +12,7 @@ from cutegen.build.render import template_files
 from cutegen.digest import digest
 from cutegen.errors import UsageError
 from cutegen.families.registry import find_family, find_template, short_list_file, space_files
-from cutegen.family import Problem
+from cutegen.family import Problem, is_heavy
 from cutegen.measure.context import DEFAULT_CONTEXT, require_context
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy, require_objective
@@ -46,8 +46,9 @@ class Effort:
         most: Candidates before refinement, at most; None for no limit.
         at_once: Whether one set of rounds both finds and decides, where time is the objective: there are no
             finals and no energy.
-        rescue: Where the library is ahead of all that one set of rounds held, so many kernels around the
-            best, at most, and as many that the measurements promise, are tried beside these in a second.
+        rescue: Where nothing that one set of rounds held is clearly ahead of the library, so many kernels
+            around the best, at most, and as many that the measurements promise, are tried beside these in a
+            second.
     """
 
     classes: int = 24
@@ -172,13 +173,13 @@ class Request:
         """How the many are timed: problems that heat the GPU up under load, the others in short bursts."""
         if self.at_once:
             return self.final_policy
-        return Policy.screen(self.seed, loaded=_is_heavy(self.problem), context=self.context)
+        return Policy.screen(self.seed, loaded=is_heavy(self.problem), context=self.context)
 
     @property
     def final_policy(self) -> Policy:
         """How the finalists are timed."""
         if self.at_once:
-            return Policy.quick(self.seed, loaded=_is_heavy(self.problem), context=self.context)
+            return Policy.quick(self.seed, loaded=is_heavy(self.problem), context=self.context)
         return Policy.final(self.seed, self.objective, context=self.context)
 
     @property
@@ -232,15 +233,6 @@ class Request:
             },
             length=16,
         )
-
-
-def _is_heavy(problem: Problem) -> bool:
-    """Whether the power limit, not the clock limit, decides how fast ``problem`` runs.
-
-    Source: measured on an H200, 2026-11-20: GEMMs of 4096^3 and more settle near 1450 MHz under load but
-    run at 1980 MHz in bursts, and other tiles win in each case; 64 GFLOP take about 0.1 ms there.
-    """
-    return problem.flops >= 64e9 and problem.flops >= 200 * problem.min_bytes
 
 
 def deciding_files(family: str, arch: Arch, sources: tuple[str, ...]) -> list[Path]:
