@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ __all__ = ["GOODBYE_S", "DaemonProcess"]
 
 #: Seconds the daemon gets to end by itself.
 GOODBYE_S = 5.0
+#: Bytes that the pipe to the daemon holds, where the system allows it: a job takes 20 kB, and the daemon
+#: reads none while it imports the compiler, which takes a second or more. Source: Linux allows a MiB.
+_PIPE_BYTES = 2**20
 
 
 class DaemonProcess:
@@ -63,6 +67,9 @@ class DaemonProcess:
         except OSError as error:
             self._scratch.close()
             raise StoreError(f"cannot start the compile daemon: {error}") from error
+        assert self._process.stdin is not None
+        with suppress(OSError):  # whoever hands over more then waits
+            fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     @property
     def output(self) -> IO[bytes]:
