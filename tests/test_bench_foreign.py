@@ -129,7 +129,7 @@ class Times:
     def open(self, problem: Any) -> None:
         self.opened = problem
 
-    def check(self, candidate: Candidate) -> CheckResult:
+    def check(self, candidate: Candidate, repeats: int) -> CheckResult:
         return CheckResult("ok")
 
     def time(self, candidates: list[Candidate], policy: Policy) -> TimingRun:
@@ -161,7 +161,8 @@ def test_a_row_has_kernels_baselines_and_copies_by_their_names(monkeypatch: pyte
         Times(),
         SimpleNamespace(arch=find_arch("sm_90a"), sm_count=132),
     )
-    row: Any = bench_family._contest(bench, shape, result, anything, anything, Policy(), args)
+    choice = bench_family.Choice(result.config, bench_family._how(result))
+    row: Any = bench_family._contest(bench, shape, choice, anything, anything, Policy(), args)
     assert [*row["entries"]] == ["cutegen", "cutegen default", "torch", "copy"]
     assert row["entries"]["torch"]["over_cutegen"] == 3.0 and row["failures"] == {"copy kernel": "no"}
     assert row["outcomes"] == {"ok": 2, "pruned": 1} and row["failed"] == ["why"] and row["candidates"] == 3

@@ -12,8 +12,9 @@ beforehand.
 With ``--candidates`` as many configs of each shape, those that the family's model puts first or, without a
 model, those most like its default, are tried in one set of rounds instead of a search, and all of them are
 compiled first; the first of these commands does only that, where there need be no GPU. ``--set`` leaves out
-what need not be tried. Rows that the results file holds already stay, with their date, commit and GPU, unless
-they are measured again; render it with tools/results_table.py.
+what need not be tried. With ``--candidates 1`` nothing is tuned: defaults are compared. Rows that the results
+file holds already stay, with their date, commit and GPU, unless they are measured again; render it with
+tools/results_table.py.
 
 With ``--in-place`` the winner, and peers that can, are timed once more with outputs in the place of inputs.
 """
@@ -23,7 +24,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", type=Path, required=True, metavar="FILE.toml")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
+    parser.add_argument(
+        "--precision",
+        type=positive_float,
+        default=0.002,
+        help="after half of the rounds, stop if no interval is wider than this fraction (%(default)s)",
+    )
     parser.add_argument(
         "--round-us", type=positive_float, default=6000.0, help="GPU time of each entry in a round (6000)"
     )
@@ -182,7 +191,8 @@ def run(args: argparse.Namespace) -> int:
     everything = read_shapes(args.shapes, args.family)
     policy = Policy(
         rounds=args.rounds,
-        min_rounds=min(args.rounds, 15),
+        min_rounds=min(args.rounds, max(7, args.rounds // 2)),
+        precision=args.precision,
         round_us=args.round_us,
         settle_s=args.settle,
         context=args.context,
@@ -197,32 +207,67 @@ def run(args: argparse.Namespace) -> int:
     problems = [shape.problem for shape in shapes]
     warm_calls(problems, args.warm, peers=args.peers != "none", in_place=args.in_place)
     compilation.finish()
-    with (
-        Bench(engine=ENGINE, timeout_s=120) as bench,
-        AutoTuner(
-            device=device,
-            cache_dir=args.cache_dir,
-            context=args.context,
-            effort="standard" if args.candidates is None else FEW,
-            backends=Backends(bench=lambda: bench),  # operands and baselines are made once for both
-        ) as tuner,
-    ):
-        requests = [tuner.request(shape.problem, plan[shape.problem]) for shape in shapes]
-        for shape, result in zip(shapes, tuner.run(requests, args.budget), strict=True):
+    with Bench(engine=ENGINE, timeout_s=120) as bench:  # operands and baselines are made once for all
+        for shape, choice in zip(shapes, _choices(bench, problems, plan, device, args), strict=True):
+            begun = time.monotonic()
+            row = _contest(bench, shape, choice, kernels, device, policy, args)
+            rows.append(row)
+            print(f"{_line(row)}; {time.monotonic() - begun:.1f} s", flush=True)
+            _write(args, device, policy, everything, rows)
+    return EXIT_OK
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What stands for cutegen on a shape.
+
+    Attributes:
+        config: Its config.
+        how: What its record says of how it was found.
+    """
+
+    config: Config
+    how: Mapping[str, Json]
+
+
+def _choices(
+    bench: Bench, problems: Sequence[Problem], plan: _Plan, device: Device, args: argparse.Namespace
+) -> Iterator[Choice]:
+    """Yield the config of each problem: its default if nothing is tuned, else the winner."""
+    if args.candidates == 1:
+        for problem in problems:
+            space = find_space(problem.family, device.arch)
+            yield Choice(default_config(space, problem, device.sm_count), {})
+        return
+    with AutoTuner(
+        device=device,
+        cache_dir=args.cache_dir,
+        context=args.context,
+        effort="standard" if args.candidates is None else FEW,
+        backends=Backends(bench=lambda: bench),
+    ) as tuner:
+        requests = [tuner.request(problem, plan[problem]) for problem in problems]
+        for result in tuner.run(requests, args.budget):
             if isinstance(result, Failed):
                 raise result.error
             assert isinstance(result, TuneResult)
-            row = _contest(bench, shape, result, kernels, device, policy, args)
-            rows.append(row)
-            print(_line(row), flush=True)
-            _write(args, device, policy, everything, rows)
-    return EXIT_OK
+            yield Choice(result.config, _how(result))
+
+
+def _how(result: TuneResult) -> Mapping[str, Json]:
+    return {
+        "tuning_s": round(result.seconds, 2),
+        "candidates": result.candidates,
+        "outcomes": dict(result.outcomes),
+        "failed": list(result.failed),
+        "tried": {str(row.config): round(row.timing.median_us, 3) for row in result.rows if row.timing},
+    }
 
 
 def _contest(
     bench: Bench,
     shape: NamedProblem,
-    result: TuneResult,
+    choice: Choice,
     kernels: Kernels,
     device: Device,
     policy: Policy,
@@ -232,10 +277,10 @@ def _contest(
     problem = shape.problem
     if bench.opened != problem:  # an answer that the database knew opened nothing
         bench.open(problem)
-    entrants = dict(_entrants(problem, result, kernels, device, args))
+    entrants = dict(_entrants(problem, choice.config, kernels, device, args))
     failures: dict[str, Json] = {}
     for name in entrants.keys() & {OWN, DEFAULT}:
-        checked = bench.check(entrants[name])
+        checked = bench.check(entrants[name], repeats=1)
         if not checked.ok:
             raise CutegenError(f"{name} on {problem}: {checked.error}")
     run = bench.time(list(entrants.values()), policy)
@@ -249,12 +294,8 @@ def _contest(
         "problem": str(problem),
         "bytes": problem.min_bytes,
         **({"flops": problem.flops} if find_family(problem.family).metric == "TFLOP/s" else {}),
-        "config": str(result.config),
-        "tuning_s": round(result.seconds, 2),
-        "candidates": result.candidates,
-        "outcomes": dict(result.outcomes),
-        "failed": list(result.failed),
-        "tried": {str(row.config): round(row.timing.median_us, 3) for row in result.rows if row.timing},
+        "config": str(choice.config),
+        **choice.how,
         "reference": run.reference.reference,
         "rounds": run.rounds,
         "entries": entries,
@@ -263,16 +304,16 @@ def _contest(
 
 
 def _entrants(
-    problem: Problem, result: TuneResult, kernels: Kernels, device: Device, args: argparse.Namespace
+    problem: Problem, chosen: Config, kernels: Kernels, device: Device, args: argparse.Namespace
 ) -> Iterator[tuple[str, Candidate]]:
     """Yield everything to time, by its name in the results."""
     space = find_space(problem.family, device.arch)
     default = default_config(space, problem, device.sm_count)
-    configs = {OWN: result.config, **({DEFAULT: default} if default != result.config else {})}
+    configs = {OWN: chosen, **({DEFAULT: default} if default != chosen else {})}
     for name, config in configs.items():
         yield name, compiled_candidate(kernels, device, name, problem, config)
     if args.in_place:
-        yield IN_PLACE, in_place(compiled_candidate(kernels, device, IN_PLACE, problem, result.config))
+        yield IN_PLACE, in_place(compiled_candidate(kernels, device, IN_PLACE, problem, chosen))
     for name in call_names(problem, peers=args.peers != "none", in_place=args.in_place):
         yield name, call_candidate(problem, name)
 
