@@ -317,6 +317,17 @@ def test_of_those_that_lose_alike_in_one_regime_the_other_decides() -> None:
     assert choose_in_both(settled, level, ["steady", "both", "same", "fast"])[0] == "fast"
 
 
+def test_who_keeps_up_with_the_reference_in_both_comes_first() -> None:
+    """Though others lose less beside the fastest; unless nobody does, or only who is out of reach."""
+    settled, bursts = exactly(fast=100, level=104, far=106), exactly(fast=103, level=100, far=99)
+    names = ["fast", "level", "far"]
+    assert choose_in_both(settled, bursts, names)[0] == "fast"
+    assert choose_in_both(settled, bursts, names, ["level"])[0] == "level"
+    assert choose_in_both(settled, bursts, names, ["level", "fast"])[0] == "fast"
+    assert choose_in_both(settled, bursts, names, ["far"])[0] == "fast"
+    assert choose_in_both(settled, {}, names, ["level"])[0] == "fast"
+
+
 def test_rivals_are_ranked_by_their_time() -> None:
     """The fastest first, up to the band."""
     assert within(exactly(a=102, b=100, c=101, d=101.1), 0.01) == ("b", "c")

@@ -230,7 +230,10 @@ def test_who_is_asked_for_is_timed_in_bursts_too() -> None:
 
 
 def test_variants_of_a_kernel_do_not_crowd_others_out_of_the_bursts() -> None:
-    """Of each kernel the fastest comes first; of one kernel alone as many as there is time for."""
+    """Of each kernel the fastest comes first; of one kernel alone as many as there is time for.
+
+    Of more kernels than that the fastest half, and others up to the last that may win.
+    """
     variants = [candidate(f"v{at}", f"ok:{20 + at / 1000}!15") for at in range(15)]
     same = [replace(each, symbol="ok:20!15") for each in variants]
     other = candidate("other", "ok:20.1!14")
@@ -238,7 +241,8 @@ def test_variants_of_a_kernel_do_not_crowd_others_out_of_the_bursts() -> None:
     assert timings["other"].bursts is not None
     assert sum(timings[each.name].bursts is not None for each in same) == 11
     timings = run(Recorder(), variants, BOTH).timings
-    assert [name for name, timing in timings.items() if timing.bursts] == [f"v{at}" for at in range(12)]
+    some = (*range(6), 6, 8, 9, 11, 12, 14)
+    assert [name for name, timing in timings.items() if timing.bursts] == [f"v{at}" for at in some]
 
 
 def test_fewer_long_kernels_fit_into_a_burst() -> None:

@@ -19,6 +19,9 @@ OBJECTIVES = ("time", "energy", "edp")
 #: (polled 200 times a second). Source of the numbers: judgement. One step, seen late by a few milliseconds,
 #: tells what a winner takes within some percent; over five the same delay is under what is called a tie.
 ENERGY_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
+#: Who loses no more than this to the reference keeps up with it. Source: the requirement that no winner be
+#: 2 % behind the library in either regime, less what a few bursts leave open.
+_KEEPING_UP = 0.015
 
 #: Fields under the names that they had in version 0.1: the digest of a stored policy keys timings.
 _STORED_AS = {"extra_rounds": "playoff", "energy_s": "dwell_s"}
@@ -339,6 +342,12 @@ class Timing:
             burst_ratio=bursts.ratio,
             burst_clock_mhz=bursts.sm_clock_mhz,
         )
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it is known to lose next to nothing to the reference, when settled and in bursts."""
+        least = 1 - _KEEPING_UP
+        return (self.ratio or 0.0) >= least and (self.burst_ratio or 0.0) >= least
 
     @property
     def bursts(self) -> Interval | None:

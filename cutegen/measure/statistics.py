@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -166,7 +166,10 @@ def within(times: Mapping[str, Interval], band: float) -> tuple[str, ...]:
 
 
 def choose_in_both(
-    settled: Mapping[str, Interval], bursts: Mapping[str, Interval], preference: Sequence[str]
+    settled: Mapping[str, Interval],
+    bursts: Mapping[str, Interval],
+    preference: Sequence[str],
+    keeping_up: Collection[str] = (),
 ) -> tuple[str, tuple[str, ...]]:
     """Return the winner under settled clocks and in bursts, and all that are tied with it when settled.
 
@@ -174,11 +177,13 @@ def choose_in_both(
     wins. Entries further behind, up to :data:`BURST_REACH`, win if they lose less: what counts is the larger
     of the two losses, each beside the smallest time of its regime. Where these differ by less than
     :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first, then who loses least in all.
+    Where some keep up with the reference in both, only these come into question.
 
     Args:
         settled: What each takes under settled clocks.
         bursts: What those that were timed in bursts take there; empty if nobody was.
         preference: All names, the one that wins ties first.
+        keeping_up: Who loses little to the reference in both.
 
     Raises:
         MeasureError: ``settled`` is empty or ``preference`` lacks a name of it.
@@ -187,6 +192,7 @@ def choose_in_both(
     rivals = [rival for rival in within(settled, BURST_REACH) if rival in bursts]
     if name in rivals:
         losses = _losses({rival: (settled[rival].mid, bursts[rival].mid) for rival in rivals})
+        losses = {rival: losses[rival] for rival in rivals if rival in keeping_up} or losses
         enough = min(map(max, losses.values())) + TIE_BAND
         level = {rival: math.fsum(both) for rival, both in losses.items() if max(both) <= enough}
         if name not in level:

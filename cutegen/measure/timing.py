@@ -181,7 +181,11 @@ class _Rounds:
             timings.pop(name, None)
 
     def _rivals(self, settled: Mapping[str, Interval]) -> list[str]:
-        """Return who may win by bursts: of each kernel the fastest, then other run-time arguments of them."""
+        """Return who may win by bursts: of each kernel the fastest, then other run-time arguments of them.
+
+        Where they are too many for a burst half of them are the fastest, the others at even distances behind:
+        kernels of one kind lie close together, and another kind may be the one that is fast in bursts.
+        """
         near = within(settled, BURST_REACH)
         best: dict[tuple[Path, str], str] = {}
         for name in near:
@@ -189,7 +193,7 @@ class _Rounds:
                 best.setdefault((candidate.shared_object, candidate.symbol), name)
         turn_us = max([_BURST_US, *(self.prepared[name].replay_us for name in near)])
         most = max(_LEAST_IN_BURSTS, min(_MOST_IN_BURSTS, int(_ALL_IN_BURST_US / turn_us)))
-        return list(dict.fromkeys([*best.values(), *near]))[:most]
+        return list(dict.fromkeys([*_thinned(list(best.values()), most), *near]))[:most]
 
     def _wake(self) -> None:
         """Let the device cool down, then load it so shortly that it leaves its idle clock and no more."""
@@ -233,7 +237,8 @@ class _Rounds:
         alive, settled = self.names, self._settled()
         if self.policy.objective == "time" and settled:
             bursts = {name: t.bursts for name, t in self.timings.items() if t.bursts is not None}
-            winner, _ = choose_in_both(settled, bursts, alive)
+            level = [name for name, timing in self.timings.items() if timing.keeps_up]
+            winner, _ = choose_in_both(settled, bursts, alive, level)
             wanted = {winner, *keep}
             alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
@@ -252,6 +257,15 @@ class _Rounds:
             self.fail(name, error)
             del self.timings[name]
             return None
+
+
+def _thinned(names: Sequence[str], most: int) -> list[str]:
+    """Return at most so many: a half as they come, then others at even distances up to the last."""
+    if len(names) <= most:
+        return list(names)
+    first = -(-most // 2)
+    rest, left = names[first:], most - first
+    return [*names[:first], *(rest[(at + 1) * len(rest) // left - 1] for at in range(left))]
 
 
 def time_in_rounds(

@@ -85,7 +85,8 @@ def choose_winner(
     if objective == "time":
         found = {name: timings[config].bursts for name, config in by_name.items()}
         bursts = {name: time for name, time in found.items() if time is not None}
-        name, names = choose_in_both(costs, bursts, list(by_name))
+        level = [name for name, config in by_name.items() if timings[config].keeps_up]
+        name, names = choose_in_both(costs, bursts, list(by_name), level)
     else:
         # Two measurements of energy do not say how well their mean is known: if unsure, the default is safe.
         name, names = choose(costs, list(by_name), excuse=math.inf)
