@@ -10,7 +10,7 @@ import pytest
 from fake_engine import DEVICE
 from fake_tuning import timing
 
-from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.registry import find_family, find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.search.defaults import default_config
@@ -82,10 +82,13 @@ def test_a_draw_is_the_same_for_its_seed(family: str) -> None:
     problems = tool.drawn(family, 3, 10, 1)
     assert problems == tool.drawn(family, 3, 10, 1) != tool.drawn(family, 3, 10, 2)
     assert len(problems) == 10 and len({problem.signature for problem in problems}) <= 3
-    assert max(problem.min_bytes for problem in problems) <= 2**30
-    configs = tool.asked(problems[0], DEVICE, 4)
+    products = find_family(family).metric == "TFLOP/s"
+    most = 2**32 if products else 2**30  # weights are read whatever the rows
+    assert max(problem.min_bytes for problem in problems) <= most
+    configs = tool.asked(problems[0], DEVICE.arch, DEVICE.sm_count, 4)
     assert configs[0] == default_config(tool.find_space(family, DEVICE.arch), problems[0])
-    assert len(configs) <= 4 and len({config["pdl"] for config in configs}) == 1
+    overlap = "use_pdl" if products else "pdl"
+    assert len(configs) <= 4 and len({config[overlap] for config in configs}) == 1
 
 
 def test_answers_stand_beside_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +104,7 @@ def test_a_wrong_kernel_and_an_unknown_family_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (problem, *_) = tool.drawn("rope", 1, 1, 0)
-    monkeypatch.setattr(PretendedBench, "wrong", str(tool.asked(problem, DEVICE, 1)[0]))
+    monkeypatch.setattr(PretendedBench, "wrong", str(tool.asked(problem, DEVICE.arch, DEVICE.sm_count, 1)[0]))
     words = ["--sizes", "1", "--widths", "1", "--out", str(tmp_path / "none.json")]
     assert tool.main(["rope", *words]) == 1
     assert "it is" in capsys.readouterr().err
@@ -109,11 +112,34 @@ def test_a_wrong_kernel_and_an_unknown_family_are_told(
     assert "sizes of gemm cannot be drawn" in capsys.readouterr().err
 
 
+def test_the_same_kernels_are_compiled_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what needs no GPU; of a product with few rows those of both algorithms."""
+    asked: list[list[tuple[Problem, Config]]] = []
+
+    class Noted(Nothing):
+        def __init__(self, store: object, arch: object, wanted: list[tuple[Problem, Config]]) -> None:
+            asked.append(wanted)
+
+        def finish(self) -> tuple[int, int]:  # type: ignore[override]
+            return 7, 0
+
+    monkeypatch.setattr(tool, "Compilation", Noted)
+    words = ["gated_gemm", "--sizes", "2", "--widths", "1", "--candidates", "3", "--seed", "4"]
+    assert tool.main([*words, "--compile-for", "sm_90a"]) == 0
+    assert "7 kernels for sm_90a, 0 could not" in capsys.readouterr().out
+    assert tool.main([*words, "--out", str(tmp_path / "untuned.json")]) == 0
+    assert asked[0] == asked[1] and len(asked[0]) == 6
+    assert tool.main(words) == 2 and "--out is missing" in capsys.readouterr().err
+
+
 def test_knobs_that_decide_nothing_are_left_alone() -> None:
     """The default leads, whatever it has; a family that lacks a knob is asked without it."""
+    gpu = DEVICE.arch, DEVICE.sm_count
     fixed: dict[str, Any] = {"streamed": [True], "ctas_per_sm": [0]}
-    default, *others = tool.asked(parse_problem("gated 8192x4096 bf16"), DEVICE, 64, fixed)
+    default, *others = tool.asked(parse_problem("gated 8192x4096 bf16"), *gpu, 64, fixed)
     assert not default["streamed"] and len(others) > 5
     assert {(config["streamed"], config["ctas_per_sm"]) for config in others} == {(True, 0)}
     turned = parse_problem("rope 8192x32x8x128x64x1 bf16")
-    assert tool.asked(turned, DEVICE, 64, fixed) == tool.asked(turned, DEVICE, 64)
+    assert tool.asked(turned, *gpu, 64, fixed) == tool.asked(turned, *gpu, 64)

@@ -5,26 +5,37 @@
 For each family, widths (or heads) and numbers of rows are drawn at random; options are the family's own. The
 default config is timed beside the others that a search would try, in the same rounds, launches back to back.
 Each kernel is checked against fp64 first, on few rows. How launches overlap is left as the default has it.
+
+    python tools/bench_untuned_families.py gated_gemm --candidates 12 --cache-dir DIR --compile-for sm_90a
+
+only compiles, where there need be no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import zip_longest
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
 from cutegen.cli.args import file_path, parse_fixed, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
-from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.registry import find_family, find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK
@@ -32,20 +43,23 @@ from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.search.defaults import default_config
+from cutegen.search.defaults import default_config, strategy_of
 from cutegen.search.strategies import rank
 from cutegen.space import Config, Value
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import BARE_ENGINE
-from tools.benchmark.few_candidates import Compilation
+from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import write_json
 from tools.benchmark.untuned_table import UNTUNED_FAMILIES
 
-#: Rows of the problems on which kernels are checked: the fewest of these for which a config is valid.
+#: Rows of the problems on which kernels are checked, of each group: the fewest of these for which a config is
+#: valid.
 _FEW = (64, 640)
-#: Most bytes of problems that are timed.
-_MOST_BYTES = 2**29
+#: Most bytes of problems that are timed, and most operations of products, whose weights weigh most.
+_MOST_BYTES, _MOST_FLOPS = 2**29, 10**12
+#: Most elements of all weights of a product.
+_MOST_WEIGHTS = 2**29
 #: Most rows that are drawn. Source: judgement, a long prompt of a large batch.
 _MOST_ROWS = 65_536
 
@@ -66,6 +80,22 @@ def _heads(chance: random.Random) -> str:
     return f"{keys * chance.choice((1, 4, 5, 8))}x{keys}x{extent}x{extent // chance.choice((2, 4))}x1"
 
 
+def _even(chance: random.Random, low: int, high: int, step: int) -> int:
+    """Return a multiple of ``step``, even over the doublings between two numbers."""
+    return step * round(math.exp(chance.uniform(math.log(low / step), math.log(high / step))))
+
+
+def _product(chance: random.Random) -> str:
+    """Return columns and depth of a product; the columns are odd once in six."""
+    return f"{_width(512, 32_768)(chance)}x{_even(chance, 512, 16_384, 64)}"
+
+
+def _grouped(chance: random.Random) -> str:
+    """Return columns, depth and groups of a product, which together are no larger than those of models."""
+    n, k = int(_width(512, 8_192)(chance)), _even(chance, 512, 8_192, 64)
+    return f"{n}x{k}x{_even(chance, 2, min(256, _MOST_WEIGHTS // (n * k)), 1)}"
+
+
 #: What draws the sizes behind the first, by family.
 DRAWS: Mapping[str, Callable[[random.Random], str]] = {
     "rmsnorm": _width(128, 131_072),
@@ -78,9 +108,11 @@ DRAWS: Mapping[str, Callable[[random.Random], str]] = {
     "activation": _width(512, 32_768),
     "activation_backward": _width(512, 32_768),
     "rope": _heads,
+    "gated_gemm": _product,
+    "grouped_gemm": _grouped,
 }
-#: Options that say more than a family's defaults do.
-_OPTIONS = {"cross_entropy": " gradient"}
+#: Options that say more than a family's defaults do, of which one is drawn for each width.
+_OPTIONS = {"cross_entropy": (" gradient",), "grouped_gemm": ("", " tokens=zipf")}
 
 
 def drawn(family: str, widths: int, sizes: int, seed: int) -> list[Problem]:
@@ -88,26 +120,79 @@ def drawn(family: str, widths: int, sizes: int, seed: int) -> list[Problem]:
     chance = random.Random(f"{family} {seed}")
     found = []
     for at in range(widths):
-        width = DRAWS[family](chance)
-        one = parse_problem(f"{family} 1x{width} bf16{_OPTIONS.get(family, '')}")
-        most = math.log(max(1, min(_MOST_ROWS, _MOST_BYTES // one.min_bytes)))
+        width, known = DRAWS[family](chance), _OPTIONS.get(family, ("",))
+        options = chance.choice(known) if len(known) > 1 else known[0]
+        one = parse_problem(f"{family} 1x{width} bf16{options}")
+        most = math.log(max(1, min(_MOST_ROWS, _most_rows(one))))
         count = sizes // widths + (at < sizes % widths)
         found += [one.with_sizes(m=round(math.exp(chance.uniform(0, most)))) for _ in range(count)]
     return found
 
 
+def _most_rows(one: Problem) -> int:
+    """Return how many rows a problem like ``one``, of one row, may have."""
+    products = find_family(one.family).metric == "TFLOP/s"
+    return _MOST_FLOPS // one.flops if products else _MOST_BYTES // one.min_bytes
+
+
 def asked(
-    problem: Problem, device: Device, most: int, fixed: Mapping[str, Sequence[Value]] | None = None
+    problem: Problem,
+    arch: Arch,
+    sm_count: int,
+    most: int,
+    fixed: Mapping[str, Sequence[Value]] | None = None,
 ) -> list[Config]:
     """Return the default config and the others that are tried, at most ``most``.
 
     Of knobs in ``fixed`` that the family has, only these values.
     """
-    space = find_space(problem.family, device.arch)
-    default = default_config(space, problem, device.sm_count)
-    known = {knob: values for knob, values in (fixed or {}).items() if knob in space.domains}
-    found = rank(space, problem, device.sm_count, most, {**known, "pdl": [default["pdl"]]}, default=default)
+    space = find_space(problem.family, arch)
+    default = default_config(space, problem, sm_count)
+    overlap = next(knob for knob in ("pdl", "use_pdl") if knob in default)
+    kept = {knob: values for knob, values in (fixed or {}).items() if knob in space.domains}
+    kept |= {overlap: [default[overlap]]}
+    if strategy_of(space) is not None:
+        return few_candidates(space, problem, sm_count, most, kept)
+    found = rank(space, problem, sm_count, most, kept, default=default)
     return list(dict.fromkeys([default, *found]))[:most]
+
+
+def _plan(args: argparse.Namespace, arch: Arch, sm_count: int) -> dict[str, dict[Problem, list[Config]]]:
+    """Return what is tried of each problem, by family; models take some tenths of a second for each."""
+    families = args.families or list(DRAWS)
+    if unknown := [family for family in families if family not in DRAWS]:
+        raise UsageError(f"sizes of {unknown[0]} cannot be drawn; valid: {', '.join(DRAWS)}")
+    problems = {family: drawn(family, args.widths, args.sizes, args.seed) for family in families}
+    ask = partial(
+        _asked_words, arch=arch, sm_count=sm_count, most=args.candidates, fixed=parse_fixed(args.set)
+    )
+    lines = [str(problem) for each in problems.values() for problem in each]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        known = dict(zip(lines, pool.map(ask, lines), strict=True))
+    return {f: {p: [*map(Config.parse, known[str(p)])] for p in each} for f, each in problems.items()}
+
+
+def _asked_words(
+    line: str, arch: Arch, sm_count: int, most: int, fixed: Mapping[str, Sequence[Value]]
+) -> list[str]:
+    """Return the configs of :func:`asked` as text, which processes can hand to one another."""
+    return [str(config) for config in asked(parse_problem(line), arch, sm_count, most, fixed)]
+
+
+def _compilation(args: argparse.Namespace, arch: Arch, plan: Mapping[str, Any]) -> Compilation:
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    pairs = [(p, c) for each in plan.values() for p, configs in each.items() for c in configs]
+    return Compilation(store, arch, pairs)
+
+
+def compile_only(args: argparse.Namespace) -> int:
+    """Compile what :func:`run` times of the same arguments, and print how many kernels there are."""
+    arch = find_arch(args.compile_for)
+    compilation = _compilation(args, arch, _plan(args, arch, arch.nominal_sm_count))
+    compilation.begin()
+    good, bad = compilation.finish()
+    print(f"{good} kernels for {arch}, {bad} could not be compiled")
+    return EXIT_NO_WINNER if bad else EXIT_OK
 
 
 class Runner:
@@ -156,32 +241,30 @@ class Runner:
     def _check(self, problem: Problem, configs: Sequence[Config]) -> None:
         """See that kernels are right on few rows, each once for its signature."""
         space, signature = find_space(problem.family, self._device.arch), problem.with_sizes(m=1)
-        some = [*(problem.with_sizes(m=min(m, problem.sizes["m"])) for m in _FEW), problem]
+        few = (m * problem.sizes.get("g", 1) for m in _FEW)
+        some = [*(problem.with_sizes(m=min(m, problem.sizes["m"])) for m in few), problem]
         opened = None
         for config in (config for config in configs if (signature, config) not in self._checked):
-            few = next(each for each in some if not space.explain(each, config))
-            if few != opened:
-                self._bench.open(few)
-                opened = few
+            one = next(each for each in some if not space.explain(each, config))
+            if one != opened:
+                self._bench.open(one)
+                opened = one
             found = self._bench.check(
-                compiled_candidate(self._kernels, self._device, "kernel", few, config), repeats=0
+                compiled_candidate(self._kernels, self._device, "kernel", one, config), repeats=0
             )
             if not found.ok:
-                raise CutegenError(f"{few}: {config}: {found.error}")
+                raise CutegenError(f"{one}: {config}: {found.error}")
             self._checked.add((signature, config))
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
+    if args.out is None:
+        raise UsageError("--out is missing: give the results file, or --compile-for to compile only")
     begun, device = time.monotonic(), present_device()
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
-    families = args.families or list(DRAWS)
-    if unknown := [family for family in families if family not in DRAWS]:
-        raise UsageError(f"sizes of {unknown[0]} cannot be drawn; valid: {', '.join(DRAWS)}")
-    problems = {family: drawn(family, args.widths, args.sizes, args.seed) for family in families}
-    fixed = parse_fixed(args.set)
-    plan = {p: asked(p, device, args.candidates, fixed) for each in problems.values() for p in each}
-    compilation = Compilation(store, device.arch, [(p, c) for p, configs in plan.items() for c in configs])
+    plan = _plan(args, device.arch, device.sm_count)
+    compilation = _compilation(args, device.arch, plan)
     compilation.begin()
     policy = Policy(
         rounds=args.rounds,
@@ -198,17 +281,17 @@ def run(args: argparse.Namespace) -> int:
         bench.start()
         compilation.finish()
         runner = Runner(bench, device, Kernels(store, build="allow"), policy)
-        for some in zip(*problems.values(), strict=True):  # whoever stops early has some of every family
+        for some in zip_longest(*plan.values()):  # whoever stops early has some of every family
             for problem in some:
-                if time.monotonic() - begun > args.stop_after:
+                if problem is None or time.monotonic() - begun > args.stop_after:
                     continue
                 try:
-                    rows.append(runner.row(problem, plan[problem]))
+                    rows.append(runner.row(problem, plan[problem.family][problem]))
                 except CutegenError as error:
                     failures.append(str(error))
                     print(error, file=sys.stderr)
             _write(args, device, policy, rows, failures)
-    for family in families:
+    for family in plan:
         ratios = [float(str(row["ratio"])) for row in rows if str(row["problem"]).startswith(f"{family} ")]
         if ratios:
             print(f"{family}: {len(ratios)} sizes, {geometric_mean(ratios):.3f}, smallest {min(ratios):.3f}")
@@ -240,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(DRAWS)} (all)")
-    parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json")
+    parser.add_argument("--out", type=file_path, metavar="FILE.json")
     parser.add_argument("--sizes", type=positive_int, default=50, help="of each family (50)")
     parser.add_argument("--widths", type=positive_int, default=8, help="signatures of each family (8)")
     parser.add_argument("--candidates", type=positive_int, default=16, help="configs of each size (16)")
@@ -256,6 +339,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--round-us", type=positive_float, default=1000.0, help="of each entry (1000)")
     parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
+    parser.add_argument(
+        "--compile-for", metavar="ARCH", help="only compile what is timed, for a target such as sm_90a"
+    )
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     return parser
 
@@ -263,7 +349,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     args = _parser().parse_args(argv)
-    return run_command(lambda: run(args))
+    return run_command(lambda: run(args) if args.compile_for is None else compile_only(args))
 
 
 if __name__ == "__main__":
