@@ -401,7 +401,19 @@ def kernel(
             batch = 0
             rows = end
             mma.set(warpgroup.Field.ACCUMULATE, False)
-            for k in cutlass.range(k_tiles, unroll=1):
+            # What belongs to tiles before, or to none, is not multiplied: its operands only pass by.
+            passed = cutlass.Int32(0)
+            mine = m_0 + mma_wg * 64
+            last = mine + (REPS - 1) * (64 * MMA_WGS)
+            if last + 64 <= first + m * TILE_M or mine >= end or n * TILE_N >= cols:
+                passed = k_tiles
+            for k in cutlass.range(passed, unroll=1):
+                loads.consumer_wait(get)
+                if k > 0:
+                    loads.consumer_release(free)
+                    free.advance()
+                get.advance()
+            for k in cutlass.range(k_tiles - passed, unroll=1):
                 loads.consumer_wait(get)
                 warpgroup.fence()
                 for kb in cutlass.range_constexpr(cute.size(r_a, mode=[2])):
@@ -417,44 +429,45 @@ def kernel(
             warpgroup.wait_group(0)
             loads.consumer_release(free)
             free.advance()
-            if end - first < TILE_M:
-                for rep in cutlass.range_constexpr(REPS):
-                    row = m_0 + (rep * MMA_WGS + mma_wg) * 64
-                    m_g = row + row_in_slab
-                    for sub in cutlass.range_constexpr(SUBTILES):
-                        col = n_0 + sub * EPI_N
-                        frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
-                        out = cute.make_rmem_tensor((FRAGMENT,), OUT)
-                        for v in cutlass.range_constexpr(FRAGMENT):
-                            frag[v] = acc[rep * (TILE_N // 2) + sub * FRAGMENT + v]
-                        n_g = col + col_in_tile
-                        value = frag.load()
-                        out.store(value.to(OUT))
-                        store_direct(m_d, out, m_g, n_g, rows, cols, batch, FRAGMENT)
-            else:
-                for rep in cutlass.range_constexpr(REPS):
-                    row = m_0 + (rep * MMA_WGS + mma_wg) * 64
-                    m_g = row + row_in_slab
-                    for sub in cutlass.range_constexpr(SUBTILES):
-                        col = n_0 + sub * EPI_N
-                        frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
-                        out = cute.make_rmem_tensor((FRAGMENT,), OUT)
-                        for v in cutlass.range_constexpr(FRAGMENT):
-                            frag[v] = acc[rep * (TILE_N // 2) + sub * FRAGMENT + v]
-                        n_g = col + col_in_tile
-                        value = frag.load()
-                        out.store(value.to(OUT))
-                        if store_warp:
-                            stores.producer_acquire()
-                        cute.arch.barrier(barrier_id=wg, number_of_threads=WG)
-                        rs_out = cute.make_tensor(out.iterator, cute.make_layout(shape_d))
-                        cute.copy(r2s, rs_out, rs_d[(None, None, None, first_buffer + buffer)])
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                        cute.arch.barrier(barrier_id=wg, number_of_threads=WG)
-                        if store_warp:
-                            store_piece(tma_d, g_d, sm_d, first_buffer + buffer, EPI_N, (row, col, batch))
-                            stores.producer_commit()
-                        buffer = (buffer + 1) % EPI_STAGES
+            if passed == 0:
+                if end - first < TILE_M:
+                    for rep in cutlass.range_constexpr(REPS):
+                        row = m_0 + (rep * MMA_WGS + mma_wg) * 64
+                        m_g = row + row_in_slab
+                        for sub in cutlass.range_constexpr(SUBTILES):
+                            col = n_0 + sub * EPI_N
+                            frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
+                            out = cute.make_rmem_tensor((FRAGMENT,), OUT)
+                            for v in cutlass.range_constexpr(FRAGMENT):
+                                frag[v] = acc[rep * (TILE_N // 2) + sub * FRAGMENT + v]
+                            n_g = col + col_in_tile
+                            value = frag.load()
+                            out.store(value.to(OUT))
+                            store_direct(m_d, out, m_g, n_g, rows, cols, batch, FRAGMENT)
+                else:
+                    for rep in cutlass.range_constexpr(REPS):
+                        row = m_0 + (rep * MMA_WGS + mma_wg) * 64
+                        m_g = row + row_in_slab
+                        for sub in cutlass.range_constexpr(SUBTILES):
+                            col = n_0 + sub * EPI_N
+                            frag = cute.make_rmem_tensor((FRAGMENT,), ACC)
+                            out = cute.make_rmem_tensor((FRAGMENT,), OUT)
+                            for v in cutlass.range_constexpr(FRAGMENT):
+                                frag[v] = acc[rep * (TILE_N // 2) + sub * FRAGMENT + v]
+                            n_g = col + col_in_tile
+                            value = frag.load()
+                            out.store(value.to(OUT))
+                            if store_warp:
+                                stores.producer_acquire()
+                            cute.arch.barrier(barrier_id=wg, number_of_threads=WG)
+                            rs_out = cute.make_tensor(out.iterator, cute.make_layout(shape_d))
+                            cute.copy(r2s, rs_out, rs_d[(None, None, None, first_buffer + buffer)])
+                            cute.arch.fence_proxy("async.shared", space="cta")
+                            cute.arch.barrier(barrier_id=wg, number_of_threads=WG)
+                            if store_warp:
+                                store_piece(tma_d, g_d, sm_d, first_buffer + buffer, EPI_N, (row, col, batch))
+                                stores.producer_commit()
+                            buffer = (buffer + 1) % EPI_STAGES
             work += gz
         stores.producer_tail()
 

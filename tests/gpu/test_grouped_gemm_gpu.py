@@ -46,6 +46,7 @@ CASES_OF: dict[str, tuple[dict[str, Any], ...]] = {
     RANGES + "4096x768x512x128 bf16 tokens=zipf": (PLAIN, TURNS, SWAPPED),
     RANGES + "511x392x264x512 bf16": (PLAIN, SWAPPED),
     RANGES + "8200x1001x264x5 bf16": (DIRECT,),
+    RANGES + "3000x648x264x7 bf16": (WIDE, TURNS, SWAPPED_TURNS),
     RANGES + "64x4096x4096x8 fp16": (SWAPPED, SWAPPED_DIRECT),
     RANGES + "1x512x512x4 bf16": (SWAPPED,),
     RANGES + "8192x8x512x1 bf16": (),
@@ -77,6 +78,7 @@ BROKEN = {
         "            batch = 0\n            rows",
         WRONG,
     ),
+    "tiles that only pass by": Broken("if last + 64 <= first", "if last - 64 <= first", WRONG),
     "input modified": Broken(TOTAL, f"{TOTAL}    offs[0] = 0\n", "wrote its input offs"),
 }
 
