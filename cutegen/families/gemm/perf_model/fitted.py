@@ -70,7 +70,7 @@ _LOOKED_AT = (
     "tile_shape_mn", "cluster_shape_mn", "tile_k", "swap_ab", "pingpong", "mma_warpgroups", "use_pdl",
 )  # fmt: skip
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind.
-_FIRST_TREES, KEPT = 32, 12
+_FIRST_TREES, KEPT = 32, 8
 #: Larger than any difference of logarithms of times.
 _LAST = 100.0
 _TIME_LOG = FEATURES.index("time_log")
