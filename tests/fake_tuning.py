@@ -84,8 +84,8 @@ class FakeCompiler:
     def find(self, source: Source) -> Result | None:
         return None
 
-    def submit(self, sources: Iterable[Source]) -> None:
-        self._queue += sources
+    def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
+        self._queue = [*sources, *self._queue] if urgent else [*self._queue, *sources]
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
         now, self._queue = self._queue[: self.batch], self._queue[self.batch :]

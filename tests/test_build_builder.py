@@ -213,6 +213,18 @@ def test_poll_comes_back_in_time_and_close_forgets(tmp_path: Path) -> None:
     assert Store(tmp_path).keys("sm_90a") == ()
 
 
+def test_what_is_urgent_comes_before_what_waits(tmp_path: Path) -> None:
+    """In the order asked for, as far as nothing has begun: one is compiled at a time."""
+    first, second, third, fourth = (source(f"raise ValueError({at})\n") for at in range(4))
+    with Builder(Store(tmp_path), workers=1) as builder:
+        builder.submit([first, second])
+        builder.submit([third, fourth], urgent=True)
+        done = []
+        while builder.pending:
+            done += [text for text, _ in builder.poll()]
+    assert [text for text in done if text != first] == [third, fourth, second]
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_tuning import SMALL, Rig, quick_search, remembered_rank  # noqa: F401
+from fake_tuning import SMALL, FakeCompiler, Rig, quick_search, remembered_rank  # noqa: F401
 from test_tuning import DEFAULT, PROBLEM, view
 
+from cutegen.build.render import Source
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.policy import Policy, Timing
 from cutegen.space import Config, Space
@@ -42,6 +43,26 @@ def test_refinement_goes_on_while_it_finds_something_better(tmp_path: Path) -> N
     met: dict[Config, int] = {}
     assert count(all_alike, 1) == count(all_alike, 3)
     assert count(never_enough, 1) < count(never_enough, 3)
+
+
+def test_what_refinement_asks_for_comes_before_the_kernels_of_the_next_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These were asked for early and can wait; what a search begins with is in nobody's way."""
+    asked: list[tuple[bool, int]] = []
+    submit = FakeCompiler.submit
+
+    def noting(compiler: FakeCompiler, sources: Iterable[Source], *, urgent: bool = False) -> None:
+        some = list(sources)
+        asked.append((urgent, len(some)))
+        submit(compiler, some, urgent=urgent)
+
+    monkeypatch.setattr(FakeCompiler, "submit", noting)
+    rig = Rig(tmp_path, effort=replace(SMALL, refine=2, refinements=1))
+    (result,) = rig.tuner.run([rig.tuner.request(Problem(4096, 4096, 4096))])
+    assert isinstance(result, TuneResult)
+    first, last = asked[0], asked[-1]
+    assert not first[0] and last[0] and last[1] > 0
 
 
 def test_groups_compare_by_what_is_common_to_them() -> None:

@@ -74,8 +74,12 @@ class Builder(Closing):
         result = find_result(self.store, source.arch, artifact_key(source, self.toolchain))
         return None if isinstance(result, Failure) and not result.stands(self.timeout_s) else result
 
-    def submit(self, sources: Iterable[Source]) -> None:
+    def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
         """Ask for the artifacts of ``sources``; :meth:`poll` hands them out.
+
+        Args:
+            sources: What is asked for.
+            urgent: Whether they come before all that waits to be compiled.
 
         Raises:
             BuildError: Something must be compiled and there is no compiler, or not the one asked for.
@@ -92,7 +96,7 @@ class Builder(Closing):
                 continue
             self._require_compiler()
             self._waiting[key] = [source]
-            self._send(key, source)
+            self._send(key, source, urgent=urgent)
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
         """Return what is finished; wait up to ``timeout_s`` seconds (None: without limit) for something.
@@ -147,7 +151,7 @@ class Builder(Closing):
                 "or import a bundle that was built elsewhere"
             )
 
-    def _send(self, key: str, source: Source) -> None:
+    def _send(self, key: str, source: Source, *, urgent: bool = False) -> None:
         torch = _needs_torch(source)
         if torch not in self._daemons:
             arguments: dict[str, Json] = {
@@ -166,6 +170,7 @@ class Builder(Closing):
                 "text": source.text,
                 "about": about(source),
                 "opening": None if source.opening is None else asdict(source.opening),
+                "urgent": urgent,
             }
         )
 

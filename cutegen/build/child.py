@@ -78,6 +78,7 @@ class Job:
     text: str
     about: dict[str, Json]
     opening: dict[str, Any] | None = None
+    urgent: bool = False
 
 
 #: Told the digest of a traced kernel, and what its code asked the hardware, before it is compiled; whether to

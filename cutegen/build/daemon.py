@@ -151,7 +151,9 @@ class Daemon:
         self._in += data
         *lines, rest = bytes(self._in).split(b"\n")
         self._in = bytearray(rest)
-        self._jobs.extend(Job(**json.loads(line)) for line in lines)
+        jobs = [Job(**json.loads(line)) for line in lines]
+        self._jobs.extendleft(job for job in reversed(jobs) if job.urgent)
+        self._jobs.extend(job for job in jobs if not job.urgent)
 
     def _read_answer(self, run: _Running) -> None:
         data = os.read(run.report, 1 << 16)

@@ -33,8 +33,8 @@ class Compiler(Protocol):
     def find(self, source: Source) -> Result | None:
         """Return what is known of ``source`` without compiling."""
 
-    def submit(self, sources: Iterable[Source]) -> None:
-        """Ask for the artifacts of ``sources``."""
+    def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
+        """Ask for the artifacts of ``sources``, ``urgent`` ones before all that wait."""
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
         """Return what is finished, waiting a while for something."""
@@ -214,12 +214,12 @@ class Children(Closing):
         """Return what became of ``source``, None while it is not finished or was not asked for."""
         return self._results.get(source.digest)
 
-    def submit(self, sources: Iterable[Source]) -> None:
-        """Ask for artifacts, each once."""
+    def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
+        """Ask for artifacts, each once; ``urgent`` ones before all that wait."""
         new = {source.digest: source for source in sources if source.digest not in self._asked}
         self._asked.update(new)
         if new:
-            self.compiler.submit(new.values())
+            self.compiler.submit(new.values(), urgent=urgent)
 
     def poll(self, timeout_s: float) -> bool:
         """Take in finished artifacts, waiting up to ``timeout_s`` seconds; whether there were any."""

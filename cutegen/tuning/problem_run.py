@@ -100,6 +100,7 @@ class ProblemRun:
         self._render = render
         self._checked = set() if checked is None else checked
         self._opened = False
+        self._running = False
         self._broken: dict[str, Attempt] = {}
         self._same = SameKernels()
         self._strict = find_family(request.problem.family).default_is_its_authors
@@ -191,7 +192,8 @@ class ProblemRun:
         if missing and self._children.measures:
             # The child imports torch while the compiler starts.
             self._children.start_bench()
-        self._children.submit(attempt.source for attempt in missing)
+        # Once it runs, kernels of the problem after it, asked for early, can wait.
+        self._children.submit((attempt.source for attempt in missing), urgent=self._running)
         return new
 
     # -- the run
@@ -210,6 +212,7 @@ class ProblemRun:
             NoWinnerError: No candidate works.
         """
         self._start = self._noted = self._clock()
+        self._running = True
         self._budget_s = budget_s
         self._require_right_default(self.attempts[self.default])  # an earlier run may have found it wrong
         self._try(list(self.attempts.values()))
