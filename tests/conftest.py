@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 # A job in the background starts with Ctrl-C ignored, and its children inherit that; some tests send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Workers share the cores: threads of torch that wait for each other would keep them from the other worker.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 

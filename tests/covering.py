@@ -40,14 +40,15 @@ def choices(problem: Problem, config: Config) -> dict[str, object]:
         "tile_m": tile[0],
         "width": tile[1] if tile[1] <= 32 else f"tail {tile[1] % 32}",
         "k_bytes": int(str(config["tile_k"])) * DTYPE_BYTES[problem.ab_dtype],
-        "cluster": config["cluster_shape_mn"],
+        "shared": tuple(size > 1 for size in config["cluster_shape_mn"]),  # type: ignore[union-attr]
         "team": "pingpong" if config["pingpong"] else config["mma_warpgroups"],
         "swap_ab": config["swap_ab"],
         "store": "tma" if staged else "single elements" if singles else "pairs",
         "pdl": config["use_pdl"],
         "parts": parts,
-        "ab": problem.ab_dtype,
-        "result": (problem.out_dtype, "plain" if epilogue == Epilogue() else "fused"),
+        "ab": {"e5m2": "e4m3"}.get(problem.ab_dtype, problem.ab_dtype),
+        "out": problem.out_dtype,
+        "plain": epilogue == Epilogue(),
         "layout": problem.layout,
         "batched": problem.batch > 1,
         "unaligned": problem.unaligned_out,
@@ -73,12 +74,18 @@ def _draws(space: Space, generator: Random) -> Iterator[tuple[Problem, Config]]:
 
 
 def covering_set(space: Space, seed: int = 0) -> tuple[tuple[Problem, Config], ...]:
-    """Return pairs that together hold every pair of choices, and every tile width, that the draws hold."""
+    """Return pairs that together hold every pair of choices that the draws hold.
+
+    And every tile width, every cluster, and every type of results with each type of operands.
+    """
 
     def held(problem: Problem, config: Config) -> list[object]:
-        tile = config["tile_shape_mn"]
+        tile, chosen = config["tile_shape_mn"], choices(problem, config)
         assert isinstance(tile, tuple)
-        return [("tile_n", tile[1]), *combinations(choices(problem, config).items(), 2)]
+        types = (problem.ab_dtype, problem.out_dtype)
+        alone = [("tile_n", tile[1]), ("cluster", config["cluster_shape_mn"]), types]
+        alone.append((problem.out_dtype, chosen["plain"]))
+        return [*alone, *combinations(chosen.items(), 2)]
 
     return cover(list(_draws(space, Random(seed))), held)
 

@@ -48,7 +48,7 @@ def test_a_kernel_in_place_turns_what_it_is_given_and_keeps_its_length(
     kernel = Turn(str(PROBLEM))
     monkeypatch.setattr("cutegen.build.loader.load_kernel", lambda library, symbol: kernel)
     monkeypatch.setattr("cutegen.measure.torch_engine.poison", lambda output: None)
-    engine = family_child._Engine(CPU, FACTS, HostLane(), family_child._load, _meter())
+    engine = family_child._BareEngine(CPU, FACTS, HostLane(), family_child._load, _meter())
     apart = Candidate("cutegen", Path("kernel.so"), "turn", Launch((), 0), PROBLEM)
     engine.open(PROBLEM, 0)
     session: Any = engine._session

@@ -75,10 +75,11 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
 
 
 def test_every_choice_compiles_with_every_other(kernels: list[Kernel]) -> None:
-    """The set holds each pair of choices that can be legal, and each reachable tile width."""
+    """The set holds each pair of choices that can be legal, and each reachable tile width and cluster."""
     assert len(kernels) > 50
     reachable = {n for _, n in SPACE.domains["tile_shape_mn"]}  # type: ignore[misc]
     assert {kernel.config["tile_shape_mn"][1] for kernel in kernels} == reachable  # type: ignore[index]
+    assert {kernel.config["cluster_shape_mn"] for kernel in kernels} == set(SPACE.domains["cluster_shape_mn"])
 
 
 def test_shared_memory_is_exactly_as_predicted(kernels: list[Kernel]) -> None:
