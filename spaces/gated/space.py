@@ -52,6 +52,11 @@ LONG = 512
 offsets that the compiler knows. Shorter rows would leave threads idle. Source: counted instructions."""
 LOADS = {"activation": 1, "activation_backward": 2, "gated": 2, "gated_backward": 3}
 """Accesses for one vector of results: gate, or what is activated; up; backward the gradient."""
+STORES = {"activation": 1, "activation_backward": 1, "gated": 1, "gated_backward": 2}
+"""Accesses that write one vector of each result."""
+BYTES_OF_A_START = 5000
+"""What memory moves in the time in which a CTA starts. Source: an H200, where 8173 rows of 3287 elements took
+1.2 ns for each CTA of 128 or 256 elements, at 4.2 TB/s."""
 
 
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
@@ -115,25 +120,40 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def choose_default(space: Space, problem: Any) -> Config:
-    """Return the config with one access per thread to each tensor, or several where these are single elements
-    or the arithmetic takes as long as memory does; with CTAs of 256 threads where there are more than run at
-    a time, whose starts then take half as long.
+    """Return the config with one access per thread to each tensor, or two where the arithmetic takes as long
+    as memory does; with CTAs of 256 threads where there are more than run at a time, whose starts then take
+    half as long. Where accesses are single elements, threads have so many that CTAs start no slower than
+    memory moves what they ask for.
 
     Source: an H200, where no config of 12 large problems was more than 0.3 % faster, and 256 threads took 4 %
     less for 256 rows of 14336 elements (docs/results/gated.json).
     """
-    waits = not problem.signature.unaligned and vectors(problem) > SM_THREADS * space.arch.nominal_sm_count
+    waits = vectors(problem) > SM_THREADS * space.arch.nominal_sm_count
     threads = 256 if waits else 128
     base = Config(
         {"threads": threads, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
     )
-    slow = problem.signature.activation == "gelu" and not problem.family.endswith("_backward")
-    wanted = 2 if slow else 1
     if problem.signature.unaligned:
-        wanted = 8 if problem.n >= 2 * LONG else 4
-    config = base.replace(vectors_per_thread=wanted)
+        return _with_long_tiles(space, problem, base.replace(threads=256))
+    slow = problem.signature.activation == "gelu" and not problem.family.endswith("_backward")
+    config = base.replace(vectors_per_thread=2 if slow else 1)
     busy = vectors(problem) >= FULL * space.arch.nominal_sm_count
     return config if busy and not space.explain(problem, config) else base
+
+
+def _with_long_tiles(space: Space, problem: Any, base: Config) -> Config:
+    """Return ``base`` with as many single elements per thread as keep memory busy while the next CTA starts,
+    or fewer where these leave multiprocessors without work."""
+    moved = (LOADS[problem.family] + STORES[problem.family]) * ELEMENT_BYTES[problem.signature.dtype]
+    config = base
+    for count in DOMAINS["vectors_per_thread"]:
+        longer = base.replace(vectors_per_thread=count)
+        if space.explain(problem, longer):
+            break
+        config = longer
+        if base.integer("threads") * int(str(count)) * moved >= BYTES_OF_A_START:
+            break
+    return config
 
 
 def build(family: str, arch: Arch) -> Space:
