@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import threading
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,3 +152,96 @@ def test_every_tile_of_every_group_is_visited_once(form: str, swapped: bool) -> 
             for w in range(width)
         }
         assert len(found) == len(tiles) and {*found} == tiles
+
+
+class _Tiles:
+    """The text of a kernel that says where a warpgroup's tile is, and whether it has anything to do there."""
+
+    def __init__(self, text: str) -> None:
+        sizes = re.findall(r"^((?:TILE|CLUSTER)_M, .*|MMA_WGS = \d+|REPS = [^#\n]*)", text, re.M)
+        self.sizes: dict[str, Any] = {"WG": 128}
+        exec("\n".join(sizes), self.sizes)
+        consumer = text[text.index("        get = pipeline.make_pipeline_state") :]
+        here = consumer[
+            consumer.index("            m, n = cm") : consumer.index(
+                "            for k in cutlass.range(pass"
+            )
+        ]
+        kept = [line for line in here.splitlines() if "barrier" not in line and "mma.set" not in line]
+        self._code = compile(textwrap.dedent("\n".join(kept)), "kernel", "exec")
+        ends = "\n".join(re.findall(r"^    (last_[mn] = .*|cols = m_d.*|rows = m_d.*)", text, re.M))
+        self._ends = compile(ends, "kernel", "exec")
+
+    def at(self, shape: tuple[int, int], group: tuple[int, int], cluster: tuple[int, int], **who: int) -> Any:
+        """Return the names that the text gives, for a tile of D of a shape and a group's range of rows."""
+        names = {"Int32": int, "min": min, "max": max}
+        scope = {
+            **self.sizes,
+            **who,
+            "cutlass": SimpleNamespace(**names),
+            "m_d": SimpleNamespace(shape=shape),
+            "row_range": lambda *given: group,
+            "offs": None,
+            "counts": None,
+            "expert": 0,
+            "k_tiles": 7,
+        }
+        exec(self._ends, scope)
+        scope["cm"], scope["cn"] = cluster
+        exec(self._code, scope)
+        return SimpleNamespace(**scope)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tile_shape_mn": (128, 64), "mma_warpgroups": 2, "cluster_shape_mn": (2, 1)},
+        {"tile_shape_mn": (192, 72), "mma_warpgroups": 3, "cluster_shape_mn": (1, 2)},
+        {"tile_shape_mn": (256, 64), "mma_warpgroups": 2, "cluster_shape_mn": (1, 1)},
+        {"tile_shape_mn": (128, 64), "mma_warpgroups": 1, "pingpong": True, "cluster_shape_mn": (2, 2)},
+        {"tile_shape_mn": (128, 40), "mma_warpgroups": 2, "swap_ab": True, "cluster_shape_mn": (1, 2)},
+        {"tile_shape_mn": (64, 24), "mma_warpgroups": 1, "swap_ab": True, "cluster_shape_mn": (2, 1)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["grouped_gemm", "grouped_gemm_masked"])
+def test_what_passes_by_is_multiplied_by_others(form: str, changes: dict[str, Any]) -> None:
+    """Each element of a group is some warpgroup's, and whoever has none of its own lets operands pass by."""
+    problem: Any = parse_problem(f"{form} 4000x512x256x3 bf16")
+    space = find_space(form, HOPPER)
+    config = space.default(problem).replace(**changes)
+    tiles, swapped = _Tiles(render(problem, config, HOPPER).text), config.flag("swap_ab")
+    sizes = tiles.sizes
+    idle = 0
+    for first, count, width in (
+        *((100, count, 152) for count in (1, 63, 64, 65, 128, 130, 200, 257, 400)),
+        (0, 300, 40),
+        (100, 300, 64),
+    ):
+        first = 0 if "masked" in form else first
+        shape, group = ((width, 700), (700, width))[not swapped], (first, first + count)
+        extents = (width, count) if swapped else (count, width)
+        step = sizes["TILE_M"] * sizes["CLUSTER_M"], sizes["TILE_N"] * sizes["CLUSTER_N"]
+        everything = {(r, c) for r in range(first, first + count) for c in range(width)}
+        found: set[tuple[int, int]] = set()
+        for cm, cn, bx, by, mma_wg in product(
+            range(-(-extents[0] // step[0])),
+            range(-(-extents[1] // step[1])),
+            range(sizes["CLUSTER_M"]),
+            range(sizes["CLUSTER_N"]),
+            range(sizes["MMA_WGS"]),
+        ):
+            tile = tiles.at(shape, group, (cm, cn), bx=bx, by=by, mma_wg=mma_wg)
+            own = set()
+            for rep in range(sizes["REPS"]):
+                m = tile.m_0 + (rep * sizes["MMA_WGS"] + mma_wg) * 64
+                own |= set(product(range(m, m + 64), range(tile.n_0, tile.n_0 + sizes["TILE_N"])))
+            own = {(n, m) for m, n in own} if swapped else own
+            if tile.passed:
+                idle += 1
+                assert tile.passed == 7
+            else:
+                assert own & everything
+                found |= own
+        assert everything <= found
+    assert idle > 0 or step == (256, 64)
