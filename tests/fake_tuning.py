@@ -84,6 +84,9 @@ class FakeCompiler:
     def find(self, source: Source) -> Result | None:
         return None
 
+    def start(self) -> None:
+        pass
+
     def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
         self._queue = [*sources, *self._queue] if urgent else [*self._queue, *sources]
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,22 @@ def test_poll_comes_back_in_time_and_close_forgets(tmp_path: Path) -> None:
         assert daemon.poll() is None
     assert daemon.returncode is not None and builder.pending == 0
     assert Store(tmp_path).keys("sm_90a") == ()
+
+
+def test_a_daemon_may_be_started_before_there_is_work(tmp_path: Path) -> None:
+    """It then compiles as ever; where it cannot run, whoever has work for it is told, and nobody before."""
+    text = source("raise ValueError(0)\n")
+    with Builder(Store(tmp_path / "one"), workers=1) as builder:
+        builder.start()
+        (daemon,) = builder._daemons.values()
+        assert [found for found, _ in builder.build([text])] == [text]
+        assert list(builder._daemons.values()) == [daemon]
+    elsewhere = replace(Toolchain.current(), flavour="cu99")
+    with Builder(Store(tmp_path / "two"), elsewhere) as builder:
+        builder.start()
+        assert not builder._daemons
+        with pytest.raises(BuildError, match="cannot compile for toolchain"):
+            builder.submit([text])
 
 
 def test_what_is_urgent_comes_before_what_waits(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,12 @@ class Builder(Closing):
         """
         result = find_result(self.store, source.arch, artifact_key(source, self.toolchain))
         return None if isinstance(result, Failure) and not result.stands(self.timeout_s) else result
+
+    def start(self) -> None:
+        """Start the compile daemon if it can run, so that it is ready when :meth:`submit` needs it."""
+        with suppress(BuildError, StoreError):  # submit says so if anything must be compiled
+            self._require_compiler()
+            self._daemon(torch=False)
 
     def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
         """Ask for the artifacts of ``sources``; :meth:`poll` hands them out.
@@ -152,17 +159,7 @@ class Builder(Closing):
             )
 
     def _send(self, key: str, source: Source, *, urgent: bool = False) -> None:
-        torch = _needs_torch(source)
-        if torch not in self._daemons:
-            arguments: dict[str, Json] = {
-                "root": str(self.store.root),
-                "toolchain": self.toolchain.to_json(),
-                "workers": self.workers,
-                "timeout_s": self.timeout_s,
-                "torch": torch,
-            }
-            self._daemons[torch] = DaemonProcess(arguments)
-        self._daemons[torch].send(
+        self._daemon(_needs_torch(source)).send(
             {
                 "key": key,
                 "arch": source.arch,
@@ -173,6 +170,19 @@ class Builder(Closing):
                 "urgent": urgent,
             }
         )
+
+    def _daemon(self, torch: bool) -> DaemonProcess:
+        """Return the running daemon with torch, or without it."""
+        if torch not in self._daemons:
+            arguments: dict[str, Json] = {
+                "root": str(self.store.root),
+                "toolchain": self.toolchain.to_json(),
+                "workers": self.workers,
+                "timeout_s": self.timeout_s,
+                "torch": torch,
+            }
+            self._daemons[torch] = DaemonProcess(arguments)
+        return self._daemons[torch]
 
     def _receive(self, timeout_s: float | None) -> bool:
         """Take in what the daemons have sent; whether there was anything within the time."""

@@ -33,6 +33,9 @@ class Compiler(Protocol):
     def find(self, source: Source) -> Result | None:
         """Return what is known of ``source`` without compiling."""
 
+    def start(self) -> None:
+        """Start what compiles without waiting for it; nothing where there is no compiler."""
+
     def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
         """Ask for the artifacts of ``sources``, ``urgent`` ones before all that wait."""
 
@@ -132,6 +135,11 @@ class Children(Closing):
         if self._bench is None:
             self._bench = self._make_bench()
         return self._bench
+
+    def start(self) -> None:
+        """Start both without waiting, so that they import compiler and torch meanwhile."""
+        self.compiler.start()
+        self.start_bench()
 
     def start_bench(self) -> None:
         """Start the measuring child without waiting for it, so that it imports torch meanwhile."""

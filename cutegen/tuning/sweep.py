@@ -190,7 +190,7 @@ class Tuning:
         if finished is not None:
             return _Prepared(request, finished, None, offers)
         if not ledger.finals():
-            self._children.start_bench()  # it imports torch while candidates are chosen and compiled
+            self._children.start()  # they import torch and the compiler while candidates are chosen
         problem_run = ProblemRun(
             request,
             self._children,
