@@ -136,10 +136,9 @@ class Children(Closing):
             self._bench = self._make_bench()
         return self._bench
 
-    def start(self) -> None:
-        """Start both without waiting, so that they import compiler and torch meanwhile."""
+    def start_compiler(self) -> None:
+        """Start the compiler without waiting for it."""
         self.compiler.start()
-        self.start_bench()
 
     def start_bench(self) -> None:
         """Start the measuring child without waiting for it, so that it imports torch meanwhile."""

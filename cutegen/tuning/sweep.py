@@ -190,7 +190,10 @@ class Tuning:
         if finished is not None:
             return _Prepared(request, finished, None, offers)
         if not ledger.finals():
-            self._children.start()  # they import torch and the compiler while candidates are chosen
+            # It imports torch while candidates are chosen and compiled; those that are given may be compiled.
+            self._children.start_bench()
+            if not request.explicit:
+                self._children.start_compiler()
         problem_run = ProblemRun(
             request,
             self._children,
