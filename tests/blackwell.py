@@ -16,7 +16,6 @@ from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.artifact import KernelResources
 from cutegen.build.render import Source
-from cutegen.build.store import Store
 from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Space, Value
@@ -89,17 +88,16 @@ class Kernel:
 
 
 def compiled(
-    cases: Mapping[Source, tuple[Problem, Config, Arch]], space: Space, store: Store
+    cases: Mapping[Source, tuple[Problem, Config, Arch]], space: Space, compiler: Builder
 ) -> list[Kernel]:
     """Compile every case; fail with the reasons if some do not."""
     built, failed = [], []
-    with Builder(store) as builder:
-        for source, result in builder.build(cases):
-            problem, config, arch = cases[source]
-            if isinstance(result, Artifact):
-                built.append(Kernel(problem, config, space.derive(config, problem, arch), result, arch))
-            else:
-                failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
+    for source, result in compiler.build(cases):
+        problem, config, arch = cases[source]
+        if isinstance(result, Artifact):
+            built.append(Kernel(problem, config, space.derive(config, problem, arch), result, arch))
+        else:
+            failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
     assert not failed, "\n".join(failed)
     return built
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from cutegen.build import Builder
+from cutegen.build.store import Store
 
 # A job in the background starts with Ctrl-C ignored, and its children inherit that; some tests send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -15,6 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Workers share the cores: threads of torch that wait for each other would keep them from the other worker.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # as many processes would import torch first
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -32,3 +37,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("gpu"))
         elif item.get_closest_marker("dsl"):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    """One builder for all tests that look at compiled kernels: its daemon imports the DSL once."""
+    with Builder(Store(tmp_path_factory.mktemp("compiled"))) as builder:
+        yield builder

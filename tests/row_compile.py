@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import render
-from cutegen.build.store import Store
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.space import Config
@@ -26,7 +24,9 @@ class Compiled(NamedTuple):
     text: str
 
 
-def build(family: str, kernels: Iterable[tuple[str, str, Mapping[str, Any]]], cache: Path) -> list[Compiled]:
+def build(
+    family: str, kernels: Iterable[tuple[str, str, Mapping[str, Any]]], compiler: Builder
+) -> list[Compiled]:
     """Compile kernels: the target, a problem of the family, and knobs that differ from its default config.
 
     Without a family problems name their own.
@@ -39,12 +39,11 @@ def build(family: str, kernels: Iterable[tuple[str, str, Mapping[str, Any]]], ca
         assert not space.explain(problem, config), f"{problem}: {config}"
         asked[render(problem, config, arch)] = (problem, config)
     done, failed = [], []
-    with Builder(Store(cache)) as builder:
-        for source, result in builder.build(asked):
-            if isinstance(result, Artifact):
-                done.append(Compiled(result, *asked[source], source.text))
-            else:
-                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
+    for source, result in compiler.build(asked):
+        if isinstance(result, Artifact):
+            done.append(Compiled(result, *asked[source], source.text))
+        else:
+            failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
     assert not failed, "\n".join(failed)
     return done
 

@@ -29,8 +29,8 @@ from blackwell import (
 from disassembly import disassembled
 from fake_gpu import build_driver, run_with_driver
 
+from cutegen.build import Builder
 from cutegen.build.render import render
-from cutegen.build.store import Store
 from cutegen.dtypes import DTYPE_BYTES
 
 pytestmark = [
@@ -54,11 +54,11 @@ load_kernel(Path({library!r}), {symbol!r})(a, b, d, *scratch, *{scalars!r})
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+def kernels(compiler: Builder) -> list[Kernel]:
     """The covering set, compiled; whatever fails to compile fails every test with its reason."""
     cases = {render(*case): case for case in chosen()}
     assert len(cases) <= KERNELS
-    return compiled(cases, SPACE, Store(tmp_path_factory.mktemp("cache")))
+    return compiled(cases, SPACE, compiler)
 
 
 def test_the_set_holds_every_tile_width_and_cluster(kernels: list[Kernel]) -> None:

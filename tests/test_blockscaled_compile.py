@@ -20,8 +20,8 @@ from blockscaled import LAUNCHED, SPACE, changes, chosen, instruction_descriptor
 from disassembly import disassembled
 from fake_gpu import build_driver, run_with_driver
 
+from cutegen.build import Builder
 from cutegen.build.render import render
-from cutegen.build.store import Store
 from cutegen.cli.tune import main
 from cutegen.families.gemm.problem import SCALE_BLOCKS, SCALE_ROWS, Problem
 from cutegen.space import Launch
@@ -36,11 +36,11 @@ TRACER = Path(__file__).parent / "data" / "scales.py"
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+def kernels(compiler: Builder) -> list[Kernel]:
     """The covering set, compiled; whatever fails to compile fails every test with its reason."""
     cases = {render(*case): case for case in chosen()}
     assert len(cases) <= KERNELS
-    return compiled(cases, SPACE, Store(tmp_path_factory.mktemp("cache")))
+    return compiled(cases, SPACE, compiler)
 
 
 def number(kernel: Kernel, name: str) -> int:

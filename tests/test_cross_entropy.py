@@ -12,6 +12,7 @@ import pytest
 from row_compile import build, require_predicted
 
 from cutegen.arch import ARCHES, find_arch
+from cutegen.build import Builder
 from cutegen.build.render import render
 from cutegen.families.cross_entropy.family import CROSS_ENTROPY
 from cutegen.families.registry import find_space, parse_problem
@@ -225,10 +226,8 @@ def test_the_check_passes_fp32_and_catches_small_mistakes(dtype: str, awkward: b
 
 @pytest.mark.dsl
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
-def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    require_predicted(build("cross_entropy", KERNELS, tmp_path_factory.mktemp("cache")))
+def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(compiler: Builder) -> None:
+    require_predicted(build("cross_entropy", KERNELS, compiler))
 
 
 def test_without_a_gradient_nothing_is_read_twice() -> None:

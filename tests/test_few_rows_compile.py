@@ -15,7 +15,6 @@ from disassembly import disassembled
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
-from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
@@ -65,15 +64,14 @@ def cases() -> dict[Source, tuple[Problem, Config]]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Artifact]:
+def built(compiler: Builder) -> dict[Source, Artifact]:
     """The kernels, compiled; whatever fails to compile fails every test with its reason."""
     done, failed = {}, []
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(cases()):
-            if isinstance(result, Artifact):
-                done[source] = result
-            else:
-                failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
+    for source, result in compiler.build(cases()):
+        if isinstance(result, Artifact):
+            done[source] = result
+        else:
+            failed.append(f"{source.arch} {source.config}: {result.message}\n{result.log[-800:]}")
     assert not failed, "\n".join(failed)
     return done
 

@@ -300,13 +300,12 @@ HEADS = (
         for name, words in (*((name, words) for name, (_, words) in NEEDS.items()), *HEADS)
     ],
 )
-def test_authors_defaults_compile_without_a_gpu(name: str, words: str, tmp_path: Path) -> None:
+def test_authors_defaults_compile_without_a_gpu(name: str, words: str, compiler: Builder) -> None:
     family(name)
     problem = parse_problem(f"{name} {words}")
     space = find_space(name, ARCH)
     source = render(problem, default_config(space, problem), ARCH)
-    with Builder(Store(tmp_path), workers=1) as builder:
-        ((_, result),) = builder.build([source])
+    ((_, result),) = compiler.build([source])
     assert isinstance(result, Artifact), result
     assert result.resources.spill_store_bytes == 0
 

@@ -13,7 +13,6 @@ import pytest
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import render
-from cutegen.build.store import Store
 from cutegen.families.registry import find_space, parse_problem
 
 pytestmark = [
@@ -40,7 +39,7 @@ KERNELS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def test_kernels_compile_without_spills_into_the_shared_memory_that_is_derived(tmp_path: Any) -> None:
+def test_kernels_compile_without_spills_into_the_shared_memory_that_is_derived(compiler: Builder) -> None:
     """Nor does the compiler note that it serialised MMAs."""
     space = find_space("gated_gemm", ARCH)
     wanted = {}
@@ -48,8 +47,7 @@ def test_kernels_compile_without_spills_into_the_shared_memory_that_is_derived(t
         problem = parse_problem(f"gated_gemm {line}")
         config = space.default(problem).replace(**changes)
         wanted[render(problem, config, ARCH)] = space.derive(config, problem, ARCH)
-    with Builder(Store(tmp_path)) as builder:
-        results = dict(builder.build(list(wanted)))
+    results = dict(compiler.build(list(wanted)))
     assert len(results) == len(KERNELS)
     for source, result in results.items():
         assert isinstance(result, Artifact), f"{source.config}: {result}"
@@ -71,7 +69,7 @@ FEW_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def test_kernels_of_few_rows_compile_as_derived(tmp_path: Any) -> None:
+def test_kernels_of_few_rows_compile_as_derived(compiler: Builder) -> None:
     """Without spills, with the shared memory that the space derives."""
     space, wanted = find_space("gated_gemm", ARCH, algorithm="few_rows"), {}
     for line, changes in FEW_ROWS:
@@ -79,8 +77,7 @@ def test_kernels_of_few_rows_compile_as_derived(tmp_path: Any) -> None:
         config = space.default(problem).replace(**changes)
         space.require(problem, config)
         wanted[render(problem, config, ARCH)] = space.derive(config, problem, ARCH)
-    with Builder(Store(tmp_path)) as builder:
-        results = dict(builder.build(list(wanted)))
+    results = dict(compiler.build(list(wanted)))
     for source, derived in wanted.items():
         result = results[source]
         assert isinstance(result, Artifact), f"{source.config}: {result}"

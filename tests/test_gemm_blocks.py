@@ -21,7 +21,6 @@ import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.build import Artifact, Builder  # noqa: E402
 from cutegen.build.render import render  # noqa: E402
-from cutegen.build.store import Store  # noqa: E402
 from cutegen.errors import OperandError, ProblemError, ResourceError  # noqa: E402
 from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
@@ -278,7 +277,7 @@ def test_the_model_of_the_schedule_sees_factors_that_wait_for_no_stage(
 
 @pytest.mark.dsl
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
-def test_kernels_keep_their_sums_in_registers(tmp_path: Path) -> None:
+def test_kernels_keep_their_sums_in_registers(compiler: Builder) -> None:
     """The widest of each kind compiles without spills, and the assembler has nothing to say of its MMAs."""
     wanted = {
         "4096x7168x2048 e4m3 kk": "tile_shape_mn=256x128 cluster_shape_mn=1x2",
@@ -293,10 +292,9 @@ def test_kernels_keep_their_sums_in_registers(tmp_path: Path) -> None:
         base = {"tile_k": 128, "mma_warpgroups": 2, "swap_ab": False}
         config = SPACE.default(problem).replace(**{**base, **Config.parse(words)})
         problems[render(problem, config, ARCH)] = problem
-    with Builder(Store(tmp_path)) as builder:
-        for source, result in builder.build(problems):
-            assert isinstance(result, Artifact), f"{source.config}: {result.message}\n{result.log[-800:]}"
-            assert result.resources.spill_store_bytes == 0, source.config
-            assert result.resources.notes == (), source.config
-            derived = SPACE.derive(source.config, problems[source], ARCH)
-            assert result.resources.smem_bytes == derived["smem_bytes"], source.config
+    for source, result in list(compiler.build(problems)):
+        assert isinstance(result, Artifact), f"{source.config}: {result.message}\n{result.log[-800:]}"
+        assert result.resources.spill_store_bytes == 0, source.config
+        assert result.resources.notes == (), source.config
+        derived = SPACE.derive(source.config, problems[source], ARCH)
+        assert result.resources.smem_bytes == derived["smem_bytes"], source.config

@@ -16,7 +16,6 @@ from disassembly import disassembled
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
-from cutegen.build.store import Store
 from cutegen.families.registry import find_space, parse_problem
 
 pytestmark = [
@@ -35,7 +34,7 @@ KERNELS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, tuple[Artifact, Any]]:
+def built(compiler: Builder) -> dict[Source, tuple[Artifact, Any]]:
     """The kernels, and what was derived for them; whatever fails to compile fails every test."""
     derived = {}
     for line, changes in KERNELS:
@@ -44,10 +43,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, tuple[Artifa
         config = space.default(problem).replace(**changes)
         derived[render(problem, config, ARCH)] = space.derive(config, problem, ARCH)
     done = {}
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(derived):
-            assert isinstance(result, Artifact), f"{source.config}: {result.message}\n{result.log[-800:]}"
-            done[source] = result, derived[source]
+    for source, result in list(compiler.build(derived)):
+        assert isinstance(result, Artifact), f"{source.config}: {result.message}\n{result.log[-800:]}"
+        done[source] = result, derived[source]
     return done
 
 

@@ -232,19 +232,21 @@ from fake_kernels import H200
 from torch._dynamo.utils import counters
 
 inductor._DEVICE = "cpu"
-gpu = FakeGpu(Path(sys.argv[1]))
 problem = parse_problem("gemm 64x128x64 bf16 kk bias=n act=relu")
-config = find_space("gemm", H200.arch).default(problem).replace(tile_shape_mn=(64, int(sys.argv[2])))
-table = Table(Fingerprint.of(H200), [Entry(problem, config)]) if sys.argv[2] != "0" else None
-cutegen.use(gpu.dispatcher(table))
 w, bias, x = (torch.full(shape, 0.5, dtype=torch.bfloat16) for shape in ((128, 64), (128,), (64, 64)))
-run = torch.compile(
-    lambda x: torch.relu(torch.nn.functional.linear(x, w, bias)), backend=inductor.compile_with_cutegen
-)
-with torch.no_grad():
-    result = run(x)
-hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-print(hits, len(gpu.calls), result.float().mean().item(), gpu.compiled[-1].config["tile_shape_mn"])
+for tile in map(int, sys.argv[2:]):
+    torch._dynamo.reset()
+    counters.clear()
+    gpu = FakeGpu(Path(sys.argv[1]))
+    config = find_space("gemm", H200.arch).default(problem).replace(tile_shape_mn=(64, tile))
+    cutegen.use(gpu.dispatcher(Table(Fingerprint.of(H200), [Entry(problem, config)]) if tile else None))
+    run = torch.compile(
+        lambda x: torch.relu(torch.nn.functional.linear(x, w, bias)), backend=inductor.compile_with_cutegen
+    )
+    with torch.no_grad():
+        result = run(x)
+    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    print(hits, len(gpu.calls), result.float().mean().item(), gpu.compiled[-1].config["tile_shape_mn"])
 """
 
 
@@ -254,18 +256,18 @@ def test_a_warm_cache_calls_kernels_and_a_new_table_answers_at_once(tmp_path: Pa
     code = WARM.format(paths=[str(here), str(here.parent)])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
 
-    def said(tile: int) -> list[str]:
+    def said(*tiles: int) -> list[list[str]]:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "kernels"), str(tile)],
+            [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "kernels"), *map(str, tiles)],
             capture_output=True,
             text=True,
             check=False,
             env=environment,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout.strip().split(maxsplit=3)
+        return [line.split(maxsplit=3) for line in done.stdout.strip().splitlines()]
 
-    cold, warm, other, none = (said(tile) for tile in (64, 64, 128, 0))
+    cold, warm, other, none = *said(64), *said(64, 128, 0)
     assert cold[0] == "0" and all(int(each[0]) >= 1 for each in (warm, other, none))
     assert {(each[1], each[2]) for each in (cold, warm, other, none)} == {("1", "16.5")}
     assert [each[3] for each in (cold, warm, other)] == ["(64, 64)", "(64, 64)", "(64, 128)"]

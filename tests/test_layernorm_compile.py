@@ -9,6 +9,7 @@ import pytest
 from row_compile import build, require_predicted
 
 from cutegen.arch import ARCHES, find_arch
+from cutegen.build import Builder
 from cutegen.build.render import render
 from cutegen.families.layernorm.family import LAYERNORM
 from cutegen.families.registry import find_space, parse_problem
@@ -58,10 +59,8 @@ LENGTHS = (
 
 @pytest.mark.dsl
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
-def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    require_predicted(build("layernorm", KERNELS, tmp_path_factory.mktemp("cache")))
+def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(compiler: Builder) -> None:
+    require_predicted(build("layernorm", KERNELS, compiler))
 
 
 def test_there_is_one_exchange() -> None:

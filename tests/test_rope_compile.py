@@ -12,6 +12,7 @@ import pytest
 from row_compile import Compiled, build
 
 from cutegen.arch import find_arch
+from cutegen.build import Builder
 from cutegen.build.render import render
 from cutegen.families.registry import find_space, parse_problem
 
@@ -37,8 +38,8 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
-    return build("", KERNELS, tmp_path_factory.mktemp("cache"))
+def built(compiler: Builder) -> list[Compiled]:
+    return build("", KERNELS, compiler)
 
 
 def test_a_kernel_spills_nothing(built: list[Compiled]) -> None:

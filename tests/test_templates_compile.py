@@ -18,7 +18,6 @@ from disassembly import disassembled
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import render
-from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
@@ -58,17 +57,16 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+def kernels(compiler: Builder) -> list[Kernel]:
     """The covering set, compiled; whatever fails to compile fails every test with its reason."""
     pairs = {render(problem, config, ARCH): (problem, config) for problem, config in covering_set(SPACE)}
     built, failed = [], []
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        for source, result in builder.build(pairs):
-            problem, config = pairs[source]
-            if isinstance(result, Artifact):
-                built.append(Kernel(problem, config, SPACE.derive(config, problem, ARCH), result))
-            else:
-                failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
+    for source, result in compiler.build(pairs):
+        problem, config = pairs[source]
+        if isinstance(result, Artifact):
+            built.append(Kernel(problem, config, SPACE.derive(config, problem, ARCH), result))
+        else:
+            failed.append(f"{problem} | {config}: {result.outcome} {result.message}\n{result.log[-800:]}")
     assert not failed, "\n".join(failed)
     order = list(pairs.values())
     return sorted(built, key=lambda kernel: order.index((kernel.problem, kernel.config)))

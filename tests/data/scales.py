@@ -16,7 +16,7 @@ from typing import Any
 
 import ways_out
 from cutlass import cute
-from ways_out import as_read, load
+from ways_out import Places, as_read, load
 
 ways_out.PROBE = """
 
@@ -31,6 +31,7 @@ def probe(scale: cute.Tensor):
 def trace(path: Path, rows: int, k: int, *, sums: bool) -> dict[str, object]:
     """Return what one kernel says."""
     found: dict[str, Any] = {}
+    read = Places()
 
     def record(mma: Any, scale: Any) -> None:
         operand = cute.make_identity_tensor((rows, k))
@@ -50,7 +51,7 @@ def trace(path: Path, rows: int, k: int, *, sums: bool) -> dict[str, object]:
             for thread in range(128):
                 held = kernel.ways_out(mma, kernel.sums_in_tmem(mma), thread, half)[2]
                 for piece in range(kernel.MMA_N // kernel.EPI_N):
-                    at = as_read(kernel, held[(None, None, None, piece)])
+                    at = as_read(kernel, held[(None, None, None, piece)], read)
                     found["places"].extend(at)
 
     def begin(layout: Any, tile: int) -> int:
