@@ -56,9 +56,9 @@ WRONG = r"out\[.* should be|out: \d+ of \d+ elements"
 #: Broken texts of a kernel whose tiles lie in two blocks of columns, two slabs of rows to a warpgroup.
 BROKEN = {
     "factors of the block before": Broken("last_block)\n", "last_block) // 2\n", WRONG),
-    "one block of columns for a tile": Broken("before + at * STEP_N < BLOCK", "before + at < BLOCK", WRONG),
+    "one block of columns for a tile": Broken("begin + at * STEP_N < BLOCK", "begin + at < BLOCK", WRONG),
     "the block of columns a step late": Broken(
-        "before + at * STEP_N < BLOCK", "before + at * STEP_N <= BLOCK", WRONG
+        "begin + at * STEP_N < BLOCK", "begin + at * STEP_N <= BLOCK", WRONG
     ),
     "a row's factor for that 8 further": Broken("[v // 2 % 2]", "[0]", WRONG),
     "factors of the first warp's rows": Broken(
@@ -87,7 +87,7 @@ BROKEN_SWAPPED = {
     "columns in pairs": Broken("wg_tid % 4 * 2 + odd", "wg_tid % 4 * 2", WRONG),
     "factors of the first columns": Broken("factors[pair * 8 +", "factors[0 * pair +", WRONG),
     "one block of rows for all tiles": Broken("m_0 // BLOCK + lane", "lane", WRONG),
-    "one block of rows for a tile": Broken("(before + slab) // BLOCK", "0", WRONG),
+    "one block of rows for a tile": Broken("(begin + slab) // BLOCK", "0", WRONG),
 }
 
 
