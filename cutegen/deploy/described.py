@@ -27,6 +27,7 @@ def describe(family: DeclaredFamily) -> dict[str, Json]:
                 "kind": a.kind,
                 "dims": list(a.dims),
                 "optional": bool(a.when),
+                **({"anywhere": True} if a.anywhere else {}),
                 "may_alias": list(a.may_alias),
             }
             for a in family.declared_arguments

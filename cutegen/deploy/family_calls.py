@@ -10,6 +10,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -48,9 +49,10 @@ class _Argument(NamedTuple):
 
     name: str
     kind: str
-    dims: tuple[tuple[int, str], ...]
+    dims: tuple[tuple[Any, str], ...]
     optional: bool
     may_alias: tuple[str, ...]
+    anywhere: bool
 
 
 class _Plan(NamedTuple):
@@ -239,7 +241,7 @@ class FamilyCalls:
                 tensor = given[argument.name]
                 shape, stride, dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
             elif argument.name in dtypes:
-                shape = tuple(times * sizes[dim] for times, dim in argument.dims)
+                shape = tuple(int(times * sizes[dim]) for times, dim in argument.dims)
                 stride = _dense(shape)
                 dtype = self.torch_dtype(dtypes[argument.name])
                 made.append((at, shape, dtype))
@@ -305,7 +307,7 @@ class FamilyCalls:
             shape, stride = tuple(given[argument.name].shape), tuple(given[argument.name].stride())
             where = f"{argument.name} has shape {shape}"
             if len(shape) != len(argument.dims):
-                form = ", ".join(f"{times if times > 1 else ''}{dim}" for times, dim in argument.dims)
+                form = ", ".join(f"{times if times != 1 else ''}{dim}" for times, dim in argument.dims)
                 raise PinnedError(f"{where}; it must be ({form})")
             for (times, dim), whole in zip(argument.dims, shape, strict=True):
                 extent, rest = divmod(whole, times)
@@ -337,7 +339,7 @@ class FamilyCalls:
         wanted = {a.name for a, tensor in zip(self.tensors, tensors, strict=True) if tensor is not None}
         wanted |= {a.name for a in self.arguments if a.kind == "scalar" and words.get(a.name, True)}
         options = {name: words[name] for name in self._options}
-        unaligned = not all(map(_is_aligned, given.values()))
+        unaligned = not all(_is_aligned(given[a.name]) for a in self.tensors if a.name in given and not a.anywhere)
 
         def fits(record: dict[str, Any]) -> bool:
             self.require_record(record)
@@ -399,7 +401,7 @@ class FamilyCalls:
         return any(
             a.dims[-1][0] * sizes[a.dims[-1][1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % _ALIGNED_BYTES
             for a in self.tensors
-            if a.name in dtypes and len(a.dims) > 1
+            if a.name in dtypes and len(a.dims) > 1 and not a.anywhere
         )
 
 
@@ -417,6 +419,7 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
             tuple(map(_multiple, item["dims"])),
             item["optional"],
             tuple(item["may_alias"]),
+            item.get("anywhere", False) is True,
         )
         right = (
             isinstance(made.name, str)
@@ -432,10 +435,12 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
     return tuple(found)
 
 
-def _multiple(dim: str) -> tuple[int, str]:
-    """Return how many times which size an axis is: ``2n`` is twice ``n``."""
+def _multiple(dim: str) -> tuple[Any, str]:
+    """Return how many times which size an axis is: ``2n`` is twice ``n``, and ``n/128`` a 128th of it."""
     size = dim.lstrip("0123456789")
-    return int(dim[: len(dim) - len(size)] or 1), size
+    times = int(dim[: len(dim) - len(size)] or 1)
+    size, slash, parts = size.partition("/")
+    return (Fraction(times, int(parts)) if slash else times), size
 
 
 def _number(name: str, is_integer: bool, value: Any) -> float:

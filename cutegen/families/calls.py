@@ -71,7 +71,8 @@ def describe_call(
             _take_dtype(
                 declared, tensor, options, given[declared.dtype].values if declared.dtype in given else ()
             )
-    aligned = all(_is_aligned(declared_name, tensor) for declared_name, tensor in tensors.items())
+    anywhere = {a.name for a in family.declared_arguments if a.anywhere}
+    aligned = all(_is_aligned(name, tensor) for name, tensor in tensors.items() if name not in anywhere)
     missing = [size.name for size in family.sizes if size.name not in sizes and size.default is None]
     if missing:
         raise OperandError(f"{family.name}: no tensor tells the size {missing[0]}")
@@ -127,7 +128,7 @@ def _take_sizes(declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple
     for (times, dim), whole in zip(map(multiple, declared.dims), shape, strict=True):
         extent, rest = divmod(whole, times)
         if rest:
-            raise OperandError(f"{name} has shape {shape}, but {whole} is no multiple of {times}")
+            raise OperandError(f"{name} has shape {shape}, but {whole} is no multiple of {times.numerator}")
         known, by = sizes.setdefault(dim, (extent, name))
         if known != extent:
             raise OperandError(

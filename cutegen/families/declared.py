@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, TORCH_DTYPES, short_dtype, torch_dtype
@@ -92,7 +93,8 @@ class Declared:
         name: Its name.
         kind: What the kernel does with it.
         dtype: A short name of a dtype, or the option that holds one, or ``same``: that of option ``dtype``.
-        dims: The sizes of its axes, in order; ``2n`` for an axis of twice the size ``n``.
+        dims: The sizes of its axes, in order; ``2n`` for an axis of twice the size ``n``, ``n/128`` for one of
+            a 128th of it, of which ``n`` is a multiple then.
         when: What says whether it is there: an option that is a flag, or whose value may be ``none``; or an
             option and the values with which it is there, such as ``layout=halves,interleaved``. Empty for
             always.
@@ -100,6 +102,7 @@ class Declared:
         values: Of a scalar: what it is in most runs, and in the check on awkward sizes.
         below: Of a tensor of integers: the size that those drawn for it stay below; empty for 128.
         aligned: Whether kernels take it only with rows that start at multiples of 16 bytes.
+        anywhere: Whether its rows may start anywhere in every problem.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Declared:
     values: tuple[float, float] = (1.0, -0.5)
     below: str = ""
     aligned: bool = False
+    anywhere: bool = False
 
     def is_present(self, options: Mapping[str, str | bool]) -> bool:
         """Return whether a problem of these options has it."""
@@ -118,25 +122,36 @@ class Declared:
         return not option or (options[option] in values.split(",") if equals else bool(options[option]))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return its shape in a problem of these sizes."""
-        return tuple(times * sizes[size] for times, size in map(multiple, self.dims))
+        """Return its shape in a problem of these sizes; raises :class:`ProblemError` if parts are not whole."""
+        for times, size in map(multiple, self.dims):
+            if sizes[size] % times.denominator:
+                raise ProblemError(f"{size}={sizes[size]} must be a multiple of {times.denominator}")
+        return tuple(int(times * sizes[size]) for times, size in map(multiple, self.dims))
 
 
-def multiple(dim: str) -> tuple[int, str]:
-    """Return how many times which size an axis is: ``2n`` is twice ``n``."""
-    digits = re.match("[0-9]*", dim)
-    assert digits is not None
-    return int(digits[0] or 1), dim[digits.end() :]
+def multiple(dim: str) -> tuple[Fraction, str]:
+    """Return how many times which size an axis is: ``2n`` is twice ``n``, and ``n/128`` a 128th of it."""
+    parts = re.fullmatch("([0-9]*)(.*?)(?:/([1-9][0-9]*))?", dim)
+    assert parts is not None
+    return Fraction(int(parts[1] or 1), int(parts[3] or 1)), parts[2]
 
 
 def read(
-    name: str, dtype: str, dims: Sequence[str], *, when: str = "", below: str = "", aligned: bool = False
+    name: str,
+    dtype: str,
+    dims: Sequence[str],
+    *,
+    when: str = "",
+    below: str = "",
+    aligned: bool = False,
+    anywhere: bool = False,
 ) -> Declared:
     """Declare a tensor that kernels only read; its integers, such as places in another, stay below a size.
 
-    Its rows may start anywhere in problems that say ``unaligned``, unless it is always ``aligned``.
+    Its rows may start anywhere in problems that say ``unaligned``, unless it is always ``aligned``; in all of
+    them if ``anywhere``.
     """
-    return Declared(name, "in", dtype, tuple(dims), when, below=below, aligned=aligned)
+    return Declared(name, "in", dtype, tuple(dims), when, below=below, aligned=aligned, anywhere=anywhere)
 
 
 def write(
@@ -460,7 +475,7 @@ class DeclaredFamily(Family):
         return any(
             len(a.shape) > 1 and a.shape[-1] * DTYPE_BYTES[a.dtype] % TMA_ALIGN_BYTES
             for a in self.arguments(problem)
-            if not self._declared(a.name).aligned
+            if not (self._declared(a.name).aligned or self._declared(a.name).anywhere)
         )
 
     def typical(self) -> Sequence[DeclaredProblem]:
@@ -486,7 +501,7 @@ class DeclaredFamily(Family):
                 a.kind,
                 _dtype_of(a, options),
                 a.shape(sizes),
-                aligned=a.aligned or not problem.unaligned,
+                aligned=a.aligned or not (a.anywhere or problem.unaligned),
                 may_alias=tuple(name for name in a.may_alias if name in names),
             )
             for a in there

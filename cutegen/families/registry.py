@@ -226,6 +226,7 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, BLOCKS_GEMM, GEMM
     from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
     from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED
+    from cutegen.families.grouped_gemm_blocks.family import GROUPED_GEMM_BLOCKS
     from cutegen.families.layernorm.family import LAYERNORM
     from cutegen.families.rmsnorm.family import RMSNORM
     from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
@@ -235,6 +236,7 @@ def _shipped() -> tuple[Family, ...]:
     rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
     grouped = (GROUPED_GEMM, GROUPED_GEMM_MASKED, GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED)
     gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM)
+    grouped = (*grouped, GROUPED_GEMM_BLOCKS)
     return *gemms, *grouped, *rows, GATED, GATED_BACKWARD, ACTIVATION, ACTIVATION_BACKWARD, ROPE
 
 

@@ -106,7 +106,7 @@ def short_groups_leave_registers(
     return not swap_ab or accumulators(tile_shape_mn, mma_warpgroups) <= most
 
 
-def _of_one_group(rule: Rule) -> Rule:
+def of_one_group(rule: Rule) -> Rule:
     """Return a rule of the GEMM, asked about the GEMM of as many tiles."""
     missing = {knob: value for knob, value in whole({}).items() if knob in rule.knobs}
 
@@ -144,12 +144,13 @@ GEMM_RULES = (
 # --- what follows from a config ---
 
 
-def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
+def derive(config: Config, problem: Any, arch: Arch, beside_tiles: int = 0) -> dict[str, Value]:
     """Return what follows for the GEMM, with less shared memory, and the groups that a thread counts; a tile
-    of a gated product stores half of its columns if these are not rows of the result."""
+    of a gated product stores half of its columns if these are not rows of the result. A stage holds
+    ``beside_tiles`` bytes beside tiles of A and B."""
     columns = config.pair("tile_shape_mn")[1]
     stored = columns // 2 if activation_of(problem) and not config.flag("swap_ab") else columns
-    found = gemm.derive(whole(config), as_gemm(problem), room(arch), stored)
+    found = gemm.derive(whole(config), as_gemm(problem), room(arch), stored, beside_tiles)
     found["smem_bytes"] += TABLE_BYTES  # type: ignore[operator]
     return {**found, "experts_per_lane": EXPERTS_PER_LANE}
 
@@ -197,7 +198,7 @@ def build(family: str, arch: Arch, *more: Rule) -> Space:
         rules=(
             *(Rule.of(rule) for rule in OWN_RULES),
             *more,
-            *(_of_one_group(Rule.of(rule)) for rule in GEMM_RULES),
+            *(of_one_group(Rule.of(rule)) for rule in GEMM_RULES),
         ),
         derive=derive,
         choose_default=choose_default,

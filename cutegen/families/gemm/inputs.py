@@ -15,7 +15,7 @@ from cutegen.family import Inputs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALPHA", "BETA", "SCALE_A", "SCALE_B", "Workload", "make_inputs"]
+__all__ = ["ALPHA", "BETA", "SCALE_A", "SCALE_B", "Workload", "make_inputs", "times_factors"]
 
 #: Factors for problems with alpha and beta: exact in every dtype, and neither 0 nor 1.
 ALPHA, BETA = 1.25, -0.5
@@ -91,7 +91,7 @@ class Workload:
         """Return A and B as the numbers that they stand for: themselves, or decoded to fp32 (with factors of
         blocks: to fp64)."""
         if self.problem.has_factors and self.scales is not None:
-            return _times_factors(self.a, self.scales[0]), _times_factors(self.b, self.scales[1])
+            return times_factors(self.a, self.scales[0]), times_factors(self.b, self.scales[1])
         scaling = BLOCK_SCALED.get(self.problem.ab_dtype)
         if scaling is None or self.scales is None:
             return self.a, self.b
@@ -196,7 +196,7 @@ def _factors(shape: tuple[int, int], step: int, generator: torch.Generator, *, p
     return whole[:, :rows].t()
 
 
-def _times_factors(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def times_factors(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Return the elements of an operand times the factors of their blocks, in fp64."""
     for dim, size in enumerate(x.shape):
         if factors.shape[dim] != size:

@@ -10,7 +10,17 @@ from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.space import Config, Value
 
-__all__ = ["ALL", "activation_of", "as_gemm", "gemm_of", "is_masked", "mean_rows", "uncut", "whole"]
+__all__ = [
+    "ALL",
+    "activation_of",
+    "as_gemm",
+    "gemm_of",
+    "has_factors",
+    "is_masked",
+    "mean_rows",
+    "uncut",
+    "whole",
+]
 
 #: A mean of as many rows as there is room for.
 ALL = "all"
@@ -23,6 +33,11 @@ _UNCUT: Mapping[str, Value] = {"stream_k": False, "reduction": "fixed", "split_k
 def is_masked(problem: DeclaredProblem) -> bool:
     """Return whether each group has a matrix, not a range of the rows of one."""
     return problem.family.endswith(_MASKED)
+
+
+def has_factors(problem: DeclaredProblem) -> bool:
+    """Return whether blocks of both operands have factors."""
+    return problem.family.endswith("_blocks")
 
 
 def activation_of(problem: DeclaredProblem) -> str:
@@ -54,6 +69,9 @@ def gemm_of(problem: DeclaredProblem, rows: int, groups: int) -> Problem:
     Gated products cost what the plain ones cost with all columns of their matrices.
     """
     k, dtype, activation = -(-problem.k // 8) * 8, str(problem.dtype), activation_of(problem)
+    if has_factors(problem):
+        out, unaligned = str(problem.out), problem.unaligned
+        return Problem(rows, problem.n, k, groups, dtype, out, unaligned_out=unaligned, promote=True)
     n, epilogue = (2 * problem.n if activation else problem.n), Epilogue(activation=activation)
     return Problem(rows, n, k, groups, ab_dtype=dtype, unaligned_out=problem.unaligned, epilogue=epilogue)
 

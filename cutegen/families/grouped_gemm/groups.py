@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.family import GATED_GEMM
-from cutegen.families.grouped_gemm.as_gemm import activation_of, gemm_of, is_masked, mean_rows
+from cutegen.families.grouped_gemm.as_gemm import activation_of, gemm_of, has_factors, is_masked, mean_rows
 from cutegen.family import Chunk, Inputs, Reference
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def _spread_rows(problem: DeclaredProblem, awkward: bool) -> list[int]:
 
 
 def spread(problem: DeclaredProblem, tensors: Mapping[str, Any], awkward: bool) -> None:
-    """Spread rows over the groups; where inputs are to be awkward, rows of no group are NaN."""
+    """Spread rows over the groups; where inputs are to be awkward, rows of no group are NaN.
+
+    Factors of blocks are between 1/2 and 2.
+    """
     import torch
 
     counts, a = torch.tensor(_spread_rows(problem, awkward), dtype=torch.int32), tensors["a"]
@@ -52,9 +55,13 @@ def spread(problem: DeclaredProblem, tensors: Mapping[str, Any], awkward: bool) 
         tensors["counts"].copy_(counts)
     else:
         tensors["offs"].copy_(counts.cumsum(0))
+    for name in tensors.keys() & {"scale_a", "scale_b"}:
+        tensors[name].abs_().mul_(0.5).clamp_(max=1.5).add_(0.5)
     if awkward:
         for index, first, end in _unused(tensors):
             a[index, first:end, :] = math.nan
+            if "scale_a" in tensors:
+                tensors["scale_a"][:, first:end] = math.nan
 
 
 def ranges(tensors: Mapping[str, Any]) -> Iterator[tuple[int, Any, int, int]]:
@@ -101,11 +108,17 @@ def grouped_products(
     counts: torch.Tensor | None = None,
     activation: str = "",
     layout: str = "",
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return the output without reading counts on the host: slow, as each matrix multiplies all rows."""
     import torch
 
     gate = gate_of(activation, layout) if activation else lambda product: product
+    if scale_a is not None and scale_b is not None:
+        from cutegen.families.gemm.inputs import times_factors
+
+        a, b = times_factors(a, scale_a.mT).float(), times_factors(b, scale_b).float()
     rows = torch.arange(a.shape[-2], device=a.device)
     found = out
     for group, matrix in enumerate(b):
@@ -133,7 +146,7 @@ class GroupedReference:
                 index,
                 first,
                 end,
-                _of_group(problem, tensors["a"][index, first:end, :], tensors["b"][group]),
+                _of_group(problem, tensors, group, (index, slice(first, end))),
             )
             for group, index, first, end in ranges(tensors)
             if first < end
@@ -154,16 +167,23 @@ class GroupedReference:
             yield replace(chunk, place=_placed(index, low, chunk))
 
 
-def _of_group(problem: DeclaredProblem, rows: torch.Tensor, matrix: torch.Tensor) -> Reference:
+def _of_group(
+    problem: DeclaredProblem, tensors: Mapping[str, Any], group: int, place: tuple[Any, slice]
+) -> Reference:
     """Return the reference of one group, that of its plain or gated product."""
+    from cutegen.families.gemm.inputs import times_factors
     from cutegen.families.gemm.reference import GemmReference
 
+    rows, matrix = tensors["a"][(*place, slice(None))], tensors["b"][group]
     if activation_of(problem):
         names = ("dtype", "activation", "layout")
         sizes = {"m": len(rows), "n": problem.n, "k": problem.k}
         one = GATED_GEMM.problem(sizes, {name: getattr(problem, name) for name in names})
         return GATED_GEMM.reference(one, Inputs({"x": rows, "w": matrix}))
     most = _REFERENCE_ELEMENTS // int(problem.g)
+    if has_factors(problem):
+        rows = times_factors(rows, tensors["scale_a"][:, place[1]].mT)
+        matrix = times_factors(matrix, tensors["scale_b"][group])
     return GemmReference(gemm_of(problem, len(rows), 1), rows, matrix.mT, full_elements=most)
 
 

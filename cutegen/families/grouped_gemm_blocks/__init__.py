@@ -1,0 +1,1 @@
+"""Grouped GEMM of fp8 operands whose blocks have factors."""

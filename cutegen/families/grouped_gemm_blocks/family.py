@@ -1,0 +1,132 @@
+"""Grouped fp8 GEMM whose blocks of 128 have fp32 factors, as ``grouped_gemm`` and ``gemm_blocks``.
+
+``out[r] = (scale_a * a)[r] @ (scale_b * b)[i].T`` for rows ``r`` of group ``i``. Every 128 elements of a row of
+``a`` have a factor, those of one place in k side by side in memory, and every 128 x 128 elements of each matrix
+of ``b``; k and n are whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.declared import DeclaredProblem, integers, read, update
+from cutegen.families.gemm.problem import FACTOR_BLOCK
+from cutegen.families.grouped_gemm.family import GROUPED_GEMM, SPREADS, GroupedFamily
+from cutegen.families.grouped_gemm.groups import grouped_products, ranges, spread
+from cutegen.family import Baseline, Inputs, Option, Size, Tensors
+
+__all__ = ["GROUPED_GEMM_BLOCKS"]
+
+#: Sizes of the problems on which candidates are checked besides their own, as those of ``grouped_gemm``.
+_TAILS = ((333, 384, 256, 5), (1000, 1152, 384, 3), (4001, 2176, 128, 4), (9001, 2176, 128, 2))
+#: cuBLAS takes factors of a multiple of this many rows (torch 2.11).
+_ROWS_OF_CUBLAS = 4
+
+
+class GroupedBlocksFamily(GroupedFamily):
+    """A grouped GEMM of operands whose blocks have factors."""
+
+    def tails(self, problem: DeclaredProblem) -> Sequence[DeclaredProblem]:
+        """Return small problems with empty groups and sizes that fit no tile."""
+        return [problem.with_sizes(m=m, n=n, k=k, g=g) for m, n, k, g in _TAILS]
+
+    def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
+        """Return a loop of cuBLAS's product, whose rows the host is told and whose factors lie as it wants."""
+        return {"loop of torch._scaled_mm": _Loop()}
+
+
+class _Loop:
+    """One product for each group. Row counts are read once, and factors laid out for each set of inputs: what is
+    timed neither waits nor copies."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[Any, ...]]] = {}
+
+    def __call__(self, inputs: Inputs, outputs: Tensors) -> None:
+        import torch
+
+        plain: Any = torch.ops.aten._scaled_mm.out
+        out = outputs["out"]
+        key = inputs.tensors["a"].data_ptr()
+        if key not in self._known:
+            self._known[key] = [*map(tuple, _of_groups(inputs.tensors))]
+        for a, b, scale_a, scale_b, first, end in self._known[key]:
+            rows = len(a)
+            target = out[first:end] if rows == end - first else out.new_empty((rows, out.shape[1]))
+            plain(a, b, scale_a, scale_b, out_dtype=out.dtype, out=target)
+            if rows != end - first:
+                out[first:end].copy_(target[: end - first])
+
+
+def _of_groups(tensors: Tensors) -> list[Sequence[Any]]:
+    """Return what cuBLAS takes for each group with rows, their number rounded up as it wants."""
+    import torch
+
+    found: list[Sequence[Any]] = []
+    for group, _, first, end in ranges(tensors):
+        if first == end:
+            continue
+        a, scale_a = tensors["a"][first:end], tensors["scale_a"][:, first:end]
+        missing = -(end - first) % _ROWS_OF_CUBLAS
+        if missing:
+            a = torch.cat([a.view(torch.uint8), a.new_zeros((missing, a.shape[1])).view(torch.uint8)]).view(a.dtype)
+            scale_a = torch.nn.functional.pad(scale_a, (0, missing), value=1.0)
+        scale_b = tensors["scale_b"][group]
+        scale_b = torch.nn.functional.pad(scale_b, (0, -scale_b.shape[1] % 4))
+        found.append((a, tensors["b"][group].mT, scale_a.contiguous().mT, scale_b.mT, first, end))
+    return found
+
+
+def _flops(problem: DeclaredProblem) -> int:
+    return int(2 * problem.m * problem.n * problem.k)
+
+
+def _bytes(problem: DeclaredProblem) -> int:
+    """Every row and its factors once, and every matrix that some row needs."""
+    blocks_k, blocks_n = problem.k // FACTOR_BLOCK, problem.n // FACTOR_BLOCK
+    of_row = problem.k + 4 * blocks_k + problem.n * DTYPE_BYTES[str(problem.out)]
+    of_matrix = problem.n * problem.k + 4 * blocks_n * blocks_k
+    return int(problem.m * of_row + min(problem.m, problem.g) * of_matrix)
+
+
+GROUPED_GEMM_BLOCKS = GroupedBlocksFamily(
+    "grouped_gemm_blocks",
+    "fp8 products of ranges of rows with a matrix each, with fp32 factors of blocks of 128",
+    sizes=(
+        Size("m", "rows of all groups"),
+        Size("n", "columns of out, a multiple of 128"),
+        Size("k", "columns of a, a multiple of 128"),
+        Size("g", "groups"),
+    ),
+    options=(
+        Option("dtype", "of a and b", ("e4m3",), "e4m3"),
+        Option("out", "of the result", ("bf16", "fp16", "fp32"), "bf16"),
+        Option("tokens", "how rows spread over groups: each equally likely, or 1 / rank", SPREADS, "uniform"),
+    ),
+    arguments=(
+        read("a", "dtype", ("m", "k"), aligned=True),
+        read("b", "dtype", ("g", "n", "k"), aligned=True),
+        read("scale_a", "fp32", (f"k/{FACTOR_BLOCK}", "m"), anywhere=True),
+        read("scale_b", "fp32", ("g", f"n/{FACTOR_BLOCK}", f"k/{FACTOR_BLOCK}"), anywhere=True),
+        read("offs", "int32", ("g",)),
+        update("out", "out", ("m", "n")),
+        integers(),
+    ),
+    reference=grouped_products,
+    adjust=spread,
+    flops=_flops,
+    min_bytes=_bytes,
+    repeat="idempotent",
+    knobs=GROUPED_GEMM.knobs,
+    examples=(
+        "32768x6144x7168x4 e4m3",
+        "32768x4096x2048x8 e4m3 tokens=zipf",
+        "65536x1536x2048x128 e4m3",
+        "4096x1536x2048x128 e4m3 out=fp16",
+        "512x768x2048x128 e4m3 tokens=zipf",
+        "64x4096x4096x8 e4m3",
+        "300x1024x256x5 e4m3 out=fp32",
+    ),
+)
