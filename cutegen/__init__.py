@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         use,
         wait_for_kernels,
     )
-    from cutegen.torch_ops.grouped_gemm import grouped_gemm
+    from cutegen.torch_ops.grouped_gemm import grouped_gemm, scaled_grouped_gemm
     from cutegen.torch_ops.inductor import inductor_options
     from cutegen.torch_ops.layer_norm import layer_norm
     from cutegen.torch_ops.modules import optimize, restore
@@ -90,6 +90,7 @@ __all__ = [
     "rope",
     "rope_",
     "scaled_gemm",
+    "scaled_grouped_gemm",
     "softmax",
     "swiglu",
     "tunable",
@@ -138,6 +139,7 @@ _HOMES = {
     "rope": "torch_ops.rope",
     "rope_": "torch_ops.rope",
     "scaled_gemm": "torch_ops.gemm",
+    "scaled_grouped_gemm": "torch_ops.grouped_gemm",
     "softmax": "torch_ops.softmax",
     "tunable": "families.user.tunable",
     "swiglu": "torch_ops.gates",

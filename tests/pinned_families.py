@@ -80,6 +80,7 @@ LINES = (
     "rope 64x32x8x128x64x4096 bf16 style=interleaved table=positions norm",
     "grouped_gemm 64x512x256x4 bf16 tokens=zipf",
     "grouped_gemm_masked 64x511x256x4 fp16 mean=20",
+    "grouped_gemm_blocks 301x256x384x4 e4m3",
     "grouped_gated_gemm 300x72x64x5 bf16 layout=interleaved",
 )
 

@@ -34,6 +34,7 @@ KERNELS = (
     ("rope", "sm_90a"),
     ("grouped_gemm", "sm_90a"),
     ("grouped_gemm_masked", "sm_90a"),
+    ("grouped_gemm_blocks", "sm_90a"),
     ("grouped_gated_gemm", "sm_90a"),
     ("grouped_gated_gemm_masked", "sm_90a"),
 )

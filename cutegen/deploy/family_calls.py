@@ -339,7 +339,8 @@ class FamilyCalls:
         wanted = {a.name for a, tensor in zip(self.tensors, tensors, strict=True) if tensor is not None}
         wanted |= {a.name for a in self.arguments if a.kind == "scalar" and words.get(a.name, True)}
         options = {name: words[name] for name in self._options}
-        unaligned = not all(_is_aligned(given[a.name]) for a in self.tensors if a.name in given and not a.anywhere)
+        anywhere = {a.name for a in self.tensors if a.anywhere}
+        unaligned = not all(_is_aligned(tensor) for name, tensor in given.items() if name not in anywhere)
 
         def fits(record: dict[str, Any]) -> bool:
             self.require_record(record)

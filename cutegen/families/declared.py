@@ -93,8 +93,8 @@ class Declared:
         name: Its name.
         kind: What the kernel does with it.
         dtype: A short name of a dtype, or the option that holds one, or ``same``: that of option ``dtype``.
-        dims: The sizes of its axes, in order; ``2n`` for an axis of twice the size ``n``, ``n/128`` for one of
-            a 128th of it, of which ``n`` is a multiple then.
+        dims: The sizes of its axes, in order; ``2n`` for an axis of twice the size ``n``, ``n/128`` for a
+            128th of it, which must be whole.
         when: What says whether it is there: an option that is a flag, or whose value may be ``none``; or an
             option and the values with which it is there, such as ``layout=halves,interleaved``. Empty for
             always.
@@ -122,7 +122,11 @@ class Declared:
         return not option or (options[option] in values.split(",") if equals else bool(options[option]))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return its shape in a problem of these sizes; raises :class:`ProblemError` if parts are not whole."""
+        """Return its shape in a problem of these sizes.
+
+        Raises:
+            ProblemError: A part of a size is not whole.
+        """
         for times, size in map(multiple, self.dims):
             if sizes[size] % times.denominator:
                 raise ProblemError(f"{size}={sizes[size]} must be a multiple of {times.denominator}")
@@ -457,6 +461,8 @@ class DeclaredFamily(Family):
                 raise ProblemError(f"{size.name}={value!r} must be an integer from 1 to {_MOST}")
             chosen.append((size.name, value))
         items = tuple((o.name, self._option(o, options)) for o in self.options if o.name != UNALIGNED)
+        for argument in self.declared_arguments:
+            argument.shape(dict(chosen))  # parts of sizes are whole
         problem = DeclaredProblem(self, tuple(chosen), items, bool(options.get(UNALIGNED)))
         return replace(problem, unaligned=problem.unaligned or self.is_odd(problem))
 

@@ -1,4 +1,4 @@
-"""``grouped_gemm`` on torch tensors, eager and under ``torch.compile``."""
+"""``grouped_gemm`` and ``scaled_grouped_gemm`` on torch tensors, eager and under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cutegen.families.gated_gemm.family import WEIGHT_LAYOUTS
 from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
 from cutegen.families.grouped_gemm.as_gemm import ALL
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED, MEANS, SPREADS
+from cutegen.families.grouped_gemm_blocks.family import GROUPED_GEMM_BLOCKS
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["expected_mean", "grouped_gemm", "prepare"]
+__all__ = ["expected_mean", "grouped_gemm", "prepare", "scaled_grouped_gemm"]
 
 #: Operators by whether groups have a matrix each, then by whether products are gated.
 _operators = {
@@ -32,6 +33,7 @@ _operators = {
         (True, True, GROUPED_GATED_GEMM_MASKED),
     )
 }
+_of_blocks = DeclaredOperator(GROUPED_GEMM_BLOCKS, state.default_dispatcher, state.workspaces)
 
 
 def grouped_gemm(
@@ -106,6 +108,76 @@ def grouped_gemm(
     return out
 
 
+def scaled_grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | Sequence[int],
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    tokens: str = "uniform",
+    config: AnyConfig = None,
+) -> torch.Tensor:
+    """Return fp8 products of each group's rows with the group's matrix, whose blocks of 128 have factors.
+
+    Experimental, on Hopper. For group ``i`` and its rows ``r`` it is
+    ``(scale_a * a)[r] @ (scale_b * b)[i].T``, each factor for a block of elements, in one launch as
+    :func:`grouped_gemm`: row counts are read on the device only, rows of no group are neither read nor
+    written, and there are no gradients. Sums of 128 terms are multiplied by their factors and added up in fp32.
+
+    Args:
+        a: (m, k) in ``torch.float8_e4m3fn``: the rows of all groups, one group after the other; k is a
+            multiple of 128.
+        b: (groups, n, k) likewise, as the weights of linear layers lie; n is a multiple of 128, and there are
+            at most 512 groups.
+        scale_a: (m, k / 128) in fp32, the factor of every 128 elements of a row, with contiguous columns, as
+            ``torch._scaled_mm`` takes them.
+        scale_b: (groups, n / 128, k / 128) in fp32, of every 128 x 128 elements of a matrix.
+        offs: (groups,) int32: where the rows of each group end, growing, at most m.
+        out_dtype: Of a new result: bf16 (default), fp16 or fp32.
+        out: Where the result goes, (m, n); no memory of another argument.
+        tokens: How rows spread over the groups, by which a tuned kernel is chosen: ``uniform`` or ``zipf``.
+        config: Overrides the choice of kernel: a complete config, or its text ``knob=value ...``.
+
+    Raises:
+        OperandError: A tensor cannot be an operand; the message names it and what would be valid.
+        LaunchError: There is no kernel to launch, or it failed to.
+        CutegenError: As :func:`cutegen.gemm`.
+    """
+    _form(a, b, offs, None)
+    if tokens not in SPREADS:
+        raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
+    if not hasattr(scale_a, "stride") or scale_a.dim() != 2:
+        raise OperandError(
+            "scale_a must be a matrix, (m, k / 128): a factor for every 128 elements of a row of a"
+        )
+    if scale_a.shape[0] > 1 and scale_a.stride(0) != 1:
+        raise OperandError(
+            f"scale_a has shape {tuple(scale_a.shape)} and strides {scale_a.stride()}; its columns must be "
+            "contiguous: pass scale_a.t().contiguous().t()"
+        )
+    extents = _on_device("offs", offs, a, b)
+    made = out is None
+    if out is None:
+        import torch
+
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
+    elif out_dtype not in (None, out.dtype):
+        raise OperandError(f"out has dtype {out.dtype}, but out_dtype is {out_dtype}; leave one of them out")
+    if a.shape[0] == 0:
+        return out
+    values = [a, b, scale_a.t(), scale_b, extents, out]
+    if not made:
+        refuse_overlap(
+            GROUPED_GEMM_BLOCKS, dict(zip((t.name for t in _of_blocks.tensors), values, strict=True))
+        )
+    run = _of_blocks.traced if state.must_trace(a) else _of_blocks
+    run(values, (), None if config is None else as_config(config), (tokens,))
+    return out
+
+
 def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[str, Any]:
     """Return the name and value of what says where rows are."""
     for name, tensor in (("a", a), ("b", b)):
@@ -161,5 +233,5 @@ def expected_mean(expected_rows: int | None) -> str:
 def prepare() -> None:
     """Import torch and register the operators with it; again does nothing."""
     state.prepare()
-    for operator in _operators.values():
+    for operator in (*_operators.values(), _of_blocks):
         operator.register()

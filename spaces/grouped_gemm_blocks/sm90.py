@@ -1,4 +1,4 @@
-"""The configs of grouped fp8 GEMMs with factors of blocks: those of grouped GEMMs, as far as sums fit registers.
+"""The configs of grouped fp8 GEMMs with factors of blocks: those of grouped GEMMs whose sums fit registers.
 
 What a tile's sums and factors take is judged as for one such GEMM (``spaces/gemm_blocks/sm90.py``).
 """

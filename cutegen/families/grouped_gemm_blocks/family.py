@@ -1,8 +1,8 @@
 """Grouped fp8 GEMM whose blocks of 128 have fp32 factors, as ``grouped_gemm`` and ``gemm_blocks``.
 
-``out[r] = (scale_a * a)[r] @ (scale_b * b)[i].T`` for rows ``r`` of group ``i``. Every 128 elements of a row of
-``a`` have a factor, those of one place in k side by side in memory, and every 128 x 128 elements of each matrix
-of ``b``; k and n are whole blocks.
+``out[r] = (scale_a * a)[r] @ (scale_b * b)[i].T`` for rows ``r`` of group ``i``. Every 128 elements of a row
+of ``a`` have a factor, those of one place in k side by side in memory, and every 128 x 128 elements of each
+matrix of ``b``; k and n are whole blocks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ class GroupedBlocksFamily(GroupedFamily):
         return [problem.with_sizes(m=m, n=n, k=k, g=g) for m, n, k, g in _TAILS]
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return a loop of cuBLAS's product, whose rows the host is told and whose factors lie as it wants."""
+        """Return a loop of cuBLAS's product: the host is told the rows, and factors lie as it wants."""
         return {"loop of torch._scaled_mm": _Loop()}
 
 
 class _Loop:
-    """One product for each group. Row counts are read once, and factors laid out for each set of inputs: what is
-    timed neither waits nor copies."""
+    """One product for each group. Rows are read, and factors laid out, once for each set of inputs.
+
+    So what is timed neither waits nor copies.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, list[tuple[Any, ...]]] = {}
@@ -71,7 +73,7 @@ def _of_groups(tensors: Tensors) -> list[Sequence[Any]]:
         a, scale_a = tensors["a"][first:end], tensors["scale_a"][:, first:end]
         missing = -(end - first) % _ROWS_OF_CUBLAS
         if missing:
-            a = torch.cat([a.view(torch.uint8), a.new_zeros((missing, a.shape[1])).view(torch.uint8)]).view(a.dtype)
+            a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)
             scale_a = torch.nn.functional.pad(scale_a, (0, missing), value=1.0)
         scale_b = tensors["scale_b"][group]
         scale_b = torch.nn.functional.pad(scale_b, (0, -scale_b.shape[1] % 4))
