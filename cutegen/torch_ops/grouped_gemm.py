@@ -125,7 +125,8 @@ def scaled_grouped_gemm(
     Experimental, on Hopper. For group ``i`` and its rows ``r`` it is
     ``(scale_a * a)[r] @ (scale_b * b)[i].T``, each factor for a block of elements, in one launch as
     :func:`grouped_gemm`: row counts are read on the device only, rows of no group are neither read nor
-    written, and there are no gradients. Sums of 128 terms are multiplied by their factors and added up in fp32.
+    written, and there are no gradients. Sums of 128 terms are multiplied by their factors and added up in
+    fp32.
 
     Args:
         a: (m, k) in ``torch.float8_e4m3fn``: the rows of all groups, one group after the other; k is a
