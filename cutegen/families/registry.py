@@ -234,9 +234,9 @@ def _shipped() -> tuple[Family, ...]:
     from cutegen.families.softmax.family import SOFTMAX
 
     rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
-    grouped = (GROUPED_GEMM, GROUPED_GEMM_MASKED, GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED)
+    gated_groups = (GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED)
+    grouped = (GROUPED_GEMM, GROUPED_GEMM_MASKED, *gated_groups, GROUPED_GEMM_BLOCKS)
     gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM)
-    grouped = (*grouped, GROUPED_GEMM_BLOCKS)
     return *gemms, *grouped, *rows, GATED, GATED_BACKWARD, ACTIVATION, ACTIVATION_BACKWARD, ROPE
 
 

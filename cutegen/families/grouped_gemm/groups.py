@@ -174,7 +174,8 @@ def _of_group(
     from cutegen.families.gemm.inputs import times_factors
     from cutegen.families.gemm.reference import GemmReference
 
-    rows, matrix = tensors["a"][(*place, slice(None))], tensors["b"][group]
+    index, where = place
+    rows, matrix = tensors["a"][index, where, :], tensors["b"][group]
     if activation_of(problem):
         names = ("dtype", "activation", "layout")
         sizes = {"m": len(rows), "n": problem.n, "k": problem.k}
@@ -182,7 +183,7 @@ def _of_group(
         return GATED_GEMM.reference(one, Inputs({"x": rows, "w": matrix}))
     most = _REFERENCE_ELEMENTS // int(problem.g)
     if has_factors(problem):
-        rows = times_factors(rows, tensors["scale_a"][:, place[1]].mT)
+        rows = times_factors(rows, tensors["scale_a"][:, where].mT)
         matrix = times_factors(matrix, tensors["scale_b"][group])
     return GemmReference(gemm_of(problem, len(rows), 1), rows, matrix.mT, full_elements=most)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES
@@ -99,8 +100,8 @@ def _parameter(argument: Argument, kernel: Kernel, problem: Any) -> _Parameter:
     return _Parameter(argument.name, "cute.Tensor", fake)
 
 
-def _extent(kernel: Kernel, problem: Any, times: int, size: str) -> str:
-    """Return the extent of an axis: a number, the symbol of a free size, or one of its own for a multiple."""
+def _extent(kernel: Kernel, problem: Any, times: Fraction, size: str) -> str:
+    """Return the extent of an axis: a number, the symbol of a free size, or one of its own for another."""
     if kernel.sizes[size] != free:
         return str(times * problem.sizes[size])
     return size if times == 1 else "cute.sym_int()"
@@ -127,8 +128,10 @@ def _extents(kernel: Kernel, arguments: tuple[Argument, ...]) -> list[tuple[str,
     for size, kind in kernel.sizes.items():
         if kind == free and size in named:
             axes = [(*multiple(d), a.name, at) for a in arguments for at, d in enumerate(_dims(kernel, a))]
-            times, _, name, at = min((axis for axis in axes if axis[1] == size), key=lambda axis: axis[0])
-            found.append((size, f"{name}.shape[{at}]{f' // {times}' if times > 1 else ''}"))
+            of_size = (axis for axis in axes if axis[1] == size)
+            times, _, name, at = min(of_size, key=lambda axis: (axis[0] < 1, axis[0]))
+            scaled = f" // {times}" if times > 1 else f" * {1 / times}" if times < 1 else ""
+            found.append((size, f"{name}.shape[{at}]{scaled}"))
     return found
 
 
