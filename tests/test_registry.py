@@ -91,7 +91,7 @@ def test_families_of_a_folder_are_found_by_their_names(tmp_path: Path) -> None:
     assert [family.name for family in loaded] == ["again", "twice"]
     assert load_families(tmp_path) == loaded and find_family("twice") is loaded[1]
     norms = {"layernorm", "rmsnorm", "rmsnorm_quantized", "softmax", "cross_entropy"}
-    gemms = {"gemm", "gemm_blocks", "gemm_blockscaled", "gated_gemm"}
+    gemms = {"gemm", "gemm_blocks", "gemm_blockscaled", "gated_gemm", "grouped_gemm_blocks"}
     gemms |= {f"grouped_{kind}{form}" for kind in ("gemm", "gated_gemm") for form in ("", "_masked")}
     pointwise = {"activation", "activation_backward", "gated", "gated_backward"}
     shipped = {"rope", *pointwise, *gemms, *norms}

@@ -314,7 +314,7 @@ class Deployment:
             some = "; ".join(self.problems[:8]) + ("; ..." if len(self.problems) > 8 else "")
             raise PinnedError(f"no kernel is pinned for {asked}; pinned: {some}")
         if not is_record(record):
-            raise self._malformed(f"the record of {record['problem']} is not one that was pinned")
+            raise self._malformed(f"the record of {record.get('problem')} is not one that was pinned")
         if not record["symbol"]:
             product = self.torch.bmm if a.dim() == 3 else self.torch.mm
             return lambda addresses, factors, a, b, out: product(a, b, out=out)

@@ -17,7 +17,7 @@ from cutegen.families.grouped_gemm.family import GROUPED_GEMM, SPREADS, GroupedF
 from cutegen.families.grouped_gemm.groups import grouped_products, ranges, spread
 from cutegen.family import Baseline, Inputs, Option, Size, Tensors
 
-__all__ = ["GROUPED_GEMM_BLOCKS"]
+__all__ = ["GROUPED_GEMM_BLOCKS", "GroupedBlocksFamily"]
 
 #: Sizes of the problems on which candidates are checked besides their own, as those of ``grouped_gemm``.
 _TAILS = ((333, 384, 256, 5), (1000, 1152, 384, 3), (4001, 2176, 128, 4), (9001, 2176, 128, 2))
