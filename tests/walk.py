@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from cutegen.families.declared import multiple
+from cutegen.families.declared import DeclaredFamily, multiple
 from cutegen.families.gemm.family import GemmFamily
 from cutegen.families.gemm.problem import (
     ACTIVATIONS,
@@ -116,7 +116,8 @@ def random_of(space: Space, generator: Random, reach: Reach = NEAR) -> Any:
         sizes["pairs"] = 1 + sizes["pairs"] % max(1, sizes["d"] // 2)
     if "k" in sizes:  # along which operands of an MMA are contiguous
         sizes["k"] = -(-sizes["k"] // 8) * 8
-    for parts, size in (multiple(dim) for a in family.declared_arguments for dim in a.dims):
+    declared = family.declared_arguments if isinstance(family, DeclaredFamily) else ()
+    for parts, size in (multiple(dim) for a in declared for dim in a.dims):
         sizes[size] = -(-sizes[size] // parts.denominator) * parts.denominator
     options = {
         option.name: generator.random() < 0.4 if option.is_flag else generator.choice(option.values)
