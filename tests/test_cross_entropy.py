@@ -41,7 +41,12 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"threads_per_row": 16, "rows_per_thread": 2, "rows_per_cta": 16},
     ),
     ("sm_90a", f"16x1001 bf16 {ALL}", {"pdl": "late"}),
-    ("sm_90a", f"256x32768 bf16 {ALL}", {"threads_per_row": 256, "cluster_n": 4}),
+    (
+        "sm_90a",
+        f"256x32768 bf16 {ALL}",
+        {"threads_per_row": 256, "cluster_n": 4, "row_in": "registers", "turn": 1},
+    ),
+    ("sm_90a", f"8192x32000 bf16 {ALL}", {**SMEM, "threads_per_row": 256, "cluster_n": 2, "pdl": "early"}),
     ("sm_90a", "1x262143 bf16 gradient", {}),
     ("sm_90a", "8192x128256 bf16 gradient", {}),
     ("sm_90a", f"8192x151936 bf16 {ALL}", {}),

@@ -37,7 +37,8 @@ LONG_ROW = 16_384
 
 SHORT_FOR_SMEM = 65_536
 """Bytes of a row up to which it stays in registers. Source: an H200, bf16 rows: those of 32 KiB take 3 %
-longer in shared memory, those of 64 KiB 1 %; those of 128 KiB 9 % longer in registers."""
+longer in shared memory, those of 64 KiB 1 %; those of 128 KiB 9 % longer in registers. Rows of cross-entropy,
+which needs more registers, take 30 % less in shared memory already with 62 KiB."""
 SMALL_GROUP = 0.02
 """How much longer a row takes, as a fraction, with half as many threads of a warp. Source: an H200."""
 SHORT_KERNEL = 2**28
@@ -258,12 +259,14 @@ def turns_are_for_rows_in_smem(
 
 
 def smem_is_for_long_rows(cluster_n: int, row_in: str, problem: Any) -> bool:
-    """row_in=smem needs rows of more than 64 KiB, at multiples of 16 bytes, and a cluster. Each CTA keeps its
-    part of x, and of a residual: together more than 16 KiB, since smaller parts take longer, and up to 64 KiB
-    unless 16 CTAs share the row, so that a multiprocessor has room for several."""
+    """row_in=smem needs rows of more than 64 KiB, of cross-entropy 32 KiB, at multiples of 16 bytes, and a
+    cluster. Each CTA keeps its part of x, and of a residual: together more than 16 KiB, since smaller parts
+    take longer, and up to 64 KiB unless 16 CTAs share the row, so that a multiprocessor has room for
+    several."""
     if row_in == "registers":
         return True
-    long = not problem.signature.unaligned and part_bytes(problem, 1) > SHORT_FOR_SMEM
+    short = SHORT_FOR_SMEM // 2 if problem.family == "cross_entropy" else SHORT_FOR_SMEM
+    long = not problem.signature.unaligned and part_bytes(problem, 1) > short
     staged = staged_bytes(problem, cluster_n)
     return bool(long and cluster_n > 1 and staged > SMALL_PART and (staged <= LARGE_PART or cluster_n == 16))
 
@@ -335,10 +338,12 @@ def derive(
 
 
 def _is_hard(problem: Any, config: Config) -> bool:
-    """Return whether a late weight needs more registers than its 32 values of 16 bits do. Source: ptxas."""
+    """Return whether a late weight needs more registers than its 32 values of 16 bits do, or the 160 warps
+    and more of a cluster that do not all hold as much of a row. Source: ptxas."""
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     many = values_per_thread(problem, threads_per_row, cluster_n) > 32
-    return many or is_wide(problem) or problem.signature.dtype == "fp32"
+    odd = cluster_n == 16 and threads_per_row > 256 and part(problem, cluster_n) % threads_per_row > 0
+    return many or odd or is_wide(problem) or problem.signature.dtype == "fp32"
 
 
 def min_blocks(
