@@ -187,7 +187,7 @@ def operators_ask(fake: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
 
     import cutegen
     from cutegen.runtime.workspace import Workspaces
-    from cutegen.torch_ops import gated_modules, gemm, inductor, modules, norm_modules, rotary_modules
+    from cutegen.torch_ops import gated_modules, gemm, inductor, linear_modules, norm_modules, rotary_modules
 
     gemm.prepare()
     before = gemm.default_dispatcher()
@@ -195,7 +195,7 @@ def operators_ask(fake: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
     cutegen.reset_counters()
     buffers = Workspaces(lambda _, n, zeroed: torch.zeros(n), lambda _: 0, lambda _: False)
     monkeypatch.setattr(gemm, "_workspaces", buffers)
-    for module in (inductor, modules, norm_modules, gated_modules, rotary_modules):
+    for module in (inductor, linear_modules, norm_modules, gated_modules, rotary_modules):
         monkeypatch.setattr(module, "_DEVICE", "cpu")
     yield fake
     cutegen.use(before)

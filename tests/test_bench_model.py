@@ -22,7 +22,7 @@ from cutegen.errors import CheckError  # noqa: E402
 from tools import bench_model as tool  # noqa: E402
 from tools.benchmark import model_steps  # noqa: E402
 from tools.benchmark.environment import check_facts  # noqa: E402
-from tools.benchmark.model_table import COMPILED, GEMMS, LINEAR, MODEL, STEP  # noqa: E402
+from tools.benchmark.model_table import APART, COMPILED, GEMMS, LINEAR, MODEL, STEP  # noqa: E402
 from tools.results_table import main as render  # noqa: E402
 
 
@@ -51,6 +51,7 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         table=None,
         cache_dir=None,
         parts=tool.PARTS,
+        gates_apart=False,
     )
     vars(args).update(changes)
     facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
@@ -78,8 +79,9 @@ def test_steps_of_inference_are_measured_whole_and_by_their_gemms(gpu: AllFamili
         "gemm 24x256x512 bf16 kk",
     }
     steps, left = divmod(gpu.families.count("rmsnorm"), 5)
-    assert steps and not left and gpu.families.count("gated") == 2 * steps
-    assert gpu.families.count("gemm") % 9 == 0 and gpu.families.count("gemm") > 2 * 9 * steps
+    assert steps and not left and gpu.families.count("gated_gemm") == 2 * steps
+    apart = gpu.families.count("gemm") + gpu.families.count("gated_gemm")
+    assert apart % 9 == 0 and apart > 2 * 9 * steps
     assert cutegen.counters()["fallbacks"] == {}
 
 
@@ -136,7 +138,7 @@ def test_training_and_compiled_steps_are_measured(
 ) -> None:
     """Inductor's default is what they are compared with; here its graphs run as they are traced, for its C++
     takes half of this test, and the backend's goes the same way."""
-    subject = bench(tmp_path, decode=(2,), prefill=())
+    subject = bench(tmp_path, decode=(2,), prefill=(), gates_apart=True)
     backends = subject._backends()
     assert backends[tool.TORCH] == "inductor"
     monkeypatch.setattr(subject, "_backends", lambda: {**backends, tool.TORCH: "aot_eager"})
@@ -146,8 +148,8 @@ def test_training_and_compiled_steps_are_measured(
     subject.compiled()
     subject.compiled_training()
     assert len(gpu.calls) > launched
-    trained = {("training 32", what) for what in (LINEAR, STEP, COMPILED)}
-    assert set(rows(tmp_path)) == {*trained, ("decode 2", COMPILED)}
+    trained = {("training 32", what) for what in (LINEAR, STEP, COMPILED, APART)}
+    assert set(rows(tmp_path)) == {*trained, ("decode 2", COMPILED), ("decode 2", APART)}
 
 
 def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
+from fake_family import AllFamilies  # noqa: E402
 from fake_kernels import FakeGpu, operators_ask  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._functorch import config as aot_config  # noqa: E402
@@ -36,6 +38,13 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
         aot_config.patch(enable_autograd_cache=False),
         operators_ask(FakeGpu(tmp_path), monkeypatch) as fake,
     ):
+        yield fake
+
+
+@pytest.fixture
+def all_families(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AllFamilies]:
+    with operators_ask(AllFamilies(tmp_path / "all"), monkeypatch) as fake:
+        assert isinstance(fake, AllFamilies)
         yield fake
 
 
@@ -273,9 +282,128 @@ def test_a_warm_cache_calls_kernels_and_a_new_table_answers_at_once(tmp_path: Pa
     assert [each[3] for each in (cold, warm, other)] == ["(64, 64)", "(64, 64)", "(64, 128)"]
 
 
+class Packed(torch.nn.Module):
+    """A gated MLP whose first layer is gate and up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Linear(32, 96, bias=False, dtype=BF16)
+        self.down = torch.nn.Linear(48, 32, bias=False, dtype=BF16)
+
+    def forward(self, x: Any) -> Any:
+        gate, up = self.both(x).chunk(2, -1)
+        return self.down(SILU(gate) * up)
+
+
+class Apart(torch.nn.Module):
+    """One of three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(32, 48, bias=False, dtype=BF16) for _ in range(2))
+        self.down = torch.nn.Linear(48, 32, bias=False, dtype=BF16)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.up(x) * GELU(self.gate(x), approximate="tanh"))
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (2, 8, 32)])
+@pytest.mark.parametrize("mlp", [Packed, Apart])
+def test_a_gate_is_part_of_the_product_before_it(all_families: AllFamilies, mlp: Any, shape: Any) -> None:
+    """Nothing is left between the two kernels of an MLP."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    model, x = mlp(), rand(*shape)
+    with torch.no_grad():
+        found, code = run_and_get_code(compiled(model), x)
+        same(found, model(x))
+        assert all_families.families == ["gated_gemm", "gemm"]
+        assert not any("cpp_fused" in text for text in code)
+        torch._dynamo.reset()
+        same(torch.compile(model, options=cutegen.inductor_options(gates=False))(x), model(x))
+    assert "gated_gemm" not in all_families.families[2:]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mlp", [Packed, Apart])
+def test_training_keeps_what_was_gated(all_families: AllFamilies, mlp: Any, dynamic: bool) -> None:
+    """The product is written too where a backward pass reads it; two products stay with their gate apart."""
+    torch.manual_seed(0)
+    model = mlp()
+    twin, run = copy.deepcopy(model), compiled(model, dynamic=dynamic)
+    for rows in (16, 40) if dynamic else (16,):
+        x = rand(rows, 32).requires_grad_()
+        y = x.detach().clone().requires_grad_()
+        run(x).float().square().mean().backward()
+        twin(y).float().square().mean().backward()
+        same(x.grad, y.grad)
+        for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+            same(own.grad, other.grad)
+    assert ("gated_gemm" in all_families.families) == (mlp is Packed)
+
+
+def _other_half(x: Any, w: Any) -> Any:
+    gate, up = LINEAR(x, w).chunk(2, -1)
+    return SILU(up) * gate
+
+
+def _other_rows(x: Any, w: Any) -> Any:
+    return SILU(LINEAR(x, w[:48])) * LINEAR(x + 1, w[48:])
+
+
+def _read_twice(x: Any, w: Any) -> Any:
+    gate, up = LINEAR(x, w).chunk(2, -1)
+    activated = SILU(gate)
+    return activated * up + activated
+
+
+def _three(x: Any, w: Any) -> Any:
+    gate, up, _ = LINEAR(x, w).chunk(3, -1)
+    return SILU(gate) * up
+
+
+@pytest.mark.parametrize("function", [_other_half, _other_rows, _read_twice, _three])
+def test_what_is_no_gated_product_is_computed_as_it_is(all_families: AllFamilies, function: Any) -> None:
+    x, w = rand(16, 32), rand(96, 32)
+    with torch.no_grad():
+        same(compiled(function)(x, w), function(x, w))
+    assert "gemm" in all_families.families and "gated_gemm" not in all_families.families
+
+
+def test_gpus_without_gated_products_compute_them_in_two(
+    all_families: AllFamilies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor, "has_kernels", lambda device: False)
+    with torch.no_grad():
+        compiled(Packed())(rand(16, 32))
+    assert all_families.families == ["gemm", "gemm"]
+
+
+def test_a_gradient_that_two_products_read_is_written_once(gpu: FakeGpu) -> None:
+    """Both gradients of a layer read it, one of them transposed; heads are put together once."""
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    w = rand(32, 64).requires_grad_()
+
+    def heads(x: Any) -> Any:
+        q, k = (x @ w).unflatten(-1, (4, 16)).transpose(1, 2).split([2, 2], 1)
+        return torch.cat([q * 2, k * 3], 1)
+
+    x = rand(2, 8, 32).requires_grad_()
+    _, code = run_fw_bw_and_get_code(lambda: compiled(heads)(x))
+    calls = [line for line in code[-1].splitlines() if "cutegen.gemm.default(" in line and "#" not in line]
+    assert len(calls) == 2
+    ours = [line.split("(", 1)[1] for line in calls]
+    buffers = [set(re.findall(r"buf[0-9]+", line)) for line in ours]
+    assert len(buffers[0] & buffers[1]) == 1, ours
+
+
 def test_the_key_of_the_cache_depends_on_versions_only() -> None:
     """What the pass does depends on the graph alone, so a new table needs no new compilation."""
-    assert inductor._pass().uuid() == ("cutegen", cutegen.__version__, inductor._VERSION)
+    for gates in (True, False):
+        key = ("cutegen", cutegen.__version__, inductor._VERSION, gates)
+        assert inductor.inductor_options(gates=gates)["post_grad_custom_pre_pass"].uuid() == key
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:

@@ -219,12 +219,58 @@ def test_gated_mlps_call_a_kernel_between_their_layers(gpu: AllFamilies, name: s
     assert list(model.state_dict()) == list(twin.state_dict())
     same_step(model, twin)
     linears = len(found.layers)
-    assert gpu.families[: 2 + linears] == ["rmsnorm", *["gemm"] * (linears - 1), "gated", "gemm"]
-    assert gpu.families[2 + linears :].count("gated_backward") == 1
-    [source] = [s for s in gpu.compiled if s.signature.family == "gated"]
+    fused = all(layer.bias is None for layer in model.mlp.children() if isinstance(layer, nn.Linear))
+    before = ["gated_gemm"] if fused else [*["gemm"] * (linears - 1), "gated"]
+    assert gpu.families[: 2 + len(before)] == ["rmsnorm", *before, "gemm"]
+    assert gpu.families[2 + len(before) :].count("gated_backward") == 1
+    [source] = [s for s in gpu.compiled if s.signature.family == before[-1]]
     assert dict(source.signature.options)["activation"] == activation
     assert cutegen.counters()["fallbacks"] == {}
     assert cutegen.restore(model) == linears + 2 and type(model.mlp) is type(twin.mlp)
+
+
+def _with_bias(model: Any) -> Any:
+    model.mlp = HfMlp(bias=True).to(BF16)
+    return model
+
+
+def _listened_to(model: Any) -> Any:
+    model.mlp.up_proj.register_forward_hook(lambda module, given, out: None)
+    return model
+
+
+def _not_wanted(model: Any) -> Any:
+    cutegen.restore(model.mlp.gate_proj)
+    return model
+
+
+def _parametrised(model: Any) -> Any:
+    nn.utils.parametrize.register_parametrization(model.mlp.gate_proj, "weight", nn.Identity())
+    return model
+
+
+@pytest.mark.parametrize("change", [_with_bias, _listened_to, _not_wanted, _parametrised])
+def test_layers_that_are_more_than_a_product_are_called(gpu: AllFamilies, change: Any) -> None:
+    """Then a kernel computes the gate behind them."""
+    model = block()
+    cutegen.optimize(model)
+    change(model)
+    cutegen.optimize(model, lambda module, name: name != "mlp.gate_proj" or change is not _not_wanted)
+    twin = copy.deepcopy(model)
+    cutegen.restore(twin)
+    near(model(rows()), twin(rows()))
+    assert "gated" in gpu.families and "gated_gemm" not in gpu.families
+
+
+def test_gpus_without_such_kernels_compute_layers_and_gate_apart(
+    gpu: AllFamilies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutegen.torch_ops.gated_modules.has_kernels", lambda device: False)
+    model = block()
+    cutegen.optimize(model)
+    same_step(model, block())
+    assert "gated" in gpu.families and "gated_gemm" not in gpu.families
+    assert cutegen.counters()["fallbacks"] == {}
 
 
 @pytest.mark.parametrize("norm", [OnePlus, EpsOutside, Centred])
@@ -280,7 +326,7 @@ def test_copies_pickles_and_filters(gpu: AllFamilies) -> None:
     for other in copies:
         launched = len(gpu.families)
         assert torch.equal(other(rows()), want)
-        assert gpu.families[launched:] == ["rmsnorm", "gemm", "gated", "gemm"]
+        assert gpu.families[launched:] == ["rmsnorm", "gated_gemm", "gemm"]
         other.norm.weight.data.zero_()
         assert cutegen.restore(other) == 4 and type(other.mlp) is Packed
     assert torch.equal(model(rows()), want)
@@ -389,7 +435,7 @@ def test_blocks_are_sharded_after_they_were_swapped(gpu: AllFamilies) -> None:
         for module in (model.norm, model.mlp, model):
             fsdp.fully_shard(module, mesh=mesh)
         same_step(model, twin)
-        assert {"rmsnorm", "gated"} <= set(gpu.families) and cutegen.counters()["fallbacks"] == {}
+        assert {"rmsnorm", "gated_gemm"} <= set(gpu.families) and cutegen.counters()["fallbacks"] == {}
         assert cutegen.restore(model) == 5
         launched = len(gpu.families)
         near(model(rows()), twin(rows()))
@@ -411,7 +457,7 @@ def test_a_model_is_warmed_up_with_its_norms_and_gates(gpu: AllFamilies) -> None
     from cutegen.torch_ops.warm_sources import read_source
 
     model = block()
-    want = {"rmsnorm 10x64 bf16", "gated 10x96 bf16 layout=split"}
+    want = {"rmsnorm 10x64 bf16", "gated 10x96 bf16 layout=split", "gated_gemm 10x96x64 bf16 layout=split"}
     for _ in range(2):
         assert want <= set(map(str, read_source(model, 10, None).problems))
         cutegen.optimize(model)
@@ -429,12 +475,8 @@ def test_recording_and_its_swaps_leave_what_was_swapped(gpu: AllFamilies) -> Non
     model = block()
     cutegen.optimize(model.mlp.gate_proj)
     recording = record_run(model, (rows(),), training=True)
-    assert {problem.family for problem in recording.problems} == {
-        "gemm",
-        "rmsnorm",
-        "gated",
-        "gated_backward",
-    }
+    families = {problem.family for problem in recording.problems}
+    assert families == {"gemm", "rmsnorm", "gated_gemm", "gated_backward"}
     assert type(model.mlp) is HfMlp and type(model.norm) is HfNorm
     assert cutegen.restore(model) == 1
 
@@ -453,5 +495,5 @@ def test_models_of_fake_tensors_are_recorded_with_their_norms_and_gates(gpu: All
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.norms and found.gates
-    assert {p.family for p in recording.problems} == {"gemm", "rmsnorm", "gated", "gated_backward"}
+    assert {p.family for p in recording.problems} == {"gemm", "rmsnorm", "gated_gemm", "gated_backward"}
     assert not gpu.calls

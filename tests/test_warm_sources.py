@@ -127,7 +127,7 @@ def test_rows_are_numbers_ranges_or_what_a_server_captures(tmp_path: Path) -> No
         return [problem.sizes["m"] for problem in read_source(model, m, table).problems]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cutegen.torch_ops.modules._DEVICE", "cpu")
+        patch.setattr("cutegen.torch_ops.linear_modules._DEVICE", "cpu")
         assert rows(7) == [7] and rows(iter([2, 2, 5])) == [2, 5]
         assert rows("vllm") == list(CAPTURE_SIZES["vllm"]) and rows("sglang")[:5] == [1, 2, 4, 8, 12]
         found = rows("3:300")

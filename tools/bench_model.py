@@ -31,7 +31,7 @@ from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
 from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.environment import check_facts
-from tools.benchmark.model_table import COMPILED, GEMMS, LINEAR, MODEL, STEP
+from tools.benchmark.model_table import APART, COMPILED, GEMMS, LINEAR, MODEL, STEP
 from tools.benchmark.results import write_json
 
 #: What may be measured, in this order.
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive_int, default=21)
     parser.add_argument("--settle", type=positive_float, default=0.5, help="seconds of turns before (0.5)")
     parser.add_argument("--autotune", type=positive_float, metavar="SECONDS", help="tune before, so long")
+    parser.add_argument("--gates-apart", action="store_true", help="also compile with gates left to Inductor")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
@@ -230,7 +231,8 @@ class ModelBench:
     def _backends(self) -> dict[str, Any]:
         from cutegen.torch_ops.inductor import compile_with_cutegen
 
-        return {TORCH: "inductor", COMPILED: compile_with_cutegen}
+        found = {TORCH: "inductor", COMPILED: compile_with_cutegen}
+        return {**found, APART: _gates_apart} if self._args.gates_apart else found
 
     def _infer(self, name: str, model: Any, step: Callable[[], Any]) -> None:
         """Measure a step of inference: its GEMMs alone, and all of it with more or less of it swapped."""
@@ -277,12 +279,15 @@ class ModelBench:
         if "prefill" in args.parts or "compiled" in args.parts:
             asked += [(steps.prefill(model, length), False) for length in args.prefill]
         found = {line: None for step, _ in asked for line in steps.problems(model, step)}
+        gated = [line for step, _ in asked for line in _gated(steps.problems_between(model, step))]
         if "training" in args.parts or "compiled_training" in args.parts:
             step = steps.training(model, args.training)
             found.update(dict.fromkeys(steps.problems(model, step, backward=True)))
+            between = steps.problems_between(model, step, backward=True)
+            gated += [line for line in _gated(between) if line.endswith(" pre")]
         if {"compiled", "compiled_training"} & set(args.parts):
             found.update(dict.fromkeys(_with_addends(found, model)))
-        return list(found)
+        return [*found, *dict.fromkeys(gated)]
 
     def _tune(self, budget_s: float) -> dict[str, Json]:
         """Tune the GEMMs of all parts that the table does not answer, and use the answers."""
@@ -294,20 +299,25 @@ class ModelBench:
         if args.table is not None and args.table.exists():
             gemm.load_table(args.table)
         dispatcher, problems = gemm.default_dispatcher(), [parse_problem(line) for line in self.lines()]
-        problems.sort(key=lambda p: -p.sizes["m"] * p.sizes["n"] * p.sizes["k"])  # the budget may end
+        problems.sort(key=lambda problem: -problem.flops)  # the budget may end
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
-        without, known = missing, len(problems) - len(missing)
+        without, known, products = missing, len(problems) - len(missing), dict[str, Json]()
         with AutoTuner(cache_dir=args.cache_dir, table=args.table, effort="quick") as tuner:
             for _ in range(2):  # the first compilations may take longer than the share of one problem
                 left = max(budget_s - (time.monotonic() - begun), 0.1 * budget_s)
-                results = tuner.tune_all(without, budget_s=left) if without else ()
-                without = [result.problem for result in results if _said(result, begun)]
+                results, without = tuner.tune_all(without, budget_s=left) if without else (), []
+                for result in results:
+                    if _said(result, begun):
+                        without.append(result.problem)
+                    else:
+                        products[str(result.problem)] = _evidence(result)
             table = tuner.setting.table
         if table is not None and table.exists():
             gemm.load_table(table)
         seconds = round(time.monotonic() - begun, 1)
         failed: list[Json] = [str(problem) for problem in without]
-        return {"known": known, "tuned": len(missing) - len(failed), "failed": failed, "seconds": seconds}
+        counts: dict[str, Json] = {"known": known, "tuned": len(missing) - len(failed), "failed": failed}
+        return {**counts, "seconds": seconds, "products": products}
 
     def _row(
         self,
@@ -342,11 +352,30 @@ class ModelBench:
         write_json(self._args.out, {**self._facts, "rows": list(self._rows)})
 
 
+def _gates_apart(module: Any, inputs: Any) -> Any:
+    """Compile a graph by the backend, but for gates."""
+    from torch._inductor.compile_fx import compile_fx
+
+    import cutegen
+
+    return compile_fx(module, inputs, config_patches=cutegen.inductor_options(gates=False))
+
+
 def _said(result: Any, begun: float) -> bool:
     """Print what tuning one problem came to, and return whether it has no winner."""
     found = getattr(result, "error", None) or f"{result.time_us} us"
     print(f"{time.monotonic() - begun:.1f} s: {result.problem}: {found}", flush=True)
     return hasattr(result, "error")
+
+
+def _evidence(result: Any) -> dict[str, Json]:
+    """Return what tuning one problem measured: beside torch, above 1 cutegen is faster."""
+    ratio = None if result.ratio is None else _rounded(result.ratio, 4)
+    return {"us": result.time_us, "ratio": ratio, "config": str(result.config)}
+
+
+def _gated(lines: Iterable[str]) -> list[str]:
+    return [line for line in lines if line.startswith("gated_gemm ")]
 
 
 def _with_addends(lines: Iterable[str], model: Any) -> list[str]:

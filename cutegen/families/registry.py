@@ -39,6 +39,7 @@ __all__ = [
     "find_space",
     "find_spaces",
     "find_template",
+    "has_space",
     "is_legal",
     "load_families",
     "load_kernel",
@@ -321,6 +322,15 @@ def find_space(family: str, arch: Arch, source: str = "cutegen", algorithm: str 
         FamilyError: The file declares no ``build_space``.
     """
     return _space(family, arch, source, algorithm)
+
+
+def has_space(family: str, arch: Arch) -> bool:
+    """Return whether there are kernels of ``family`` for ``arch``."""
+    try:
+        find_space(family, arch)
+    except ResourceError:
+        return False
+    return True
 
 
 @cache

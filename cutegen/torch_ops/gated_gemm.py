@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cutegen.errors import OperandError
+from cutegen.errors import CutegenError, OperandError
 from cutegen.families.gated.family import ACTIVATIONS
 from cutegen.families.gated_gemm.family import GATED_GEMM, WEIGHT_LAYOUTS
+from cutegen.families.registry import has_space
 from cutegen.torch_ops import gates
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["gated_gemm", "prepare"]
+__all__ = ["gated_gemm", "has_kernels", "prepare"]
 
 #: Strides of a tensor map are below so many bytes. Source: CUDA driver API, cuTensorMapEncodeTiled.
 _FARTHEST = 2**40
@@ -105,6 +106,15 @@ def gated_gemm(
         *_, y, pre = _operator(values, (), chosen, options)
     y = out if out is not None else y.view((*leading, columns))
     return (y, pre.view((*leading, 2 * columns))) if return_pre else y
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether there are kernels of the family for a GPU; True where it is not known which it is."""
+    dispatcher = state.default_dispatcher()
+    try:
+        return has_space(GATED_GEMM.name, dispatcher.arch(device.index or 0))
+    except CutegenError:
+        return True  # fake tensors without a GPU
 
 
 def _require_weights(w: Any, up: Any) -> None:

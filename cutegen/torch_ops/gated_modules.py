@@ -1,6 +1,7 @@
-"""Gated MLPs whose activation and product are one kernel: any module whose forward traces to one.
+"""Gated MLPs, known by what their forward traces to: the gate is part of the product before it, or a kernel.
 
-Its linear layers are called as modules, so that their hooks, adapters, shards and swaps stay what they are.
+Where the layers before the gate are swapped and nothing else, one kernel computes them and the gate. Others
+are called as modules, so that their hooks, adapters, shards and parametrisations stay what they are.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.dtypes import short_dtype
 from cutegen.families.gated.family import GATED
+from cutegen.families.gated_gemm.family import GATED_GEMM
 from cutegen.families.gemm.stand_in import activation as activation_of
 from cutegen.torch_ops import fallbacks
+from cutegen.torch_ops.gated_gemm import gated_gemm, has_kernels
 from cutegen.torch_ops.gates import gated
+from cutegen.torch_ops.linear_modules import plain_weight
 from cutegen.torch_ops.swaps import Call, answered, has_hooks, shadow
 
 if TYPE_CHECKING:
     import torch
     from torch.fx import Graph, Node
 
-__all__ = ["GatedCall", "gated_call", "gated_problem"]
+__all__ = ["GatedCall", "gated_call", "gated_problems"]
 
 _DEVICE = "cuda"
+_STEP = 8  # elements of 2 bytes by which rows are aligned
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,20 @@ class GatedCall(Call):
         if self.quiet and any(has_hooks(module.get_submodule(name)) for name in self.quiet):
             fallbacks.count("a gated MLP: its activation has hooks")
             return forward(x)
-        gate = module.get_submodule(self.gate)(x)
-        up = module.get_submodule(self.up)(x) if self.up else None
-        return module.get_submodule(self.down)(self._gated(gate, up))
+        return module.get_submodule(self.down)(self._hidden(module, x))
+
+    def _hidden(self, module: Any, x: Any) -> Any:
+        """Return what the layer behind the gate is called with."""
+        layers = [module.get_submodule(name) for name in (self.gate, self.up) if name]
+        weights = _weights(x, layers)
+        if weights is None:
+            return self._in_steps(x, *layers)
+        return answered(
+            _product, lambda: self._in_steps(x, *layers), "a gated product", x, *weights, self.activation
+        )
+
+    def _in_steps(self, x: Any, gate: Any, up: Any = None) -> Any:
+        return self._gated(gate(x), None if up is None else up(x))
 
     def _gated(self, gate: Any, up: Any) -> Any:
         if gate.device.type != _DEVICE:
@@ -63,6 +79,27 @@ class GatedCall(Call):
             return _by_torch(gate, up, self.activation)
         name = self.activation
         return answered(gated, lambda: _by_torch(gate, up, name), "a gated MLP", gate, up, name)
+
+
+def _weights(x: Any, layers: list[Any]) -> tuple[Any, Any] | None:
+    """Return the weight of gates and that of what they gate, None if one holds both.
+
+    None where no kernel computes all of it, or layers must be called.
+    """
+    import torch
+
+    if x.device.type != _DEVICE or x.dtype not in (torch.bfloat16, torch.float16) or not x.numel():
+        return None
+    weights = [plain_weight(layer) for layer in layers]
+    if any(weight is None or weight.dtype != x.dtype for weight in weights):
+        return None
+    if torch.is_autocast_enabled(_DEVICE) or not has_kernels(x.device):
+        return None
+    return weights[0], weights[1] if len(weights) > 1 else None
+
+
+def _product(x: Any, w: Any, up: Any, activation: str) -> Any:
+    return gated_gemm(x, w, activation, up=up)
 
 
 def _by_torch(gate: Any, up: Any, activation: str) -> Any:
@@ -188,12 +225,19 @@ def _torch() -> Any:
     return torch
 
 
-def gated_problem(module: Any, call: GatedCall) -> str | None:
-    """Return the line of what a gated MLP poses for one row; None if no kernel takes it."""
+def gated_problems(module: Any, call: GatedCall) -> tuple[str, ...]:
+    """Return the lines of what a gated MLP poses for one row before its last layer; none without a kernel.
+
+    Both that of its gate alone and that of the product with it: hooks and the like decide which is called.
+    """
     layer = module.get_submodule(call.gate)
     weight = getattr(layer, "weight", None)
     dtype = "" if weight is None else short_dtype(str(weight.dtype))
     if weight is None or weight.device.type != _DEVICE or dtype not in GATED.options[0].values:
-        return None
-    n, layout = (_sizes(layer)[1], "layout=split") if call.up else (_sizes(layer)[1] // 2, "")
-    return f"gated 1x{n} {dtype} activation={call.activation} {layout}".rstrip()
+        return ()
+    n, layout = (_sizes(layer)[1], " layout=split") if call.up else (_sizes(layer)[1] // 2, "")
+    more = f"{dtype} activation={call.activation}{layout}"
+    found = [f"gated 1x{n} {more}"]
+    if dtype in GATED_GEMM.options[0].values and layer.bias is None and not weight.shape[1] % _STEP:
+        found.append(f"gated_gemm 1x{n}x{weight.shape[1]} {more}")
+    return tuple(found)

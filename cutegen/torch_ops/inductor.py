@@ -2,8 +2,8 @@
 
 A pass runs over each graph, forward or backward, before Inductor's own rewriting. It replaces ``mm``,
 ``addmm``, ``bmm`` and ``_scaled_mm`` where kernels take the operands, and takes a bias, an addend and an
-activation behind them along. It never adds a guard: rows may be symbols, and the config is chosen at run
-time.
+activation behind them along, or a gate. It never adds a guard: rows may be symbols, and the config is chosen
+at run time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import cutegen
 from cutegen.errors import OperandError
 from cutegen.families.gemm.operands import out_dtype_name
 from cutegen.torch_ops import fallbacks
-from cutegen.torch_ops.gemm import prepare
+from cutegen.torch_ops.gated_gemm import has_kernels, prepare
+from cutegen.torch_ops.graph_gates import gated_product, insert
 from cutegen.torch_ops.graph_patterns import activation_behind, patterns
 from cutegen.torch_ops.registration import pack
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["compile_with_cutegen", "inductor_options", "prepare"]
 
 #: Part of the key of Inductor's cache: raised with every change of what the pass does.
-_VERSION = 3
+_VERSION = 4
 _DEVICE = "cuda"
 _ROW_BYTES = 16  # what TMA asks of a pitch
 _DTYPES, _FP8 = ("torch.bfloat16", "torch.float16"), ("torch.float8_e4m3fn", "torch.float8_e5m2")
@@ -69,13 +70,16 @@ def compile_with_cutegen(module: Any, example_inputs: Sequence[Any], **settings:
     return found
 
 
-def inductor_options() -> dict[str, Any]:
+def inductor_options(*, gates: bool = True) -> dict[str, Any]:
     """Return what makes Inductor use cutegen, for ``torch.compile(model, options={...})`` with more of yours.
 
     Padding is off: kernels take any number of rows.
+
+    Args:
+        gates: Whether the gate of an MLP becomes part of the product before it; else it is left to Inductor.
     """
     prepare()
-    return {"post_grad_custom_pre_pass": _pass(), "shape_padding": False}
+    return {"post_grad_custom_pre_pass": _pass(gates), "shape_padding": False}
 
 
 def _mode(mode: str | None) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def _mode(mode: str | None) -> dict[str, Any]:
 
 
 @cache
-def _pass() -> Any:
+def _pass(gates: bool = True) -> Any:
     """Return the pass; its base class is torch's, by which Inductor knows how to cache what it made."""
     import torch
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -97,9 +101,11 @@ def _pass() -> Any:
         patterns(dtype)  # traced now: while a graph is being compiled, torch would trace on symbols
 
     class Replace(CustomGraphPass):  # type: ignore[misc, unused-ignore]
-        """Replaces GEMMs by operators of cutegen. What it does depends on the graph alone, on no table."""
+        """Replaces GEMMs by operators of cutegen, as graph and GPU say; what it does depends on no table."""
 
         def __call__(self, graph: Graph) -> None:
+            if gates:
+                _replace_gated(graph)
             for node in list(graph.nodes):
                 call = _gemm_of(node) if node.op == "call_function" and node.users else None
                 if isinstance(call, str):
@@ -109,9 +115,20 @@ def _pass() -> Any:
             graph.lint()
 
         def uuid(self) -> Any:
-            return "cutegen", cutegen.__version__, _VERSION
+            return "cutegen", cutegen.__version__, _VERSION, gates
 
     return Replace()
+
+
+def _replace_gated(graph: Graph) -> None:
+    """Put one operator in the place of products and the gate behind them, where kernels take the operands."""
+    for node in list(graph.nodes):
+        found = gated_product(node, _known) if node.users else None
+        if found is None:
+            continue
+        x, w = (_value(argument) for argument in node.args)
+        if not (_unfit(x) or _unfit(w)) and has_kernels(x.device):
+            insert(found, strides_matter=not _fit_in_any_layout(x, w))
 
 
 def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | str | None:
@@ -208,8 +225,9 @@ def _insert(node: Node, last: Node, view: Node | None, a: Any, b: Any, options: 
         arguments = (a, b, *pack((*full.values(),)))
         made = graph.call_function(torch.ops.cutegen.gemm.default, arguments)
         made.meta = dict(node.meta)
-        # Inductor keeps the strides that the pass relied on: those of the operands in eager mode.
-        made.meta["eager_input_vals"] = (tuple(_value(x) for x in arguments), {})
+        if full["c"] is not None or full["more"] is not None or not _fit_in_any_layout(_value(a), _value(b)):
+            # Inductor keeps the strides that the pass relied on: those of the operands in eager mode.
+            made.meta["eager_input_vals"] = (tuple(_value(x) for x in arguments), {})
         if view is not None:
             made = graph.call_function(aten.view.default, (made, view.args[1]))
             made.meta = dict(last.meta)
@@ -255,6 +273,19 @@ def _unfit(matrix: torch.Tensor, dtypes: tuple[str, ...] = _DTYPES) -> str:
     if _known(along == 1) and aligned and _known(pitch > 1):
         return ""
     return "rows of an operand are not known to be contiguous and to start at multiples of 16 bytes"
+
+
+def _fit_in_any_layout(*matrices: torch.Tensor) -> bool:
+    """Return whether kernels read operands however their rows and columns lie.
+
+    Then Inductor may choose. Where it must keep strides, it copies a view of what it has not yet computed,
+    once for each operator: the gradient of a layer's output, which two products read, was written twice.
+    """
+    return all(
+        _known(size * matrix.element_size() % _ROW_BYTES == 0)
+        for matrix in matrices
+        for size in matrix.shape[-2:]
+    )
 
 
 def _same_matrix(value: Any, result: Any) -> bool:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cutegen.errors import CutegenError, FrozenError, UsageError
-from cutegen.torch_ops import fallbacks, swaps
+from cutegen.errors import UsageError
+from cutegen.torch_ops import swaps
+from cutegen.torch_ops.gated_gemm import prepare as prepare_gates
 from cutegen.torch_ops.gated_modules import gated_call
-from cutegen.torch_ops.gates import prepare as prepare_gates
-from cutegen.torch_ops.gemm import linear
 from cutegen.torch_ops.gemm import prepare as prepare_gemm
+from cutegen.torch_ops.linear_modules import linear_class
 from cutegen.torch_ops.norm_modules import norm_call
 from cutegen.torch_ops.norms import prepare as prepare_norms
 from cutegen.torch_ops.rope import prepare as prepare_rope
@@ -24,13 +23,10 @@ from cutegen.torch_ops.rotary_modules import let_functions_ask, rotary_call
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Swapped", "optimize", "prepare", "restore", "restore_one", "unfit"]
+__all__ = ["Swapped", "optimize", "prepare", "restore", "restore_one"]
 
-_ROW_BYTES = 16  # what TMA asks of addresses and pitches
-_DEVICE = "cuda"
 _NOT_WANTED = "filter_fn said no"
 _NO_FUNCTION = "no function beside the classes of the model turns queries and keys by its tables"
-_AUTOCAST = "autocast casts fp32 parameters, and torch keeps the casts"
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ def _swap_linear(module: Any, name: str, filter_fn: Any, fuse_wgrad: bool) -> st
     """Swap a linear layer; return nothing, or why it is left alone, or None if it was swapped before."""
     import torch
 
-    ours = _linear_class()
+    ours = linear_class()
     own = isinstance(module, ours)
     if own and module.fuse_wgrad is not None:
         return None
@@ -167,7 +163,7 @@ def restore_one(module: torch.nn.Module) -> bool:
     """Undo :func:`optimize` for one module, not for those in it; return whether it was swapped."""
     import torch
 
-    ours = _linear_class()
+    ours = linear_class()
     if not isinstance(module, ours):
         return swaps.unswap(module)
     if vars(module).pop("fuse_wgrad", None) is None:
@@ -177,92 +173,9 @@ def restore_one(module: torch.nn.Module) -> bool:
     return True
 
 
-@cache
-def _linear_class() -> Any:
-    """Return the class of swapped layers: made once, as its base class is torch's."""
-    import torch
-
-    compiler: Any = torch.compiler
-    note = compiler.assume_constant_result(fallbacks.count)  # while tracing, called once
-
-    class Linear(torch.nn.Linear):
-        """A linear layer that calls cutegen where a kernel takes the operands."""
-
-        fuse_wgrad: bool | None = None  # None: restored, below a class of somebody else
-
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            weight, bias, fuse_wgrad = self.weight, self.bias, self.fuse_wgrad
-            if fuse_wgrad is None:
-                return super().forward(input)
-            if torch.compiler.is_compiling():
-                reason = unfit(input, weight, bias)
-                if not reason:
-                    return linear(input, weight, bias)
-                note(reason)
-                return torch.nn.functional.linear(input, weight, bias)
-            return _call(input, weight, bias, fuse_wgrad)
-
-    Linear.__module__, Linear.__qualname__ = __name__, "Linear"  # how pickle finds it
-    return Linear
-
-
-def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
-    """Return the result of an eager call, by cutegen or by torch."""
-    import torch
-
-    if w.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
-        reason = _AUTOCAST
-    else:
-        reason = fallbacks.known(_kind, x, w, bias)
-    if not reason:
-        try:
-            return linear(x, w, bias, fuse_wgrad=fuse_wgrad)
-        except FrozenError:  # asked for by freeze(on_miss="error")
-            raise
-        except (CutegenError, NotImplementedError) as error:  # the latter from classes such as DTensor
-            reason = unfit(x, w, bias) or _unaligned(x, w) or str(error)
-            fallbacks.refuse(_kind(x, w, bias), reason)
-    fallbacks.count(reason)
-    return torch.nn.functional.linear(x, w, bias)
-
-
-def _unaligned(x: Any, w: Any) -> str:
-    names = [name for name, tensor in (("input", x), ("weight", w)) if tensor.data_ptr() % _ROW_BYTES]
-    return f"the {names[0]} does not start at a multiple of 16 bytes" if names else ""
-
-
-def _kind(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
-    return (
-        *(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15),
-        *(w.shape, w.stride(), w.dtype, w.device, w.data_ptr() & 15),
-        None if bias is None else (bias.dtype, bias.device, bias.stride()),
-    )
-
-
-def unfit(x: Any, w: Any, bias: Any) -> str:
-    """Return why no kernel takes these operands, as far as torch knows it while tracing; else nothing."""
-    import torch
-
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        return f"the input is {x.dtype}; kernels take torch.bfloat16 and torch.float16"
-    if w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
-        return f"input and parameters differ in dtype: {x.dtype}, {w.dtype}"
-    if x.device.type != _DEVICE:
-        return f"the input is on {x.device.type}"
-    if x.numel() == 0:
-        return "the input is empty"
-    for name, tensor in (("input", x), ("weight", w)):
-        size = tensor.element_size()
-        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-            return f"the {name} is not contiguous along its rows"
-        if tensor.shape[-1] * size % _ROW_BYTES:
-            return f"rows of the {name} do not start at multiples of 16 bytes"
-    return ""
-
-
 def __getattr__(name: str) -> Any:
     if name == "Linear":
-        return _linear_class()
+        return linear_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -273,4 +186,4 @@ def prepare() -> None:
     prepare_gates()
     prepare_rope()
     swaps.prepare()
-    _linear_class()
+    linear_class()

@@ -15,8 +15,8 @@ from cutegen.family import Problem
 from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
 from cutegen.text import shown
-from cutegen.torch_ops.gated_modules import GatedCall, gated_call, gated_problem
-from cutegen.torch_ops.modules import unfit
+from cutegen.torch_ops.gated_modules import GatedCall, gated_call, gated_problems
+from cutegen.torch_ops.linear_modules import unfit
 from cutegen.torch_ops.norm_modules import NormCall, norm_call, norm_problem
 from cutegen.torch_ops.recording import Recording
 
@@ -103,10 +103,11 @@ def _of_layers(model: torch.nn.Module) -> Iterator[Problem]:
 
     for layer in model.modules():
         call = getattr(layer, "cutegen_call", None) or norm_call(layer) or gated_call(layer)
-        line = norm_problem(layer) if isinstance(call, NormCall) else None
-        line = gated_problem(layer, call) if isinstance(call, GatedCall) else line
-        if line is not None:
-            yield parse_problem(line)
+        if isinstance(call, NormCall):
+            line = norm_problem(layer)
+            yield from () if line is None else (parse_problem(line),)
+        elif isinstance(call, GatedCall):
+            yield from map(parse_problem, gated_problems(layer, call))
         elif isinstance(layer, torch.nn.Linear) and not unfit(layer.weight, layer.weight, layer.bias):
             n, k = layer.weight.shape
             bias = "" if layer.bias is None else " bias=n"

@@ -9,7 +9,7 @@ from typing import Any
 
 from cutegen.arch import Arch, find_arch
 from cutegen.dtypes import torch_dtype
-from cutegen.families.registry import find_family, is_legal, parse_problem
+from cutegen.families.registry import find_family, has_space, is_legal, parse_problem
 from cutegen.family import Problem
 from cutegen.records.table import Table
 from cutegen.runtime.call_plan import make_launcher
@@ -87,6 +87,7 @@ def warmup(
     asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
     given = [parse_problem(each) if isinstance(each, str) else each for each in problems]
     expected = read_source(source, m, asked)
+    expected = replace(expected, problems=tuple(p for p in expected.problems if has_space(p.family, target)))
     only_given = not expected.family or (bool(given) and not (dtypes or layouts or options))
     of_kinds = () if only_given else kinds(find_family(expected.family), dtypes, layouts, options)
     wanted = _wanted(

@@ -135,6 +135,39 @@ def test_a_training_step_has_the_gradients_of_torch(mode: str | None) -> None:
         assert (own.grad.double() - other.grad).norm() < 2e-2 * other.grad.norm()
 
 
+class Mlp(torch.nn.Module):
+    """A gated MLP whose first layer, or two, are gate and up."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        widths = [1024] if packed else [512, 512]
+        self.first = torch.nn.ModuleList(torch.nn.Linear(256, n, bias=False) for n in widths)
+        self.down = torch.nn.Linear(512, 256, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        parts = [layer(x) for layer in self.first]
+        gate, up = parts[0].chunk(2, -1) if len(parts) == 1 else parts
+        return self.down(torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_gates_are_part_of_the_product_before_them_and_right(packed: bool) -> None:
+    """In inference; in training too where both weights are one, with the gradients of torch."""
+    torch.manual_seed(0)
+    model = Mlp(packed).to("cuda", BF16)
+    twin, x = copy.deepcopy(model).double(), torch.randn(3, 40, 256, device="cuda", dtype=BF16)
+    run = torch.compile(model, backend=compile_with_cutegen, fullgraph=True)
+    with torch.no_grad():
+        assert sum("gated_gemm" in line for line in targets(run, x)) >= 1
+        assert (run(x).double() - twin(x.double())).norm() < 1e-2 * twin(x.double()).norm()
+    with cutegen.record() as recording:
+        run(x).float().square().mean().backward()
+    twin(x.double()).square().mean().backward()
+    assert ("gated_gemm" in {problem.family for problem in recording.problems}) == packed
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (own.grad.double() - other.grad).norm() < 2e-2 * other.grad.norm()
+
+
 def test_training_of_mixed_rows_in_graphs_keeps_memory_flat() -> None:
     """Three numbers of rows take turns: no graph is left out, gradients stay right, no memory is lost."""
     torch.manual_seed(0)

@@ -161,7 +161,10 @@ def problems_between(model: Llama, step: Step, *, backward: bool = False) -> lis
     """Return the lines of the norms and gates of a step."""
     rows = max(rows for rows, _ in shapes(model, step))
     found = [str(p) for p in read_source(model, rows, None).problems if p.family != "gemm"]
-    return found + [line.replace("gated", "gated_backward") for line in found if backward and "gated" in line]
+    if backward:
+        found += [line.replace("gated ", "gated_backward ") for line in found if line.startswith("gated ")]
+        found += [f"{line} pre" for line in found if line.startswith("gated_gemm ")]
+    return found
 
 
 class Captured:
