@@ -375,6 +375,7 @@ rows = {"x": {0: torch.export.Dim("m", min=2, max=512)}}
 with torch.no_grad():
     program = torch.export.export(Model(), (rand(6, 512),), dynamic_shapes=rows)
     options = {"aot_inductor.compile_wrapper_opt_level": "O0"}  # it runs three times
+    options["cpp.vec_isa_ok"] = False  # else programs are compiled to find out what the CPU can
     if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):
         options["aot_inductor.precompile_headers"] = False  # they take longer than the wrapper
     path = sys.argv[2] + "/../model.pt2"

@@ -237,7 +237,8 @@ print("all right")
 """
 )
 #: The wrapper is compiled without optimising, since it runs three times, and without headers compiled before,
-#: which take longer than itself.
+#: which take longer than itself. Inductor's search for vector instructions of the CPU, six programs compiled
+#: and loaded one after another, takes most of a minute; nothing here runs on the CPU.
 PACKAGE = (
     MODEL
     + """
@@ -245,7 +246,7 @@ x = torch.randn(300, K, device="cuda", dtype=torch.bfloat16)
 with torch.no_grad():
     rows = {"x": {0: torch.export.Dim("m", min=2, max=512)}}
     program = torch.export.export(model, (x,), dynamic_shapes=rows)
-    options = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+    options = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": False}
     if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):
         options["aot_inductor.precompile_headers"] = False
     torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[4], inductor_configs=options)
