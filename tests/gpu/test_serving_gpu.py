@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -289,8 +290,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(code: str, library: Path, *more: str) -> str:
-    command = [sys.executable, "-c", code, str(library), str(N), str(K), *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    # Inductor's compiler is that of the library. A package by one that brings its own libstdc++ ended in a
+    # segmentation fault when Python loaded it, in torch's std::regex, whatever the model.
+    env = {**os.environ, "CXX": "g++"}
+    command = [sys.executable, "-X", "faulthandler", "-c", code, str(library), str(N), str(K), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]
 
