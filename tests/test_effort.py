@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_tuning import SMALL, FakeBench, Rig, quick_search  # noqa: F401
@@ -24,6 +25,7 @@ from cutegen.space import Config
 from cutegen.tuning import EFFORTS, Effort, Request
 from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import find_effort
+from cutegen.tuning.sweep import Tuning
 
 QUICK = replace(SMALL, at_once=True, refine=0, refinements=0, finalists=3)
 ARCH = find_arch("sm_90a")
@@ -243,3 +245,29 @@ def test_a_space_without_overlap_has_no_twins() -> None:
     space = find_space("gemm", ARCH, "operators")
     config = space.default(PROBLEM)
     assert "use_pdl" not in space.domains and with_twins(space, PROBLEM, [config], 3) == [config]
+
+
+def test_seconds_go_where_most_depends_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion, but a quarter of an equal share at least; what the first leaves goes to the others."""
+    said: list[float | None] = []
+    now = [0.0]
+
+    def conclude(self: Tuning, prepared: Any, budget_s: float | None, begun: float) -> Any:
+        said.append(budget_s)
+        now[0] += 10.0
+        return prepared
+
+    monkeypatch.setattr(Tuning, "_prepare_or_fail", lambda self, request, ahead: request)
+    monkeypatch.setattr(Tuning, "_conclude", conclude)
+    nothing: Any = None
+    tuning = Tuning(nothing, nothing, nothing, observe=nothing, clock=lambda: now[0])
+    requests: Any = [object.__new__(Request) for _ in range(4)]
+    found = list(tuning.run_all(requests, 100.0, [90.0, 10.0, 0.0, 0.0]))
+    assert [id(each) for each in found] == [id(each) for each in requests]
+    parts = [90.0, 10.0, 6.25, 6.25]
+    want = [(100.0 - 10.0 * at) * parts[at] / sum(parts[at:]) for at in range(4)]
+    assert said == pytest.approx(want)
+    said.clear()
+    now[0] = 0.0
+    list(tuning.run_all(requests, 100.0))
+    assert said == pytest.approx([25.0, 30.0, 40.0, 70.0])

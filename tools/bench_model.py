@@ -305,7 +305,9 @@ class ModelBench:
         with AutoTuner(cache_dir=args.cache_dir, table=args.table, effort="quick") as tuner:
             for _ in range(2):  # the first compilations may take longer than the share of one problem
                 left = max(budget_s - (time.monotonic() - begun), 0.1 * budget_s)
-                results, without = tuner.tune_all(without, budget_s=left) if without else (), []
+                stakes = [float(problem.flops) for problem in without]
+                results = tuner.tune_all(without, budget_s=left, stakes=stakes) if without else ()
+                without = []
                 for result in results:
                     if _said(result, begun):
                         without.append(result.problem)

@@ -60,8 +60,10 @@ def optimize(
     - ``torch.nn.RMSNorm`` over one dimension, and any class with a weight and an eps whose forward computes
       the same, tried on three rows, call :func:`cutegen.rms_norm`.
     - Modules of two or three linear layers whose forward, traced, is ``down(act(gate(x)) * up(x))``, or the
-      same with gate and up in one layer, call :func:`cutegen.gated` between their layers. ``act`` is silu,
-      gelu in both forms, or relu.
+      same with gate and up in one layer, call :func:`cutegen.gated_gemm` for all but their last layer, on
+      GPUs that have its kernels; elsewhere, and where these layers are more than products (a bias, hooks,
+      adapters, ``fuse_wgrad``), :func:`cutegen.gated` between their layers. ``act`` is silu, gelu in both
+      forms, or relu.
     - Queries and keys are turned by :func:`cutegen.rope` where a module without parameters makes the tables,
       from positions, and a function (q, k, cos, sin, ...) turns by them, as in Transformers. The module is
       tried and its tables are marked; the function is tried, and replaced in the namespace of the model's
@@ -70,7 +72,8 @@ def optimize(
     Parameters, buffers, hooks, names and ``state_dict`` stay what they are; modules are still instances of
     their classes, and copy and pickle. A call that no kernel answers is computed by torch and counted:
     :func:`cutegen.counters`. Where torch rounds between the steps of a norm or a gate, cutegen rounds once.
-    Under torch.compile norms, gates and rotary embeddings are left to it. Do it before wrapping in FSDP,
+    Under torch.compile norms, gates and rotary embeddings are left to it, where the backend ``cutegen`` finds
+    gates again. Do it before wrapping in FSDP,
     before adapters such as LoRA or after them.
 
     Args:

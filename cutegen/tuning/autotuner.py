@@ -320,6 +320,7 @@ class AutoTuner:
         candidates: Candidates | None = None,
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
         budget_s: float | None = None,
+        stakes: Sequence[float] | None = None,
     ) -> Iterator[TuneResult | Failed]:
         """Yield what each problem came to; a problem without a winner does not stop the others.
 
@@ -330,20 +331,26 @@ class AutoTuner:
             candidates: How many kernels to compile per problem, or the very configs to try.
             fixed: Knobs restricted to some values.
             budget_s: Seconds for all problems together.
+            stakes: As for :meth:`run`.
         """
         requests = [self.request(problem, candidates, fixed, budget_s) for problem in problems]
-        for result in self.run(requests, budget_s):
+        for result in self.run(requests, budget_s, stakes):
             assert not isinstance(result, RangeResult)
             yield result
 
     def run(
-        self, requests: Sequence[Request | RangeRequest], budget_s: float | None = None
+        self,
+        requests: Sequence[Request | RangeRequest],
+        budget_s: float | None = None,
+        stakes: Sequence[float] | None = None,
     ) -> Iterator[TuneResult | RangeResult | Failed]:
         """Yield what each request came to, in order; as :meth:`tune`.
 
         Args:
             requests: Made by :meth:`request` and :meth:`range_request`.
-            budget_s: Seconds for all of them together; each gets an equal share.
+            budget_s: Seconds for all of them together.
+            stakes: How much depends on each, such as calls times microseconds: seconds are given in
+                proportion, a quarter of an equal share at least. None for equal shares.
         """
         if autotune_disabled():
             yield from map(self._untuned, requests)
@@ -353,7 +360,7 @@ class AutoTuner:
         try:
             with TrialStore(self.setting.db) as trials:
                 tuning = Tuning(self.setting, children, trials, observe=self._observe, again=self._again)
-                for result in tuning.run_all(requests, budget_s):
+                for result in tuning.run_all(requests, budget_s, stakes):
                     if isinstance(result, TuneResult):
                         self._remember(result)
                     yield result

@@ -130,7 +130,7 @@ def autotune(
         model: On the GPU.
         *inputs: What it is called with.
         training: Also record and tune the backward pass, of the sum of all outputs.
-        budget_s: Seconds of tuning, for all problems together.
+        budget_s: Seconds of tuning, for all problems together; more of them for those of more time.
         m: Further numbers of rows to tune for, beside that of ``inputs``.
         tuner: What tunes and into which table; by default an :class:`AutoTuner` of effort ``quick``, into the
             table that the operators ask.
@@ -189,13 +189,14 @@ def _tune_missing(
 ) -> tuple[tuple[Problem, ...], dict[Problem, str]]:
     """Tune what the tuner's table does not know; return what was tuned, and what has no winner and why."""
     setting, table = tuner.setting, tuner.setting.load_table()
-    problems = [weight.problem for weight in weights]
-    missing = [p for p in problems if not is_tuned(answer_of(table, p, setting.arch, setting.sm_count))]
+    stakes = {weight.problem: weight.us for weight in weights}
+    missing = [p for p in stakes if not is_tuned(answer_of(table, p, setting.arch, setting.sm_count))]
     failed: dict[Problem, str] = {}
     tuned: list[Problem] = []
     if autotune_disabled() or not missing:
         return (), failed
-    for at, result in enumerate(tuner.tune_all(missing, budget_s=budget_s), 1):
+    results = tuner.tune_all(missing, budget_s=budget_s, stakes=[stakes[problem] for problem in missing])
+    for at, result in enumerate(results, 1):
         if isinstance(result, Failed):
             failed[result.problem] = str(result.error)
         else:

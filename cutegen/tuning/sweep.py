@@ -45,6 +45,9 @@ from cutegen.tuning.winner import decide, entry_of, predicted_result, recorded_r
 
 __all__ = ["Failed", "Tuning"]
 
+#: However little depends on a problem, it gets one part in so many of an equal share of the seconds.
+_LEAST = 4
+
 #: What may go wrong with one problem without touching the others.
 _OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
@@ -99,7 +102,10 @@ class Tuning:
         self._clock = clock
 
     def run(
-        self, requests: Iterable[Request], budget_s: float | None = None
+        self,
+        requests: Iterable[Request],
+        budget_s: float | None = None,
+        parts: Sequence[float] = (),
     ) -> Iterator[TuneResult | Failed]:
         """Yield what each request came to, in order.
 
@@ -107,7 +113,8 @@ class Tuning:
 
         Args:
             requests: What to do.
-            budget_s: Seconds for all of them together; each gets an equal share of what is left.
+            budget_s: Seconds for all of them together; each gets its share of what is left.
+            parts: In which proportion; equal parts by default.
 
         Raises:
             BuildError: There is no compiler, or it cannot run; or the Operator API cannot be asked.
@@ -116,6 +123,7 @@ class Tuning:
             TableError: The table is malformed or holds elsewhere.
         """
         started, queue = self._clock(), list(requests)
+        parts = parts or [1.0] * len(queue)
         with closing(Lookahead()) as ahead:
             prepared = self._prepare_or_fail(queue[0], ahead) if queue else None
             for left in range(len(queue), 0, -1):
@@ -125,26 +133,39 @@ class Tuning:
                     prepared = self._prepare_or_fail(queue[-left + 1], ahead)
                 if left > 2 and _is_under_way(prepared):
                     ahead.begin(queue[-left + 2])
-                share = None if budget_s is None else (budget_s - (self._clock() - started)) / left
+                part = parts[-left] / sum(parts[-left:])
+                share = None if budget_s is None else (budget_s - (self._clock() - started)) * part
                 first = left == len(queue)
                 yield self._conclude(current, share, started if first else begun)
 
     def run_all(
-        self, requests: Sequence[Request | RangeRequest], budget_s: float | None = None
+        self,
+        requests: Sequence[Request | RangeRequest],
+        budget_s: float | None = None,
+        stakes: Sequence[float] | None = None,
     ) -> Iterator[TuneResult | RangeResult | Failed]:
-        """Yield what each request came to, in order, ranges among them; as :meth:`run`."""
-        started, left = self._clock(), len(requests)
+        """Yield what each request came to, in order, ranges among them; as :meth:`run`.
+
+        Args:
+            requests: What to do.
+            budget_s: Seconds for all of them together.
+            stakes: How much depends on each, in any unit: its share of the seconds follows from that, and is
+                a quarter of an equal one at least. None for equal shares.
+        """
+        started, parts, begun = self._clock(), _parts(stakes, len(requests)), 0
         for is_range, group in groupby(requests, key=lambda request: isinstance(request, RangeRequest)):
             some = list(group)
+            own, all_left = parts[begun : begun + len(some)], sum(parts[begun:])
+            begun += len(some)
             spent = self._clock() - started
-            share = None if budget_s is None else (budget_s - spent) * len(some) / left
-            left -= len(some)
+            share = None if budget_s is None else (budget_s - spent) * sum(own) / all_left
             if not is_range:
-                yield from self.run([request for request in some if isinstance(request, Request)], share)
+                single = [request for request in some if isinstance(request, Request)]
+                yield from self.run(single, share, own)
                 continue
-            for request in some:
+            for request, part in zip(some, own, strict=True):
                 assert isinstance(request, RangeRequest)
-                yield self._run_range(request, None if share is None else share / len(some))
+                yield self._run_range(request, None if share is None else share * part / sum(own))
 
     def _run_range(self, request: RangeRequest, budget_s: float | None) -> RangeResult | Failed:
         begun = self._clock()
@@ -278,6 +299,14 @@ class Tuning:
         )
         setting.save(entries=[entry_of(result, problem_run.baseline_trial)])
         return result
+
+
+def _parts(stakes: Sequence[float] | None, count: int) -> list[float]:
+    """Return in which proportion requests get seconds, from what depends on each."""
+    if not stakes or not sum(stakes):
+        return [1.0] * count
+    least = sum(stakes) / count / _LEAST
+    return [max(stake, least) for stake in stakes]
 
 
 def _is_under_way(prepared: _Prepared | Failed) -> bool:
