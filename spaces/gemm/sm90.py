@@ -34,7 +34,6 @@ from .shared import (
     sizes_round_up_below_2_to_31,
     split_k_stores_partial_sums,
     stages_and_buffers,
-    swap_ab_is_for_narrow_m,
     tile_counts,
     tile_order,
     tma_store_needs_aligned_output,
@@ -267,6 +266,12 @@ def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, probl
     """A k tile of 256 bytes halves the barriers per byte and reads memory in longer runs, but larger tiles
     keep too few stages of it: allowed up to tile_m + tile_n = 256."""
     return tile_k * DTYPE_BYTES[problem.ab_dtype] <= 128 or tile_shape_mn[0] + tile_shape_mn[1] <= 256
+
+
+def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
+    """swap_ab puts m on the finely divisible side of the MMA, so that tiles fit m and fill whole waves; with
+    m above 16384 tiles are so many that either order does."""
+    return not swap_ab or problem.m <= 16384
 
 
 def split_k_leaves_work(tile_k: int, split_k: int, problem: Problem) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 
 #: What the space's rules allow at most; whoever they forbid the more is asked last, so few are asked in vain.
-_SPLIT_TILES, _SWAPPED_ROWS = 1024, 4096
+_SPLIT_TILES, _SWAPPED_ROWS = 1024, 16384
 #: Columns of a tile that an operand which is contiguous along them needs a multiple of: else shared memory
 #: is swizzled in 32 bytes or not at all, and TMA moves so few at a time. Source: untuned products of layout
 #: mn on an H200: of more than 32 columns without a multiple of 32 they were at 0.42 to 0.82 of torch.mm. With
