@@ -29,9 +29,13 @@ from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, 
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.space import Config
+from cutegen.space import Config, Value
 
-SWEEP = Path(__file__).parent.parent / "docs" / "results" / "gemm_sweep_h200.json.xz"
+_RESULTS = Path(__file__).parent.parent / "docs" / "results"
+SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
+#: Products of all layouts, timed in the rounds of the library's call: by tools/sweep_products.py, six kernels
+#: of each, and by tools/bench_untuned.py, the one that answered.
+PRODUCTS = (_RESULTS / "untuned_before.json",)
 #: Trees; more of them, or deeper ones, cost more at every new shape and hardly choose better.
 DEPTH = 6
 SETTINGS = {"depth": DEPTH, "iterations": 320, "learning_rate": 0.12, "l2_leaf_reg": 3.0, "random_seed": 0}
@@ -45,6 +49,10 @@ _OF_SHAPE = ("m_log", "n_log", "k_log")
 #: best of all kernels, and 1.9 % with 4.
 _DEFAULT_WEIGHT = 2.5
 _UNIT = 1e-4
+#: More than any feature is.
+_NEVER = 1e30
+#: Run-time knobs as sweeps name kernels, which they say nothing of.
+_RUN_TIME: dict[str, Value] = {"swizzle_size": 1, "raster_along_m": False}
 
 Array = NDArray[np.float64]
 
@@ -62,6 +70,8 @@ class Points:
         features: One row for each point.
         default: Whether its kernel may answer by default.
         judge: Whether its shape was drawn to judge an earlier fit, so that few kernels were timed.
+        settled: Whether it was timed in the rounds of the library's call, behind a burn-in: what times are
+            predicted for. In the sweep each kernel ran on its own, at clocks of its own.
         sizes: m, n and k by number of shape.
     """
 
@@ -73,6 +83,7 @@ class Points:
     features: Array
     default: NDArray[np.bool_]
     judge: NDArray[np.bool_]
+    settled: NDArray[np.bool_]
     sizes: Sequence[tuple[int, int, int]]
 
     def only(self, chosen: NDArray[np.bool_]) -> Points:
@@ -113,17 +124,72 @@ def load(path: Path) -> tuple[dict[str, Any], Points]:
     sizes = [tuple(row["mnk"]) for row in shapes]
     return found, Points(
         shape, kernel, np.array(numbers)[shape], us, np.concatenate(times), np.concatenate(features),
-        default[kernel], np.array(["judge" in row for row in shapes])[shape], sizes,
+        default[kernel], np.array(["judge" in row for row in shapes])[shape], np.zeros(len(us), bool), sizes,
     )  # fmt: skip
+
+
+def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
+    """Return the rows of files of products: of each its ``problem``, ``reference_us`` and ``points``.
+
+    Times are what the library takes by the ratio. What has an epilogue, whose cost is no part of the fit, or
+    rows of D that are not aligned, is left out, and so are kernels of another algorithm.
+    """
+    found = []
+    for path in paths:
+        data = path.read_bytes()
+        document = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
+        for row in document["rows"]:
+            problem = Problem.parse(row["problem"])
+            alone = {"config": row.get("config"), "us": row["reference_us"] / row.get("ratio", 1.0)}
+            points = [
+                (config, point["us"])
+                for point in row.get("points", [alone])
+                for config in [Config.parse(point["config"])]
+                if not config.algorithm
+            ]
+            if points and problem.epilogue == Problem(8, 8, 8).epilogue and not problem.unaligned_out:
+                found.append({"problem": problem, "reference_us": row["reference_us"], "points": points})
+    return found
+
+
+def with_products(found: dict[str, Any], points: Points, rows: Sequence[dict[str, Any]]) -> Points:
+    """Return the points of a sweep and those of products, whose shapes, kernels and matrices follow."""
+    views = default_views()
+    kernels = {text: at for at, text in enumerate(found["kernels"])}
+    pairs = {(n, k): w for (_, n, k), w in zip(points.sizes, _matrix_of_shapes(points), strict=True)}
+    parts: dict[str, list[Any]] = {f.name: [] for f in fields(Points) if f.name != "sizes"}
+    sizes = list(points.sizes)
+    for row in rows:
+        problem, configs = row["problem"], [config for config, _ in row["points"]]
+        names = [str(c.replace(split_k=2 if c["split_k"] != 1 else 1, **_RUN_TIME)) for c in configs]
+        splits = np.array([config["split_k"] for config in configs], np.float32)
+        time, features = rooflines(problem, KernelColumns(configs, found["sm_count"]), splits)
+        matrix = pairs.setdefault((problem.n, problem.k), len(pairs))
+        own = {
+            "shape": [len(sizes)] * len(configs), "weights": [matrix] * len(configs),
+            "kernel": [kernels.setdefault(name, len(kernels)) for name in names],
+            "us": [us for _, us in row["points"]], "roofline_us": time, "features": features.T,
+            "default": [name in views for name in names], "judge": [False] * len(configs),
+            "settled": [True] * len(configs),
+        }  # fmt: skip
+        for name, values in own.items():
+            parts[name].append(values)
+        sizes.append((problem.m, problem.n, problem.k))
+    joined = {name: np.concatenate([getattr(points, name), *values]) for name, values in parts.items()}
+    return Points(**joined, sizes=sizes)
+
+
+def _matrix_of_shapes(points: Points) -> list[int]:
+    first = np.unique(points.shape, return_index=True)[1]
+    return [int(number) for number in points.weights[first]]
 
 
 def default_views() -> set[str]:
     """Return the kernels among which defaults are chosen, as sweeps name them."""
     space = find_space("gemm", find_arch("sm_90a"))
     problem = Problem(4096, 4096, 4096)
-    run_time = {"swizzle_size": 1, "raster_along_m": False}
     safe = space.default(problem)
-    return {str(safe.replace(**knobs, **run_time)) for knobs in space.default_candidates(problem)}
+    return {str(safe.replace(**knobs, **_RUN_TIME)) for knobs in space.default_candidates(problem)}
 
 
 def train(points: Points, chosen: NDArray[np.bool_]) -> Trees:
@@ -132,10 +198,22 @@ def train(points: Points, chosen: NDArray[np.bool_]) -> Trees:
     features, wanted = points.features[chosen], np.log(points.us / points.roofline_us)[chosen]
     order = boosted(SETTINGS, features, wanted, weight, points.shape[chosen])
     left = wanted - order.predict(features)
+    asked = np.column_stack([features, points.settled[chosen]])
     others = [at for at, name in enumerate(FEATURES) if name not in _OF_SHAPE]
-    level = boosted({**LEVEL, "ignored_features": others}, features, left, weight)
-    parts = (as_arrays(order, DEPTH), as_arrays(level, int(LEVEL["depth"])))
+    level = boosted({**LEVEL, "ignored_features": others}, asked, left, weight)
+    parts = (as_arrays(order, DEPTH), answered(as_arrays(level, int(LEVEL["depth"])), len(FEATURES)))
     return Trees.of(parts[0]).joined(Trees.of(parts[1]))
+
+
+def answered(trees: dict[str, Any], feature: int) -> dict[str, Any]:
+    """Return trees of which each question about ``feature`` is answered by yes; it is not asked any more."""
+    pairs = [list(zip(*rows, strict=True)) for rows in zip(trees["asked"], trees["limits"], strict=True)]
+    told = [[(0, -_NEVER) if at == feature else (at, limit) for at, limit in row] for row in pairs]
+    return {
+        **trees,
+        "asked": [[at for at, _ in row] for row in told],
+        "limits": [[limit for _, limit in row] for row in told],
+    }
 
 
 def boosted(
@@ -192,7 +270,7 @@ def as_arrays(model: Any, depth: int) -> dict[str, Any]:
         for q in range(depth)
     ]
     limits = [
-        [tree["splits"][q]["border"] if q < len(tree["splits"]) else 1e30 for tree in trees]
+        [tree["splits"][q]["border"] if q < len(tree["splits"]) else _NEVER for tree in trees]
         for q in range(depth)
     ]
     leaves = [[round(scale * leaf / _UNIT) for leaf in tree["leaf_values"]] for tree in trees]
@@ -209,18 +287,23 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the fit of all points")
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="file of a sweep")
     args = parser.parse_args()
-    found, points = load(args.sweep)
+    found, sweep = load(args.sweep)
+    points = with_products(found, sweep, read_products())
     predicted = left_out(points)
+    several = np.bincount(points.shape)[points.shape] > 1
     judged = {
-        "defaults": regret(points, predicted, points.default & ~points.judge),
-        "all": regret(points, predicted, ~points.judge),
+        f"{among}{where}": regret(points, predicted, chosen & timed & several & ~points.judge)
+        for among, chosen in (("defaults", points.default), ("all", points.shape >= 0))
+        for where, timed in (("", ~points.settled), (" of products", points.settled))
+        if (timed & several).any()
     }
     print(json.dumps(judged, indent=1))
     if args.write:
         sizes = np.array(points.sizes)
         provenance = {
             **{name: found[name] for name in ("gpu", "sm_count", "driver", "torch", "cutegen")},
-            "sweep": args.sweep.name, "points": len(points.us), "shapes": len(sizes),
+            "sweep": args.sweep.name, "points": len(sweep.us), "shapes": len(sweep.sizes),
+            "products": len(sizes) - len(sweep.sizes), "points_of_products": int(points.settled.sum()),
             "shapes_that_judged_an_earlier_fit": sum("judge" in row for row in found["shapes"]),
             "kernels": len(found["kernels"]), "layout": "kk", "dtype": "bf16",
             "smallest": sizes.min(0).tolist(), "largest": sizes.max(0).tolist(),

@@ -23,7 +23,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.families.gemm.perf_model.judging import folds
 from cutegen.families.gemm.perf_model.torch_mm import FILE, describe
 from cutegen.families.gemm.problem import Problem
-from tools.fit_gemm import SWEEP, Array, Points, as_arrays, boosted, left_out, lines, load
+from tools.fit_gemm import (
+    SWEEP,
+    Array,
+    Points,
+    answered,
+    as_arrays,
+    boosted,
+    left_out,
+    lines,
+    load,
+    read_products,
+    with_products,
+)
 
 DEPTH = 4
 #: More trees, deeper ones, more tiles or the kernel's own time as a feature decide no better.
@@ -37,35 +49,40 @@ def times(rows: Sequence[dict[str, Any]]) -> Array:
     return np.array([np.median(row["torch_mm_us"]) / row.get("pace", 1.0) for row in rows])
 
 
-def expected(found: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-    """Return microseconds of all products by trees that have not seen their (n, k), and trees of all.
+def expected(found: dict[str, Any], timed: Sequence[dict[str, Any]]) -> tuple[Array, Array, dict[str, Any]]:
+    """Return microseconds of all products, measured and by trees that have not seen their (n, k).
 
-    Those of the sweep's shapes come first, then those of products without timed kernels.
+    Those of the sweep's shapes come first, then those of products without timed kernels, then those that were
+    ``timed`` in the rounds of kernels, as which all are to be predicted. The third are trees of all.
     """
     rows = found["shapes"] + found["products"]
-    sizes = [Problem(*row["mnk"]) for row in rows]
-    described = [describe(p.m, p.n, p.k, found["sm_count"]) for p in sizes]
+    problems = [*(Problem(*row["mnk"]) for row in rows), *(row["problem"] for row in timed)]
+    took = np.concatenate([times(rows), [row["reference_us"] for row in timed]])
+    described = [describe(p.m, p.n, p.k, found["sm_count"], p.layout) for p in problems]
     rough, features = (np.array(column) for column in zip(*described, strict=True))
+    features = np.column_stack([features, np.arange(len(took)) >= len(rows)])
     pairs: dict[tuple[int, int], int] = {}
-    fold = folds(np.array([pairs.setdefault((p.n, p.k), len(pairs)) for p in sizes]))
-    wanted = np.log(times(rows) / rough)
+    fold = folds(np.array([pairs.setdefault((p.n, p.k), len(pairs)) for p in problems]))
+    wanted = np.log(took / rough)
     logs = np.log(rough)
     for number in range(fold.max() + 1):
         there = fold == number
         logs[there] += boosted(SETTINGS, features[~there], wanted[~there]).predict(features[there])
-    return np.exp(logs), as_arrays(boosted(SETTINGS, features, wanted), DEPTH)
+    trees = as_arrays(boosted(SETTINGS, features, wanted), DEPTH)
+    return took, np.exp(logs), answered(trees, features.shape[1] - 1)
 
 
 def defaults(points: Points) -> tuple[Array, Array]:
     """Return measured and expected microseconds of the default's choice at each shape, (n, k) left out.
 
-    It is made among the default kernels that were timed there; where the shape judged an earlier fit, among
-    the three that this chose.
+    It is made among the default kernels that were timed there, or what was default then; where the shape
+    judged an earlier fit, among the three that this chose.
     """
     predicted, chosen = left_out(points), []
     for number in range(len(points.sizes)):
         here = np.flatnonzero(points.shape == number)
-        here = here[:3] if points.judge[here[0]] else here[points.default[here]]
+        own = here[points.default[here]] if points.default[here].any() else here
+        here = here[:3] if points.judge[here[0]] else own
         chosen.append(here[predicted[here].argmin()])
     return points.us[chosen], predicted[chosen]
 
@@ -94,22 +111,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="write the fit of all shapes")
     args = parser.parse_args(argv)
-    found, points = load(SWEEP)
+    found, sweep = load(SWEEP)
+    timed = read_products()
+    points = with_products(found, sweep, timed)
     first = np.unique(points.shape, return_index=True)[1]
-    judge = points.judge[first]
-    all_us, trees = expected(found)
+    judge, settled = points.judge[first], points.settled[first]
+    took, torch_us, trees = expected(found, timed)
+    errors = np.log(torch_us / took)
     own_us, own_expected = defaults(points)
-    took = times(found["shapes"])
-    torch_us = all_us[: len(took)]
-    errors = np.log(all_us / times(found["shapes"] + found["products"]))
+    with_kernels = np.r_[: len(sweep.sizes), len(took) - len(timed) : len(took)]
+    took, torch_us = took[with_kernels], torch_us[with_kernels]
     provenance = {
         **{name: found[name] for name in ("gpu", "sm_count", "driver", "torch")},
         "sweep": SWEEP.name,
-        "products": len(all_us),
+        "products": len(errors),
         "error_on_matrices_left_out": round(float(errors.std()), 3),
         "outcomes_on_matrices_left_out": {
             name: outcomes((took / own_us)[here], (torch_us / own_expected)[here])
-            for name, here in (("sweep", ~judge), ("judge", judge))
+            for name, here in (("sweep", ~judge & ~settled), ("judge", judge), ("products", settled))
         },
     }
     print(json.dumps(provenance, indent=1))

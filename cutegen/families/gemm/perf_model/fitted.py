@@ -63,7 +63,7 @@ FEATURES = (
     "tile_m_log", "tile_n_log", "tile_k", "cluster_m", "cluster_n", "mma_warpgroups", "pingpong", "swap_ab",
     "use_pdl", "split_log", "m_log", "n_log", "k_log", "waves_log", "last_wave", "compute_to_memory_log",
     "time_log", "reduce_part", "smem_to_mma_log", "l2_to_mma_log", "epilogue_part", "clusters_n", "inside_m",
-    "inside_n", "steps_log", "sms_busy", "waves",
+    "inside_n", "steps_log", "sms_busy", "waves", "rows_along_m", "rows_along_n",
 )  # fmt: skip
 _STATIC = 9
 _LOOKED_AT = (
@@ -132,6 +132,7 @@ class KernelColumns:
         groups = column([config["mma_warpgroups"] for config in configs])
         pdl = column([config["use_pdl"] for config in configs])
         self.rates = rates
+        self._runs: dict[str, NDArray[numpy.bool_]] = {}
         self._time_tiles(*tiles)
         static = (*np.log(tiles), self.tile_k, *cluster)
         switches = (groups, self.pingpong, self.swap_ab, pdl)
@@ -153,6 +154,16 @@ class KernelColumns:
         self.epilogue_us = ((_EPILOGUE_CLK + area * (2 / _STORE_BYTES_CLK)) / mhz).astype(float)
         self.l2_us = np.array(_L2_BYTES_US * self.rates.clock)
         self.l2_us_sm = np.array(_L2_BYTES_US_SM * self.rates.clock)
+
+    def runs(self, layout: str) -> NDArray[numpy.bool_]:
+        """Return whether each kernel's operands are contiguous along its m, and along its n; not along k."""
+        import numpy as np
+
+        found = self._runs.get(layout)
+        if found is None:
+            sides = np.array([layout[0] == "m", layout[1] == "n"])
+            found = self._runs[layout] = np.where(self.swap_ab, sides[::-1, None], sides[:, None])
+        return found
 
 
 class _Scalars(NamedTuple):
@@ -246,6 +257,7 @@ def rooflines(
     found[19], found[20] = np.log(l2_us / c.mma_us), epilogue / time
     found[21], found[22:24] = np.minimum(clusters[1], one.most_clusters), inside
     found[24], found[25], found[26] = np.log(steps), busy / c.sms, np.minimum(waves, one.most_waves)
+    found[27:29] = c.runs(problem.layout)
     return time.astype(np.float32), found
 
 

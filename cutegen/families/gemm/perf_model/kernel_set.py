@@ -73,7 +73,8 @@ class KernelSet:
         self._short_runs = along_n & (c.tiles[1] % _RUN != 0)
         self._any_short = bool(self._short_runs.any())
         self._last: tuple[Problem, Config, float] | None = None
-        self._orders = list(product(space.domains["swizzle_size"], space.domains["raster_along_m"]))
+        orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
+        self._orders = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
@@ -131,9 +132,7 @@ class KernelSet:
         geometry = tiling.geometry(config)
         swizzle, along = self._orders[0]
         if geometry.clusters > geometry.resident and not tiling.fits_l2:
-            swizzle, along = min(
-                self._orders, key=lambda o: tiling.traffic(config, as_integer(o[0]), as_flag(o[1]))
-            )
+            swizzle, along = tiling.cheapest(config, self._orders)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
 

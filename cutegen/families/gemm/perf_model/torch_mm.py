@@ -34,7 +34,7 @@ _DTYPES = ("bf16", "fp16")
 _START_US, _BYTES_US, _FLOPS_US = 2.5, 4.4e6, 7.5e8
 
 
-def describe(m: int, n: int, k: int, sm_count: int) -> tuple[float, list[float]]:
+def describe(m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> tuple[float, list[float]]:
     """Return microseconds by the roofline, and what the trees ask about, of one product in 16 bits."""
     memory = 2 * (m * k + k * n + m * n) / _BYTES_US
     math = 2 * m * n * k / _FLOPS_US
@@ -43,6 +43,7 @@ def describe(m: int, n: int, k: int, sm_count: int) -> tuple[float, list[float]]
         rounds = ceil(m / rows) * ceil(n / columns) / sm_count
         waves = ceil(rounds)
         found += [log(rounds), rounds / waves, min(waves, 8)]
+    found += [float(layout[0] == "m"), float(layout[1] == "n")]
     return _START_US + max(memory, math), found
 
 
@@ -60,11 +61,11 @@ class TorchMm:
     provenance: Mapping[str, Any]
     trees: Trees
 
-    def time_us(self, m: int, n: int, k: int, sm_count: int) -> float:
+    def time_us(self, m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> float:
         """Return microseconds of the product of m x k and k x n, in 16 bits, back to back."""
         import numpy as np
 
-        time, features = describe(m, n, k, sm_count)
+        time, features = describe(m, n, k, sm_count, layout)
         column = np.array(features, np.float32)[:, None]
         return time * float(np.exp(self.trees.sums(column)[0] + self.trees.base))
 
@@ -121,4 +122,4 @@ def torch_mm_us(problem: Problem, arch: Arch, sm_count: int) -> float | None:
     if not plain or arch.name != load_torch_mm().arch:
         return None
     known = load_torch_mm() if arch.calibration is None else _calibrated(arch.calibration)
-    return known.time_us(problem.m, problem.n, problem.k, sm_count)
+    return known.time_us(problem.m, problem.n, problem.k, sm_count, problem.layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -85,29 +85,46 @@ class Tiling:
             known = self._traffic[key] = self._of_order(config, swizzle, along_m)
         return known
 
+    def cheapest(self, config: Mapping[str, Any], orders: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
+        """Return the first of some orders, as swizzle and whether along m, that cause the least traffic."""
+        of = self._of_orders(config)
+        return min(orders, key=lambda order: of(*order))
+
     def _of_order(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
-        """Each round of resident clusters covers a patch of the output and loads its two sides."""
+        return self._of_orders(config)(swizzle, along_m)
+
+    def _of_orders(self, config: Mapping[str, Any]) -> Callable[[int, bool], float]:
+        """Return what gives the bytes of an order, with what all orders share worked out once.
+
+        Each round of resident clusters covers a patch of the output and loads its two sides.
+        """
         shape = self.geometry(config)
         (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
         rows, cols = self.sizes(config.get("swap_ab", False))
-        major, minor = shape.clusters_n, shape.clusters_m
-        if along_m:
-            major, minor = minor, major
         tiles = shape.clusters_m * shape.clusters_n
         resident = min(shape.resident, tiles)
-        band = min(swizzle, minor)
-        deep = min(major, resident / band)
-        wide = min(minor, max(band, resident / major))
-        patch_m, patch_n = (deep, wide) if along_m else (wide, deep)
-        loads = self._loads(rows, patch_m * tile_m * cm, tiles / resident)
-        return loads + self._loads(cols, patch_n * tile_n * cn, tiles / resident) + self._out_bytes
+        load_rows, load_cols = (self._loads(extent, tiles / resident) for extent in (rows, cols))
 
-    def _loads(self, extent: int, patch: float, rounds: float) -> float:
-        """Bytes of one operand: once, and again in later rounds as far as L2 has lost it.
+        def bytes_of(swizzle: int, along_m: bool) -> float:
+            major, minor = shape.clusters_n, shape.clusters_m
+            if along_m:
+                major, minor = minor, major
+            band = min(swizzle, minor)
+            deep = min(major, resident / band)
+            wide = min(minor, max(band, resident / major))
+            patch_m, patch_n = (deep, wide) if along_m else (wide, deep)
+            return load_rows(patch_m * tile_m * cm) + load_cols(patch_n * tile_n * cn) + self._out_bytes
+
+        return bytes_of
+
+    def _loads(self, extent: int, rounds: float) -> Callable[[float], float]:
+        """Return what gives the bytes of one operand for a patch: once, and again as far as L2 has lost it.
 
         L2 keeps an operand below 30 % of its size and loses one above 80 %. Source: assumed.
         """
-        once = extent * self._line_bytes
-        again = max(0.0, rounds * min(patch, extent) * self._line_bytes - once)
+        line, batch = self._line_bytes, self._problem.batch
+        once = extent * line
         lost = min(1.0, max(0.0, (once / self._l2_bytes - _KEPT) / 0.5))
-        return self._problem.batch * (once + again * lost)
+        if not lost:
+            return lambda patch: batch * once
+        return lambda patch: batch * (once + max(0.0, rounds * min(patch, extent) * line - once) * lost)
