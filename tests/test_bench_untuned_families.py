@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from fake_engine import DEVICE
 from fake_tuning import timing
 
-from cutegen.families.registry import find_family, find_space, parse_problem
+from cutegen.families.registry import find_family, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.search.defaults import default_config
@@ -41,8 +42,8 @@ class PretendedBench:
 
     def check(self, candidate: Candidate, repeats: int | None = None) -> CheckResult:
         assert candidate.problem == self.opened
-        space, few = find_space(candidate.problem.family, DEVICE.arch), candidate.problem.with_sizes(m=64)
-        fits = not space.explain(few, Config.parse(candidate.symbol))
+        config, few = Config.parse(candidate.symbol), candidate.problem.with_sizes(m=64)
+        fits = not space_of(config, candidate.problem.family, DEVICE.arch).explain(few, config)
         assert candidate.problem.sizes["m"] <= 64 or not fits, "few rows are enough"
         return CheckResult("wrong_result", "it is") if candidate.symbol == self.wrong else CheckResult("ok")
 
@@ -132,6 +133,18 @@ def test_the_same_kernels_are_compiled_beforehand(
     assert tool.main([*words, "--out", str(tmp_path / "untuned.json")]) == 0
     assert asked[0] == asked[1] and len(asked[0]) == 6
     assert tool.main(words) == 2 and "--out is missing" in capsys.readouterr().err
+
+
+def test_a_kernel_is_checked_by_the_rules_of_its_algorithm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those for few rows have other knobs."""
+    few = parse_problem("gated_gemm 1x14336x4096 bf16")
+    monkeypatch.setattr(tool, "drawn", lambda *given: [few])
+    words = ["gated_gemm", "--candidates", "3", "--out", str(tmp_path / "untuned.json")]
+    assert tool.main([*words, "--commit", "0" * 40]) == 0
+    [row] = json.loads((tmp_path / "untuned.json").read_text())["rows"]
+    assert "algorithm=few_rows" in row["default"] and row["tried"] == 3 and row["ratio"] == 0.8
 
 
 def test_knobs_that_decide_nothing_are_left_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ torch = pytest.importorskip("torch")
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.errors import OperandError, ProblemError  # noqa: E402
+from cutegen.families.grouped_gemm.as_gemm import as_gemm, expected_rows, row_tiles  # noqa: E402
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED  # noqa: E402
 from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
 from cutegen.measure.check import Verdict, judge  # noqa: E402
@@ -347,3 +350,32 @@ def test_the_operator_is_traced(gpu: FakeFamilies) -> None:
         return cutegen.grouped_gemm(a, b, (3, 3, 9, 20)) * 2
 
     assert torch.equal(torch.compile(step, backend="eager", fullgraph=True)(a, b), want * 2)
+
+
+@pytest.mark.parametrize("tokens", ["uniform", "zipf"])
+def test_a_default_is_for_the_groups_that_have_rows(tokens: str) -> None:
+    """As many as drawn rows have, and as many tiles as these need, but for chance."""
+    for m, g in ((1, 73), (12, 73), (91, 5), (512, 128), (15_225, 73)):
+        problem: Any = parse_problem(f"grouped_gemm {m}x1536x2048x{g} bf16 tokens={tokens}")
+        odds = [1.0 if tokens == "uniform" else 1 / (1 + at) for at in range(g)]
+        chance = random.Random(7)
+        draws = [Counter(chance.choices(range(g), odds, k=m)) for _ in range(20)]
+        groups = sum(map(len, draws)) / len(draws)
+        like = as_gemm(problem)
+        assert 0.8 * groups - 1 < like.batch < 1.2 * groups + 1
+        assert sum(rows * count for rows, count in expected_rows(problem)) == pytest.approx(m)
+        assert like.m * like.batch >= m and like.m <= m
+        for height in (16, 64, 256):
+            tiles = sum(-(-rows // height) for draw in draws for rows in draw.values()) / len(draws)
+            assert 0.8 * tiles < row_tiles(problem, height) < 1.2 * tiles
+    masked: Any = parse_problem("grouped_gemm_masked 128x1536x2048x64 bf16 mean=4")
+    assert sum(rows * count for rows, count in expected_rows(masked)) == 256
+    assert as_gemm(masked).m == 9 and as_gemm(masked.with_sizes(g=1)).m == 4
+
+
+def test_large_groups_default_to_clusters_along_the_columns() -> None:
+    """Whose tiles of rows end with a group of any size."""
+    for line in ("32768x4096x4096x4", "32768x7168x3072x8"):
+        problem = parse_problem(f"grouped_gemm {line} bf16")
+        config = default_config(HOPPER, problem)
+        assert config["cluster_shape_mn"] == (1, 2) and config["tile_shape_mn"] == (192, 128)

@@ -35,7 +35,7 @@ from cutegen.cli.args import file_path, parse_fixed, positive_float, positive_in
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
-from cutegen.families.registry import find_family, find_space, parse_problem
+from cutegen.families.registry import find_family, find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK
@@ -240,11 +240,12 @@ class Runner:
 
     def _check(self, problem: Problem, configs: Sequence[Config]) -> None:
         """See that kernels are right on few rows, each once for its signature."""
-        space, signature = find_space(problem.family, self._device.arch), problem.with_sizes(m=1)
+        arch, signature = self._device.arch, problem.with_sizes(m=1)
         few = (m * problem.sizes.get("g", 1) for m in _FEW)
         some = [*(problem.with_sizes(m=min(m, problem.sizes["m"])) for m in few), problem]
         opened = None
         for config in (config for config in configs if (signature, config) not in self._checked):
+            space = space_of(config, problem.family, arch)
             one = next(each for each in some if not space.explain(each, config))
             if one != opened:
                 self._bench.open(one)
