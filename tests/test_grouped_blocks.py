@@ -24,6 +24,7 @@ from cutegen.build.store import Store  # noqa: E402
 from cutegen.deploy.family_calls import _multiple as deployed_multiple  # noqa: E402
 from cutegen.errors import OperandError, ProblemError  # noqa: E402
 from cutegen.families.declared import multiple  # noqa: E402
+from cutegen.families.grouped_gemm_blocks.strategy import side_by_side  # noqa: E402
 from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
 from cutegen.family import Inputs  # noqa: E402
 from cutegen.measure.check import Verdict, judge  # noqa: E402
@@ -147,6 +148,8 @@ def test_few_rows_of_a_group_are_columns_of_a_tile() -> None:
     assert not default_config(SPACE, many)["swap_ab"] and default_config(SPACE, few)["swap_ab"]
     ranked = FAMILY.strategy(ARCH).rank(SPACE, many, 132, 6)
     assert len(ranked) >= 6 and all(not SPACE.explain(many, config) for config in ranked)
+    one = side_by_side(parse_problem("grouped_gemm_blocks 32768x4096x2048x128 e4m3"))
+    assert str(one) == "gemm_blocks 272x524288x2048 e4m3 kk"
 
 
 # --- the operator ---

@@ -109,7 +109,7 @@ class GroupedStrategy(BorrowedStrategy):
 
     def _defaults(self, space: Space, problem: DeclaredProblem, sm_count: int) -> list[Config]:
         """Return the GEMM's default candidates that are ours, the fastest predicted first."""
-        by_time = defaults_by_time(self.asked_space(space, problem), as_gemm(problem), sm_count)
+        by_time = defaults_by_time(self.asked_space(space, problem), self._as_gemm(problem), sm_count)
         return self.ours(space, problem, by_time)
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.declared import DeclaredProblem, integers, read, update
 from cutegen.families.gemm.problem import FACTOR_BLOCK
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, SPREADS, GroupedFamily
 from cutegen.families.grouped_gemm.groups import grouped_products, ranges, spread
-from cutegen.family import Baseline, Inputs, Option, Size, Tensors
+from cutegen.family import Baseline, Inputs, Option, Size, Strategy, Tensors
 
 __all__ = ["GROUPED_GEMM_BLOCKS", "GroupedBlocksFamily"]
 
@@ -31,6 +32,12 @@ class GroupedBlocksFamily(GroupedFamily):
     def tails(self, problem: DeclaredProblem) -> Sequence[DeclaredProblem]:
         """Return small problems with empty groups and sizes that fit no tile."""
         return [problem.with_sizes(m=m, n=n, k=k, g=g) for m, n, k, g in _TAILS]
+
+    def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
+        """Return the model of one such GEMM, asked about one of as many tiles."""
+        from cutegen.families.grouped_gemm_blocks.strategy import GroupedBlocksStrategy
+
+        return GroupedBlocksStrategy.of(arch)
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
         """Return a loop of cuBLAS's product: the host is told the rows, and factors lie as it wants."""

@@ -1,0 +1,48 @@
+"""The model of fp8 GEMMs with factors of blocks, asked about one that has the tiles of a grouped one."""
+
+from __future__ import annotations
+
+from cutegen.arch import Arch
+from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gemm.perf_model.strategy import GemmStrategy
+from cutegen.families.gemm.problem import BLOCKS_FAMILY, MAX_SIZE, Problem
+from cutegen.families.grouped_gemm.as_gemm import as_gemm
+from cutegen.families.grouped_gemm.strategy import GroupedStrategy
+from cutegen.families.registry import find_space
+from cutegen.space import Space
+
+__all__ = ["GroupedBlocksStrategy", "side_by_side"]
+
+
+def side_by_side(problem: DeclaredProblem) -> Problem:
+    """Return the GEMM of the rows of one group with the matrices of all groups side by side.
+
+    It has as many tiles, cut off alike along rows, and reads as much of ``b``; there are no batches of such
+    GEMMs.
+    """
+    one = as_gemm(problem)
+    wide = min(problem.n * problem.g, MAX_SIZE)
+    return Problem(
+        one.m,
+        wide,
+        one.k,
+        1,
+        one.ab_dtype,
+        one.out_dtype,
+        unaligned_out=one.unaligned_out,
+        family=BLOCKS_FAMILY,
+    )
+
+
+class GroupedBlocksStrategy(GroupedStrategy):
+    """Chooses configs of grouped GEMMs with factors of blocks by predicted time."""
+
+    @classmethod
+    def of(cls, arch: Arch) -> GroupedBlocksStrategy | None:
+        """Return the strategy for ``arch``; None where the model's constants are not known."""
+        gemm = GemmStrategy.of(arch)
+        return None if gemm is None else cls(gemm, side_by_side)
+
+    def asked_space(self, space: Space, problem: DeclaredProblem) -> Space:
+        """Return the space of one such GEMM."""
+        return find_space(BLOCKS_FAMILY, space.arch)
