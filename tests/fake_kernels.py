@@ -48,13 +48,12 @@ class FakeGpu:
         self._signatures: dict[str, Source] = {}
 
     def compile(self, source: Source, store: Store) -> Artifact:
-        key = artifact_key(source, Toolchain.current())
+        toolchain = Toolchain.current()
+        key = artifact_key(source, toolchain)
         self.compiled.append(source)
         self._signatures[symbol_of(key)] = source
         folder = store.folder(source.arch, key)
-        return Artifact(
-            key, symbol_of(key), source.arch, folder, Resources(), 0.1, source.digest, Toolchain.current()
-        )
+        return Artifact(key, symbol_of(key), source.arch, folder, Resources(), 0.1, source.digest, toolchain)
 
     def load(self, library: Path, symbol: str) -> Callable[..., Any]:
         self.loaded.append(symbol)

@@ -182,6 +182,10 @@ def _cpu_flags() -> set[str]:
     return set()
 
 
+#: How the names of what decides about artifacts begin, as folders have them.
+_PACKAGES = ("nvidia_cutlass_dsl", "apache_tvm_ffi")
+
+
 def _installed() -> tuple[tuple[str, str], ...]:
     """Versions by the names of the ``.dist-info`` folders: importlib.metadata would take 40 ms."""
     found: dict[str, str] = {}
@@ -191,8 +195,9 @@ def _installed() -> tuple[tuple[str, str], ...]:
         except OSError:
             continue
         for name in names:
-            match = re.fullmatch(r"((?:nvidia_cutlass_dsl|apache_tvm_ffi)\w*)-(.+)\.dist-info", name)
-            if match:
+            if not name.startswith(_PACKAGES):  # hundreds of others, and this is asked for every kernel
+                continue
+            if match := re.fullmatch(r"(\w+)-(.+)\.dist-info", name):
                 found.setdefault(match[1].replace("_", "-"), match[2])
     return tuple(sorted(found.items()))
 
