@@ -28,7 +28,7 @@ from cutegen.search.range_plan import (
     settle,
     shortlist,
 )
-from cutegen.search.range_predict import Predictions
+from cutegen.search.range_predict import Predictions, unproven
 from cutegen.space import Config
 
 ARCH = find_arch("sm_90a")
@@ -177,10 +177,12 @@ def test_equals_do_not_take_turns() -> None:
 
 def test_predictions_know_validity_tiles_and_families_without_a_model() -> None:
     """None where a config breaks a rule; bytes where there is no model; swapped tiles lie the other way."""
-    whole = parse_range("gemm 1..8192x512x512 bf16 kk")
+    whole = parse_range("gemm 1..20000x512x512 bf16 kk")
     predict = Predictions(whole, SPACE, 132)
     swapped = next(c for c in SPACE.configs(Problem(64, 512, 512), {"swap_ab": [True]}))
-    assert predict(64, swapped) is not None and predict(8192, swapped) is None and predict(0, swapped) is None
+    assert (
+        predict(64, swapped) is not None and predict(20000, swapped) is None and predict(0, swapped) is None
+    )
     plain = swapped.replace(swap_ab=False)
     assert (predict.tile_of(plain), predict.tile_of(swapped)) == swapped.pair("tile_shape_mn")
     along_n = Predictions(parse_range("gemm 64x512..1024x512 bf16 kn"), SPACE, 132)
@@ -267,3 +269,4 @@ def test_kernels_that_answer_by_default_are_proven_and_others_predicted_with_car
     assert predict(256, default) == model(default)
     us, bold = predict(256, other), model(other)
     assert us is not None and bold is not None and us > 1.05 * bold
+    assert unproven(1) == unproven(256) > unproven(300) > unproven(448) == unproven(8192) > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from math import exp
+from math import exp, log
 
 from cutegen.families.ranges import Range
 from cutegen.families.registry import space_of
@@ -13,14 +13,24 @@ from cutegen.search.defaults import default_set, predictor, strategy_of
 from cutegen.search.twins import aside_from_overlap
 from cutegen.space import Config, Space
 
-__all__ = ["UNPROVEN", "Predictions"]
+__all__ = ["Predictions", "unproven"]
 
 #: By how much kernels that are no default candidates take longer than predicted, as a logarithm, where they
 #: are chosen since they are predicted to be fast: of many the model likes best what it is most wrong about.
+#: The first up to so many rows, the second from so many on, and in proportion between.
 #: Source: on the sweep of an H200, predictions of kernels that were left out of the fit are off by 0.057 (as
 #: a standard deviation) where m is above 64; the best predicted of some twenty of these took 0.04 longer than
-#: predicted, and of the thousands of the whole space some 0.14 to 0.19 at m of 65 to 256.
-UNPROVEN = 0.10
+#: predicted, and of the thousands of the whole space some 0.14 to 0.19 at m of 65 to 256. Of 22 more at m of
+#: 431 to 1850 and 5632x3072, chosen for filling whole waves, none took 0.03 longer than default candidates
+#: beside them, as predictions have both.
+_UNPROVEN, _UNPROVEN_FROM, _UNPROVEN_TO = (0.10, 0.03), 256, 448
+
+
+def unproven(size: int) -> float:
+    """Return how much longer than predicted kernels take that are no default candidates: a logarithm."""
+    small, large = _UNPROVEN
+    share = log(max(1.0, size / _UNPROVEN_FROM)) / log(_UNPROVEN_TO / _UNPROVEN_FROM)
+    return small + (large - small) * min(share, 1.0)
 
 
 class Predictions:
@@ -94,7 +104,7 @@ class Predictions:
         if not self._space_of(config).is_valid(problem, config):
             return None
         time_us = predict(config)
-        return time_us if time_us is None or self.is_proven(config) else time_us * exp(UNPROVEN)
+        return time_us if time_us is None or self.is_proven(config) else time_us * exp(unproven(size))
 
     def _model(self, problem: Problem) -> Callable[[Config], float | None]:
         predict = predictor(self._space, problem, self._sm_count, self._expected)

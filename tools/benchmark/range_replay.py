@@ -16,7 +16,7 @@ from cutegen.measure.statistics import geometric_mean
 from cutegen.search.defaults import strategy_of
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import contenders
-from cutegen.search.range_predict import UNPROVEN
+from cutegen.search.range_predict import unproven
 from cutegen.space import Config
 
 __all__ = ["COUNTS", "Recorded", "range_regret"]
@@ -81,7 +81,7 @@ def _replayed(matrix: Matrix, count: int) -> tuple[list[float], list[float]]:
 
     def predict(m: int, config: Config) -> float | None:
         found = known[m].get(config)
-        return None if found is None else found.predicted * (1.0 if found.proven else exp(UNPROVEN))
+        return None if found is None else found.predicted * (1.0 if found.proven else exp(unproven(m)))
 
     strategy = strategy_of(space)
     assert strategy is not None
