@@ -49,6 +49,21 @@ SPACES = shipped()
 GEMM_SPACES = [space for space in SPACES if space.family.startswith("gemm")]
 HOPPER = find_space("gemm", ARCHES["sm_90a"])
 each_space = pytest.mark.parametrize("space", SPACES, ids=lambda space: f"{space.family}-{space.arch}")
+
+
+def alike() -> list[list[Space]]:
+    """The spaces by family, knobs and rules: those of several targets then differ in limits only."""
+    found: dict[object, list[Space]] = {}
+    for space in SPACES:
+        rules = tuple(rule.name for rule in space.rules)
+        found.setdefault((space.family, tuple(space.domains.items()), rules), []).append(space)
+    return list(found.values())
+
+
+#: Where examples are drawn, the target is drawn with each.
+each_kind = pytest.mark.parametrize(
+    "spaces", alike(), ids=lambda spaces: "-".join([spaces[0].family, *(str(each.arch) for each in spaces)])
+)
 GENERATORS = st.randoms(use_true_random=False)
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 REPRESENTATIVE = [
@@ -83,14 +98,15 @@ def test_the_families_of_this_version_are_there() -> None:
     assert find_template("gemm", HOPPER.arch).is_file()
 
 
-@each_space
+@each_kind
 @given(GENERATORS)
 @relaxed
-def test_the_default_is_legal_for_every_problem(space: Space, generator: Random) -> None:
+def test_the_default_is_legal_for_every_problem(spaces: list[Space], generator: Random) -> None:
     """Any dtype, layout, epilogue, batch and alignment; the output may be a terabyte, but not more.
 
     A problem that no config computes is refused with the rule that says so.
     """
+    space = generator.choice(spaces)
     problem = random_of(space, generator, FAR)
     assume(problem.min_bytes <= 2**42)
     refusals = space.explain(problem, {})
@@ -104,11 +120,14 @@ def test_the_default_is_legal_for_every_problem(space: Space, generator: Random)
     space.require(problem, default)
 
 
-@each_space
+@each_kind
 @given(GENERATORS)
 @relaxed
-def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(space: Space, generator: Random) -> None:
+def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(
+    spaces: list[Space], generator: Random
+) -> None:
     """Enumeration and explanation agree."""
+    space = generator.choice(spaces)
     problem = random_of(space, generator)
     assume(not space.explain(problem, {}))
     config = random_config(space, problem, generator)
@@ -119,11 +138,12 @@ def test_every_config_that_a_space_yields_is_legal_by_its_own_rules(space: Space
         assert all(found[knob] == values[0] for knob, values in some.items())
 
 
-@each_space
+@each_kind
 @given(GENERATORS)
-@relaxed
-def test_neighbours_are_legal_and_differ_in_one_knob(space: Space, generator: Random) -> None:
+@settings(relaxed, max_examples=50)  # each looks at dozens of configs
+def test_neighbours_are_legal_and_differ_in_one_knob(spaces: list[Space], generator: Random) -> None:
     """Whatever the start."""
+    space = generator.choice(spaces)
     problem = random_of(space, generator)
     assume(not space.explain(problem, {}))
     config = random_config(space, problem, generator)
@@ -316,15 +336,16 @@ def number(value: Value) -> int:
     return value
 
 
-@each_space
-def test_derived_quantities_obey_the_limits_of_the_target(space: Space) -> None:
+@each_kind
+def test_derived_quantities_obey_the_limits_of_the_target(spaces: list[Space]) -> None:
     """Shared memory, threads, and at least three stages for every legal config of a GEMM."""
-    for problem, config in random_pairs(space, seed=1, count=300, per_problem=4):
-        derived = space.derive(config, problem, space.arch)
-        assert number(derived["smem_bytes"]) <= space.arch.smem_bytes
-        assert number({**config, **derived}["threads"]) <= space.arch.threads_per_block
-        assert space not in GEMM_SPACES or number(derived["stages"]) >= 3
-        assert not derived.keys() & config.keys()
+    for seed, space in enumerate(spaces, 1):
+        for problem, config in random_pairs(space, seed, count=300 // len(spaces), per_problem=4):
+            derived = space.derive(config, problem, space.arch)
+            assert number(derived["smem_bytes"]) <= space.arch.smem_bytes
+            assert number({**config, **derived}["threads"]) <= space.arch.threads_per_block
+            assert space not in GEMM_SPACES or number(derived["stages"]) >= 3
+            assert not derived.keys() & config.keys()
 
 
 def test_registers_never_ask_for_more_than_a_block_owns() -> None:
