@@ -126,7 +126,7 @@ def _take_sizes(declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple
     if len(shape) != len(declared.dims):
         raise OperandError(f"{name} has shape {shape}; it must be {form}")
     for (times, dim), whole in zip(map(multiple, declared.dims), shape, strict=True):
-        extent, rest = divmod(whole, times)
+        extent, rest = divmod(whole * times.denominator, times.numerator)
         if rest:
             raise OperandError(f"{name} has shape {shape}, but {whole} is no multiple of {times.numerator}")
         known, by = sizes.setdefault(dim, (extent, name))

@@ -127,10 +127,16 @@ class Declared:
         Raises:
             ProblemError: A part of a size is not whole.
         """
-        for times, size in map(multiple, self.dims):
-            if sizes[size] % times.denominator:
-                raise ProblemError(f"{size}={sizes[size]} must be a multiple of {times.denominator}")
-        return tuple(int(times * sizes[size]) for times, size in map(multiple, self.dims))
+        return tuple(_extent(times, size, sizes[size]) for times, size in map(multiple, self.dims))
+
+
+def _extent(times: Fraction, size: str, value: int) -> int:
+    """Return the extent of an axis; a size may be torch's symbol of one, which is multiplied by integers only."""
+    if times.denominator == 1:
+        return times.numerator * value
+    if value % times.denominator:
+        raise ProblemError(f"{size}={value} must be a multiple of {times.denominator}")
+    return times.numerator * value // times.denominator
 
 
 def multiple(dim: str) -> tuple[Fraction, str]:

@@ -470,7 +470,7 @@ class DeclaredOperator:
         for a in self.tensors:
             if a.name in given:
                 for (times, dim), size in zip(map(multiple, a.dims), given[a.name].shape, strict=True):
-                    sizes.setdefault(dim, size // times)
+                    sizes.setdefault(dim, size * times.denominator // times.numerator)
                 dtypes.setdefault(a.dtype, given[a.name].dtype)
         like = next(iter(given.values()))
         return [
