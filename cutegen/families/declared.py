@@ -131,7 +131,7 @@ class Declared:
 
 
 def _extent(times: Fraction, size: str, value: int) -> int:
-    """Return the extent of an axis; a size may be torch's symbol of one, which is multiplied by integers only."""
+    """Return the extent of an axis; a size may be a symbol of torch, which integers alone multiply."""
     if times.denominator == 1:
         return times.numerator * value
     if value % times.denominator:
