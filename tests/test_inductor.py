@@ -341,6 +341,19 @@ def test_training_keeps_what_was_gated(all_families: AllFamilies, mlp: Any, dyna
         for own, other in zip(model.parameters(), twin.parameters(), strict=True):
             same(own.grad, other.grad)
     assert ("gated_gemm" in all_families.families) == (mlp is Packed)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_operators_of_families_leave_rows_to_vary(all_families: AllFamilies) -> None:
+    """One graph serves all numbers of rows, of operators that a model calls itself, too."""
+    run = compiled(
+        lambda x, w: cutegen.gated_gemm(x, w).relu() + cutegen.swiglu(x[:, :32]).sum(), dynamic=True
+    )
+    w = rand(48, 64)
+    with torch.no_grad():
+        for rows in (8, 24, 40):
+            run(rand(rows, 64), w)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def _other_half(x: Any, w: Any) -> Any:
