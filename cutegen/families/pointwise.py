@@ -6,14 +6,16 @@ Families whose kernels activate element by element share this.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from cutegen.families.declared import DeclaredProblem, rounding_error
+from cutegen.family import Baseline, Tensors
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ACTIVATIONS", "KNOBS", "activated", "allowed_error", "chain_rule", "compiled", "slope"]
+__all__ = ["ACTIVATIONS", "KNOBS", "activated", "allowed_error", "chain_rule", "eager_and_compiled", "slope"]
 
 #: As problems name them: silu, gelu exact and by the tanh approximation, relu and its square.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
@@ -80,13 +82,28 @@ def allowed_error(problem: DeclaredProblem, output: str, want: torch.Tensor) -> 
     return allowed.add_(want.abs().mul_(_RELATIVE)).add_(_ABSOLUTE)
 
 
-def compiled(function: object) -> object:
+def _compiled(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
     """Return ``function`` compiled by torch for one problem."""
     import torch
 
     # Shapes that another problem compiled must not make this one's symbolic.
     torch._dynamo.reset()
-    return torch.compile(function, dynamic=False)  # type: ignore[call-overload]
+    found: Callable[..., Tensors] = torch.compile(function, dynamic=False)
+    return found
+
+
+def eager_and_compiled(function: Callable[..., Tensors], *names: str) -> Mapping[str, Baseline]:
+    """Return the baselines of an expression written down in torch: eager, and compiled for one problem.
+
+    Args:
+        function: Takes tensors, or None, and returns the outputs by name.
+        names: Of the inputs that it takes.
+    """
+
+    def called(run: Callable[..., Tensors]) -> Baseline:
+        return lambda inputs, outputs: run(*(inputs.tensors.get(name) for name in names))
+
+    return {"torch eager": called(function), "torch.compile": called(_compiled(function))}
 
 
 #: For each knob of the kernels what it does and when it pays.

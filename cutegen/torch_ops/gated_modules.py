@@ -19,7 +19,7 @@ from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.gated_gemm import gated_gemm, has_kernels
 from cutegen.torch_ops.gates import gated
 from cutegen.torch_ops.linear_modules import plain_weight
-from cutegen.torch_ops.swaps import Call, answered, has_hooks, shadow
+from cutegen.torch_ops.swaps import Call, answered, has_hooks, shadow, tried
 
 if TYPE_CHECKING:
     import torch
@@ -119,9 +119,8 @@ def gated_call(module: torch.nn.Module) -> GatedCall | str | None:
         return None
     if any(has_hooks(module.get_submodule(name)) for name in quiet):
         return "its activation has hooks"
-    try:
-        graph = _trace(module)
-    except Exception:  # noqa: BLE001 - whatever the code of others does, the module is left alone
+    graph = tried(lambda: _trace(module))
+    if graph is None:
         return "its forward cannot be traced"
     found = _match(graph, module)
     if found is None:

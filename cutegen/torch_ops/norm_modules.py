@@ -10,7 +10,7 @@ from cutegen.dtypes import short_dtype
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.norms import rms_norm
-from cutegen.torch_ops.swaps import Call, answered, class_of, shadow
+from cutegen.torch_ops.swaps import Call, answered, class_of, shadow, tried
 
 if TYPE_CHECKING:
     import torch
@@ -103,13 +103,9 @@ def _is_rms_norm(module: torch.nn.Module, eps: float) -> bool:
 
     What is tried is a copy with a weight of its own, so that neither hooks nor memory have a part in it.
     """
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     weight = module._parameters["weight"]
     assert weight is not None
-    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):  # numbers, also where all is fake
-        return _computes_rms_norm(shadow(module), int(weight.shape[0]), eps)
+    return bool(tried(lambda: _computes_rms_norm(shadow(module), int(weight.shape[0]), eps)))
 
 
 def _computes_rms_norm(copied: Any, n: int, eps: float) -> bool:
@@ -121,10 +117,7 @@ def _computes_rms_norm(copied: Any, n: int, eps: float) -> bool:
     x = torch.randn(3, n, generator=generator, dtype=fp32) * sizes
     vars(copied).pop("forward", None)
     vars(copied)["_parameters"] = {"weight": torch.nn.Parameter(w, requires_grad=False)}
-    try:
-        found = copied.forward(x)
-    except Exception:  # noqa: BLE001 - whatever the code of others does, the layer is left alone
-        return False
+    found = copied.forward(x)
     want = x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * w.double()
     if not isinstance(found, torch.Tensor) or found.shape != x.shape or found.dtype != x.dtype:
         return False

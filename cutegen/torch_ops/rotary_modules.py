@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.rope import rope
-from cutegen.torch_ops.swaps import Call, answered, class_of, shadow
+from cutegen.torch_ops.swaps import Call, answered, class_of, shadow, tried
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,8 @@ _MARK = "_cutegen_halves"
 _ORIGINAL = "_cutegen_original"
 #: How functions that turn call what they take.
 _TAKEN = ["q", "k", "cos", "sin"]
+#: At these places a module that makes tables is tried.
+_PLACES = [0, 1, 7, 300, 2049]
 #: Where the axis of heads is when nothing is said: (texts, heads, tokens, elements).
 _AXIS = "unsqueeze_dim"
 
@@ -62,9 +64,6 @@ def rotary_call(module: torch.nn.Module) -> RotaryCall | str | None:
     It has no parameters, and a buffer of frequencies. Its forward takes a tensor, whose dtype tables are to
     have, and positions; that both halves of its tables are the same is seen on some positions.
     """
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     buffers = [b for b in module._buffers.values() if b is not None]
     if not buffers or next(module.parameters(), None) is not None or module._modules:
         return None
@@ -72,18 +71,20 @@ def rotary_call(module: torch.nn.Module) -> RotaryCall | str | None:
         return None
     if any(b.is_meta for b in buffers):
         return "its frequencies are not there yet"
-    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
-        try:
-            tried = copy.deepcopy(shadow(module)).to("cpu")
-            tables = tried(torch.zeros(1, 5, 8), torch.tensor([[0, 1, 7, 300, 2049]]))
-            same = all(torch.equal(*table.chunk(2, -1)) for table in tables)
-            shapes = [tuple(table.shape) for table in tables]
-        except Exception:  # noqa: BLE001 - whatever the code of others does, the module is left alone
-            return None
-    width = 2 * buffers[0].shape[0]
-    if not isinstance(tables, tuple) or shapes != [(1, 5, width)] * 2:
+    found = tried(lambda: _tables(module))
+    if found is None or found[0] != [(1, len(_PLACES), 2 * buffers[0].shape[0])] * 2:
         return None
-    return RotaryCall() if same else "both halves of its tables are not the same"
+    return RotaryCall() if found[1] else "both halves of its tables are not the same"
+
+
+def _tables(module: torch.nn.Module) -> tuple[list[tuple[int, ...]], bool] | None:
+    """Return the shapes of the tables that a module makes, and whether both halves of each are the same."""
+    import torch
+
+    tables = copy.deepcopy(shadow(module)).to("cpu")(torch.zeros(1, len(_PLACES), 8), torch.tensor([_PLACES]))
+    if not isinstance(tables, tuple):
+        return None
+    return [tuple(t.shape) for t in tables], all(torch.equal(*t.chunk(2, -1)) for t in tables)
 
 
 def let_functions_ask(model: torch.nn.Module) -> int:
@@ -119,34 +120,32 @@ def _parameters(function: FunctionType) -> dict[str, inspect.Parameter]:
 
 def _turns(function: FunctionType) -> bool:
     """Return whether a function turns queries and keys, tried in fp64 with heads on any axis it takes."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     parameters = _parameters(function)
     more = list(parameters.values())[len(_TAKEN) :]
     if list(parameters)[: len(_TAKEN)] != _TAKEN or any(p.default is p.empty for p in more):
         return False
-    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
-        generator = torch.Generator().manual_seed(0)
+    default = _axis(parameters)
+    axes = (1, 2) if _AXIS in parameters else (default,)
+    return bool(tried(lambda: all(_turns_on(function, axis, axis == default) for axis in axes)))
 
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        q, k, c, s = draw(2, 3, 5, 8), draw(2, 1, 5, 8), draw(2, 5, 4), draw(2, 5, 4)
-        cos, sin = torch.cat([c, c], -1), torch.cat([s, s], -1)
-        want = [_turned(x, c[:, None], s[:, None]) for x in (q, k)]
-        try:
-            default = _axis(parameters)
-            for axis in (1, 2) if _AXIS in parameters else (default,):
-                swap = axis == 2
-                given = [x.transpose(1, 2) if swap else x for x in (q, k)]
-                found = function(*given, cos, sin, **({} if axis == default else {_AXIS: axis}))
-                apart = [(x.transpose(1, 2) if swap else x) - y for x, y in zip(found, want, strict=True)]
-                if any(float(x.abs().max()) > 1e-9 for x in apart):
-                    return False
-        except Exception:  # noqa: BLE001 - whatever the code of others does, it is left alone
-            return False
-    return True
+def _turns_on(function: FunctionType, axis: int, by_default: bool) -> bool:
+    """Return whether a function turns heads on an axis, which it is told unless that is its default."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    q, k, c, s = draw(2, 3, 5, 8), draw(2, 1, 5, 8), draw(2, 5, 4), draw(2, 5, 4)
+    cos, sin = torch.cat([c, c], -1), torch.cat([s, s], -1)
+    want = [_turned(x, c[:, None], s[:, None]) for x in (q, k)]
+    swap = axis == 2
+    given = [x.transpose(1, 2) if swap else x for x in (q, k)]
+    found = function(*given, cos, sin, **({} if by_default else {_AXIS: axis}))
+    apart = [(x.transpose(1, 2) if swap else x) - y for x, y in zip(found, want, strict=True)]
+    return all(float(x.abs().max()) <= 1e-9 for x in apart)
 
 
 def _turned(x: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:

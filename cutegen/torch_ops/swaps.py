@@ -21,6 +21,7 @@ __all__ = [
     "prepare",
     "shadow",
     "swap",
+    "tried",
     "unswap",
     "why_not_swapped",
 ]
@@ -82,6 +83,21 @@ def shadow(module: torch.nn.Module) -> Any:
     vars(found).update(vars(module))
     vars(found).pop("cutegen_call", None)
     return found
+
+
+def tried(code: Callable[[], Any]) -> Any:
+    """Return what code of others returns, run on small numbers on the CPU; None if it fails, however it does.
+
+    No gradient is recorded, and no mode that is active has a part in it, such as one that makes tensors fake.
+    """
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    try:
+        with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
+            return code()
+    except Exception:  # noqa: BLE001 - whatever it raises, the module is left alone
+        return None
 
 
 def why_not_swapped(module: torch.nn.Module) -> str:

@@ -15,10 +15,10 @@ from cutegen.families.pointwise import (
     activated,
     allowed_error,
     chain_rule,
-    compiled,
+    eager_and_compiled,
     slope,
 )
-from cutegen.family import Baseline, Inputs, Option, Size, Tensors
+from cutegen.family import Baseline, Option, Size
 
 if TYPE_CHECKING:
     import torch
@@ -37,33 +37,13 @@ def _reference_backward(dout: torch.Tensor, x: torch.Tensor, activation: str) ->
 def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     """Return torch's own functions: eager, and compiled."""
     name = str(problem.activation)
-
-    def activation(x: torch.Tensor) -> torch.Tensor:
-        return activated(name, x)
-
-    def called(function: object) -> Baseline:
-        def call(inputs: Inputs, outputs: Tensors) -> Tensors:
-            return {"out": function(inputs.tensors["x"])}  # type: ignore[operator]
-
-        return call
-
-    return {"torch eager": called(activation), "torch.compile": called(compiled(activation))}
+    return eager_and_compiled(lambda x: {"out": activated(name, x)}, "x")
 
 
 def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     """Return the operators of torch's autograd: eager, and compiled."""
     name = str(problem.activation)
-
-    def gradient(dout: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return chain_rule(name, dout, x)
-
-    def called(function: object) -> Baseline:
-        def call(inputs: Inputs, outputs: Tensors) -> Tensors:
-            return {"dx": function(inputs.tensors["dout"], inputs.tensors["x"])}  # type: ignore[operator]
-
-        return call
-
-    return {"torch eager": called(gradient), "torch.compile": called(compiled(gradient))}
+    return eager_and_compiled(lambda dout, x: {"dx": chain_rule(name, dout, x)}, "dout", "x")
 
 
 _SIZES = (Size("m", "rows"), Size("n", "elements of a row", free=False))

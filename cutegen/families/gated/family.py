@@ -10,8 +10,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, write
-from cutegen.families.pointwise import KNOBS, activated, allowed_error, chain_rule, compiled, slope
-from cutegen.family import Baseline, Inputs, Option, Size, Tensors
+from cutegen.families.pointwise import (
+    KNOBS,
+    activated,
+    allowed_error,
+    chain_rule,
+    eager_and_compiled,
+    slope,
+)
+from cutegen.family import Baseline, Option, Size, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -71,18 +78,11 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     """Return the expression in torch: eager, and compiled."""
     activation, layout = str(problem.activation), str(problem.layout)
 
-    def gated(x: torch.Tensor | None, gate: torch.Tensor | None, up: torch.Tensor | None) -> torch.Tensor:
+    def gated(x: torch.Tensor | None, gate: torch.Tensor | None, up: torch.Tensor | None) -> Tensors:
         gates, ups = _unpacked(x, gate, up, layout)
-        return activated(activation, gates) * ups
+        return {"out": activated(activation, gates) * ups}
 
-    def called(function: object) -> Baseline:
-        def call(inputs: Inputs, outputs: Tensors) -> Tensors:
-            given = inputs.tensors
-            return {"out": function(given.get("x"), given.get("gate"), given.get("up"))}  # type: ignore[operator]
-
-        return call
-
-    return {"torch eager": called(gated), "torch.compile": called(compiled(gated))}
+    return eager_and_compiled(gated, "x", "gate", "up")
 
 
 def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
@@ -105,17 +105,7 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
             return {"dx": torch.cat([dgate, dup], -1)}
         return {"dx": torch.stack([dgate, dup], -1).flatten(-2)}
 
-    def called(function: object) -> Baseline:
-        def call(inputs: Inputs, outputs: Tensors) -> Tensors:
-            given = inputs.tensors
-            found: Tensors = function(  # type: ignore[operator]
-                given["dout"], given.get("x"), given.get("gate"), given.get("up")
-            )
-            return found
-
-        return call
-
-    return {"torch eager": called(gradients), "torch.compile": called(compiled(gradients))}
+    return eager_and_compiled(gradients, "dout", "x", "gate", "up")
 
 
 _SIZES = (Size("m", "rows"), Size("n", "elements of a row of the output", free=False))
