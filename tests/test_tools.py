@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutegen.errors import DeviceError
+from tools import model_accuracy
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,10 @@ def test_without_a_gpu_nothing_is_measured_or_written(
     monkeypatch.setattr(module, "present_device", absent)
     assert module.main(words.format(out=out).split()) == 3
     assert "no NVIDIA driver on this machine" in capsys.readouterr().err and not out.exists()
+
+
+def test_what_is_said_of_predictions_follows_from_the_results_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """After a change of the model: python tools/model_accuracy.py --write."""
+    assert model_accuracy.main(["--check"]) == 0, capsys.readouterr().out

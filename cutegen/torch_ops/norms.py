@@ -88,8 +88,7 @@ def rms_norm(
     traced = state.must_trace(x)
     if records and not traced:
         y, total, rstd = _function().apply(x, weight, residual, float(eps), wants_sum, chosen)
-        found = [y, *([total] if wants_sum else ()), *([rstd] if return_rstd else ())]
-        return y if len(found) == 1 else tuple(found)
+        return _gathered(y, total if wants_sum else None, rstd if return_rstd else None)
     values: list[Any] = [
         as_rows("x", x),
         weight,
@@ -102,14 +101,15 @@ def rms_norm(
     if plain and not traced and (plan := _operator.planned(values, ())) is not None:
         _operator.remember(_kind(x, weight), plan)
     y = out if out is not None else y.view(shape)
-    if not wants_sum and not return_rstd and scale is None:
-        return y
-    found = [y] if scale is None else [y, scale.view(shape[:-1])]
-    if wants_sum:
-        found.append(total.view(shape) if residual_out is True else residual_out)
-    if return_rstd:
-        found.append(rstd.detach().view(shape[:-1]))
-    return tuple(found)
+    sums = total.view(shape) if residual_out is True else residual_out if wants_sum else None
+    factors = rstd.detach().view(shape[:-1]) if return_rstd else None
+    return _gathered(y, None if scale is None else scale.view(shape[:-1]), sums, factors)
+
+
+def _gathered(y: Any, *others: Any) -> Any:
+    """Return the result, in a tuple with others where there are some."""
+    found = [y, *(each for each in others if each is not None)]
+    return y if len(found) == 1 else tuple(found)
 
 
 def _run(
