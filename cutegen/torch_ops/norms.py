@@ -106,7 +106,7 @@ def rms_norm(
     return _gathered(y, None if scale is None else scale.view(shape[:-1]), sums, factors)
 
 
-def _gathered(y: Any, *others: Any) -> Any:
+def _gathered(y: Any, *others: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return the result, in a tuple with others where there are some."""
     found = [y, *(each for each in others if each is not None)]
     return y if len(found) == 1 else tuple(found)
@@ -191,7 +191,7 @@ def _of_nothing(
         found.append(torch.empty_like(x) if residual_out is True else residual_out)
     if return_rstd:
         found.append(torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device))
-    return found[0] if len(found) == 1 else tuple(found)
+    return _gathered(*found)
 
 
 @cache
