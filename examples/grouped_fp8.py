@@ -1,4 +1,4 @@
-"""The experts of a mixture in fp8 with factors of blocks, as DeepSeek-V3 has them: one launch for all experts."""
+"""The experts of a mixture in fp8 with factors of blocks, as in DeepSeek-V3: one launch for all of them."""
 
 import torch
 
