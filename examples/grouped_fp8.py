@@ -10,8 +10,8 @@ x = torch.randn(tokens, hidden, device="cuda")
 w = torch.randn(experts, ffn, hidden, device="cuda") / hidden**0.5
 
 # A factor for 128 elements of a row, and for 128 x 128 of a weight; those of rows in contiguous columns.
-of_rows = x.unflatten(1, (-1, 128)).abs().amax(2) / 448
-of_blocks = w.unflatten(2, (-1, 128)).unflatten(1, (-1, 128)).abs().amax((2, 4)) / 448
+of_rows = x.view(tokens, -1, 128).abs().amax(2) / 448
+of_blocks = w.view(experts, ffn // 128, 128, hidden // 128, 128).abs().amax((2, 4)) / 448
 x8 = (x / of_rows.repeat_interleave(128, 1)).to(torch.float8_e4m3fn)
 w8 = (w / of_blocks.repeat_interleave(128, 1).repeat_interleave(128, 2)).to(torch.float8_e4m3fn)
 
