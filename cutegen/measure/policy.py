@@ -171,7 +171,7 @@ class Policy:
 
     @classmethod
     def quick(cls, seed: int = 0, *, loaded: bool = False, context: str = DEFAULT_CONTEXT) -> Policy:
-        """Return the policy that finds and decides at once: 5 to 9 short rounds, 8 to 14 more among those tied.
+        """Return the policy that finds and decides at once: 5 to 9 short rounds, 8 or 14 more of those tied.
 
         Args:
             seed: Of the order within rounds.
