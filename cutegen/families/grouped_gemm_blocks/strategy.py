@@ -17,7 +17,7 @@ __all__ = ["GroupedBlocksStrategy", "side_by_side"]
 def side_by_side(problem: DeclaredProblem) -> Problem:
     """Return the GEMM of the rows of one group with the matrices of all groups side by side.
 
-    Groups that have rows, that is. It has as many tiles, cut off alike along rows, and reads as much of ``b``;
+    Groups that have rows, that is. It has as many tiles, cut off alike along rows, and reads as much of b;
     there are no batches of such GEMMs.
     """
     one = as_gemm(problem)
