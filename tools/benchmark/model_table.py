@@ -39,8 +39,8 @@ class ModelResults(QuotedFile):
                 )
             if gains := self._gains(training):
                 lines.append(
-                    f"- {'training' if training else 'inference'}, what is gained by swapping norms and gates "
-                    f"beside linear layers: **{down(geometric_mean(gains), 3)}** in geometric mean, smallest "
+                    f"- {'training' if training else 'inference'}, what swapping norms and gates adds to "
+                    f"linear layers: **{down(geometric_mean(gains), 3)}** in geometric mean, smallest "
                     f"{down(min(gains), 3)} of {len(gains)}"
                 )
         memory = self.facts.get("memory")
