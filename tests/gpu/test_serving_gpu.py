@@ -291,8 +291,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(code: str, library: Path, *more: str) -> str:
     # Inductor's compiler is that of the library. A package by one that brings its own libstdc++ ended in a
     # segmentation fault when Python loaded it, in torch's std::regex, whatever the model.
-    # What the CPU's vector instructions are, six programs compiled one after another, is asked when packages are
-    # made and again when they are loaded; nothing here runs on the CPU.
+    # What vector instructions the CPU has, six programs compiled one after another, is asked when packages
+    # are made and again when they are loaded; nothing here runs on the CPU.
     env = {**os.environ, "CXX": "g++", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
     command = [sys.executable, "-X", "faulthandler", "-c", code, str(library), str(N), str(K), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
