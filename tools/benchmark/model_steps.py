@@ -176,7 +176,8 @@ def gated_products(model: Llama, step: Step) -> list[str]:
     for module in model.modules():
         call = gated_call(module)
         if isinstance(call, GatedCall) and not call.up:
-            columns, k = module.get_submodule(call.gate).weight.shape
+            weight: Any = module.get_submodule(call.gate).weight
+            columns, k = weight.shape
             line = f"gated_gemm {rows}x{columns // 2}x{k} bf16 activation={call.activation}"
             found[str(parse_problem(line))] = None
     return list(found)
