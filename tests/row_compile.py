@@ -12,7 +12,17 @@ from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.space import Config
 
-__all__ = ["Compiled", "build", "require_predicted"]
+__all__ = ["REGISTERS", "Compiled", "build", "require_predicted", "ring"]
+
+
+#: Knobs of a kernel with one row, all of it in registers.
+REGISTERS: Mapping[str, Any] = {"rows_per_cta": 1, "row_in": "registers", "turn": 1}
+
+
+def ring(threads_per_row: int, rows_per_cta: int, cluster_n: int, **knobs: Any) -> Mapping[str, Any]:
+    """Return the knobs of a kernel whose rows come through a ring."""
+    shape = {"threads_per_row": threads_per_row, "rows_per_cta": rows_per_cta, "cluster_n": cluster_n}
+    return {"rows_per_thread": 1, "row_in": "ring", "turn": 1, "pdl": "early", **shape, **knobs}
 
 
 class Compiled(NamedTuple):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from row_compile import build, require_predicted
+from row_compile import REGISTERS, build, require_predicted, ring
 
 from cutegen.arch import ARCHES, find_arch
 from cutegen.build import Builder
@@ -25,15 +26,37 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"threads_per_row": 16, "rows_per_thread": 2, "rows_per_cta": 16},
     ),
     ("sm_90a", "16x1001 bf16 stats", {"pdl": "late"}),
-    ("sm_90a", "256x32768 bf16 weight=fp32 bias=fp32 stats", {"threads_per_row": 256, "cluster_n": 4}),
+    (
+        "sm_90a",
+        "256x32768 bf16 weight=fp32 bias=fp32 stats",
+        {**REGISTERS, "threads_per_row": 256, "cluster_n": 4, "prefetch_weight": True},
+    ),
     ("sm_90a", "16384x8192 bf16", {"threads_per_row": 256, "prefetch_weight": False, "pdl": "late"}),
     ("sm_90a", "1x262143 bf16", {}),
     ("sm_90a", "2048x65536 bf16", {}),
-    ("sm_90a", "1024x100008 bf16 stats", {"pdl": "late"}),
+    ("sm_90a", "64x100008 bf16 stats", {"pdl": "late"}),
     ("sm_90a", "1024x262144 fp32", {**SMEM, "turn": 4}),
     ("sm_100a", "1024x131072 bf16", {**SMEM, "threads_per_row": 256, "cluster_n": 8}),
     ("sm_103a", "16384x4096 fp32 stats", {"threads_per_row": 256, "prefetch_weight": True}),
-    ("sm_103a", "256x32768 bf16 bias=none", {"threads_per_row": 256, "cluster_n": 4, "pdl": "early"}),
+    (
+        "sm_103a",
+        "256x32768 bf16 bias=none",
+        {**REGISTERS, "threads_per_row": 256, "cluster_n": 4, "prefetch_weight": True, "pdl": "early"},
+    ),
+)
+#: Whether weights stay in registers, else in shared memory.
+HELD, APART = {"prefetch_weight": True}, {"prefetch_weight": False}
+#: Rows that come through a ring.
+RINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("sm_90a", "1024x131072 bf16", ring(512, 1, 8, **APART)),
+    ("sm_90a", "2048x65536 bf16", ring(512, 2, 8, **HELD)),
+    ("sm_90a", "32768x4096 bf16", ring(128, 4, 1, turn=4, **HELD)),
+    ("sm_90a", "2201x20000 bf16 weight=fp32 bias=fp32 stats", ring(512, 1, 2, **HELD)),
+    ("sm_90a", "801x65536 fp16 bias=none", ring(256, 2, 8, **APART)),
+    ("sm_90a", "17001x1000 bf16 stats", ring(32, 16, 1, **HELD)),
+    ("sm_90a", "1101x32768 fp32 weight=none bias=none", ring(256, 2, 8, **HELD)),
+    ("sm_100a", "1101x100008 bf16", ring(448, 1, 8, **HELD)),
+    ("sm_103a", "32768x4096 bf16", ring(256, 2, 1, **APART)),
 )
 HOPPER = find_space("layernorm", find_arch("sm_90a"))
 LENGTHS = (
@@ -60,7 +83,7 @@ LENGTHS = (
 @pytest.mark.dsl
 @pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
 def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(compiler: Builder) -> None:
-    require_predicted(build("layernorm", KERNELS, compiler))
+    require_predicted(build("layernorm", (*KERNELS, *RINGS), compiler))
 
 
 def test_there_is_one_exchange() -> None:

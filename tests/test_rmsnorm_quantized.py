@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from row_compile import build, require_predicted
+from row_compile import REGISTERS, build, require_predicted, ring
 
 from cutegen.arch import ARCHES, find_arch
 from cutegen.build import Builder
@@ -40,14 +40,18 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"threads_per_row": 16, "rows_per_thread": 2, "rows_per_cta": 16},
     ),
     ("sm_90a", "16x1001 bf16", {"pdl": "late"}),
-    ("sm_90a", f"256x32768 bf16 weight=fp32 {ALL}", {"threads_per_row": 256, "cluster_n": 4}),
+    ("sm_90a", f"256x32768 bf16 weight=fp32 {ALL}", {**REGISTERS, "threads_per_row": 256, "cluster_n": 4}),
     ("sm_90a", "1x262143 bf16", {}),
     ("sm_90a", f"2048x65536 bf16 {ALL}", {}),
-    ("sm_90a", "1024x100000 bf16", {"pdl": "late"}),
+    ("sm_90a", "64x100000 bf16", {"pdl": "late"}),
     ("sm_90a", "1024x262144 fp32", {**SMEM, "turn": 4}),
     ("sm_90a", "1024x262144 fp32 weight=fp32", {**SMEM, "turn": 2}),
     ("sm_100a", "1024x131072 bf16", {**SMEM, "threads_per_row": 256, "cluster_n": 8}),
     ("sm_103a", f"16384x4096 fp32 {ALL}", {"threads_per_row": 256}),
+    ("sm_90a", "1024x131072 bf16", {**ring(512, 1, 8, turn=4)}),
+    ("sm_90a", "17001x1008 fp16 weight=none", {**ring(32, 16, 1)}),
+    ("sm_100a", f"801x40000 bf16 {ALL}", {**ring(512, 1, 4)}),
+    ("sm_103a", "2201x16384 bf16 weight=fp32", {**ring(512, 1, 2)}),
 )
 
 

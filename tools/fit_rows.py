@@ -31,7 +31,7 @@ from cutegen.errors import UsageError
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.statistics import geometric_mean
-from cutegen.space import Config
+from cutegen.space import Config, Space
 from cutegen.space.space import Derived
 from spaces.row.expected import Terms, expected_us
 from spaces.row.shared import loaded
@@ -96,7 +96,7 @@ def measured(family: str) -> tuple[Timed, ...]:
             continue
         problem = parse_problem(row["problem"])
         times = {Config.parse(text): us for text, us in row["tried"].items()}
-        times = {config: us for config, us in times.items() if not space.explain(problem, config)}
+        times = {config: us for config, us in times.items() if _is_legal(space, problem, config)}
         if row["before"]:
             times = {config: us for config, us in times.items() if config["threads_per_row"] != 64}
         # Launches overlap as the default has them; the others differ from it in that alone.
@@ -110,6 +110,12 @@ def measured(family: str) -> tuple[Timed, ...]:
         if len(kernels) > 1:
             found.append(Timed(problem, kernels))
     return tuple(found)
+
+
+def _is_legal(space: Space, problem: Problem, config: Config) -> bool:
+    """Return whether a config is one of today; those whose rows come through a ring follow from no terms."""
+    known = all(value in space.domains.get(knob, ()) for knob, value in config.items())
+    return known and config["row_in"] != "ring" and not space.explain(problem, config)
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, float]:

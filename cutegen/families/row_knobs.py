@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["PREFETCH_WEIGHT", "ROW_KNOBS"]
+__all__ = ["PREFETCH_WEIGHT", "RING_KNOBS", "RING_PREFETCH_WEIGHT", "ROW_KNOBS"]
 
 #: Those of every such kernel.
 ROW_KNOBS: Mapping[str, str] = {
@@ -32,10 +32,29 @@ ROW_KNOBS: Mapping[str, str] = {
         "kernels that follow one another; off launches without it."
     ),
 }
+#: The same where rows may come through a ring.
+RING_KNOBS: Mapping[str, str] = {
+    **ROW_KNOBS,
+    "row_in": (
+        f"{ROW_KNOBS['row_in']} Or in a ring of rows in shared memory, through which a CTA takes one after "
+        "another, so that what comes along with every row is read once for several; pays for many rows of "
+        "more than 48 KiB."
+    ),
+    "turn": (
+        f"{ROW_KNOBS['turn'].removesuffix('; else 1.')}. With a ring the rows that each group of threads "
+        "takes, 4, or 1 for CTAs that stay until all rows are taken; else 1."
+    ),
+}
 #: That of kernels with a weight.
 PREFETCH_WEIGHT: Mapping[str, str] = {
     "prefetch_weight": (
         "Load the weight before the row's sum is known. Without it the load comes after, which saves "
         "registers."
+    )
+}
+#: The same where rows may come through a ring.
+RING_PREFETCH_WEIGHT: Mapping[str, str] = {
+    "prefetch_weight": (
+        f"{PREFETCH_WEIGHT['prefetch_weight']} With a ring it stays in registers, or else in shared memory."
     )
 }

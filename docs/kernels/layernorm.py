@@ -3,7 +3,7 @@
 """y = (x - mean(x)) * rsqrt(var(x) + eps) * weight + bias for each row, on sm_90a.
 
 Rows of 5120 bf16 elements, fp32 arithmetic, every output rounded once.
-threads_per_row=128 rows_per_cta=1 rows_per_thread=1 cluster_n=1 prefetch_weight=true row_in=registers
+threads_per_row=224 rows_per_cta=1 rows_per_thread=1 cluster_n=1 prefetch_weight=true row_in=registers
 turn=1 pdl=early
 """
 
@@ -18,15 +18,14 @@ ELEMENTS = 8  # of one memory access
 VECTORS = N // ELEMENTS
 CLUSTER = 1  # CTAs that share a row
 PART = (VECTORS + CLUSTER - 1) // CLUSTER  # vectors of one CTA
-THREADS_PER_ROW = 128
+THREADS_PER_ROW = 224
 STEPS = (PART + THREADS_PER_ROW - 1) // THREADS_PER_ROW  # vectors of one thread
-WHOLE_STEPS = 5  # of these, how many are inside every row
+WHOLE_STEPS = 2  # of these, how many are inside every row
 GROUPS = 1  # groups of THREADS_PER_ROW threads, each on rows of its own
 THREADS = GROUPS * THREADS_PER_ROW
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
-SLOTS = 4  # room for them, aligned
-HELD = N // SUMS  # elements of a row that one warp holds
+SLOTS = 8  # room for them, aligned
 
 
 @cute.jit
@@ -193,9 +192,17 @@ def squares_about(
     return sums
 
 
+def held_by(warp):
+    """How many elements of a row a warp of the cluster holds, as fp32; none if there is no such warp."""
+    inside = cutlass.min(PART, VECTORS - warp // WARPS * PART) - warp % WARPS * 32
+    inside = cutlass.max(inside, 0)
+    vectors = inside // THREADS_PER_ROW * 32 + cutlass.min(inside % THREADS_PER_ROW, 32)
+    return cutlass.Float32(vectors * ELEMENTS)
+
+
 def mean_of_warp(total, warp):
     """The mean of what a warp holds, zero if that is nothing."""
-    return total * (1.0 / HELD)
+    return total / cute.arch.fmax(held_by(warp), 1.0)
 
 
 @cute.jit
@@ -209,7 +216,7 @@ def over_row(
     """The row's mean, and the squares about it, from those of each warp."""
     share_pair(mean, squares, pairs, group, thread)
     means, parts = pairs_of_row(pairs, thread, (0.0, 0.0))
-    held = [HELD] * len(means)
+    held = [held_by(warp) for warp in range(SUMS)]
     mean = sum_of_row([m * h for m, h in zip(means, held, strict=True)]) * (1.0 / N)
     apart = [m - mean for m in means]
     return mean, sum_of_row([p + a * a * h for p, a, h in zip(parts, apart, held, strict=True)])

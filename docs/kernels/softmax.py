@@ -242,7 +242,7 @@ def add_powers(
     sums: cute.Tensor,
     whole: cutlass.Constexpr,
 ):
-    """Add the powers of TURN vectors to ``sums``, one for each place in a vector, relative to its last element:
+    """Add the powers of TURN vectors to ``sums``, one for each place in a vector, relative to its last:
     the largest value so far."""
     h = fp32(load_vectors(x, at, end, TURN, whole))
     peak = cute.arch.fmax(sums[ELEMENTS], peak_of(h))
@@ -272,7 +272,9 @@ def scale_powers(
 
 
 @cute.jit
-def fetch(source: cute.Tensor, target: cute.Tensor, at: cutlass.Int32, size: cutlass.Int32, loaded: cute.Pointer):
+def fetch(
+    source: cute.Tensor, target: cute.Tensor, at: cutlass.Int32, size: cutlass.Int32, loaded: cute.Pointer
+):
     """Start the copy of ``size`` bytes from vector ``at`` on to shared memory; the barrier counts them."""
     primitives.cp_async_bulk_shared_cluster_global(
         target[None, at].iterator.llvm_ptr, source[None, at].iterator.llvm_ptr, loaded.llvm_ptr, size

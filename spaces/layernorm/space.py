@@ -36,4 +36,5 @@ def build_space(arch: Arch) -> Space:
         values_at_a_time=16,
         beside_values=(32, 24),
         terms=TERMS,
+        ring="stays",
     )

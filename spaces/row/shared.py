@@ -11,11 +11,11 @@ the rows of tests/data/rmsnorm_times.json the fastest itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from cutegen.arch import Arch
+from cutegen.arch import Arch, resident_clusters
 from cutegen.space import Config, Launch, Rule, Space, Value, as_integer
 from cutegen.space.space import Derived
 
@@ -48,6 +48,23 @@ SMALL_PART, LARGE_PART = 16_384, 65_536
 of 32 and 64 KiB win, those of 16 KiB take 1 to 3 % longer."""
 SUMS_BYTES = 2048
 """Shared memory of a CTA beside its part of a row, at most: sums, barriers, what the driver takes."""
+RING_THREADS = 1024
+"""Threads of a multiprocessor for rows that come through a ring, which leaves 64 registers to each."""
+MOST_STAGES = 4
+"""Stages of a ring, at most: what more of them keep in flight no longer counts. Source: judgement."""
+ROWS_OF_GROUP = 4
+"""Rows that a group takes whose CTA does not stay to the end. Source: an H200, rows of 64 to 256 KiB to 8
+bits: with 8 of them kernels take 2 to 3 % longer, and those that stay 2 to 6 %."""
+RING_VALUES = 40
+"""Values of a row that a thread of a ring may hold. Source: ptxas."""
+RING_REGISTERS = 24
+"""Registers of a thread of a ring beside those for its values. Source: ptxas."""
+SM_SMEM_BYTES, CTA_SMEM_BYTES = 233_472, 1024
+"""Shared memory of a multiprocessor, and what the driver takes of it for each CTA. Source: CUDA C++
+Programming Guide, technical specifications."""
+RING_ROW = 49_152
+"""Bytes of a row with a weight above which it comes through a ring. Source: an H200: from 64 KiB on it takes
+2 to 18 % less there, with 32 KiB 1 to 5 % longer."""
 SMEM_THREADS = 1536
 """Threads of a multiprocessor for rows in shared memory, at most, which leaves 40 registers to each."""
 SMEM_THREADS_WIDE = 1024
@@ -60,7 +77,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "rows_per_thread": (1, 2),
     "cluster_n": (1, 2, 4, 8, 16),
     "prefetch_weight": (True, False),
-    "row_in": ("registers", "smem"),
+    "row_in": ("registers", "smem", "ring"),
     "turn": (1, 2, 4),
     "pdl": ("off", "early", "late"),
 }
@@ -133,6 +150,57 @@ def staged_bytes(problem: Any, cluster_n: int) -> int:
     return part_bytes(problem, cluster_n) * inputs(problem)
 
 
+def along_bytes(problem: Any, cluster_n: int) -> int:
+    """Return the bytes of one CTA's part of what is read along with every row."""
+    has = part(problem, cluster_n) * access_elements(problem)
+    return has * sum(ELEMENT_BYTES[dtype] for dtype in along_row(problem))
+
+
+def ring_registers(threads_per_row: int, rows_per_cta: int, cluster_n: int, held: bool, problem: Any) -> int:
+    """Return the registers that a thread of a ring needs. Source: ptxas, all such kernels of the examples."""
+    accesses = steps(problem, threads_per_row, cluster_n)
+    needed = values_registers(problem, accesses, 1, held) + RING_REGISTERS
+    if not held:
+        needed += values_registers(problem, 1, 1, True) - values_registers(problem, 1, 1, False)
+        needed += 8 if is_wide(problem) else 0
+    if vectors(problem) % (threads_per_row * cluster_n):
+        needed += 16  # warps hold different numbers of values
+    warps = threads_per_row * cluster_n // WARP
+    return needed + (2 * warps if 1 < warps <= 8 else 0) + (8 if rows_per_cta > 1 else 0)
+
+
+def ring_ctas(threads_per_row: int, rows_per_cta: int, cluster_n: int, held: bool, problem: Any) -> int:
+    """Return how many CTAs of a ring a multiprocessor has: of 1024 threads, or 512 that need more registers,
+    as many as have room for two rows of each group."""
+    few = ring_registers(threads_per_row, rows_per_cta, cluster_n, held, problem) > 64
+    most = max(1, (RING_THREADS // 2 if few else RING_THREADS) // (threads_per_row * rows_per_cta))
+    room = (
+        ring_room(ctas, threads_per_row, rows_per_cta, cluster_n, held, problem)
+        for ctas in range(1, most + 1)
+    )
+    return max(1, sum(stages >= 2 for stages in room))
+
+
+def ring_room(
+    ctas: int, threads_per_row: int, rows_per_cta: int, cluster_n: int, held: bool, problem: Any
+) -> int:
+    """Return how many rows of each group find room if a multiprocessor has so many CTAs."""
+    room = SM_SMEM_BYTES // ctas - CTA_SMEM_BYTES
+    # Sums of two rows of each group, four numbers each at most, and barriers.
+    room -= rows_per_cta * (8 * 4 * slots(threads_per_row, cluster_n) + 64) + 16
+    room -= 0 if held else along_bytes(problem, cluster_n)
+    return max(0, room // (rows_per_cta * staged_bytes(problem, cluster_n)))
+
+
+def ring_stages(
+    threads_per_row: int, rows_per_cta: int, cluster_n: int, held: bool, turn: int, problem: Any
+) -> int:
+    """Return how many rows of each group are in shared memory: 2 of the 4 that it takes, else 4 at most."""
+    ctas = ring_ctas(threads_per_row, rows_per_cta, cluster_n, held, problem)
+    room = ring_room(ctas, threads_per_row, rows_per_cta, cluster_n, held, problem)
+    return min(2 if turn == ROWS_OF_GROUP else MOST_STAGES, room)
+
+
 def slots(threads_per_row: int, cluster_n: int) -> int:
     """Return the places for partial sums of one row, rounded up to 16 bytes."""
     return -(-(threads_per_row // WARP * cluster_n) // 4) * 4
@@ -146,9 +214,12 @@ def rows_have_a_supported_length(problem: Any) -> bool:
     return bool(1 <= problem.n <= MAX_ROW)
 
 
-def cta_has_a_common_size(threads_per_row: int, rows_per_cta: int, rows_per_thread: int) -> bool:
+def cta_has_a_common_size(threads_per_row: int, rows_per_cta: int, rows_per_thread: int, row_in: str) -> bool:
     """rows_per_cta / rows_per_thread groups of threads make a CTA: groups of fewer than 128 threads fill it
-    up to 128 or 256, larger ones are alone in it, since larger CTAs start and end more slowly."""
+    up to 128 or 256, larger ones are alone in it, since larger CTAs start and end more slowly; but with
+    row_in=ring a CTA takes several rows, and has 192 to 512 threads, or 1024."""
+    if row_in == "ring":
+        return threads_per_row * rows_per_cta in (192, 224, 256, 320, 384, 448, 512, 1024)
     groups = rows_per_cta // rows_per_thread
     return groups == 1 if threads_per_row >= 128 else groups * threads_per_row in (128, 256)
 
@@ -177,8 +248,12 @@ def row_fits_registers(
 ) -> bool:
     """A thread holds its part of a row, at most 40 values, and of a prefetched weight; all threads of a CTA
     together must find room in the registers of a multiprocessor."""
-    if row_in != "registers":
+    if row_in == "smem":
         return True
+    if row_in == "ring":
+        held = values_per_thread(problem, threads_per_row, cluster_n)
+        needed = ring_registers(threads_per_row, rows_per_cta, cluster_n, prefetch_weight, problem)
+        return 16 <= held <= RING_VALUES and needed <= (120 if threads_per_row * rows_per_cta <= 512 else 64)
     groups = max(1, rows_per_cta // rows_per_thread)
     accesses = steps(problem, threads_per_row, cluster_n) * rows_per_thread
     if accesses * access_elements(problem) > MAX_VALUES:
@@ -198,8 +273,9 @@ def bare_row_fits_registers(
 ) -> bool:
     """A thread holds its part of a row, at most 40 values, and of a weight if there is one; all threads of a
     CTA together must find room in the registers of a multiprocessor."""
+    early = row_in != "ring"
     return row_fits_registers(
-        threads_per_row, rows_per_cta, rows_per_thread, cluster_n, True, row_in, problem, arch
+        threads_per_row, rows_per_cta, rows_per_thread, cluster_n, early, row_in, problem, arch
     )
 
 
@@ -224,7 +300,7 @@ def cluster_shares_long_or_few_rows(threads_per_row: int, cluster_n: int, proble
 def cluster_has_small_ctas(threads_per_row: int, cluster_n: int, row_in: str, problem: Any) -> bool:
     """With cluster_n above 1 and row_in=registers, CTAs are small, so that a multiprocessor has several: more
     than 128 threads_per_row hold 16 values each, and more than 256 are for clusters of 16."""
-    if cluster_n == 1 or row_in == "smem" or threads_per_row <= 128:
+    if cluster_n == 1 or row_in != "registers" or threads_per_row <= 128:
         return True
     held = values_per_thread(problem, threads_per_row, cluster_n)
     return held >= 16 and (threads_per_row <= 256 or cluster_n == 16)
@@ -241,8 +317,8 @@ def weight_is_late_where_registers_are_short(
     """prefetch_weight=false loads the weight after the sum, which takes longer and saves registers; it needs
     a weight, 32 values per thread, and 256 threads_per_row, whose CTAs find room less often. With row_in=smem
     the weight comes after the sum in any case: prefetch_weight=true."""
-    if prefetch_weight:
-        return True
+    if prefetch_weight or row_in == "ring":
+        return prefetch_weight or bool(along_row(problem))
     held = values_per_thread(problem, threads_per_row, cluster_n)
     useful = held >= 32 and threads_per_row >= 256 and row_in == "registers"
     return bool(along_row(problem)) and useful
@@ -252,9 +328,10 @@ def turns_are_for_rows_in_smem(
     threads_per_row: int, cluster_n: int, row_in: str, turn: int, problem: Any
 ) -> bool:
     """row_in=smem takes turn 2 or 4, and each thread at least two turns, so that sums begin before the whole
-    part is there; row_in=registers holds everything at a time: turn 1."""
-    if row_in == "registers":
-        return turn == 1
+    part is there; row_in=registers holds everything at a time: turn 1. With row_in=ring each group of threads
+    takes 4 rows with turn 4, and with turn 1 all that are its share."""
+    if row_in != "smem":
+        return turn in (1, ROWS_OF_GROUP) if row_in == "ring" else turn == 1
     return 1 < turn < steps(problem, threads_per_row, cluster_n)
 
 
@@ -263,7 +340,7 @@ def smem_is_for_long_rows(cluster_n: int, row_in: str, problem: Any) -> bool:
     cluster. Each CTA keeps its part of x, and of a residual: together more than 16 KiB, since smaller parts
     take longer, and up to 64 KiB unless 16 CTAs share the row, so that a multiprocessor has room for
     several."""
-    if row_in == "registers":
+    if row_in != "smem":
         return True
     short = SHORT_FOR_SMEM // 2 if problem.family == "cross_entropy" else SHORT_FOR_SMEM
     long = not problem.signature.unaligned and part_bytes(problem, 1) > short
@@ -274,11 +351,47 @@ def smem_is_for_long_rows(cluster_n: int, row_in: str, problem: Any) -> bool:
 def smem_has_threads_for_its_bytes(threads_per_row: int, cluster_n: int, row_in: str, problem: Any) -> bool:
     """With row_in=smem 128, 256 or 512 threads_per_row keep 64 to 160 bytes of a row in flight each, or more
     where that takes more than 512: CTAs of 512 threads, of which a multiprocessor has fewer, take longer."""
-    if row_in == "registers":
+    if row_in != "smem":
         return True
     staged = staged_bytes(problem, cluster_n)
     enough = threads_per_row in (128, 256, 512) and threads_per_row * 64 <= staged
     return enough and (staged <= threads_per_row * 160 or threads_per_row == 512)
+
+
+def ring_is_for_many_rows(
+    threads_per_row: int,
+    rows_per_cta: int,
+    rows_per_thread: int,
+    cluster_n: int,
+    row_in: str,
+    pdl: str,
+    problem: Any,
+    arch: Arch,
+) -> bool:
+    """row_in=ring is for at least 4 rows for each group of threads, at multiples of 16 bytes, so that weights
+    are read once for several; for rows that a warp or more share, in clusters of up to 8; and its CTAs have
+    no part that is behind all sums: pdl is early or off."""
+    if row_in != "ring":
+        return True
+    fits = cluster_n <= 8 and threads_per_row >= WARP and rows_per_thread == 1 and pdl != "late"
+    groups = 512 * arch.nominal_sm_count // (threads_per_row * cluster_n)
+    return fits and not problem.signature.unaligned and problem.m >= 4 * groups
+
+
+def ring_fits_shared_memory(
+    threads_per_row: int, rows_per_cta: int, cluster_n: int, prefetch_weight: bool, row_in: str, problem: Any
+) -> bool:
+    """With row_in=ring two rows of each group find room in shared memory, and what comes along with rows."""
+    if row_in != "ring":
+        return True
+    return ring_room(1, threads_per_row, rows_per_cta, cluster_n, prefetch_weight, problem) >= 2
+
+
+def bare_ring_fits_shared_memory(
+    threads_per_row: int, rows_per_cta: int, cluster_n: int, row_in: str, problem: Any
+) -> bool:
+    """With row_in=ring two rows of each group find room in shared memory, and what comes along with rows."""
+    return ring_fits_shared_memory(threads_per_row, rows_per_cta, cluster_n, False, row_in, problem)
 
 
 _RULES = (
@@ -294,9 +407,15 @@ _RULES = (
     turns_are_for_rows_in_smem,
     smem_is_for_long_rows,
     smem_has_threads_for_its_bytes,
+    ring_is_for_many_rows,
+    ring_fits_shared_memory,
 )
 #: What takes the place of a rule in a space without a weight, if anything does.
-_BARE = {row_fits_registers: bare_row_fits_registers, weight_is_late_where_registers_are_short: None}
+_BARE = {
+    row_fits_registers: bare_row_fits_registers,
+    ring_fits_shared_memory: bare_ring_fits_shared_memory,
+    weight_is_late_where_registers_are_short: None,
+}
 
 
 # --- what follows from a config ---
@@ -319,15 +438,28 @@ def derive(
     shortest = vectors(problem) - (cluster_n - 1) * has
     sums = slots(threads_per_row, cluster_n) * 4 * groups * sums_of_row if threads_per_row > WARP else 0
     staged, barriers = 0, int(cluster_n > 1)
+    ring: dict[str, Value] = {}
     if config["row_in"] == "smem":
         staged = staged_bytes(problem, cluster_n)
         barriers += -(-steps(problem, threads_per_row, cluster_n) // config.integer("turn"))
+    elif config["row_in"] == "ring":
+        held = config.get("prefetch_weight") is True
+        stages = ring_stages(threads_per_row, rows_per_cta, cluster_n, held, config.integer("turn"), problem)
+        staged = stages * groups * staged_bytes(problem, cluster_n)
+        staged += 0 if held else along_bytes(problem, cluster_n)
+        sums *= 2
+        barriers = groups * (stages + 2 * int(cluster_n > 1)) + int(not held and bool(along_row(problem)))
+        ctas = ring_ctas(threads_per_row, rows_per_cta, cluster_n, held, problem)
+        clusters = ctas * resident_clusters(arch.nominal_sm_count, cluster_n)
+        ring = {"stages": stages, "clusters": clusters, "weights_held": int(held)}
+        ring["rows_of_group"] = config.integer("turn") if config.integer("turn") > 1 else 0
     return {
+        **ring,
         "access_elements": access_elements(problem),
         "vectors": vectors(problem),
         "part": has,
         "steps": steps(problem, threads_per_row, cluster_n),
-        "whole_steps": max(0, shortest) // threads_per_row if rows_per_cta == 1 else 0,
+        "whole_steps": max(0, shortest) // threads_per_row if rows_per_cta == 1 or ring else 0,
         "groups": groups,
         "threads": groups * threads_per_row,
         "warps_per_row": max(1, threads_per_row // WARP),
@@ -359,13 +491,16 @@ def min_blocks(
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     if config["row_in"] == "registers":
         early = bool(config.get("prefetch_weight"))
-        if beside_values is None or threads_per_row < 128 or (early and threads_per_row > 128):
+        if beside_values is None or threads_per_row < 128:
             return 1
         accesses = steps(problem, threads_per_row, cluster_n)
         taken = values_registers(problem, accesses, 1, early) + beside_values[early]
         more = 0 if early or not _is_hard(problem, config) else 8  # registers come in steps of 8
         taken += more + (8 + 3 * more if config["pdl"] == "late" else 0)  # what the end of the load must keep
         return max(1, arch.registers // (threads_per_row * taken))
+    if config["row_in"] == "ring":
+        held = config.get("prefetch_weight") is True
+        return ring_ctas(threads_per_row, config.integer("rows_per_cta"), cluster_n, held, problem)
     taken = staged_bytes(problem, cluster_n) + SUMS_BYTES
     wide = is_wide(problem) or config.integer("turn") * access_elements(problem) > values_at_a_time
     threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
@@ -496,20 +631,68 @@ def choose_default(space: Space, problem: Any) -> Config:
 @lru_cache(maxsize=256)
 def _kernels(space: Space, kind: Any) -> tuple[tuple[Config, Derived, tuple[int, int, int]], ...]:
     """Return configs of problems like ``kind``, for any number of rows, and what follows from each."""
+    fixed: Mapping[str, Sequence[Value]] = {
+        "pdl": ["off"],
+        "rows_per_thread": [1],
+        "row_in": ["registers", "smem"],
+    }
     found = {
         config: (config, space.derive(config, kind, space.arch), loaded(kind, config))
         for m in (1, MANY_ROWS)
-        for config in space.configs(kind.with_sizes(m=m), {"pdl": ["off"], "rows_per_thread": [1]})
+        for config in space.configs(kind.with_sizes(m=m), fixed)
     }
     return tuple(found.values())
 
 
-def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int) -> Config:
+@lru_cache(maxsize=256)
+def _rings(space: Space, kind: Any) -> tuple[tuple[Config, Derived], ...]:
+    """Return configs whose rows come through a ring, of problems like ``kind`` with many rows."""
+    fixed: Mapping[str, Sequence[Value]] = {"row_in": ["ring"], "pdl": ["early"]}
+    configs = space.configs(kind.with_sizes(m=MANY_ROWS), fixed)
+    return tuple((config, space.derive(config, kind, space.arch)) for config in configs)
+
+
+def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
+    """Return the config whose rows come through a ring that had best be tried; None if rows had better not.
+
+    There must be 12 rows for each group that runs at a time. Threads have about 32 values each. CTAs that
+    stay have 512 threads and large clusters; others have 256, and 16 rows and more for each such group.
+    """
+    if part_bytes(problem, 1) <= RING_ROW or not along_row(problem):
+        return None
+
+    def distance(ring: tuple[Config, Derived]) -> tuple[float, ...]:
+        config, derived = ring
+        groups = as_integer(derived["clusters"]) * config.integer("rows_per_cta")
+        leaves = not stays and problem.m >= 16 * groups
+        threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
+        values = values_per_thread(problem, config.integer("threads_per_row"), cluster_n)
+        return (
+            (config["turn"] == ROWS_OF_GROUP) != leaves,
+            abs(math.log2(values / 32)),
+            abs(math.log2(threads / (256 if leaves else 512))),
+            config.integer("rows_per_cta") if leaves else -cluster_n,
+            config.get("prefetch_weight") is False,
+        )
+
+    few = [
+        ring
+        for ring in _rings(space, problem.with_sizes(m=1))
+        if problem.m >= 12 * as_integer(ring[1]["clusters"]) * ring[0].integer("rows_per_cta")
+    ]
+    rings = sorted(few, key=distance)
+    return next((config for config, _ in rings if not space.explain(problem, config)), None)
+
+
+def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int, ring: str = "") -> Config:
     """Return the valid config that is expected to take least, among those with the usual rows of a CTA.
 
     If its rows are in shared memory, it is the usual one of these, which prefers turns of so many vectors.
+    Long rows with a weight come through a ring if there is one.
     """
     sm_count = space.arch.nominal_sm_count
+    if ring and (found := through_a_ring(space, problem, ring == "stays")) is not None:
+        return found
 
     def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
         config, derived, per_thread = kernel
@@ -524,10 +707,14 @@ def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int) -> 
         == rows_by_default(problem, kernel[0].integer("threads_per_row"), sm_count)
     ]
     pdl = start_by_default(problem, sm_count) if problem.min_bytes <= SHORT_KERNEL else "early"
-    for config, _, _ in sorted(usual, key=expected):
+    for config, derived, _ in sorted(usual, key=expected):
         if config["row_in"] == "smem":
             return in_smem(space, problem, config, turn)
         chosen = config.replace(pdl=pdl)
+        if as_integer(derived["min_blocks"]) > as_integer(
+            space.derive(chosen, problem, space.arch)["min_blocks"]
+        ):
+            chosen = config.replace(pdl="early")  # what the end must keep leaves room for fewer CTAs
         if not space.explain(problem, chosen):
             return chosen
     return Config({knob: values[0] for knob, values in space.domains.items()})
@@ -574,6 +761,7 @@ def row_space(
     beside_values: tuple[int, int] | None = None,
     terms: Terms | None = None,
     turn: int = 2,
+    ring: str = "",
 ) -> Space:
     """Return the space of a family of kernels over rows, bound to ``arch``.
 
@@ -589,8 +777,10 @@ def row_space(
         terms: What its kernels are expected to take, by which its default is chosen; else it follows from the
             sizes alone.
         turn: Of rows in shared memory, by that default.
+        ring: Whether rows may come through a ring: to CTAs whose default ``stays`` to the end, or ``leaves``.
     """
     domains = {k: v for k, v in DOMAINS.items() if weight or k != "prefetch_weight"}
+    domains["row_in"] = domains["row_in"] if ring else ("registers", "smem")
     rules = _RULES if weight else [_BARE.get(rule, rule) for rule in _RULES]
     return Space(
         family=family,
@@ -600,7 +790,9 @@ def row_space(
         derive=partial(
             derive, sums_of_row=sums_of_row, values_at_a_time=values_at_a_time, beside_values=beside_values
         ),
-        choose_default=choose_default if terms is None else partial(fastest_expected, terms=terms, turn=turn),
+        choose_default=choose_default
+        if terms is None
+        else partial(fastest_expected, terms=terms, turn=turn, ring=ring),
         launch=lambda config, problem, sm_count: Launch((), 0),
         compile_view=lambda config: config,
     )

@@ -6,7 +6,7 @@ A module lists ``CASES`` and ``MUTANTS`` and takes over the two checks as its te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -56,20 +56,23 @@ class Mutant(NamedTuple):
     seed: int
 
 
-def _varied(problem: Problem, number: int) -> list[Config]:
-    """The default config, and about so many from all over the space."""
+def _varied(problem: Problem, number: int, fixed: Mapping[str, Sequence[Value]] | None) -> list[Config]:
+    """About so many configs from all over the space, or what is ``fixed`` of it; else the default, too."""
     space = find_space(problem.family, ARCH)
-    configs = list(space.configs(problem))
+    configs = list(space.configs(problem, fixed))
     every = max(1, len(configs) // number)
     # A multiple of the values of the last knob would always meet the same one.
     every += every % len(list(space.domains.values())[-1]) == 0
-    return list(dict.fromkeys([space.default(problem), *islice(configs, every // 2, None, every)]))
+    first = [] if fixed else [space.default(problem)]
+    return list(dict.fromkeys([*first, *islice(configs, every // 2, None, every)]))
 
 
-def cases(lines: Iterable[str], number: int) -> dict[str, Case]:
+def cases(
+    lines: Iterable[str], number: int, fixed: Mapping[str, Sequence[Value]] | None = None
+) -> dict[str, Case]:
     """Problems with configs, by their text; none without a GPU."""
     problems = map(parse_problem, lines) if GPU is not None else ()
-    return {f"{p} | {config}": (p, config) for p in problems for config in _varied(p, number)}
+    return {f"{p} | {config}": (p, config) for p in problems for config in _varied(p, number, fixed)}
 
 
 def mutants(*groups: tuple[str, Mapping[str, Value], Mapping[str, Broken]]) -> dict[str, Mutant]:

@@ -28,6 +28,18 @@ LINES = (
     "300x2880 bf16 unaligned",
     "11x99991 bf16",
 )
+#: Numbers of rows that are no multiple of a CTA's.
+MANY_ROWS = (
+    "17001x1000 bf16 stats",
+    "9001x2880 bf16",
+    "5001x5120 bf16 weight=none",
+    "2201x20000 bf16 weight=fp32 bias=fp32 stats",
+    "801x65536 fp16 bias=none",
+    "401x131072 bf16 stats",
+    "1101x32768 fp32 weight=none bias=none",
+    "1101x100008 bf16",
+)
+RING = {"row_in": ["ring"]}
 LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
 TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 NORMALISE = f"normalise(x_part, weight_row, bias_row, y_row, mean, rms, {TURN}"
@@ -82,6 +94,24 @@ STAGED = {
         "    mean, squares = over_row(", "    _, squares = over_row(", WRONG
     ),
 }
+#: Rows that come through a ring, to two groups in each CTA of a cluster of two.
+THROUGH_A_RING = {
+    "a row comes twice": Broken(
+        "row_of(x, row, first), x_stage", "row_of(x, row - row % 2, first), x_stage", WRONG
+    ),
+    "the copy lacks a vector": Broken(
+        "size = end * (ELEMENTS * X", "size = (end - 1) * (ELEMENTS * X", WRONG
+    ),
+    "stale output": Broken(LAST, f"if row != 5:\n        {LAST}", r"out: \d+ of .*first at \(5, 0\)"),
+    "the weight of another part": Broken(
+        "weight_row = vectors_of(weight.iterator + first * ELEMENTS,",
+        "weight_row = vectors_of(weight.iterator,",
+        WRONG,
+    ),
+    "the mean of a warp for the row's": Broken(
+        "    mean, squares = over_row(", "    _, squares = over_row(", WRONG
+    ),
+}
 MUTANTS = mutants(
     ("layernorm 300x1000 bf16 stats", {"threads_per_row": 32, "rows_per_cta": 4}, SHORT),
     ("layernorm 64x5120 bf16 stats", {"threads_per_row": 192}, WIDE),
@@ -90,8 +120,24 @@ MUTANTS = mutants(
         {"threads_per_row": 256, "cluster_n": 8, "row_in": "smem", "turn": 4},
         STAGED,
     ),
+    (
+        "layernorm 2201x16384 bf16 stats",
+        {
+            "threads_per_row": 256,
+            "rows_per_cta": 2,
+            "cluster_n": 2,
+            "prefetch_weight": False,
+            "row_in": "ring",
+            "turn": 1,
+            "pdl": "early",
+        },
+        THROUGH_A_RING,
+    ),
 )
-CASES = cases((f"layernorm {line}" for line in LINES), 2)
+CASES = {
+    **cases((f"layernorm {line}" for line in LINES), 2),
+    **cases((f"layernorm {line}" for line in MANY_ROWS), 3, RING),
+}
 test_a_config_computes_the_norm = config_is_right
 test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 

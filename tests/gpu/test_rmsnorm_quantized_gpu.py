@@ -27,6 +27,16 @@ LINES = (
     "301x4097 bf16 residual residual_out",
     "300x2880 bf16 unaligned",
 )
+#: Numbers of rows that are no multiple of a CTA's.
+MANY_ROWS = (
+    "17001x1008 fp16 weight=none",
+    "5001x7168 bf16",
+    "2201x16384 bf16 weight=fp32",
+    "801x40000 bf16 residual residual_out",
+    "801x65536 fp32",
+    "401x131072 bf16",
+)
+RING = {"row_in": ["ring"]}
 LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
 TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 QUANTISE = f"quantise(x_part, weight_row, y_row, factor, {TURN}"
@@ -86,7 +96,10 @@ MUTANTS = mutants(
         STAGED,
     ),
 )
-CASES = cases((f"rmsnorm_quantized {line}" for line in LINES), 2)
+CASES = {
+    **cases((f"rmsnorm_quantized {line}" for line in LINES), 2),
+    **cases((f"rmsnorm_quantized {line}" for line in MANY_ROWS), 3, RING),
+}
 test_a_config_computes_the_norm = config_is_right
 test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
 

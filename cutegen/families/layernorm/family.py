@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, scalar, write
 from cutegen.families.row_baselines import eager_and_compiled
-from cutegen.families.row_knobs import PREFETCH_WEIGHT, ROW_KNOBS
+from cutegen.families.row_knobs import RING_KNOBS, RING_PREFETCH_WEIGHT
 from cutegen.family import Baseline, Option, Size
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ LAYERNORM = DeclaredFamily(
     adjust=_adjust,
     tail_rows=(37, 333),  # several rows, since each is made hard in another way
     baselines=_baselines,
-    knobs={**ROW_KNOBS, **PREFETCH_WEIGHT},
+    knobs={**RING_KNOBS, **RING_PREFETCH_WEIGHT},
     examples=(
         "4096x4096 bf16",
         "16384x4096 bf16 stats",

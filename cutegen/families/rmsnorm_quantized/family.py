@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, scalar, write
 from cutegen.families.row_baselines import eager_and_compiled
-from cutegen.families.row_knobs import ROW_KNOBS
+from cutegen.families.row_knobs import RING_KNOBS
 from cutegen.family import Baseline, Option, Size
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ RMSNORM_QUANTIZED = DeclaredFamily(
     adjust=_adjust,
     tail_rows=(37, 333),  # several rows, since each is made hard in another way
     baselines=_baselines,
-    knobs=ROW_KNOBS,
+    knobs=RING_KNOBS,
     examples=(
         "4096x4096 bf16",
         "16384x4096 bf16",
