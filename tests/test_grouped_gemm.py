@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_family import FakeFamilies
-from fake_kernels import calls_go_to
+from fake_kernels import calls_go_to, operators_ask
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +24,7 @@ from cutegen.measure.check import Verdict, judge  # noqa: E402
 from cutegen.measure.guarded import Guarded  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
 from cutegen.space import Config  # noqa: E402
-from cutegen.torch_ops.grouped_gemm import expected_mean  # noqa: E402
+from cutegen.torch_ops.grouped_gemm import expected_mean, prepare  # noqa: E402
 from tools.benchmark.family_child import COPIES, FamilyCall, call_names  # noqa: E402
 
 HOPPER = find_space("grouped_gemm", find_arch("sm_90a"))
@@ -350,6 +350,23 @@ def test_the_operator_is_traced(gpu: FakeFamilies) -> None:
         return cutegen.grouped_gemm(a, b, (3, 3, 9, 20)) * 2
 
     assert torch.equal(torch.compile(step, backend="eager", fullgraph=True)(a, b), want * 2)
+
+
+@pytest.mark.parametrize("name", ["grouped_gemm", "grouped_gemm_masked", "grouped_gated_gemm"])
+def test_the_operators_pass_the_checks_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """All four: schema, no gradients lost, fake tensors, and traced with symbolic sizes."""
+    prepare()
+    rows = (3, 8) if name.endswith("masked") else (8,)
+    n, operator = 16 if "gated" in name else 8, getattr(torch.ops.cutegen, name).default
+    a, b = (torch.randn(*shape, 16).to(torch.bfloat16) for shape in (rows, (3, n)))
+    extents = torch.tensor([2, 5, 8] if rows == (8,) else [2, 3, 8], dtype=torch.int32)
+    more = {"grouped_gemm": (), "grouped_gemm_masked": ("all",), "grouped_gated_gemm": ("silu", "halves")}[
+        name
+    ]
+    with operators_ask(FakeFamilies(tmp_path), monkeypatch):
+        torch.library.opcheck(operator, (a, b, extents, torch.zeros(*rows, 8).to(a), "uniform", *more, None))
 
 
 @pytest.mark.parametrize("tokens", ["uniform", "zipf"])

@@ -215,6 +215,12 @@ def test_what_no_kernel_takes_is_computed_by_torch(gpu: FakeGpu, name: str) -> N
     assert not counted if not reason else reason in counted[0][0] and counted[0][1] == 1, counted
 
 
+def test_extents_that_kernels_cannot_count_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "_DEVICE", "meta")
+    fits, beyond = (torch.empty(rows, 32, dtype=BF16, device="meta") for rows in (2**30, 2**31))
+    assert inductor._unfit(fits) == "" and "an operand has an extent above" in inductor._unfit(beyond)
+
+
 def test_options_and_modes_of_inductor_are_kept(gpu: FakeGpu) -> None:
     """And what it does not know is refused."""
     x = rand(16, 32)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cutegen
 from cutegen.errors import OperandError
 from cutegen.families.gemm.operands import out_dtype_name
+from cutegen.families.gemm.problem import LARGEST_SIZE
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.gated_gemm import has_kernels, prepare
 from cutegen.torch_ops.graph_gates import gated_product, insert
@@ -264,6 +265,8 @@ def _unfit(matrix: torch.Tensor, dtypes: tuple[str, ...] = _DTYPES) -> str:
         return f"an operand is {matrix.dtype}"
     if _known(matrix.numel() == 0):
         return "an operand is empty"
+    if any(_known(size > LARGEST_SIZE) for size in matrix.shape):
+        return f"an operand has an extent above {LARGEST_SIZE}"
     if matrix.dim() == 3 and not _known(matrix.stride(0) >= matrix.shape[1] * matrix.shape[2]):
         return "matrices of a batch overlap"
     along, pitch = matrix.stride(-1), matrix.stride(-2)
