@@ -132,8 +132,11 @@ def _plain_choice(problem: Problem) -> Config | None:
         return None
     orders = [(s, along) for s in (1, 2, 4, 8) for along in (False, True)]
     geometry = tiling.geometry(chosen)
-    some = orders if geometry.clusters > geometry.resident else orders[:1]
-    swizzle, along = min(some, key=lambda order: tiling.traffic(chosen, *order))
+    if geometry.clusters > geometry.resident:
+        swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
+    else:
+        lone = chosen["split_k"] == 1 and geometry.clusters_n > 1
+        swizzle, along = 1, lone and geometry.clusters_m > geometry.clusters_n
     return chosen.replace(swizzle_size=swizzle, raster_along_m=along)
 
 

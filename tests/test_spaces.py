@@ -246,7 +246,7 @@ ONLY: dict[str, tuple[str, str]] = {
     ),
     "wide_k_is_for_small_tiles": ("gemm 64x4096x4096 bf16 kk", "tile_shape_mn=64x200 tile_k=128"),
     "tma_store_needs_aligned_output": ("gemm 4096x4097x4096 bf16 kk", "use_tma_store=true"),
-    "swap_ab_is_for_narrow_m": ("gemm 16392x4096x4096 bf16 kk", "swap_ab=true"),
+    "swap_ab_is_for_narrow_m": ("gemm 6152x4096x4096 bf16 kk", "swap_ab=true"),
     "split_k_leaves_work": ("gemm 64x512x4096 bf16 kk", "use_tma_store=false split_k=17"),
     "split_k_stores_partial_sums": ("gemm 64x512x4096 bf16 kk", "split_k=2"),
     "split_k_has_no_pingpong": (

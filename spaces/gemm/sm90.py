@@ -270,8 +270,8 @@ def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, probl
 
 def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
     """swap_ab puts m on the finely divisible side of the MMA, so that tiles fit m and fill whole waves; with
-    m above 16384 tiles are so many that either order does."""
-    return not swap_ab or problem.m <= 16384
+    m above 6144 tiles are so many that the plain order does as well."""
+    return not swap_ab or problem.m <= 6144
 
 
 def split_k_leaves_work(tile_k: int, split_k: int, problem: Problem) -> bool:
