@@ -222,7 +222,8 @@ def test_what_passes_by_is_multiplied_by_others(form: str, changes: dict[str, An
         shape, group = ((width, 700), (700, width))[not swapped], (first, first + count)
         extents = (width, count) if swapped else (count, width)
         step = sizes["TILE_M"] * sizes["CLUSTER_M"], sizes["TILE_N"] * sizes["CLUSTER_N"]
-        everything = {(r, c) for r in range(first, first + count) for c in range(width)}
+        # Columns of the group's weights by eighths, of which tiles have whole ones.
+        everything = set(product(range(first, first + count), range(width // 8)))
         found: set[tuple[int, int]] = set()
         for cm, cn, bx, by, mma_wg in product(
             range(-(-extents[0] // step[0])),
@@ -235,8 +236,9 @@ def test_what_passes_by_is_multiplied_by_others(form: str, changes: dict[str, An
             own = set()
             for rep in range(sizes["REPS"]):
                 m = tile.m_0 + (rep * sizes["MMA_WGS"] + mma_wg) * 64
-                own |= set(product(range(m, m + 64), range(tile.n_0, tile.n_0 + sizes["TILE_N"])))
-            own = {(n, m) for m, n in own} if swapped else own
+                across, along = range(m, m + 64), range(tile.n_0, tile.n_0 + sizes["TILE_N"])
+                rows, columns = (along, across) if swapped else (across, along)
+                own |= set(product(rows, range(columns.start // 8, columns.stop // 8)))
             if tile.passed:
                 idle += 1
                 assert tile.passed == 7
