@@ -31,6 +31,7 @@ __all__ = [
     "cases",
     "compile_together",
     "config_is_right",
+    "listed_cases",
     "mutants",
 ]
 
@@ -73,6 +74,18 @@ def cases(
     """Problems with configs, by their text; none without a GPU."""
     problems = map(parse_problem, lines) if GPU is not None else ()
     return {f"{p} | {config}": (p, config) for p in problems for config in _varied(p, number, fixed)}
+
+
+def listed_cases(cases_of: Mapping[str, Iterable[Mapping[str, Value]]]) -> dict[str, Case]:
+    """Problems with their default and the kernels that are listed for them; none without a GPU."""
+    found: dict[str, Case] = {}
+    for line, kernels in cases_of.items() if GPU is not None else ():
+        problem = parse_problem(line)
+        space = find_space(problem.family, ARCH)
+        for config in dict.fromkeys([space.default(problem), *map(Config, kernels)]):
+            space.require(problem, config)
+            found[f"{problem} | {config}"] = problem, config
+    return found
 
 
 def mutants(*groups: tuple[str, Mapping[str, Value], Mapping[str, Broken]]) -> dict[str, Mutant]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
+from pointwise_kernels import KNOBS, STORES, WRONG_SLOPE
 
 from cutegen.families.pointwise import ACTIVATIONS
 
@@ -24,28 +25,12 @@ LINES = (
     "activation_backward 333x17 fp32 activation=relu",
 )
 FORWARD, BACKWARD = "activation 1024x4096 bf16", "activation_backward 1024x4096 bf16 activation=silu"
-STORE = "            store(outs, at_place(out, row, column))\n"
-KNOBS = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0, "streamed": False}
 VALUES = {
-    "last tile unwritten": Broken(
-        "VECTORS - 1) // TILE + 1\n",
-        "VECTORS - 1) // TILE\n",
-        r"out: \d+ of \d+ elements .*never written",
-    ),
-    "one element past the end": Broken(
-        STORE,
-        STORE + "            if at == total - 1:\n                out[row, N] = X(0.0)\n",
-        r"out: 1 elements outside of the output were written",
-    ),
-    "input modified": Broken(
-        STORE,
-        STORE + "            if at == 5 * VECTORS:\n                x[row, 3] = X(77.0)\n",
-        r"wrote its input x, first at \(5, 3\)",
-    ),
+    **STORES,
     "another activation": Broken("1.0 + 0.26 * ", "1.0 + 0.27 * ", r"out\[\d+.* should be"),
 }
 GRADIENTS = {
-    "wrong slope": Broken("return y, s + y * (1.0 - s)", "return y, s + y", r"dx\[\d+.* should be"),
+    "wrong slope": WRONG_SLOPE,
     "the activation itself": Broken("slope(value)[1]", "slope(value)[0]", r"dx\[\d+.* should be"),
 }
 MUTANTS = mutants((FORWARD, KNOBS, VALUES), (BACKWARD, KNOBS, GRADIENTS))

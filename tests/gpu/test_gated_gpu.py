@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
+from pointwise_kernels import KNOBS, STORES, WRONG_SLOPE
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
@@ -29,28 +30,12 @@ LINES = (
     "gated_backward 512x4099 bf16",
 )
 FORWARD, BACKWARD = "gated 1024x4096 bf16", "gated_backward 1024x4096 bf16 layout=interleaved"
-STORE = "            store(outs, at_place(out, row, column))\n"
-KNOBS = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0, "streamed": False}
 GATES = {
-    "last tile unwritten": Broken(
-        "VECTORS - 1) // TILE + 1\n",
-        "VECTORS - 1) // TILE\n",
-        r"out: \d+ of \d+ elements .*never written",
-    ),
+    **STORES,
     "a vector left out": Broken(
         "if at < total:",
         "if at < total and at != 700:",
         r"out: 8 of \d+ elements .*never written, first at \(1, 1504\)",
-    ),
-    "one element past the end": Broken(
-        STORE,
-        STORE + "            if at == total - 1:\n                out[row, N] = X(0.0)\n",
-        r"out: 1 elements outside of the output were written",
-    ),
-    "input modified": Broken(
-        STORE,
-        STORE + "            if at == 5 * VECTORS:\n                x[row, 3] = X(77.0)\n",
-        r"wrote its input x, first at \(5, 3\)",
     ),
     "gate and up exchanged": Broken(
         "return vector(start), vector(start + N)",
@@ -59,7 +44,7 @@ GATES = {
     ),
 }
 GRADIENTS = {
-    "wrong slope": Broken("return y, s + y * (1.0 - s)", "return y, s + y", r"dx\[\d+.* should be"),
+    "wrong slope": WRONG_SLOPE,
     "gradients exchanged": Broken(
         "zip(gates, ups, strict=True) for value in pair]\n    return both[:ELEMENTS]",
         "zip(ups, gates, strict=True) for value in pair]\n    return both[:ELEMENTS]",

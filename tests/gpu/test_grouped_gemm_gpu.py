@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from family_kernels import ARCH, Broken, broken_kernel_is_rejected, config_is_right, mutants
-from hopper import GPU, NEEDS_HOPPER
-
-from cutegen.families.registry import find_space, parse_problem
-from cutegen.family import Problem
-from cutegen.space import Config
+from family_kernels import Broken, broken_kernel_is_rejected, config_is_right, listed_cases, mutants
+from grouped_kernels import DIRECT, PLAIN, SWAPPED_TURNS, TURNS
+from hopper import NEEDS_HOPPER
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 RANGES, MASKED = "grouped_gemm ", "grouped_gemm_masked "
-PLAIN: dict[str, Any] = {
-    "tile_shape_mn": (128, 128),
-    "tile_k": 64,
-    "cluster_shape_mn": (1, 1),
-    "mma_warpgroups": 1,
-    "pingpong": False,
-    "swap_ab": False,
-    "use_tma_store": True,
-    "use_pdl": False,
-    "swizzle_size": 1,
-    "raster_along_m": True,
-}
 WIDE = {
     **PLAIN,
     "tile_shape_mn": (128, 256),
@@ -34,12 +18,9 @@ WIDE = {
     "cluster_shape_mn": (2, 1),
     "swizzle_size": 8,
 }
-TURNS = {**PLAIN, "pingpong": True, "cluster_shape_mn": (1, 2), "use_pdl": True, "raster_along_m": False}
 ODD = {**PLAIN, "tile_shape_mn": (192, 72), "mma_warpgroups": 3, "swizzle_size": 2, "raster_along_m": False}
-DIRECT = {**PLAIN, "tile_shape_mn": (64, 96), "use_tma_store": False, "tile_k": 128}
 SWAPPED = {**PLAIN, "tile_shape_mn": (64, 24), "swap_ab": True, "tile_k": 128, "raster_along_m": False}
 SWAPPED_DIRECT = {**SWAPPED, "tile_shape_mn": (128, 16), "mma_warpgroups": 2, "use_tma_store": False}
-SWAPPED_TURNS = {**TURNS, "tile_shape_mn": (128, 104), "swap_ab": True, "swizzle_size": 4}
 #: Problems, and the kernels for them beside their default.
 CASES_OF: dict[str, tuple[dict[str, Any], ...]] = {
     RANGES + "4000x1536x2048x8 bf16": (WIDE, TURNS, ODD, DIRECT, SWAPPED_TURNS),
@@ -82,16 +63,7 @@ BROKEN = {
     "input modified": Broken(TOTAL, f"{TOTAL}    offs[0] = 0\n", "wrote its input offs"),
 }
 
-
-def _cases() -> Iterator[tuple[Problem, Config]]:
-    for line, kernels in CASES_OF.items() if GPU is not None else ():
-        problem = parse_problem(line)
-        space = find_space(problem.family, ARCH)
-        for config in dict.fromkeys([space.default(problem), *map(Config, kernels)]):
-            yield problem, config
-
-
-CASES = {f"{problem} | {config}": (problem, config) for problem, config in _cases()}
+CASES = listed_cases(CASES_OF)
 MUTANTS = mutants((RANGES + "5000x1536x512x64 bf16", PLAIN, BROKEN))
 test_a_config_multiplies_groups = config_is_right
 test_a_broken_kernel_is_rejected = broken_kernel_is_rejected

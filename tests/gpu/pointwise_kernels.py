@@ -1,0 +1,31 @@
+"""What is wrong with broken kernels that go element by element, gated or not, in their tests on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from family_kernels import Broken
+
+__all__ = ["KNOBS", "STORES", "WRONG_SLOPE"]
+
+_STORE = "            store(outs, at_place(out, row, column))\n"
+#: Of the kernels that are broken.
+KNOBS: dict[str, Any] = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0, "streamed": False}
+STORES = {
+    "last tile unwritten": Broken(
+        "VECTORS - 1) // TILE + 1\n",
+        "VECTORS - 1) // TILE\n",
+        r"out: \d+ of \d+ elements .*never written",
+    ),
+    "one element past the end": Broken(
+        _STORE,
+        _STORE + "            if at == total - 1:\n                out[row, N] = X(0.0)\n",
+        r"out: 1 elements outside of the output were written",
+    ),
+    "input modified": Broken(
+        _STORE,
+        _STORE + "            if at == 5 * VECTORS:\n                x[row, 3] = X(77.0)\n",
+        r"wrote its input x, first at \(5, 3\)",
+    ),
+}
+WRONG_SLOPE = Broken("return y, s + y * (1.0 - s)", "return y, s + y", r"dx\[\d+.* should be")
