@@ -83,6 +83,7 @@ class FakeBuilder:
     def __init__(self, gpu: FakeGpu, store: Store) -> None:
         self._gpu, self._store = gpu, store
         self._waiting: list[Source] = []
+        self.asked: list[Source] = []
         self.closed = False
         gpu.builders.append(self)
 
@@ -93,7 +94,8 @@ class FakeBuilder:
         self.closed = True
 
     def submit(self, sources: Iterable[Source]) -> None:
-        self._waiting += sources
+        self._waiting += (new := list(sources))
+        self.asked += new
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
         if not self._waiting or not self._gpu.gate.wait(timeout_s):

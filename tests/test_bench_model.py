@@ -94,6 +94,10 @@ def test_what_is_tuned_is_what_is_called(gpu: FakeGpu, tmp_path: Path) -> None:
     called = {line for row in rows(tmp_path).values() for line in row.get("answers", ())}
     assert called < set(lines) and len(set(lines)) == len(lines)
     assert {"gemm 32x512x256 bf16 kn", "gemm 256x512x32 bf16 mn", "gemm 3x256x512 bf16 kk beta"} <= set(lines)
+    assert {"gated_gemm 3x512x256 bf16", "gated_gemm 32x512x256 bf16 pre"} <= set(lines)
+    subject._args.parts = ("decode", "compiled_training")
+    addends = [line for line in subject.lines() if line.endswith("beta")]
+    assert addends == ["gemm 32x256x256 bf16 kk beta", "gemm 32x256x512 bf16 kk beta"]
 
 
 @pytest.mark.usefixtures("quick_search")
@@ -107,9 +111,9 @@ def test_all_parts_are_tuned_at_once(gpu: FakeGpu, tmp_path: Path, monkeypatch: 
         return bench(tmp_path, table=None, **changes)._facts["tuning"]
 
     first = said("one", steady)
-    assert (first["known"], first["tuned"], first["failed"]) == (0, 4, [])
+    assert (first["known"], first["tuned"], first["failed"]) == (0, 5, [])
     again = said("two", steady)
-    assert (again["known"], again["tuned"]) == (4, 0), "the operators ask the table of the first"
+    assert (again["known"], again["tuned"]) == (5, 0), "the operators ask the table of the first"
     cutegen.use(gpu.dispatcher())
     broken = said("three", lambda config: "wrong_result")
     assert broken["tuned"] == 0 and "gemm 5x384x256 bf16 kk" in broken["failed"]
@@ -167,6 +171,7 @@ def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: A
     assert "| decode 3 | whole step, optimized | 2 | 2.000 | 1.001 | 1.999 (1.500 to 2.500) |" in said
     assert "inference, GEMMs alone: torch / cutegen in geometric mean **1.999**, smallest 1.999 of 2" in said
     assert "1 MiB at the end" in said
+    assert "swapping norms and gates beside linear layers: **1.000** in geometric mean" in said
 
 
 def test_results_that_differ_are_not_measured() -> None:

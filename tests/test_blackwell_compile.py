@@ -39,6 +39,8 @@ pytestmark = [
 ]
 KERNELS = 72
 """Most kernels that this module compiles, so that it stays within its time."""
+LISTED, LISTED_B300 = 32, 4
+"""Kernels of each target that are disassembled: those that the covering set begins with hold most pairs."""
 
 
 LAUNCH = """
@@ -58,7 +60,9 @@ def kernels(compiler: Builder) -> list[Kernel]:
     """The covering set, compiled; whatever fails to compile fails every test with its reason."""
     cases = {render(*case): case for case in chosen()}
     assert len(cases) <= KERNELS
-    return compiled(cases, SPACE, compiler)
+    order = list(cases.values())
+    built = compiled(cases, SPACE, compiler)
+    return sorted(built, key=lambda kernel: order.index((kernel.problem, kernel.config, kernel.arch)))
 
 
 def test_the_set_holds_every_tile_width_and_cluster(kernels: list[Kernel]) -> None:
@@ -145,10 +149,13 @@ def test_odd_problems_are_launched_as_planned(kernels: list[Kernel], tmp_path: P
 def sections(
     kernels: list[Kernel], tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[Kernel, dict[bool, str]]]:
-    """The instructions of each kernel: of what multiplies (True) and of what adds up parts (False)."""
-    texts = disassembled([kernel.artifact for kernel in kernels], tmp_path_factory.mktemp("cubin"))
+    """The instructions of kernels: of what multiplies (True) and of what adds up parts (False)."""
+    by_arch = {arch: [kernel for kernel in kernels if kernel.arch == arch] for arch in (B200, B300)}
+    listed = [*by_arch[B200][:LISTED], *by_arch[B300][:LISTED_B300]]
+    listed += [kernel for kernel in kernels if kernel.problem == ODD and kernel not in listed]
+    texts = disassembled([kernel.artifact for kernel in listed], tmp_path_factory.mktemp("cubin"))
     found = []
-    for kernel, text in zip(kernels, texts, strict=True):
+    for kernel, text in zip(listed, texts, strict=True):
         parts = re.split(r"^\s*\.section\s+\.text\.", text, flags=re.MULTILINE)[1:]
         found.append((kernel, {"_k0" in part.split(",", 1)[0]: part for part in parts}))
     return found

@@ -18,6 +18,7 @@ from samples import TWO_KERNELS, source
 
 from cutegen.build import Artifact, Builder, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build import builder as builder_module
+from cutegen.build.daemon import NICENESS
 from cutegen.build.render import Source
 from cutegen.build.store import Store, file_digest
 from cutegen.errors import BuildError, StoreError
@@ -37,6 +38,7 @@ BAD = {
     "environment": source(
         "import os, sys\n"
         "assert sys.modules['torch'] is None\n"
+        f"assert os.nice(0) == {min(19, os.nice(0) + NICENESS)}\n"
         "assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
         "assert 'CUTE_DSL_LINEINFO' not in os.environ\n"
         "raise RuntimeError('as promised')\n"

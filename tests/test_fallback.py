@@ -96,12 +96,13 @@ def test_what_is_fused_counts_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> 
         for words in ("bias=n", "beta", "act=silu")
     }
     assert added["bias=n"] == 0.0 < added["beta"] < 0.1 and 1.5 < added["act=silu"] < 1.6
-    assert GEMM.fused_us(FUSED) == pytest.approx(1.0 + 1.3e-6 * 128 * 256)
-    assert GEMM.fused_us(replace(FUSED, k=4096)) == pytest.approx(1.0 + 1.3e-6 * 128 * 256 / 2)
+    assert GEMM.fused_us(FUSED) == pytest.approx(1.2 + 1.3e-6 * 128 * 256)
+    assert GEMM.fused_us(replace(FUSED, k=4096)) == pytest.approx(1.2 + 1.3e-6 * 128 * 256 / 16)
+    assert GEMM.fused_us(replace(FUSED, m=32)) < 0.5
     biased = replace(PROBLEM, epilogue=Epilogue(bias="n"))
     own = (predictor(SPACE, biased, 132) or (lambda _: None))(default_config(SPACE, biased, 132))
     assert own is not None
-    for torch_us, kernel in ((own + 0.49, False), (own + 0.51, True)):
+    for torch_us, kernel in (((own + 1.2) * 1.01, False), ((own + 1.2) * 1.03, True)):
         monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
         assert (ask(None, biased).config is not None) == kernel
 
@@ -125,14 +126,14 @@ def test_expectations_count_where_nothing_was_measured(monkeypatch: pytest.Monke
 
 
 def test_by_default_what_nobody_measured_goes_to_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lead is asked for, of untuned sizes and of those that a neighbour answers; tuned ones stay."""
+    """A lead of 2 % is asked for, of untuned sizes and of those that a neighbour answers; tuned ones stay."""
     predict, near = predictor(SPACE, PROBLEM, 132), replace(PROBLEM, m=127)
     monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)  # so that neighbours answer, however good
     assert predict is not None and DEFAULT_FALLBACK == "expected"
     for source, config in ((None, default_config(SPACE, PROBLEM, 132)), (table((near, 1.2)), CONFIG)):
         own = predict(config)
         assert own is not None
-        for torch_us, kernel in ((own * 0.99, False), (own * 1.01, True)):
+        for torch_us, kernel in ((own * 1.01, False), (own * 1.03, True)):
             monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
             assert ask(source).config == (config if kernel else None)
     monkeypatch.setattr(GEMM, "baseline_us", lambda *_: 0.001)

@@ -93,8 +93,8 @@ def test_a_loop_of_cublas_is_the_baseline(monkeypatch: pytest.MonkeyPatch) -> No
 
     def product(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any, out: Any) -> None:
         assert scale_a.stride() == (1, len(a)) and scale_b.stride(0) == 1 and scale_b.stride(1) % 4 == 0
-        seen.append((len(a), *scale_a.shape))
-        columns = scale_b[:3].repeat_interleave(128, 0).repeat_interleave(128, 1)
+        seen.append((len(a), *scale_a.shape, *scale_b.shape))
+        columns = scale_b.repeat_interleave(128, 0).repeat_interleave(128, 1)
         out.copy_((a.double() * scale_a.double().repeat_interleave(128, 1)) @ (b.double() * columns))
 
     monkeypatch.setattr(torch.ops.aten._scaled_mm, "out", product)
@@ -108,7 +108,15 @@ def test_a_loop_of_cublas_is_the_baseline(monkeypatch: pytest.MonkeyPatch) -> No
         assert loop(inputs, {"out": guarded.tensor}) is None
         assert judge({"out": guarded}, FAMILY.reference(problem, inputs)).ok
     assert name == "loop of torch._scaled_mm" and len(seen) == 10
-    assert all(rows % 4 == 0 and at == rows and blocks == 3 for rows, at, blocks in seen)
+    assert all(shape == (shape[0] // 4 * 4, shape[0], 3, 3, 2) for shape in seen)
+    wide = parse_problem("grouped_gemm_blocks 301x256x384x5 e4m3 out=fp32")
+    inputs = FAMILY.inputs(wide, torch.Generator().manual_seed(3))
+    [argument] = [a for a in FAMILY.arguments(wide) if a.kind == "inout"]
+    guarded = Guarded(argument, torch.device("cpu"), initial=inputs.tensors["out"])
+    [(name, loop)] = FAMILY.baselines(wide, inputs, {"out": guarded.tensor}).items()
+    guarded.poison()
+    loop(inputs, {"out": guarded.tensor})
+    assert judge({"out": guarded}, FAMILY.reference(wide, inputs)).ok and name.endswith("for each block")
 
 
 # --- the space ---

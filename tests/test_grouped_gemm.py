@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
+from cutegen.build.render import render  # noqa: E402
 from cutegen.errors import OperandError, ProblemError  # noqa: E402
 from cutegen.families.grouped_gemm.as_gemm import as_gemm, expected_rows, row_tiles  # noqa: E402
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED  # noqa: E402
@@ -184,6 +185,14 @@ def test_a_rule_alone_rejects_its_example(line: str, changes: dict[str, Any], ru
 def test_what_no_kernel_computes_is_refused(line: str, rule: str) -> None:
     with pytest.raises(ProblemError, match=rule):
         HOPPER.default(parse_problem(line))
+
+
+@pytest.mark.parametrize("form", ["grouped_gemm", "grouped_gemm_masked", "grouped_gemm_blocks"])
+def test_a_kernel_for_one_row_takes_all_matrices(form: str) -> None:
+    """Though the GEMM that costs as much has one."""
+    problem = parse_problem(f"{form} 1x512x512x4")
+    space = find_space(form, find_arch("sm_90a"))
+    assert "    batch = cute.sym_int()" in render(problem, space.default(problem), space.arch).text
 
 
 def test_wrong_offsets_do_not_overflow_the_count_of_tiles() -> None:

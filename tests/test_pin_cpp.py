@@ -346,7 +346,7 @@ def test_recorded_problems_are_pinned_with_all_rows(
 
 
 MAIN = """
-#include <ATen/ATen.h>
+#include <ATen/ops/ones.h>
 #include <dlfcn.h>
 #include <iostream>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>

@@ -326,6 +326,7 @@ def test_who_keeps_up_with_the_reference_in_both_comes_first() -> None:
     assert choose_in_both(settled, bursts, names, ["level", "fast"])[0] == "fast"
     assert choose_in_both(settled, bursts, names, ["far"])[0] == "fast"
     assert choose_in_both(settled, {}, names, ["level"])[0] == "fast"
+    assert choose_in_both(settled, exactly(level=100, far=99), names)[0] == "level", "not timed in bursts"
 
 
 def test_rivals_are_ranked_by_their_time() -> None:

@@ -279,14 +279,16 @@ class ModelBench:
         if "prefill" in args.parts or "compiled" in args.parts:
             asked += [(steps.prefill(model, length), False) for length in args.prefill]
         found = {line: None for step, _ in asked for line in steps.problems(model, step)}
-        gated = [line for step, _ in asked for line in _gated(steps.problems_between(model, step))]
+        gated = [line for step, _ in asked for line in steps.gated_products(model, step)]
+        if "compiled" in args.parts:
+            found.update(dict.fromkeys(_with_addends(found, model)))
         if "training" in args.parts or "compiled_training" in args.parts:
             step = steps.training(model, args.training)
-            found.update(dict.fromkeys(steps.problems(model, step, backward=True)))
-            between = steps.problems_between(model, step, backward=True)
-            gated += [line for line in _gated(between) if line.endswith(" pre")]
-        if {"compiled", "compiled_training"} & set(args.parts):
-            found.update(dict.fromkeys(_with_addends(found, model)))
+            trained = steps.problems(model, step, backward=True)
+            found.update(dict.fromkeys(trained))
+            gated += [f"{line} pre" for line in steps.gated_products(model, step)]
+            if "compiled_training" in args.parts:
+                found.update(dict.fromkeys(_with_addends(trained, model)))
         return [*found, *dict.fromkeys(gated)]
 
     def _tune(self, budget_s: float) -> dict[str, Json]:
@@ -374,10 +376,6 @@ def _evidence(result: Any) -> dict[str, Json]:
     """Return what tuning one problem measured: beside torch, above 1 cutegen is faster."""
     ratio = None if result.ratio is None else _rounded(result.ratio, 4)
     return {"us": result.time_us, "ratio": ratio, "config": str(result.config)}
-
-
-def _gated(lines: Iterable[str]) -> list[str]:
-    return [line for line in lines if line.startswith("gated_gemm ")]
 
 
 def _with_addends(lines: Iterable[str], model: Any) -> list[str]:

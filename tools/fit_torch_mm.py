@@ -2,6 +2,7 @@
 
 python tools/fit_torch_mm.py            # on (n, k) that were not fitted: errors, and outcomes by margin
 python tools/fit_torch_mm.py --write    # write cutegen/families/gemm/perf_model/torch_mm.json as well
+python tools/fit_torch_mm.py --into docs/tuning.md    # what that file says of outcomes, as a table
 
 Needs catboost, which only tools/fit_gemm.py needs beside it.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.families.gemm.perf_model.judging import folds
-from cutegen.families.gemm.perf_model.torch_mm import FILE, describe
+from cutegen.families.gemm.perf_model.torch_mm import FILE, describe, load_torch_mm
 from cutegen.families.gemm.problem import Problem
 from tools.fit_gemm import (
     SWEEP,
@@ -36,12 +37,16 @@ from tools.fit_gemm import (
     read_products,
     with_products,
 )
+from tools.results_table import insert
 
-DEPTH = 4
+DEPTH = 5
 #: More trees, deeper ones, more tiles or the kernel's own time as a feature decide no better.
-SETTINGS = {"depth": DEPTH, "iterations": 120, "learning_rate": 0.2, "l2_leaf_reg": 3.0, "random_seed": 0}
+SETTINGS = {"depth": DEPTH, "iterations": 200, "learning_rate": 0.12, "l2_leaf_reg": 3.0, "random_seed": 0}
 #: So many times as long must torch be expected to take before a kernel runs.
-MARGINS = (0.9, 0.95, 0.97, 1.0, 1.03, 1.05, 1.1, 1.15)
+MARGINS = (0.95, 1.0, 1.02, 1.03, 1.05, 1.08, 1.1, 1.12, 1.15)
+#: What the table shows, and calls products that were judged together.
+_SHOWN = (0.0, 1.0, 1.02, 1.05, 1.12)
+_GROUPS = {"products": "products, settled", "sweep": "sweep", "judge": "few rows"}
 
 
 def times(rows: Sequence[dict[str, Any]]) -> Array:
@@ -104,13 +109,33 @@ def outcomes(ratios: Array, relation: Array) -> list[dict[str, float]]:
     return [outcome(ratios, margin, relation < margin) for margin in (0.0, *MARGINS)]
 
 
+def table(outcomes: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """Return outcomes as Markdown, those of no margin first in each group."""
+    floors = (0.98, 0.95, 0.85)
+    head = ["judged on", "factor", "left to `torch.mm`", "geometric mean", *(f">= {x}" for x in floors)]
+    lines = ["| " + " | ".join([*head, "smallest"]) + " |", "|---|---|" + "---:|" * (len(floors) + 3)]
+    for group, name in _GROUPS.items():
+        for row in (row for row in outcomes[group] if row["margin"] in _SHOWN):
+            cells = [name, "`none`" if not row["margin"] else f"{row['margin']:g}"]
+            cells += [f"{100 * row['left_to_torch']:.0f} %", f"{row['geometric_mean']:.3f}"]
+            cells += [f"{100 * row[f'at_least_{floor}']:.1f} %" for floor in floors]
+            lines.append("| " + " | ".join([*cells, f"{row['smallest']:.3f}"]) + " |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit; print how good it is, and write the fit if asked to."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--write", action="store_true", help="write the fit of all shapes")
+    parser.add_argument("--into", type=Path, metavar="DOCUMENT.md", help="only put the fit's outcomes there")
     args = parser.parse_args(argv)
+    if args.into is not None:
+        judged = load_torch_mm().provenance["outcomes_on_matrices_left_out"]
+        text = insert(args.into.read_text(encoding="utf-8"), "torch_mm", table(judged))
+        args.into.write_text(text, encoding="utf-8")
+        return 0
     found, sweep = load(SWEEP)
     timed = read_products()
     points = with_products(found, sweep, timed)

@@ -28,6 +28,9 @@ from cutegen.errors import BuildError, StoreError
 
 __all__ = ["Daemon", "main"]
 
+#: Compilations take all cores, and give way to what waits for few: the measuring process imports torch beside
+#: them, and then times kernels.
+NICENESS = 5
 #: Seconds until a key that another process is building is looked at again.
 RETRY_S = 0.05
 #: Seconds between looks at whether the parent still lives.
@@ -460,6 +463,7 @@ def main(arguments: Sequence[str]) -> int:
         daemon.tell({"status": "ready", "compiler": compiler})
         gc.collect()
         gc.freeze()  # children then do not touch, and so not copy, the pages of what is here already
+        os.nice(NICENESS)
         daemon.serve()
     finally:
         if os.getppid() != parent:  # nobody else is left to do it

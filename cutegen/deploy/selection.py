@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -127,6 +128,7 @@ class Selection:
         sizes = [size for size in range(of.first, of.last + 1) if of.at(size) is not None]
         multiple_of = reduce(math.gcd, sizes)
         answers = self._answers(of, sizes)
+        self._compile({answer.config: answer for answer in answers.values()})
         steps: list[Step] = []
         kernels: dict[Config | None, Pinned] = {}
         for size in range(-(-of.first // multiple_of) * multiple_of, of.last + 1, multiple_of):
@@ -136,6 +138,12 @@ class Selection:
             else:
                 steps.append(Step(size, pinned))
         return PinnedRange(of, multiple_of, tuple(steps))
+
+    def _compile(self, answers: Mapping[Config | None, Answer]) -> None:
+        """Compile the kernels of several answers side by side; what fails, fails where it is asked for."""
+        wanted = [(a.problem, config, a.known_key) for config, a in answers.items() if config is not None]
+        with suppress(CutegenError):
+            self._kernels.compile_all(wanted, self._arch)
 
     def _at(
         self, of: Range, size: int, answer: Answer | None, kernels: dict[Config | None, Pinned]

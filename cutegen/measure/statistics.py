@@ -177,7 +177,8 @@ def choose_in_both(
     wins. Entries further behind, up to :data:`BURST_REACH`, win if they lose less: what counts is the larger
     of the two losses, each beside the smallest time of its regime. Where these differ by less than
     :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first, then who loses least in all.
-    Where some keep up with the reference in both, only these come into question.
+    Where some keep up with the reference in both, only these come into question. Who was not timed in bursts
+    wins only if nobody near it was.
 
     Args:
         settled: What each takes under settled clocks.
@@ -190,7 +191,7 @@ def choose_in_both(
     """
     name, equals = choose(settled, preference)
     rivals = [rival for rival in within(settled, BURST_REACH) if rival in bursts]
-    if name in rivals:
+    if rivals:
         losses = _losses({rival: (settled[rival].mid, bursts[rival].mid) for rival in rivals})
         losses = {rival: losses[rival] for rival in rivals if rival in keeping_up} or losses
         enough = min(map(max, losses.values())) + TIE_BAND

@@ -6,7 +6,8 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -384,6 +385,32 @@ class Kernels:
         if isinstance(found, Kernel):
             return found.artifact
         return self._make(found, problem) if isinstance(found, Source) else found
+
+    def compile_all(self, wanted: Iterable[tuple[Problem, Config, str]], arch: Arch) -> None:
+        """Compile what the store lacks of several kernels, side by side, where that is allowed.
+
+        What does not compile is an error when that kernel is asked for.
+
+        Args:
+            wanted: Problems, their configs, and the artifacts that a table names, or nothing.
+            arch: The target.
+
+        Raises:
+            CutegenError: There is no compiler, or the store cannot be read or written.
+        """
+        sources = []
+        for problem, config, known_key in wanted if self.build != "never" else ():
+            with suppress(BuildError):
+                sources.append(self._find(problem, config, arch, known_key))
+        missing = list(dict.fromkeys(source for source in sources if isinstance(source, Source)))
+        if len(missing) < 2:
+            return
+        _log.info("compiling %d kernels; later calls find them in %s", len(missing), self.store.root)
+        with self._builder(self.store) as builder:
+            builder.submit(missing)
+            done = 0
+            while done < len(missing):
+                done += len(builder.poll(None))
 
     def _find(
         self, problem: Problem, config: Config, arch: Arch, known_key: str

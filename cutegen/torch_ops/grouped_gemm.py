@@ -99,11 +99,12 @@ def grouped_gemm(
     if a.numel() == 0 and a.shape[-1]:
         return out
     values = [a, b, extents, out]
-    if not made:
+    traced = state.must_trace(a)
+    if not made and not traced:  # while it is traced a tensor has no address
         refuse_overlap(operator.family, dict(zip(("a", "b", name, "out"), values, strict=True)))
     mean = () if name == "offs" else (expected_mean(expected_rows),)
     options = (tokens, *mean, *((activation, layout) if activation else ()))
-    run = operator.traced if state.must_trace(a) else operator
+    run = operator.traced if traced else operator
     run(values, (), None if config is None else as_config(config), options)
     return out
 
@@ -170,11 +171,12 @@ def scaled_grouped_gemm(
     if a.shape[0] == 0:
         return out
     values = [a, b, scale_a.t(), scale_b, extents, out]
-    if not made:
+    traced = state.must_trace(a)
+    if not made and not traced:
         refuse_overlap(
             GROUPED_GEMM_BLOCKS, dict(zip((t.name for t in _of_blocks.tensors), values, strict=True))
         )
-    run = _of_blocks.traced if state.must_trace(a) else _of_blocks
+    run = _of_blocks.traced if traced else _of_blocks
     run(values, (), None if config is None else as_config(config), (tokens,))
     return out
 

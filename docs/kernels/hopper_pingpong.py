@@ -30,6 +30,8 @@ A_LAYOUT = tensor_utils.LayoutEnum.ROW_MAJOR
 B_LAYOUT = tensor_utils.LayoutEnum.ROW_MAJOR
 D_LAYOUT = tensor_utils.LayoutEnum.ROW_MAJOR
 
+# How L2 is to keep what TMA loads (CUTLASS, TMA::CacheHintSm90).
+EVICT_NORMAL, EVICT_FIRST, EVICT_LAST = 0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000
 WG = 128  # threads of a warpgroup
 THREADS = WG * (1 + MMA_WGS * GROUPS)
 REPS = TILE_M // (64 * MMA_WGS)  # 64-row slabs that one warpgroup owns
@@ -129,6 +131,12 @@ def launch(
     bands = cute.ceil_div(minor, band)
     tiles = tiles_m * tiles_n
     total = tiles
+    # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, and the other one stays.
+    keep_a, keep_b = cutlass.Int64(EVICT_NORMAL), cutlass.Int64(EVICT_NORMAL)
+    if m_d.shape[1] <= 512 and 8 * m_d.shape[1] <= m_d.shape[0] and tiles_n <= 4:
+        keep_a, keep_b = cutlass.Int64(EVICT_FIRST), cutlass.Int64(EVICT_LAST)
+    if m_d.shape[0] <= 512 and 8 * m_d.shape[0] <= m_d.shape[1] and tiles_m <= 4:
+        keep_a, keep_b = cutlass.Int64(EVICT_LAST), cutlass.Int64(EVICT_FIRST)
     kernel(
         tma_a,
         g_a,
@@ -148,6 +156,8 @@ def launch(
         bands - 1,
         along_m,
         total,
+        keep_a,
+        keep_b,
     ).launch(
         grid=(CLUSTER_M, CLUSTER_N, cutlass.min(clusters, total)),
         block=(THREADS, 1, 1),
@@ -199,6 +209,8 @@ def kernel(
     last_band: cutlass.Int32,
     along_m: cutlass.Int32,
     total: cutlass.Int32,
+    keep_a: cutlass.Int64,
+    keep_b: cutlass.Int64,
 ):
     """One warpgroup loads, the others multiply and store; every role walks the same work units."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -260,6 +272,7 @@ def kernel(
                         to_a[(None, put.index)],
                         tma_bar_ptr=full,
                         mcast_mask=mask_a,
+                        cache_policy=keep_a,
                     )
                     cute.copy(
                         tma_b,
@@ -267,6 +280,7 @@ def kernel(
                         to_b[(None, put.index)],
                         tma_bar_ptr=full,
                         mcast_mask=mask_b,
+                        cache_policy=keep_b,
                     )
                     loads.producer_commit(put)
                     put.advance()

@@ -184,12 +184,12 @@ def choose_default(space: Space, problem: Any) -> Config:
 
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
-    """Yield the GEMM's, without those that cut k, then our own."""
-    known = (
-        Config(knobs) for knobs in (*gemm.default_candidates(as_gemm(problem)), *map(whole, _own(problem)))
-    )
-    found = dict.fromkeys(_of_product(config, problem) for config in known if config["split_k"] == 1)
-    yield from (dict(config) for config in found if config is not None)
+    """Yield the GEMM's, or those of gated products, without those that cut k, then our own."""
+    one = as_gemm(problem)
+    theirs = gated.default_candidates(one) if activation_of(problem) else gemm.default_candidates(one)
+    own = (_of_product(whole(knobs), problem) for knobs in _own(problem))
+    found = (*(uncut(knobs) for knobs in theirs if knobs["split_k"] == 1), *own)
+    yield from (dict(config) for config in dict.fromkeys(found) if config is not None)
 
 
 def _own(problem: Any) -> Iterator[dict[str, Value]]:

@@ -99,6 +99,12 @@ int cuLaunchKernelEx(const config *c, void *kernel, void **arguments, void **ext
     for (uint32_t i = 0; i < c->count; i++)
         fprintf(f, " attribute %u %u %u %u", c->attributes[i].id, c->attributes[i].value[0],
                 c->attributes[i].value[1], c->attributes[i].value[2]);
+    const char *places = getenv("FAKE_DRIVER_ARGUMENTS"); /* of 8-byte arguments: "20 21" */
+    for (char *end; places && *places; places = end) {
+        long place = strtol(places, &end, 10);
+        if (end == places) break;
+        fprintf(f, " argument %ld %#lx", place, *(long *)arguments[place]);
+    }
     fprintf(f, " first %#lx extra %p\n", *(long *)arguments[0], (void *)extra);
     funlockfile(f);
     return result("cuLaunchKernelEx");

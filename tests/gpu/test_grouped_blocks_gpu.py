@@ -40,7 +40,6 @@ CASES_OF: dict[str, tuple[str, ...]] = {
     "8192x128x512x1 e4m3": (),
     "37x128x128x37 e4m3": (AHEAD,),
 }
-WITHIN = "    within = work - before"
 WRONG = r"out\[\d+.* should be|elements outside of the output"
 #: A text of the kernel, what takes its place, and what the check must say.
 BROKEN = {
@@ -53,9 +52,7 @@ BROKEN = {
     "factors of the block before": Broken("last_block)\n", "last_block) // 2\n", WRONG),
     "one block of columns for a tile": Broken("begin + at * STEP_N < BLOCK", "begin + at < BLOCK", WRONG),
     "rows of the next group overwritten": Broken("if end - first < TILE_M:", "if end - first < 0:", WRONG),
-    "the matrix of the group before": Broken(
-        WITHIN, f"    expert = cutlass.max(expert - 1, 0)\n{WITHIN}", WRONG
-    ),
+    "the first matrix for all": Broken("rank[0], CLUSTER_M, expert)", "rank[0], CLUSTER_M, 0)", WRONG),
 }
 
 

@@ -15,6 +15,8 @@ import torch
 from llama import SIZES, Llama
 
 from cutegen.errors import CheckError
+from cutegen.families.registry import parse_problem
+from cutegen.torch_ops.gated_modules import GatedCall, gated_call
 from cutegen.torch_ops.warm_sources import read_source
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "compiled_blocks",
     "decode",
     "decode_inputs",
+    "gated_products",
     "gemms",
     "make_model",
     "memory_of_mixed_steps",
@@ -165,6 +168,19 @@ def problems_between(model: Llama, step: Step, *, backward: bool = False) -> lis
         found += [line.replace("gated ", "gated_backward ") for line in found if line.startswith("gated ")]
         found += [f"{line} pre" for line in found if line.startswith("gated_gemm ")]
     return found
+
+
+def gated_products(model: Llama, step: Step) -> list[str]:
+    """Return the lines of the gated products of a step, as :func:`problems` does those of all products."""
+    rows, found = max(rows for rows, _ in shapes(model, step)), dict[str, None]()
+    for module in model.modules():
+        call = gated_call(module)
+        if isinstance(call, GatedCall) and not call.up:
+            weight: Any = module.get_submodule(call.gate).weight
+            columns, k = weight.shape
+            line = f"gated_gemm {rows}x{columns // 2}x{k} bf16 activation={call.activation}"
+            found[str(parse_problem(line))] = None
+    return list(found)
 
 
 class Captured:

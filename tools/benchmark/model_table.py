@@ -37,6 +37,12 @@ class ModelResults(QuotedFile):
                     f"- {'training' if training else 'inference'}, {what}: torch / cutegen in geometric mean "
                     f"**{down(geometric_mean(ratios), 3)}**, smallest {down(min(ratios), 3)} of {len(ratios)}"
                 )
+            if gains := self._gains(training):
+                lines.append(
+                    f"- {'training' if training else 'inference'}, what swapping norms and gates adds to "
+                    f"linear layers: **{down(geometric_mean(gains), 3)}** in geometric mean, smallest "
+                    f"{down(min(gains), 3)} of {len(gains)}"
+                )
         memory = self.facts.get("memory")
         if memory:
             early, late = memory["early"]["reserved"], memory["late"]["reserved"]
@@ -54,6 +60,15 @@ class ModelResults(QuotedFile):
                 f"folder, {up(known['seconds'], 1)} s once all are known"
             )
         return lines
+
+    def _gains(self, training: bool) -> list[float]:
+        """Return how much longer each step takes with only its linear layers swapped, of the same rounds."""
+        times = {(row["name"], row["what"]): row["cutegen_us"][1] for row in self._rows()}
+        return [
+            times[row["name"], LINEAR] / row["cutegen_us"][1]
+            for row in self._rows()
+            if row["what"] == STEP and (row["name"], LINEAR) in times and _is_training(row) == training
+        ]
 
     def render(self) -> str:
         """Return the Markdown of the file."""

@@ -17,7 +17,7 @@ from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
 from cutegen.families.gemm.perf_model.fitted import is_fitted
 from cutegen.families.gemm.perf_model.gpu_params import is_measured
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
-from cutegen.families.gemm.perf_model.torch_mm import after_mm_us, torch_mm_us
+from cutegen.families.gemm.perf_model.torch_mm import after_mm_us, reading_c_us, torch_mm_us
 from cutegen.families.gemm.problem import (
     ACTIVATIONS,
     BIASES,
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["BLOCKS_GEMM", "BLOCK_SCALED_GEMM", "FEW_ROWS", "GEMM", "GemmFamily"]
 
 _PLAIN = Epilogue()
+#: Rows up to which what is fused costs little.
+_FEW_ROWS = 32
 _UNMEASURED = (
     "Nothing was measured on this target: times are those of a model whose constants are from public sources "
     "or taken from Hopper. The order is worth a try, the microseconds are not."
@@ -272,18 +274,23 @@ class GemmFamily(Family):
         return None if product is None else product + rest
 
     def fused_us(self, problem: Problem) -> float:
-        """Return what a bias and an activation add.
+        """Return what a bias, an activation and reading C add.
 
-        Source: of 12 products with a bias on an H200, those of less than 15 us took 0.4 to 2.4 us longer than
-        the fit to plain products says, and ``torch.addmm`` 0.2 to 0.6 us longer than ``torch.mm``. With silu
-        20 products took 0.4 us longer and more, up to 1.2 us for a million elements where k is 1024; a
-        longer k hides most of it.
+        Source: 66 such products in three runs on an H200, beside what the fit to plain products says. Up to
+        32 rows each of the three added 0.3 to 0.6 us in the median; beyond, a bias 1.3 us, an activation as
+        much again, C 2 to 3 us and the time of reading it. With silu 1198x2048x1024 took 6 us longer and
+        5608x8192x1024 63 us, products of a longer k no more than small ones: it hides behind them.
         """
-        bias = 0.5 if problem.epilogue.bias else 0.0
-        if not problem.epilogue.activation:
-            return bias
+        few, epilogue = problem.m <= _FEW_ROWS, problem.epilogue
         elements = problem.m * problem.n * problem.batch
-        return bias + 1.0 + 1.3e-6 * elements * min(1.0, 2048 / max(problem.k, 1))
+        found = 0.0
+        if epilogue.bias:
+            found += 0.5 if few else 1.2
+        if epilogue.beta:
+            found += (0.5 if few else 2.5) + reading_c_us(problem)
+        if epilogue.activation:
+            found += (0.3 if few else 1.2) + 1.3e-6 * elements * min(1.0, 1024 / max(problem.k, 1)) ** 2
+        return found
 
     def is_fitted(self, problem: Problem, arch: Arch) -> bool:
         """Return whether the recorded sweep says how fast such products are: 16 bits on Hopper."""

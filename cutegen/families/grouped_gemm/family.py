@@ -20,7 +20,7 @@ from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, integers, read, update
 from cutegen.families.gated_gemm.family import HALF_IS_GATES
 from cutegen.families.gemm.knobs import KNOBS
-from cutegen.families.grouped_gemm.as_gemm import ALL, activation_of, as_gemm, is_masked, mean_rows
+from cutegen.families.grouped_gemm.as_gemm import ALL, activation_of, gemm_of, is_masked, mean_rows
 from cutegen.families.grouped_gemm.groups import GroupedReference, gate_of, grouped_products, ranges, spread
 from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
 from cutegen.space import Config, Value
@@ -67,7 +67,7 @@ class GroupedFamily(DeclaredFamily):
         self, problem: DeclaredProblem, config: Config, derived: Mapping[str, Value], arch: Arch
     ) -> Mapping[str, Any]:
         """Return the signature of the GEMM whose template this one's extends."""
-        return {"as_gemm": as_gemm(problem.with_sizes(g=2)).signature}
+        return {"as_gemm": gemm_of(problem, int(problem.m), 2).signature}
 
     def reference(self, problem: DeclaredProblem, inputs: Inputs) -> GroupedReference:  # type: ignore[override]
         """Return the product of each group in fp64, with the error bound of a GEMM."""

@@ -6,7 +6,8 @@ It chooses from the space of that GEMM, or from that of gated products, whose ru
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 
 from cutegen.arch import Arch
@@ -48,6 +49,13 @@ def _slower(config: Config, problem: DeclaredProblem) -> float:
         height = tile[swapped] * cluster[swapped]
         factor *= math.sqrt(row_tiles(problem, height) / (gemm.batch * -(-gemm.m // height)))
     return factor
+
+
+@lru_cache(maxsize=256)
+def _own_candidates(space: Space, asked: Space, problem: DeclaredProblem) -> tuple[Mapping[str, Value], ...]:
+    """Return default candidates that the GEMM does not have."""
+    theirs = [uncut(knobs) for knobs in asked.default_candidates(as_gemm(problem))]
+    return tuple(knobs for knobs in space.default_candidates(problem) if Config(knobs) not in theirs)
 
 
 class GroupedStrategy(BorrowedStrategy):
@@ -96,21 +104,24 @@ class GroupedStrategy(BorrowedStrategy):
 
         The first ones of the GEMM's model and our own are compared by what is known of groups, too.
         """
-        theirs = self._defaults(space, problem, sm_count)
-        known = {space.compile_view(config) for config in theirs}
         safe = space.default(problem)
-        complete = (safe.replace(**knobs) for knobs in space.default_candidates(problem))
-        own = [c for c in complete if space.compile_view(c) not in known and space.is_valid(problem, c)]
+        theirs = [*islice(self._defaults(space, problem, sm_count), _LOOKED_AT)]
+        like = problem.with_sizes(m=1)
+        own = [safe.replace(**knobs) for knobs in _own_candidates(space, self.asked_space(space, like), like)]
+        found = [*theirs, *(config for config in own if space.is_valid(problem, config))]
         if not theirs:
-            return next(iter(own), safe)
-        found = [*theirs[:_LOOKED_AT], *own]
+            return next(iter(found), safe)
         predict = self.predictor(space, problem, sm_count, found)
         return min(found, key=lambda config: (predict(config) or math.inf) * _slower(config, problem))
 
-    def _defaults(self, space: Space, problem: DeclaredProblem, sm_count: int) -> list[Config]:
-        """Return the GEMM's default candidates that are ours, the fastest predicted first."""
-        by_time = defaults_by_time(self.asked_space(space, problem), self._as_gemm(problem), sm_count)
-        return self.ours(space, problem, by_time)
+    def _defaults(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Iterator[Config]:
+        """Yield the GEMM's default candidates that are ours, the fastest predicted first."""
+        seen = set()
+        for theirs in defaults_by_time(self.asked_space(space, problem), self._as_gemm(problem), sm_count):
+            config = uncut(theirs)
+            if theirs["split_k"] == 1 and config not in seen and space.is_valid(problem, config):
+                seen.add(config)
+                yield config
 
 
 class GatedGroupedStrategy(GroupedStrategy):

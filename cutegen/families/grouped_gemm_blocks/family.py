@@ -8,7 +8,7 @@ matrix of ``b``; k and n are whole blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
@@ -40,18 +40,46 @@ class GroupedBlocksFamily(GroupedFamily):
         return GroupedBlocksStrategy.of(arch)
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return a loop of cuBLAS's product: the host is told the rows, and factors lie as it wants."""
-        return {"loop of torch._scaled_mm": _Loop()}
+        """Return a loop of cuBLAS's product, for results in bf16, or of one product for each block of k.
+
+        The host is told the rows of each group.
+        """
+        if problem.out == "bf16" and problem.k > FACTOR_BLOCK:
+            return {"loop of torch._scaled_mm": _Loop()}
+        return {"loop of torch.mm for each block": _by_blocks}
+
+
+def _by_blocks(inputs: Inputs, outputs: Tensors) -> None:
+    from cutegen.families.gemm.stand_in import factored_product
+
+    tensors, out = inputs.tensors, outputs["out"]
+    for group, _, first, end in ranges(tensors):
+        if first < end:
+            of_rows, of_matrix = tensors["scale_a"][:, first:end].mT, tensors["scale_b"][group].mT
+            product = factored_product(tensors["a"][first:end], tensors["b"][group].mT, of_rows, of_matrix)
+            out[first:end].copy_(product)
+
+
+class _Group(NamedTuple):
+    """What cuBLAS takes for a group; ``rows`` are rounded up as it wants, ``end`` is where they end."""
+
+    a: Any
+    b: Any
+    scale_a: Any
+    scale_b: Any
+    first: int
+    end: int
+    rows: int
 
 
 class _Loop:
     """One product for each group. Rows are read, and factors laid out, once for each set of inputs.
 
-    So what is timed neither waits nor copies.
+    So what is timed does not wait; what is behind a group's rows is overwritten by the next group's.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, list[tuple[Any, ...]]] = {}
+        self._known: dict[int, list[_Group]] = {}
 
     def __call__(self, inputs: Inputs, outputs: Tensors) -> None:
         import torch
@@ -60,31 +88,35 @@ class _Loop:
         out = outputs["out"]
         key = inputs.tensors["a"].data_ptr()
         if key not in self._known:
-            self._known[key] = [*map(tuple, _of_groups(inputs.tensors))]
-        for a, b, scale_a, scale_b, first, end in self._known[key]:
-            rows = len(a)
-            target = out[first:end] if rows == end - first else out.new_empty((rows, out.shape[1]))
+            self._known[key] = _of_groups(inputs.tensors)
+        last = self._known[key][-1].end
+        for a, b, scale_a, scale_b, first, end, rows in self._known[key]:
+            inside = first + rows <= last
+            target = out[first : first + rows] if inside else out.new_empty((rows, out.shape[1]))
             plain(a, b, scale_a, scale_b, out_dtype=out.dtype, out=target)
-            if rows != end - first:
+            if not inside:
                 out[first:end].copy_(target[: end - first])
 
 
-def _of_groups(tensors: Tensors) -> list[Sequence[Any]]:
-    """Return what cuBLAS takes for each group with rows, their number rounded up as it wants."""
+def _of_groups(tensors: Tensors) -> list[_Group]:
+    """Return what cuBLAS takes for each group with rows."""
     import torch
 
-    found: list[Sequence[Any]] = []
-    for group, _, first, end in ranges(tensors):
-        if first == end:
-            continue
-        a, scale_a = tensors["a"][first:end], tensors["scale_a"][:, first:end]
-        missing = -(end - first) % _ROWS_OF_CUBLAS
+    pad = torch.nn.functional.pad
+    found: list[_Group] = []
+    places = [(group, first, end) for group, _, first, end in ranges(tensors) if first < end]
+    for group, first, end in places:
+        rows = -(-(end - first) // _ROWS_OF_CUBLAS) * _ROWS_OF_CUBLAS
+        behind = min(first + rows, places[-1][2])
+        missing = first + rows - behind
+        a, scale_a = tensors["a"][first:behind], tensors["scale_a"][:, first:behind]
         if missing:
-            a = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)
-            scale_a = torch.nn.functional.pad(scale_a, (0, missing), value=1.0)
+            a = pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)
+            scale_a = pad(scale_a, (0, missing), value=1.0)
         scale_b = tensors["scale_b"][group]
-        scale_b = torch.nn.functional.pad(scale_b, (0, -scale_b.shape[1] % 4))
-        found.append((a, tensors["b"][group].mT, scale_a.contiguous().mT, scale_b.mT, first, end))
+        blocks = scale_b.shape[1]  # cuBLAS takes columns of a multiple of 4 of them
+        scale_b = pad(scale_b, (0, -blocks % 4))[:, :blocks]
+        found.append(_Group(a, tensors["b"][group].mT, scale_a.contiguous().mT, scale_b.mT, first, end, rows))
     return found
 
 

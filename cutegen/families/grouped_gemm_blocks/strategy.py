@@ -17,11 +17,11 @@ __all__ = ["GroupedBlocksStrategy", "side_by_side"]
 def side_by_side(problem: DeclaredProblem) -> Problem:
     """Return the GEMM of the rows of one group with the matrices of all groups side by side.
 
-    It has as many tiles, cut off alike along rows, and reads as much of ``b``; there are no batches of such
-    GEMMs.
+    Groups that have rows, that is. It has as many tiles, cut off alike along rows, and reads as much of b;
+    there are no batches of such GEMMs.
     """
     one = as_gemm(problem)
-    wide = min(problem.n * problem.g, MAX_SIZE)
+    wide = min(one.n * one.batch, MAX_SIZE)
     return Problem(
         one.m,
         wide,

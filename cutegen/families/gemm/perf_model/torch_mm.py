@@ -22,7 +22,16 @@ from cutegen.system.documents import read_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE", "TorchMm", "after_mm_us", "describe", "load_torch_mm", "read_torch_mm", "torch_mm_us"]
+__all__ = [
+    "FILE",
+    "TorchMm",
+    "after_mm_us",
+    "describe",
+    "load_torch_mm",
+    "read_torch_mm",
+    "reading_c_us",
+    "torch_mm_us",
+]
 
 FILE = Path(__file__).with_name("torch_mm.json")
 #: Tiles of D that libraries have kernels for. Source: names of cuBLAS kernels in profiles of an H200.
@@ -96,12 +105,17 @@ def read_torch_mm(path: Path) -> TorchMm:
         raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
 
 
+def reading_c_us(problem: Problem) -> float:
+    """Return what reading a matrix of the size of D takes."""
+    return problem.m * problem.n * problem.batch * 2 / _BYTES_US
+
+
 def after_mm_us(problem: Problem) -> float:
     """Return what reading C and an activation in place add to the time of ``torch.mm``; a bias adds nothing.
 
     Source: 12 products with bias and silu on an H200; those of less than 20 us took 1.4 to 2.3 us longer.
     """
-    out_us = problem.m * problem.n * problem.batch * 2 / _BYTES_US
+    out_us = reading_c_us(problem)
     return (out_us if problem.epilogue.beta else 0.0) + (
         1.5 + 2 * out_us if problem.epilogue.activation else 0.0
     )

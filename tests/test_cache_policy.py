@@ -1,0 +1,80 @@
+"""How a Hopper GEMM asks L2 to keep its operands: what its launch passes to the kernel at which sizes.
+
+Needs the compiler but no GPU; takes some seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from disassembly import disassembled
+from fake_gpu import build_driver, run_with_driver
+
+from cutegen.arch import find_arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.space import Config
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL"),
+]
+ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
+NORMAL, FIRST, LAST = "0x1000000000000000", "0x12f0000000000000", "0x14f0000000000000"
+#: In this kernel, behind tensors and the order of tiles: how to keep the MMA's A and its B.
+PLACES = "18 19"
+LAUNCH = """
+import tvm_ffi
+from fake_gpu import FakeTensor
+
+launch = tvm_ffi.load_module({library!r})[{symbol!r}]
+for m, n in {sizes!r}:
+    a, d = (FakeTensor(m, width, code=4, bits=16) for width in (512, n))
+    b = FakeTensor(n, 512, code=4, bits=16)
+    b._shape[0], b._shape[1], b._strides[0], b._strides[1] = 512, n, 1, 512
+    launch(a, b, d, 66, 1, 0)
+"""
+#: Rows and columns of D, and whether the long operand, the weights, leaves L2 first.
+SIZES = ((328, 5632, True), (512, 4096, True), (520, 5632, False), (328, 2048, False), (2000, 5632, False))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["swapped", "plain"])
+def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Artifact]:
+    problem = Problem(328, 5632, 512)
+    config = Config(
+        {
+            **SPACE.default(problem),
+            "tile_shape_mn": (128, 128),
+            "cluster_shape_mn": (1, 1),
+            "mma_warpgroups": 2,
+            "swap_ab": request.param,
+        }
+    )
+    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+        [(_, result)] = builder.build([render(problem, config, ARCH)])
+    assert isinstance(result, Artifact), result.message
+    return request.param, result
+
+
+def test_weights_that_few_tiles_read_leave_l2_first(kernel: tuple[bool, Artifact], tmp_path: Path) -> None:
+    """Up to 512 rows and 4 tiles along them, where the other operand is at least 8 times as long."""
+    swapped, artifact = kernel
+    sizes = [size[:2] for size in SIZES]
+    code = LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes)
+    _, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log", FAKE_DRIVER_ARGUMENTS=PLACES)
+    found = [tuple(re.findall(r" argument \d+ (\S+)", line)) for line in log if "cuLaunchKernelEx " in line]
+    hinted = (FIRST, LAST) if swapped else (LAST, FIRST)
+    assert found == [hinted if first else (NORMAL, NORMAL) for *_, first in SIZES]
+
+
+def test_every_load_of_a_tile_has_a_policy(kernel: tuple[bool, Artifact], tmp_path: Path) -> None:
+    [code] = disassembled([kernel[1]], tmp_path)
+    loads = re.findall(r"UTMALDG\S* .*", code)
+    assert loads and all(re.search(r"desc\[UR\d+\]", load) for load in loads), loads
