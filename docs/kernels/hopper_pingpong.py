@@ -131,7 +131,7 @@ def launch(
     bands = cute.ceil_div(minor, band)
     tiles = tiles_m * tiles_n
     total = tiles
-    # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, and the other one stays.
+    # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, the other one stays.
     keep_a, keep_b = cutlass.Int64(EVICT_NORMAL), cutlass.Int64(EVICT_NORMAL)
     if m_d.shape[1] <= 512 and 8 * m_d.shape[1] <= m_d.shape[0] and tiles_n <= 4:
         keep_a, keep_b = cutlass.Int64(EVICT_FIRST), cutlass.Int64(EVICT_LAST)

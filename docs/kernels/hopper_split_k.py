@@ -107,7 +107,7 @@ def launch(
     total = tiles * splits
     blocks_m, blocks_n = tiles_m * CLUSTER_M, tiles_n * CLUSTER_N
     blocks = blocks_m * blocks_n
-    # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, and the other one stays.
+    # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, the other one stays.
     keep_a, keep_b = cutlass.Int64(EVICT_NORMAL), cutlass.Int64(EVICT_NORMAL)
     if m_d.shape[1] <= 512 and 8 * m_d.shape[1] <= m_d.shape[0] and tiles_n <= 4:
         keep_a, keep_b = cutlass.Int64(EVICT_FIRST), cutlass.Int64(EVICT_LAST)
