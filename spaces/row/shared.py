@@ -258,7 +258,9 @@ def row_fits_registers(
     accesses = steps(problem, threads_per_row, cluster_n) * rows_per_thread
     if accesses * access_elements(problem) > MAX_VALUES:
         return False
-    room = min(arch.registers // (groups * threads_per_row), arch.registers_per_thread)
+    # A quarter of the registers is for every fourth warp.
+    quarters = -(-groups * threads_per_row // (4 * WARP)) * 4 * WARP
+    room = min(arch.registers // quarters, arch.registers_per_thread)
     return values_registers(problem, accesses, rows_per_thread, prefetch_weight) + OTHER_REGISTERS <= room
 
 
@@ -410,6 +412,8 @@ _RULES = (
     ring_is_for_many_rows,
     ring_fits_shared_memory,
 )
+#: Of spaces in which rows may come through a ring.
+_OF_RINGS = (ring_is_for_many_rows, ring_fits_shared_memory)
 #: What takes the place of a rule in a space without a weight, if anything does.
 _BARE = {
     row_fits_registers: bare_row_fits_registers,
@@ -781,7 +785,8 @@ def row_space(
     """
     domains = {k: v for k, v in DOMAINS.items() if weight or k != "prefetch_weight"}
     domains["row_in"] = domains["row_in"] if ring else ("registers", "smem")
-    rules = _RULES if weight else [_BARE.get(rule, rule) for rule in _RULES]
+    known = _RULES if ring else [rule for rule in _RULES if rule not in _OF_RINGS]
+    rules = known if weight else [_BARE.get(rule, rule) for rule in known]
     return Space(
         family=family,
         arch=arch,
