@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,7 @@ def test_problems_of_most_predicted_time_come_first(
     assert "answered exactly when recorded: 0% of the calls" in out
     before, after = (line for line in out.splitlines() if line.startswith("answered exactly by the table"))
     assert "0 of 2 problems, 0% of the calls" in before
+    assert re.search(r"; tuning the others is expected to save [0-9.]+ us$", before)
     assert after.endswith("2 of 2 problems, 100% of the calls, 100% of the predicted time")
     [row] = [line for line in out.splitlines() if line.split()[:1] == ["5"]]
     assert SMALL_GEMM in row
