@@ -133,6 +133,9 @@ def run(args: argparse.Namespace) -> int:
     everything = asked(args, device)
     compilation = Compilation(store, device.arch, [(one.problem, one.config) for one in everything])
     compilation.begin()
+    if args.compile_only:
+        print(f"compiled {compilation.finish()}", flush=True)
+        return EXIT_OK
     policy = Policy(
         rounds=args.rounds,
         min_rounds=args.rounds,
@@ -194,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settle", type=positive_float, default=0.1, help="longest burn-in in seconds (0.1)")
     parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
+    parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     return parser
 

@@ -34,11 +34,8 @@ from cutegen.space import Config, Value
 _RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
 #: Products of all layouts, timed in the rounds of the library's call by tools/bench_untuned.py: of each the
-#: kernel that answered. The last two are of 6ec03b4 and d346310.
-PRODUCTS = tuple(
-    _RESULTS / name
-    for name in ("untuned_before.json", "untuned_20261123.json.xz", "untuned_20261122.json.xz")
-)
+#: kernel that answered then. Runs at 441a21f, d346310 and 6ec03b4, by seed.
+PRODUCTS = tuple(_RESULTS / f"untuned_seed{seed}.json.xz" for seed in (11, 20261123, 20261122))
 #: Trees; more of them, or deeper ones, cost more at every new shape and hardly choose better.
 DEPTH = 6
 SETTINGS = {"depth": DEPTH, "iterations": 320, "learning_rate": 0.12, "l2_leaf_reg": 3.0, "random_seed": 0}
