@@ -80,10 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
     parser.add_argument(
+        "--min-rounds", type=positive_int, metavar="N", help="rounds before --precision counts (half of them)"
+    )
+    parser.add_argument(
         "--precision",
         type=positive_float,
         default=0.002,
-        help="after half of the rounds, stop if no interval is wider than this fraction (%(default)s)",
+        help="after --min-rounds, stop if no interval is wider than this fraction (%(default)s)",
     )
     parser.add_argument(
         "--round-us", type=positive_float, default=6000.0, help="GPU time of each entry in a round (6000)"
@@ -191,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
     everything = read_shapes(args.shapes, args.family)
     policy = Policy(
         rounds=args.rounds,
-        min_rounds=min(args.rounds, max(7, args.rounds // 2)),
+        min_rounds=min(args.rounds, args.min_rounds or max(7, args.rounds // 2)),
         precision=args.precision,
         round_us=args.round_us,
         settle_s=args.settle,
