@@ -171,7 +171,7 @@ def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: A
     assert "| decode 3 | whole step, optimized | 2 | 2.000 | 1.001 | 1.999 (1.500 to 2.500) |" in said
     assert "inference, GEMMs alone: torch / cutegen in geometric mean **1.999**, smallest 1.999 of 2" in said
     assert "1 MiB at the end" in said
-    assert "swapping norms and gates beside linear layers: **1.000** in geometric mean" in said
+    assert "what swapping norms and gates adds to linear layers: **1.000** in geometric mean" in said
 
 
 def test_results_that_differ_are_not_measured() -> None:

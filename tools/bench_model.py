@@ -167,12 +167,13 @@ class ModelBench:
         model = self._model(args.training_layers)
         self._prepare(model, self._steps.training(model, args.training), backward=True, addends=True)
         torch._dynamo.reset()
-        steps = {}
+        steps: dict[str, Any] = {}
         for who, backend in self._backends().items():
             copy = self._model(args.training_layers)
             self._steps.compiled_blocks(copy, backend)
             steps[who] = self._steps.training(copy, args.training)
-        self._row(f"training {args.training}", model, steps)
+            if who != TORCH:  # one after the other, so that the first is written before more is compiled
+                self._row(f"training {args.training}", model, {w: steps[w] for w in (TORCH, who)})
 
     def memory(self) -> None:
         """Bytes that torch holds before and after a thousand steps of mixed lengths, ``reduce-overhead``."""
