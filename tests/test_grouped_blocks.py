@@ -195,6 +195,18 @@ def test_groups_are_multiplied(gpu: FakeFamilies) -> None:
     assert cutegen.scaled_grouped_gemm(a[:0], b, scale_a[:0], scale_b, [0] * 4).shape == (0, 256)
 
 
+def test_compiled_calls_are_one_operator(gpu: FakeFamilies) -> None:
+    """With a result of the caller's too, and with sizes that vary."""
+    ends = (3, 3, 4, 17)
+    for rows in (20, 24, 28):
+        given = operands(rows)
+        want = cutegen.scaled_grouped_gemm(*given, ends)
+        run = torch.compile(cutegen.scaled_grouped_gemm, fullgraph=True, backend="eager", dynamic=rows > 20)
+        assert torch.equal(run(*given, ends)[:17], want[:17])
+        out = torch.zeros_like(want)
+        assert run(*given, ends, out=out) is out and torch.equal(out[:17], want[:17])
+
+
 def test_what_cannot_be_is_refused(gpu: FakeFamilies) -> None:
     a, b, scale_a, scale_b = operands()
     ends, call = [5, 10, 15, 20], cutegen.scaled_grouped_gemm

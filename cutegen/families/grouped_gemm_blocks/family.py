@@ -46,15 +46,39 @@ class GroupedBlocksFamily(GroupedFamily):
         """
         if problem.out == "bf16" and problem.k > FACTOR_BLOCK:
             return {"loop of torch._scaled_mm": _Loop()}
-        return {"loop of torch.mm for each block": _by_blocks}
+        return {"loop of torch.mm for each block": _ByBlocks()}
 
 
-def _by_blocks(inputs: Inputs, outputs: Tensors) -> None:
-    from cutegen.families.gemm.stand_in import factored_product
+class _Place(NamedTuple):
+    """Where the rows of a group are, if it has some."""
 
-    tensors, out = inputs.tensors, outputs["out"]
-    for group, _, first, end in ranges(tensors):
-        if first < end:
+    group: int
+    first: int
+    end: int
+
+
+class _OfPlaces:
+    """Reads rows of groups once: all inputs of a problem have the same, and what is timed does not wait."""
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+
+    def places(self, tensors: Tensors) -> list[_Place]:
+        """Return where the rows of each group with some are."""
+        if not self._places:
+            found = (_Place(group, first, end) for group, _, first, end in ranges(tensors))
+            self._places.extend(place for place in found if place.first < place.end)
+        return self._places
+
+
+class _ByBlocks(_OfPlaces):
+    """One product for each group and block of k, added up in fp32."""
+
+    def __call__(self, inputs: Inputs, outputs: Tensors) -> None:
+        from cutegen.families.gemm.stand_in import factored_product
+
+        tensors, out = inputs.tensors, outputs["out"]
+        for group, first, end in self.places(tensors):
             of_rows, of_matrix = tensors["scale_a"][:, first:end].mT, tensors["scale_b"][group].mT
             product = factored_product(tensors["a"][first:end], tensors["b"][group].mT, of_rows, of_matrix)
             out[first:end].copy_(product)
@@ -72,13 +96,14 @@ class _Group(NamedTuple):
     rows: int
 
 
-class _Loop:
-    """One product for each group. Rows are read, and factors laid out, once for each set of inputs.
+class _Loop(_OfPlaces):
+    """One product for each group. Factors are laid out once for each set of inputs, not while it is timed.
 
-    So what is timed does not wait; what is behind a group's rows is overwritten by the next group's.
+    What is behind a group's rows is overwritten by the next group's.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._known: dict[int, list[_Group]] = {}
 
     def __call__(self, inputs: Inputs, outputs: Tensors) -> None:
@@ -86,28 +111,36 @@ class _Loop:
 
         plain: Any = torch.ops.aten._scaled_mm.out
         out = outputs["out"]
-        key = inputs.tensors["a"].data_ptr()
-        if key not in self._known:
-            self._known[key] = _of_groups(inputs.tensors)
-        last = self._known[key][-1].end
-        for a, b, scale_a, scale_b, first, end, rows in self._known[key]:
-            inside = first + rows <= last
+        groups = self._groups(inputs.tensors)
+        for a, b, scale_a, scale_b, first, end, rows in groups:
+            inside = first + rows <= groups[-1].end
             target = out[first : first + rows] if inside else out.new_empty((rows, out.shape[1]))
             plain(a, b, scale_a, scale_b, out_dtype=out.dtype, out=target)
             if not inside:
                 out[first:end].copy_(target[: end - first])
 
+    def _groups(self, tensors: Tensors) -> list[_Group]:
+        """Return what cuBLAS takes, known or not; what is made for a CUDA graph belongs to that alone."""
+        import torch
 
-def _of_groups(tensors: Tensors) -> list[_Group]:
-    """Return what cuBLAS takes for each group with rows."""
+        key = tensors["a"].data_ptr()
+        if key in self._known:
+            return self._known[key]
+        made = _of_groups(tensors, self.places(tensors))
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self._known[key] = made
+        return made
+
+
+def _of_groups(tensors: Tensors, places: Sequence[_Place]) -> list[_Group]:
+    """Return what cuBLAS takes for each group."""
     import torch
 
     pad = torch.nn.functional.pad
     found: list[_Group] = []
-    places = [(group, first, end) for group, _, first, end in ranges(tensors) if first < end]
     for group, first, end in places:
         rows = -(-(end - first) // _ROWS_OF_CUBLAS) * _ROWS_OF_CUBLAS
-        behind = min(first + rows, places[-1][2])
+        behind = min(first + rows, places[-1].end)
         missing = first + rows - behind
         a, scale_a = tensors["a"][first:behind], tensors["scale_a"][:, first:behind]
         if missing:
