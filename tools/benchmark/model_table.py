@@ -43,6 +43,7 @@ class ModelResults(QuotedFile):
                     f"linear layers: **{down(geometric_mean(gains), 3)}** in geometric mean, smallest "
                     f"{down(min(gains), 3)} of {len(gains)}"
                 )
+        lines += self._products()
         memory = self.facts.get("memory")
         if memory:
             early, late = memory["early"]["reserved"], memory["late"]["reserved"]
@@ -60,6 +61,20 @@ class ModelResults(QuotedFile):
                 f"folder, {up(known['seconds'], 1)} s once all are known"
             )
         return lines
+
+    def _products(self) -> list[str]:
+        """Return how the products that were tuned before compare with torch's, each alone."""
+        tuning: Any = self.facts.get("tuning") or {}
+        products = {line: found for line, found in tuning.get("products", {}).items() if found["ratio"]}
+        if not products:
+            return []
+        ratios = {line: found["ratio"] for line, found in products.items()}
+        behind = [f"`{line}` {down(mid, 3)}" for line, (_, mid, high) in ratios.items() if high < 1]
+        mean = down(geometric_mean([mid for _, mid, _ in ratios.values()]), 3)
+        return [
+            f"- {len(ratios)} tuned products, each alone: torch / cutegen in geometric mean **{mean}**; "
+            f"torch's is surely faster at {', '.join(behind) or 'none'}"
+        ]
 
     def _gains(self, training: bool) -> list[float]:
         """Return how much longer each step takes with only its linear layers swapped, of the same rounds."""
