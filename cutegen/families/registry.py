@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,7 +56,10 @@ __all__ = [
 SOURCES = ("cutegen", "operators")
 _ENTRY_POINTS = "cutegen.families"
 #: What a space imports from the space of another family.
+#: What a space imports: files of another folder, something of such a file, or something of one beside it.
+_OTHER_FILES = re.compile(r"^from \.\.(\w+) import (\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)$", re.MULTILINE)
 _OTHER_SPACE = re.compile(r"^from \.\.(\w+)\.(\w+) import", re.MULTILINE)
+_BESIDE = re.compile(r"^from \.(\w+) import", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -398,9 +401,17 @@ def space_files(family: str) -> tuple[Path, ...]:
         file = waiting.pop()
         if file not in files:
             files.add(file)
-            names = _OTHER_SPACE.findall(file.read_text(encoding="utf-8"))
-            waiting += [found.spaces.parent / folder / f"{stem}.py" for folder, stem in names]
+            waiting += _imported(file, found.spaces.parent)
     return tuple(sorted(files))
+
+
+def _imported(file: Path, spaces: Path) -> Iterator[Path]:
+    """Yield the files of spaces that a file of one imports."""
+    text = file.read_text(encoding="utf-8")
+    names = [*_OTHER_SPACE.findall(text), *((file.parent.name, stem) for stem in _BESIDE.findall(text))]
+    for folder, listed in _OTHER_FILES.findall(text):
+        names += [(folder, name.split()[0]) for name in listed.split(", ")]
+    yield from (spaces / folder / f"{stem}.py" for folder, stem in names)
 
 
 def short_list_file(family: str) -> Path | None:
