@@ -174,7 +174,8 @@ def every_kernel(
             are as in :func:`default_kernels`.
     """
     usual, fixed = space.default(problem), fixed or {}
-    plain = {knob: (usual[knob],) for knob in ("swizzle_size", "raster_along_m", "stream_k", "reduction")}
+    names = ("swizzle_size", "raster_along_m", "stream_k", "reduction")  # families that borrow may lack some
+    plain = {knob: (usual[knob],) for knob in names if knob in usual}
     allowed = [as_integer(value) for value in fixed.get("split_k", (1, 2))]
     once, parted = [s for s in allowed if s == 1], [s for s in allowed if s > 1][:1]
     for splits, staged in ((once, usual.flag("use_tma_store")), (parted, False)):
