@@ -22,8 +22,8 @@ __all__ = ["GROUPED_GEMM_BLOCKS", "GroupedBlocksFamily"]
 
 #: Sizes of the problems on which candidates are checked besides their own, as those of ``grouped_gemm``.
 _TAILS = ((333, 384, 256, 5), (1000, 1152, 384, 3), (4001, 2176, 128, 4), (9001, 2176, 128, 2))
-#: cuBLAS takes factors of a multiple of this many rows (torch 2.11).
-_ROWS_OF_CUBLAS = 4
+#: cuBLAS takes factors of a multiple of this many rows, and of blocks of k (torch 2.11, on an H200).
+_ROWS_OF_CUBLAS, _BLOCKS_OF_CUBLAS = 4, 4
 
 
 class GroupedBlocksFamily(GroupedFamily):
@@ -40,11 +40,11 @@ class GroupedBlocksFamily(GroupedFamily):
         return GroupedBlocksStrategy.of(arch)
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return a loop of cuBLAS's product, for results in bf16, or of one product for each block of k.
+        """Return a loop of cuBLAS's product where it has one, or of one product for each block of k.
 
         The host is told the rows of each group.
         """
-        if problem.out == "bf16" and problem.k > FACTOR_BLOCK:
+        if problem.out == "bf16" and problem.k % (_BLOCKS_OF_CUBLAS * FACTOR_BLOCK) == 0:
             return {"loop of torch._scaled_mm": _Loop()}
         return {"loop of torch.mm for each block": _ByBlocks()}
 
@@ -146,9 +146,7 @@ def _of_groups(tensors: Tensors, places: Sequence[_Place]) -> list[_Group]:
         if missing:
             a = pad(a.view(torch.uint8), (0, 0, 0, missing)).view(a.dtype)
             scale_a = pad(scale_a, (0, missing), value=1.0)
-        scale_b = tensors["scale_b"][group]
-        blocks = scale_b.shape[1]  # cuBLAS takes columns of a multiple of 4 of them
-        scale_b = pad(scale_b, (0, -blocks % 4))[:, :blocks]
+        scale_b = tensors["scale_b"][group].contiguous()
         found.append(_Group(a, tensors["b"][group].mT, scale_a.contiguous().mT, scale_b.mT, first, end, rows))
     return found
 
