@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from cutegen.build.store import Store
 # A job in the background starts with Ctrl-C ignored, and its children inherit that; some tests send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests write modules anew within a second, for which Python would take bytecode of the text before.
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 # Workers share the cores: threads of torch that wait for each other would keep them from the other worker.
 if "PYTEST_XDIST_WORKER" in os.environ:

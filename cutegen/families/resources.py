@@ -6,8 +6,9 @@ import importlib
 import importlib.util
 import sys
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from cutegen.errors import ResourceError
 
@@ -47,6 +48,14 @@ def load_space_module(family: str, name: str) -> ModuleType:
     return importlib.import_module(f"{_SPACES}.{family}.{name}")
 
 
+class _TextLoader(SourceFileLoader):
+    """Compiles what a file holds now: bytecode is taken for current if size and second of the text agree."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def load_module(path: Path, name: str) -> ModuleType:
     """Import the file ``path`` under ``name`` and return it; what it raises while it is read passes through.
 
@@ -55,7 +64,7 @@ def load_module(path: Path, name: str) -> ModuleType:
     """
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_TextLoader(name, str(path)))
     if not path.is_file() or spec is None or spec.loader is None:
         raise ResourceError(f"{path} does not exist")
     module = importlib.util.module_from_spec(spec)
