@@ -19,6 +19,7 @@ from cutegen.families.gemm.perf_model.proposals import promising, rank, refine
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import is_heavy
 from cutegen.search import strategies as survey
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Value
@@ -406,3 +407,29 @@ def test_where_power_limits_the_clock_what_loses_little_in_both_regimes_is_tried
     assert not any(config["swap_ab"] for config in steady(28672, swap_ab=(False,)).values())
     assert not steady(28672, cluster_shape_mn=((1, 1),)).keys() & {(2, 1), (1, 2)}
     assert not steady(64)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gated_gemm 4096x14336x4096 bf16",
+        "gated_gemm 4096x14336x4096 fp16 activation=gelu pre",
+        "grouped_gemm 16384x4096x7168x8 bf16",
+        "grouped_gated_gemm 16384x4096x7168x8 bf16",
+        "grouped_gemm_blocks 16384x4096x7168x8 e4m3",
+        "gemm 4096x4096x4096 e4m3 kk",
+        "gemm 4096x4096x4096 bf16 mn beta bias=n act=silu",
+    ],
+)
+def test_large_problems_of_all_that_ask_the_model_are_ranked(line: str) -> None:
+    """Their spaces lack some of the GEMM's knobs; at every effort, and where power may limit the clock."""
+    problem = parse_problem(line)
+    space = find_space(problem.family, SM90)
+    assert is_heavy(problem)
+    default = default_config(space, problem, 132)
+    for limit in (15, 24):
+        found = survey.rank(space, problem, 132, limit, default=default)
+        assert len({space.compile_view(config) for config in found}) == limit
+        assert all(space.is_valid(problem, config) for config in found)
+    likely = survey.likely(space, problem, 132, 15, everywhere=True)
+    assert all(space.is_valid(problem, config) for config in likely)

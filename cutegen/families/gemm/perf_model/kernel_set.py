@@ -171,7 +171,8 @@ def every_kernel(
         space: Where configs come from.
         problem: What is computed.
         fixed: Knobs restricted to some values. Others that overlap launches, add partial sums or store D
-            are as in :func:`default_kernels`.
+            are as in :func:`default_kernels`. Knobs that the space of a family beside the GEMM lacks do not
+            count.
     """
     usual, fixed = space.default(problem), fixed or {}
     names = ("swizzle_size", "raster_along_m", "stream_k", "reduction")  # families that borrow may lack some
@@ -181,7 +182,7 @@ def every_kernel(
     for splits, staged in ((once, usual.flag("use_tma_store")), (parted, False)):
         if splits:
             kind = {**plain, "use_pdl": (True,), "use_tma_store": (staged,), **fixed, "split_k": splits}
-            yield from space.configs(problem, kind)
+            yield from space.configs(problem, {k: v for k, v in kind.items() if k in space.domains})
 
 
 @dataclass(frozen=True)

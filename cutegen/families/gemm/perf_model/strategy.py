@@ -139,14 +139,16 @@ class GemmStrategy:
         """Return one kernel for each cluster that loses little whatever the clock, if power may limit it."""
         if not is_heavy(problem):
             return []
-        kernels = list(every_kernel(space, problem, _STEADY))
+        wanted = {k: [v for v in space.domains.get(k, ()) if v in values] for k, values in _STEADY.items()}
+        kernels = list(every_kernel(space, problem, wanted)) if all(wanted.values()) else []
         whole = (
             [c for _, c in KernelSet(space, problem, sm_count, kernels).by_time(problem)] if kernels else []
         )
         predict = self.predictor(space, problem, sm_count)
         found: dict[Value, tuple[float, Config]] = {}
         for config in whole:
-            for form in (config, config.replace(stream_k=True)):
+            parted = [config.replace(stream_k=True)] if "stream_k" in config else []
+            for form in (config, *parted):
                 us = predict(form) if _keeps_to(form, fixed) and not space.explain(problem, form) else None
                 known = found.get(form["cluster_shape_mn"])
                 if us is not None and (known is None or us < known[0]):
