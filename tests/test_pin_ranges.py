@@ -242,8 +242,8 @@ def pinned_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -
 
 def test_kernels_of_a_range_are_compiled_side_by_side(tmp_path: Path) -> None:
     """By one compiler for all; a folder that may build nothing still says which is missing."""
-    table = write_table(tmp_path / "t.json", ("gemm 64x128x256 bf16 kk",))
-    workshop, rows = Workshop(tmp_path / "cache"), parse_range("gemm 1..96x128x256 bf16 kk")
+    table = write_table(tmp_path / "t.json", ("gemm 64x512x1024 bf16 kk",))
+    workshop, rows = Workshop(tmp_path / "cache"), parse_range("gemm 1..256x512x1024 bf16 kk")
     with pytest.raises(PinError, match="no kernel to pin"):
         pin_table(table, tmp_path / "none", kernels=workshop.kernels(build="never"), problems=[rows])
     assert not workshop.builders
