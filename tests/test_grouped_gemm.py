@@ -375,7 +375,8 @@ def test_the_operators_pass_the_checks_of_torch(
         name
     ]
     with operators_ask(FakeFamilies(tmp_path), monkeypatch):
-        torch.library.opcheck(operator, (a, b, extents, torch.zeros(*rows, 8).to(a), "uniform", *more, None))
+        out = torch.zeros((*rows, 8), dtype=a.dtype)
+        torch.library.opcheck(operator, (a, b, extents, out, "uniform", *more, None))
 
 
 @pytest.mark.parametrize("tokens", ["uniform", "zipf"])
