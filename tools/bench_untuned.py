@@ -36,7 +36,7 @@ from cutegen.runtime.dispatch import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.environment import check_facts, conditions
+from tools.benchmark.drawn import drawn_results
 from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.model_products import KINDS, draw
 from tools.benchmark.results import write_json
@@ -178,10 +178,8 @@ def _write(
     rows: Sequence[Mapping[str, Json]],
     failures: Sequence[str],
 ) -> None:
-    facts = check_facts(UNTUNED, device, args.commit)
     drawing: dict[str, Json] = {"seed": args.seed, "drawn": drawn}
-    found = {**facts, "conditions": conditions(device, policy, drawing=drawing), "rows": list(rows)}
-    write_json(args.out, {**found, "failures": list(failures)})
+    write_json(args.out, drawn_results(UNTUNED, device, args.commit, policy, drawing, rows, failures))
 
 
 def _parser() -> argparse.ArgumentParser:

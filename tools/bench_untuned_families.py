@@ -47,7 +47,7 @@ from cutegen.search.defaults import default_config, strategy_of
 from cutegen.search.strategies import rank
 from cutegen.space import Config, Value
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.environment import check_facts, conditions
+from tools.benchmark.drawn import drawn_results
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import write_json
@@ -312,11 +312,8 @@ def _write(
         "widths": args.widths,
         **({"set": args.set} if args.set else {}),
     }
-    found = {
-        **check_facts(UNTUNED_FAMILIES, device, args.commit),
-        "conditions": conditions(device, policy, drawing=drawing),
-    }
-    write_json(args.out, {**found, "rows": [dict(row) for row in rows], "failures": list(failures)})
+    found = drawn_results(UNTUNED_FAMILIES, device, args.commit, policy, drawing, rows, failures)
+    write_json(args.out, found)
 
 
 def _parser() -> argparse.ArgumentParser:

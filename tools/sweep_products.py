@@ -41,7 +41,7 @@ from cutegen.measure.policy import Policy
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.environment import check_facts, conditions
+from tools.benchmark.drawn import drawn_results
 from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.model_products import draw
 
@@ -222,12 +222,8 @@ def _write(
     rows: Sequence[dict[str, Json]],
     failures: Sequence[str],
 ) -> None:
-    facts = check_facts(KIND, device, args.commit)
     drawing: dict[str, Json] = {"seed": args.seed, "drawn": args.count}
-    found = {
-        **facts, "conditions": conditions(device, policy, drawing=drawing),
-        "rows": list(rows), "failures": list(failures),
-    }  # fmt: skip
+    found = drawn_results(KIND, device, args.commit, policy, drawing, rows, failures)
     text = json.dumps(found, separators=(",", ":")).encode()
     args.out.write_bytes(lzma.compress(text) if args.out.suffix == ".xz" else text)
 
