@@ -141,12 +141,11 @@ class GemmStrategy:
             return []
         wanted = {k: [v for v in space.domains.get(k, ()) if v in values] for k, values in _STEADY.items()}
         kernels = list(every_kernel(space, problem, wanted)) if all(wanted.values()) else []
-        whole = (
-            [c for _, c in KernelSet(space, problem, sm_count, kernels).by_time(problem)] if kernels else []
-        )
+        if not kernels:
+            return []
         predict = self.predictor(space, problem, sm_count)
         found: dict[Value, tuple[float, Config]] = {}
-        for config in whole:
+        for _, config in KernelSet(space, problem, sm_count, kernels).by_time(problem):
             parted = [config.replace(stream_k=True)] if "stream_k" in config else []
             for form in (config, *parted):
                 us = predict(form) if _keeps_to(form, fixed) and not space.explain(problem, form) else None
