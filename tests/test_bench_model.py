@@ -52,6 +52,7 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         cache_dir=None,
         parts=tool.PARTS,
         gates_apart=False,
+        compile_only=False,
     )
     vars(args).update(changes)
     facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
@@ -154,6 +155,27 @@ def test_training_and_compiled_steps_are_measured(
     assert len(gpu.calls) > launched
     trained = {("training 32", what) for what in (LINEAR, STEP, COMPILED, APART)}
     assert set(rows(tmp_path)) == {*trained, ("decode 2", COMPILED), ("decode 2", APART)}
+
+
+def test_a_run_that_only_compiles_compares_and_writes_nothing(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    subject = bench(tmp_path, decode=(2,), prefill=(), compile_only=True)
+    monkeypatch.setattr(subject, "_backends", lambda: {tool.TORCH: "aot_eager", COMPILED: "aot_eager"})
+    monkeypatch.setattr(model_steps, "timed", None)
+    compared: list[str] = []
+    monkeypatch.setattr(model_steps, "require_close", lambda found, want, what: compared.append(what))
+    subject.compiled()
+    subject.compiled_training()
+    assert compared == [f"{name}, {COMPILED}" for name in ("decode 2", "training 32")]
+    assert f"compiled: decode 2, {COMPILED}" in capsys.readouterr().out
+    assert not (tmp_path / "model.json").exists()
+
+
+def test_parts_keep_the_order_in_which_they_are_named() -> None:
+    assert tool._parts("training,decode,training") == ("training", "decode")
+    with pytest.raises(argparse.ArgumentTypeError, match="decoding; valid: decode, prefill"):
+        tool._parts("decode,decoding")
 
 
 def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: Any) -> None:

@@ -9,6 +9,9 @@ dispatch table says, or tuned before with ``--autotune``; all are compiled befor
 of both are compared before they are timed. The part ``autotune`` takes the seconds of
 ``cutegen.autotune`` for two layers of the model, with an empty cache folder and once more. Render the file
 with tools/results_table.py.
+
+With ``--compile-only`` nothing is timed or written: a run with the same cache folders (cutegen's and
+``TORCHINDUCTOR_CACHE_DIR``) then finds what it would compile, also if other work went on meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from tools.benchmark.environment import check_facts
 from tools.benchmark.model_table import APART, COMPILED, GEMMS, LINEAR, MODEL, STEP
 from tools.benchmark.results import write_json
 
-#: What may be measured, in this order.
+#: What may be measured, by default in this order.
 PARTS = ("decode", "prefill", "training", "compiled", "compiled_training", "memory", "autotune")
 #: Numbers of rows that the model is tuned for, where the seconds of that are measured.
 TUNED_ROWS = (64, 2048)
@@ -60,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settle", type=positive_float, default=0.5, help="seconds of turns before (0.5)")
     parser.add_argument("--autotune", type=positive_float, metavar="SECONDS", help="tune before, so long")
     parser.add_argument("--gates-apart", action="store_true", help="also compile with gates left to Inductor")
+    parser.add_argument("--compile-only", action="store_true", help="compile and compare, time nothing")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
@@ -74,7 +78,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def _parts(text: str) -> tuple[str, ...]:
     if unknown := set(text.split(",")) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}; valid: {', '.join(PARTS)}")
-    return tuple(part for part in PARTS if part in text.split(","))
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,13 +171,12 @@ class ModelBench:
         model = self._model(args.training_layers)
         self._prepare(model, self._steps.training(model, args.training), backward=True, addends=True)
         torch._dynamo.reset()
-        steps: dict[str, Any] = {}
+        steps = {}
         for who, backend in self._backends().items():
             copy = self._model(args.training_layers)
             self._steps.compiled_blocks(copy, backend)
             steps[who] = self._steps.training(copy, args.training)
-            if who != TORCH:  # one after the other, so that the first is written before more is compiled
-                self._row(f"training {args.training}", model, {w: steps[w] for w in (TORCH, who)})
+        self._row(f"training {args.training}", model, steps)
 
     def memory(self) -> None:
         """Bytes that torch holds before and after a thousand steps of mixed lengths, ``reduce-overhead``."""
@@ -332,12 +335,18 @@ class ModelBench:
         *,
         answers: dict[str, Json] | None = None,
     ) -> None:
-        """Compare results with torch's, measure all in turns, print and write a row for each but torch."""
+        """Compare results with torch's, measure all in turns, print and write a row for each but torch.
+
+        Where nothing is to be timed, all have been compiled by then.
+        """
         results = {who: step() for who, step in steps.items()}
         others = [who for who in steps if who != TORCH]
         if results[TORCH] is not None:
             for what in others:
                 self._steps.require_close(results[what], results[TORCH], f"{name}, {what}")
+        if self._args.compile_only:
+            print(f"compiled: {name}, {', '.join(others)}", flush=True)
+            return
         samples = self._steps.timed(steps, self._args.rounds, self._args.settle)
         for what in others:
             ratio = ratio_interval(samples[TORCH], samples[what])
