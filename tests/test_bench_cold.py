@@ -10,7 +10,7 @@ import pytest
 
 from cutegen.arch import find_arch
 from cutegen.families.gemm.problem import Problem
-from tools import bench_cold
+from tools import bench_cold, results_table
 from tools.bench_cold import Timed
 
 ARCH = find_arch("sm_90a")
@@ -84,3 +84,8 @@ def test_the_file_holds_everything_and_failures_show(
     assert list(document["within"]) == ["import_s"]
     out = capsys.readouterr().out
     assert "cold cache: 19.5 s" in out and ("the reason" in out) == (code != 0)
+    assert results_table.main([str(tmp_path / "cold.json")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{effort}: **19.5 s** with an empty cache, 2.5 s again" in shown
+    assert f"| the command, with an empty cache | 19.500 | {limit:g} |" in shown
+    assert "8 kernels, 2 at a time: 4.0 s; 3.0 a second once the first is there." in shown

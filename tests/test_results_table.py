@@ -208,3 +208,11 @@ def test_runs_are_compared_by_the_shapes_that_all_of_them_have() -> None:
     assert len(rest) == 1 and " A " in rest[0]
     with pytest.raises(UsageError, match="in all of whole, other"):
         rt.spread({"whole": whole, "other": results(row("C", {"cutegen": entry(1.0)}))})
+
+
+def test_seconds_of_tuning_are_summed_up_where_several_shapes_have_them() -> None:
+    """Rounded up, since they are cutegen's; a peer's do not count, nor does a single shape's."""
+    wanted = "- cutegen's tuning: 20.04 s a shape in the median of 2, 20.1 s at most"
+    assert wanted in rt.summary(two_shapes())
+    alone = results(row("S", {"cutegen": entry(80.0), "quack": entry(100.0)}))
+    assert not [text for text in rt.summary(alone) if "tuning" in text]

@@ -41,11 +41,11 @@ from cutegen.measure.device import Device, present_device
 from cutegen.search.strategies import rank
 from cutegen.system.temporary import TemporaryFolder
 from cutegen.tuning import EFFORTS
+from tools.benchmark.cold_table import COLD_START
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
 
-KIND = "cold start"
 #: What is promised, in seconds: the first two for 16 cores and a GPU, the import on any machine.
 LIMITS: Mapping[str, float] = {"cold_s": 20.0, "again_s": 3.0, "import_s": 0.1}
 #: What a cold command takes at most at quick effort.
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     values = {"cold_s": cold.seconds, "again_s": again.seconds, "import_s": import_s}
     limits = {**LIMITS, **({"cold_s": QUICK_COLD_S} if args.effort == "quick" else {})}
     document: dict[str, Json] = {
-        "kind": KIND,
+        "kind": COLD_START,
         "schema": 1,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": args.commit or git_commit(),
