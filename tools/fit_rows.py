@@ -33,8 +33,8 @@ from cutegen.family import Problem
 from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config, Space
 from cutegen.space.space import Derived
+from spaces.row.defaults import loaded
 from spaces.row.expected import Terms, expected_us
-from spaces.row.shared import loaded
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCH = find_arch("sm_90a")

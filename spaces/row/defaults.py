@@ -1,0 +1,283 @@
+"""Which config of a kernel over rows is the default: by the sizes alone, or by what kernels should take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from cutegen.space import Config, Space, Value, as_integer
+from cutegen.space.space import Derived
+
+from .expected import Terms, expected_us
+from .ring import ROWS_OF_GROUP
+from .rules import DOMAINS, LONG_ROW, SHORT_FOR_SMEM
+from .sizes import (
+    ACCESS_BYTES,
+    WARP,
+    access_elements,
+    along_row,
+    inputs,
+    part,
+    part_bytes,
+    staged_bytes,
+    steps,
+    values_per_thread,
+    values_registers,
+    vectors,
+)
+
+MANY_ROWS = 1_000_000
+"""So many that no rule refuses a config because there are too few."""
+SMALL_GROUP = 0.02
+"""How much longer a row takes, as a fraction, with half as many threads of a warp. Source: an H200."""
+SHORT_KERNEL = 2**28
+"""Bytes of all rows up to which a kernel may be short. Source: judgement."""
+RING_ROW = 49_152
+"""Bytes of a row with a weight above which it comes through a ring. Source: an H200: from 64 KiB on it takes
+2 to 18 % less there, with 32 KiB 1 to 5 % longer."""
+
+
+def single_rows(problem: Any, sm_count: int) -> bool:
+    """Return whether so few rows come that even the largest clusters all run at a time."""
+    return bool(problem.m * 16 <= sm_count)
+
+
+def few_long_rows(problem: Any, sm_count: int) -> bool:
+    """Return whether so few rows of more than 64 KiB come that two waves of the largest clusters do."""
+    return bool(problem.m * 16 <= 2 * sm_count and part_bytes(problem, 1) > SHORT_FOR_SMEM)
+
+
+def clusters_by_default(problem: Any, sm_count: int) -> list[int]:
+    """Return the cluster sizes to try, best first: single rows are for as many CTAs as may share them, long
+    rows for CTAs of 128 threads with up to 32 values each, of which a multiprocessor has several."""
+    sizes = sorted(as_integer(size) for size in DOMAINS["cluster_n"])
+    if single_rows(problem, sm_count) or few_long_rows(problem, sm_count):
+        return sizes[::-1]
+    if part_bytes(problem, 1) <= LONG_ROW:
+        return sizes
+    small = [
+        size
+        for size in sizes
+        if part(problem, size) * access_elements(problem) <= 32 * 128
+        and (size <= 8 or staged_bytes(problem, size) >= 16_384)
+    ]
+    return [*small, 8, *sizes[::-1]]
+
+
+def values_by_default(problem: Any, sm_count: int) -> int:
+    """Return about how many values a thread had best hold. Source: an H200, rows of 64 to 32768 elements."""
+    row = part_bytes(problem, 1) * inputs(problem)
+    if row <= 1024:
+        return 8 if problem.m > 512 * sm_count and problem.family == "rmsnorm" else 12
+    if single_rows(problem, sm_count) or (row <= 4096 and problem.m <= 32 * sm_count):
+        return 20
+    if row > 10_240 or problem.m <= 16 * sm_count:
+        return 32
+    if row <= 2560:  # one warp has a whole row
+        return 20 if problem.signature.unaligned else 40
+    return 20
+
+
+def smem_by_default(problem: Any, config: Config, sm_count: int) -> bool:
+    """Return whether a row had better wait in shared memory than as ``config`` has it.
+
+    It had where registers keep too few bytes in flight: less than 128 for each thread, or CTAs of more than
+    256 threads. Source: an H200, where 128 threads with 64 bytes each take 9 % longer than shared memory and
+    512 with as much 70 %, but with 128 bytes 128 or 256 threads take 2 % less.
+    """
+    threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    in_flight = steps(problem, threads, cluster_n) * ACCESS_BYTES * inputs(problem)
+    long = part_bytes(problem, 1) > SHORT_FOR_SMEM and not few_long_rows(problem, sm_count)
+    return long and (in_flight < 128 or threads > 256)
+
+
+def in_smem(space: Space, problem: Any, config: Config, first_turn: int = 4) -> Config:
+    """Return the config that keeps about 32 KiB of a row in shared memory, with about 128 bytes for a thread;
+    ``config`` if rows are not aligned."""
+    legal = [
+        changed
+        for cluster_n in space.domains["cluster_n"]
+        for threads in (128, 256, 512)
+        for turn in (first_turn, 6 - first_turn)
+        if not space.explain(
+            problem,
+            changed := config.replace(
+                threads_per_row=threads, cluster_n=cluster_n, turn=turn, row_in="smem", pdl="early"
+            ),
+        )
+    ]
+
+    def distance(config: Config) -> tuple[float, float]:
+        staged = staged_bytes(problem, config.integer("cluster_n"))
+        each = staged / config.integer("threads_per_row")
+        return max(staged / 32_768, 32_768 / staged), max(each / 128, 128 / each)
+
+    return min(legal, key=distance, default=config)
+
+
+def choose_default(space: Space, problem: Any) -> Config:
+    """Return a config that follows from the rows per multiprocessor, the bytes of a row, and how many of
+    these a thread has in flight."""
+    sm_count = space.arch.nominal_sm_count
+    base: dict[str, Value] = {
+        "threads_per_row": 4,
+        "rows_per_cta": 32,
+        "rows_per_thread": 1,
+        "cluster_n": 1,
+        "prefetch_weight": True,
+        "row_in": "registers",
+        "turn": 1,
+        "pdl": start_by_default(problem, sm_count),
+    }
+    base = {knob: base[knob] for knob in space.domains}
+    wanted = values_by_default(problem, sm_count)
+
+    def distance(config: Config) -> tuple[bool, float]:
+        threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+        values = values_per_thread(problem, threads, cluster_n)
+        odd = threads == 4 and vectors(problem) >= 8
+        odd |= cluster_n > 1 and threads != 128 and not single_rows(problem, sm_count)
+        return odd, max(values / wanted, wanted / values)
+
+    for cluster_n in clusters_by_default(problem, sm_count):
+        configs = (
+            Config(
+                {
+                    **base,
+                    "threads_per_row": threads,
+                    "rows_per_cta": rows_by_default(problem, threads, sm_count),
+                    "cluster_n": cluster_n,
+                }
+            )
+            for threads in sorted(as_integer(value) for value in space.domains["threads_per_row"])
+        )
+        legal = [config for config in configs if not space.explain(problem, config)]
+        if legal:
+            config = min(legal, key=distance)
+            return in_smem(space, problem, config) if smem_by_default(problem, config, sm_count) else config
+    return Config(base)
+
+
+@lru_cache(maxsize=256)
+def _kernels(space: Space, kind: Any) -> tuple[tuple[Config, Derived, tuple[int, int, int]], ...]:
+    """Return configs of problems like ``kind``, for any number of rows, and what follows from each."""
+    fixed: Mapping[str, Sequence[Value]] = {
+        "pdl": ["off"],
+        "rows_per_thread": [1],
+        "row_in": ["registers", "smem"],
+    }
+    found = {
+        config: (config, space.derive(config, kind, space.arch), loaded(kind, config))
+        for m in (1, MANY_ROWS)
+        for config in space.configs(kind.with_sizes(m=m), fixed)
+    }
+    return tuple(found.values())
+
+
+@lru_cache(maxsize=256)
+def _rings(space: Space, kind: Any) -> tuple[tuple[Config, Derived], ...]:
+    """Return configs whose rows come through a ring, of problems like ``kind`` with many rows."""
+    fixed: Mapping[str, Sequence[Value]] = {"row_in": ["ring"], "pdl": ["early"]}
+    configs = space.configs(kind.with_sizes(m=MANY_ROWS), fixed)
+    return tuple((config, space.derive(config, kind, space.arch)) for config in configs)
+
+
+def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
+    """Return the config whose rows come through a ring that had best be tried; None if rows had better not.
+
+    There must be 12 rows for each group that runs at a time. Threads have about 32 values each. CTAs that
+    stay have 512 threads and large clusters; others have 256, and 16 rows and more for each such group.
+    """
+    if part_bytes(problem, 1) <= RING_ROW or not along_row(problem):
+        return None
+
+    def distance(ring: tuple[Config, Derived]) -> tuple[float, ...]:
+        config, derived = ring
+        groups = as_integer(derived["clusters"]) * config.integer("rows_per_cta")
+        leaves = not stays and problem.m >= 16 * groups
+        threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
+        values = values_per_thread(problem, config.integer("threads_per_row"), cluster_n)
+        return (
+            (config["turn"] == ROWS_OF_GROUP) != leaves,
+            abs(math.log2(values / 32)),
+            abs(math.log2(threads / (256 if leaves else 512))),
+            config.integer("rows_per_cta") if leaves else -cluster_n,
+            config.get("prefetch_weight") is False,
+        )
+
+    few = [
+        ring
+        for ring in _rings(space, problem.with_sizes(m=1))
+        if problem.m >= 12 * as_integer(ring[1]["clusters"]) * ring[0].integer("rows_per_cta")
+    ]
+    rings = sorted(few, key=distance)
+    return next((config for config, _ in rings if not space.explain(problem, config)), None)
+
+
+def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int, ring: str = "") -> Config:
+    """Return the valid config that is expected to take least, among those with the usual rows of a CTA.
+
+    If its rows are in shared memory, it is the usual one of these, which prefers turns of so many vectors.
+    Long rows with a weight come through a ring if there is one.
+    """
+    sm_count = space.arch.nominal_sm_count
+    if ring and (found := through_a_ring(space, problem, ring == "stays")) is not None:
+        return found
+
+    def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
+        config, derived, per_thread = kernel
+        taken = expected_us(config, problem, derived, per_thread, space.arch, terms)
+        # Of parts of a warp that take about as long, those with fewer accesses each are a little faster.
+        return taken * (1 + SMALL_GROUP * max(0.0, math.log2(WARP / config.integer("threads_per_row"))))
+
+    usual = [
+        kernel
+        for kernel in _kernels(space, problem.with_sizes(m=1))
+        if kernel[0]["rows_per_cta"]
+        == rows_by_default(problem, kernel[0].integer("threads_per_row"), sm_count)
+    ]
+    pdl = start_by_default(problem, sm_count) if problem.min_bytes <= SHORT_KERNEL else "early"
+    for config, derived, _ in sorted(usual, key=expected):
+        if config["row_in"] == "smem":
+            return in_smem(space, problem, config, turn)
+        chosen = config.replace(pdl=pdl)
+        if as_integer(derived["min_blocks"]) > as_integer(
+            space.derive(chosen, problem, space.arch)["min_blocks"]
+        ):
+            chosen = config.replace(pdl="early")  # what the end must keep leaves room for fewer CTAs
+        if not space.explain(problem, chosen):
+            return chosen
+    return Config({knob: values[0] for knob, values in space.domains.items()})
+
+
+def start_by_default(problem: Any, sm_count: int) -> str:
+    """Return when the next kernel may start: behind the sums where a kernel is short but has several rows."""
+    return "late" if sm_count < 16 * problem.m <= 256 * sm_count else "early"
+
+
+def rows_by_default(problem: Any, threads_per_row: int, sm_count: int) -> int:
+    """Return the rows of a CTA: it has 128 threads, or 256 where many would start and end too often, since
+    they have two rows of two warps, less than 4 KiB, or come in hundreds."""
+    if threads_per_row >= 128:
+        return 1
+    rows = 128 // threads_per_row
+    if threads_per_row == WARP:
+        return rows
+    short = threads_per_row == 64 or rows * part_bytes(problem, 1) < 4096
+    return 2 * rows if problem.m > (8 if short else 512) * sm_count else rows
+
+
+def loaded(problem: Any, config: Config) -> tuple[int, int, int]:
+    """Return a thread's values, its accesses for them, and its registers for weights that come early.
+
+    Accesses to single elements count a quarter: more of them are under way.
+    """
+    rows = config.integer("rows_per_thread")
+    accesses = steps(problem, config.integer("threads_per_row"), config.integer("cluster_n"))
+    values = accesses * access_elements(problem)
+    early = config.get("prefetch_weight", True) is True
+    weights = values_registers(problem, accesses, 1, True) - values_registers(problem, accesses, 1, False)
+    counted = accesses if access_elements(problem) > 1 else -(-accesses // 4)
+    return values * rows, counted * rows, weights if early else 0

@@ -1,0 +1,118 @@
+"""What follows from a config of a kernel over rows: threads, steps, shared memory, CTAs at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutegen.arch import Arch, resident_clusters
+from cutegen.space import Config, Value
+
+from .ring import ring_ctas, ring_stages
+from .sizes import (
+    WARP,
+    access_elements,
+    along_bytes,
+    along_row,
+    is_wide,
+    part,
+    slots,
+    staged_bytes,
+    steps,
+    values_per_thread,
+    values_registers,
+    vectors,
+)
+
+SUMS_BYTES = 2048
+"""Shared memory of a CTA beside its part of a row, at most: sums, barriers, what the driver takes."""
+SMEM_THREADS = 1536
+"""Threads of a multiprocessor for rows in shared memory, at most, which leaves 40 registers to each."""
+SMEM_THREADS_WIDE = 1024
+"""The same with 16-bit rows and a weight in fp32, whose loads need more, and for turns of so many values that
+what is worked out of them does not fit."""
+
+
+def derive(
+    config: Config,
+    problem: Any,
+    arch: Arch,
+    *,
+    sums_of_row: int,
+    values_at_a_time: int,
+    beside_values: tuple[int, int] | None,
+) -> dict[str, Value]:
+    """Return accesses per row, CTA and thread, groups, warps, and the exact shared memory (bytes)."""
+    threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    rows_per_cta = config.integer("rows_per_cta")
+    groups = rows_per_cta // config.integer("rows_per_thread")
+    has = part(problem, cluster_n)
+    shortest = vectors(problem) - (cluster_n - 1) * has
+    sums = slots(threads_per_row, cluster_n) * 4 * groups * sums_of_row if threads_per_row > WARP else 0
+    staged, barriers = 0, int(cluster_n > 1)
+    ring: dict[str, Value] = {}
+    if config["row_in"] == "smem":
+        staged = staged_bytes(problem, cluster_n)
+        barriers += -(-steps(problem, threads_per_row, cluster_n) // config.integer("turn"))
+    elif config["row_in"] == "ring":
+        held = config.get("prefetch_weight") is True
+        stages = ring_stages(threads_per_row, rows_per_cta, cluster_n, held, config.integer("turn"), problem)
+        staged = stages * groups * staged_bytes(problem, cluster_n)
+        staged += 0 if held else along_bytes(problem, cluster_n)
+        sums *= 2
+        barriers = groups * (stages + 2 * int(cluster_n > 1)) + int(not held and bool(along_row(problem)))
+        ctas = ring_ctas(threads_per_row, rows_per_cta, cluster_n, held, problem)
+        clusters = ctas * resident_clusters(arch.nominal_sm_count, cluster_n)
+        ring = {"stages": stages, "clusters": clusters, "weights_held": int(held)}
+        ring["rows_of_group"] = config.integer("turn") if config.integer("turn") > 1 else 0
+    return {
+        **ring,
+        "access_elements": access_elements(problem),
+        "vectors": vectors(problem),
+        "part": has,
+        "steps": steps(problem, threads_per_row, cluster_n),
+        "whole_steps": max(0, shortest) // threads_per_row if rows_per_cta == 1 or ring else 0,
+        "groups": groups,
+        "threads": groups * threads_per_row,
+        "warps_per_row": max(1, threads_per_row // WARP),
+        "slots": slots(threads_per_row, cluster_n),
+        "smem_bytes": staged + sums + 8 * barriers,
+        "min_blocks": min_blocks(config, problem, arch, values_at_a_time, beside_values),
+    }
+
+
+def _is_hard(problem: Any, config: Config) -> bool:
+    """Return whether a late weight needs more registers than its 32 values of 16 bits do, or the 160 warps
+    and more of a cluster that do not all hold as much of a row. Source: ptxas."""
+    threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    many = values_per_thread(problem, threads_per_row, cluster_n) > 32
+    odd = cluster_n == 16 and threads_per_row > 256 and part(problem, cluster_n) % threads_per_row > 0
+    return many or odd or is_wide(problem) or problem.signature.dtype == "fp32"
+
+
+def min_blocks(
+    config: Config,
+    problem: Any,
+    arch: Arch,
+    values_at_a_time: int,
+    beside_values: tuple[int, int] | None,
+) -> int:
+    """Return how many CTAs must find room in the registers of a multiprocessor: as many as in shared memory,
+    unless a thread has more values at a time than fit 40 registers; for rows in registers as many as
+    ``beside_values`` leaves room for."""
+    threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    if config["row_in"] == "registers":
+        early = bool(config.get("prefetch_weight"))
+        if beside_values is None or threads_per_row < 128:
+            return 1
+        accesses = steps(problem, threads_per_row, cluster_n)
+        taken = values_registers(problem, accesses, 1, early) + beside_values[early]
+        more = 0 if early or not _is_hard(problem, config) else 8  # registers come in steps of 8
+        taken += more + (8 + 3 * more if config["pdl"] == "late" else 0)  # what the end of the load must keep
+        return max(1, arch.registers // (threads_per_row * taken))
+    if config["row_in"] == "ring":
+        held = config.get("prefetch_weight") is True
+        return ring_ctas(threads_per_row, config.integer("rows_per_cta"), cluster_n, held, problem)
+    taken = staged_bytes(problem, cluster_n) + SUMS_BYTES
+    wide = is_wide(problem) or config.integer("turn") * access_elements(problem) > values_at_a_time
+    threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
+    return max(1, min(arch.smem_bytes // taken, threads // threads_per_row))
