@@ -2,7 +2,8 @@
 
 What tools/bench_untuned.py judges, the fit may learn from: each product is timed with the first few default
 kernels by the model and with some from further behind, all in the same rounds. More products have many rows
-than few, since there the choice is harder.
+than few, since there the choice is harder. The first kernels run with their tiles in the other order as well,
+where that makes a difference: what the order is worth is a rule beside the fit.
 
     python tools/sweep_products.py --seed 5 --stop-after 110 --out docs/results/gemm_products_h200.json.xz
 
@@ -31,7 +32,9 @@ from cutegen.cli.args import file_path, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError
+from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure import Bench
@@ -39,7 +42,7 @@ from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.space import Config
+from cutegen.space import Config, Space, as_flag
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.drawn import drawn_results
 from tools.benchmark.few_candidates import Compilation
@@ -61,6 +64,8 @@ _FEW, _MANY, _OF_MANY = (1, 32), (33, 8192), 0.8
 _MOST_FLOPS = 2e12
 #: Of the kernels of a product so many are drawn from those that follow the first ones.
 _DRAWN, _DRAWN_OF = 1, 10
+#: Of the first kernels so many run in the other order too, where both axes have several tiles.
+_REORDERED = 2
 
 
 @dataclass
@@ -85,6 +90,7 @@ class Plan:
                     likely = [config for _, config in islice(best, args.kernels + _DRAWN_OF)]
                     rest = likely[args.kernels :]
                     configs = likely[: args.kernels] + rng.sample(rest, min(_DRAWN, len(rest)))
+                    configs += reordered(space, problem, sm_count, configs[:_REORDERED])
                     plan.asked.append((kind, problem, configs))
         return plan
 
@@ -96,6 +102,16 @@ class Plan:
             if (kind == self.asked[0][0]) == first
             for config in configs
         ]
+
+
+def reordered(space: Space, problem: Problem, sm_count: int, configs: Sequence[Config]) -> list[Config]:
+    """Return those of ``configs`` whose order of tiles matters, with the other order."""
+    tiling, found = Tiling(problem, sm_count, find_machine(space.arch)), []
+    for config in configs:
+        clusters = tiling.geometry(config)
+        if min(clusters.clusters_m, clusters.clusters_n) > 1:
+            found.append(config.replace(raster_along_m=not as_flag(config["raster_along_m"])))
+    return found
 
 
 class Runner:
