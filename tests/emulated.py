@@ -116,6 +116,10 @@ class _Tensor:
 class _Values(list[float]):
     """The elements of a register vector, with arithmetic."""
 
+    @property
+    def shape(self) -> tuple[int]:
+        return (len(self),)
+
     def _with(self, function: Callable[[float, float], float], other: Any) -> _Values:
         others = other if isinstance(other, _Values) else [other] * len(self)
         return _Values(map(function, self, others))
@@ -209,7 +213,7 @@ class _Machine:
             storage[at] = value
 
 
-def _exp2(x: float, fastmath: bool = False) -> float:
+def _exp2(x: float) -> float:
     return 2.0**x if x < 1024 else math.inf
 
 
@@ -278,7 +282,7 @@ def _cute(machine: _Machine) -> ModuleType:
             make_warp_uniform=lambda value: value,
         ),
         math=SimpleNamespace(
-            exp2=_exp2,
+            exp2=lambda x, fastmath=False: _each(_exp2)(x),
             exp=_each(math.exp),
             erf=_each(math.erf),
             tanh=_each(math.tanh),
@@ -292,6 +296,7 @@ def _cute(machine: _Machine) -> ModuleType:
         make_tensor=_view,
         make_layout=_Layout.of,
         make_rmem_tensor=_register,
+        size=math.prod,
         make_copy_atom=lambda *given, **options: None,
         copy=lambda atom, source, target: machine.copy(source, target),
         autovec_copy=machine.copy,

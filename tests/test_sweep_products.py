@@ -84,13 +84,23 @@ def test_right_kernels_are_timed_on_products_of_all_kinds(
     space = find_space("gemm", find_arch("sm_90a"))
     for row in found["rows"]:
         problem = Problem.parse(row["problem"])
-        assert row["reference_us"] == 3.0 and len(row["points"]) <= 6
+        assert row["reference_us"] == 3.0 and len(row["points"]) <= 8
         for point in row["points"]:
             config = Config.parse(point["config"])
             space.require(problem, config)
             assert point["us"] == 2.0 and config.pair("tile_shape_mn")[0] != 128
     said = capsys.readouterr().err.splitlines()
     assert len(said) > 10 and all("off by 1" in line for line in said)
+
+
+def test_first_kernels_run_in_both_orders_where_both_axes_have_several_tiles() -> None:
+    space = find_space("gemm", find_arch("sm_90a"))
+    problem = Problem(512, 1024, 512)
+    config = space.default(problem).replace(tile_shape_mn=(128, 128), cluster_shape_mn=(1, 1))
+    [other] = sweep_products.reordered(
+        space, problem, 132, [config, config.replace(tile_shape_mn=(128, 256), cluster_shape_mn=(4, 1))]
+    )
+    assert other == config.replace(raster_along_m=not config["raster_along_m"])
 
 
 def test_a_dry_run_says_how_much_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
