@@ -21,7 +21,13 @@ from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem,
 from cutegen.families.gated_gemm.family import HALF_IS_GATES
 from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.grouped_gemm.as_gemm import ALL, activation_of, gemm_of, is_masked, mean_rows
-from cutegen.families.grouped_gemm.groups import GroupedReference, gate_of, grouped_products, ranges, spread
+from cutegen.families.grouped_gemm.groups import (
+    GroupedReference,
+    KnownRanges,
+    gate_of,
+    grouped_products,
+    spread,
+)
 from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
 from cutegen.space import Config, Value
 
@@ -30,7 +36,10 @@ __all__ = [
     "GROUPED_GEMM_MASKED",
     "MEANS",
     "SPREADS",
+    "TOKENS",
     "GroupedFamily",
+    "count_bytes",
+    "count_flops",
     "first_rows",
     "ranges_of_rows",
 ]
@@ -114,17 +123,14 @@ _Products = Callable[[Inputs, Any], Any]
 
 
 def _loop() -> _Products:
-    """Return a loop of products, which reads row counts once: all inputs of a problem have the same, and what
-    is timed does not wait for them."""
-    known: list[tuple[int, Any, int, int]] = []
+    """Return a loop of products, whose host knows the rows of each group."""
+    known = KnownRanges()
 
     def loop(inputs: Inputs, both: Any) -> Any:
         import torch
 
-        if not known:
-            known.extend(group for group in ranges(inputs.tensors) if group[2] < group[3])
         a, b = inputs.tensors["a"], inputs.tensors["b"]
-        for group, index, first, end in known:
+        for group, index, first, end in known.of(inputs.tensors):
             torch.mm(a[index, first:end, :], b[group].mT, out=both[index, first:end, :])
         return both
 
@@ -164,15 +170,27 @@ def _columns(problem: DeclaredProblem) -> int:
     return int(2 * problem.n if activation_of(problem) else problem.n)
 
 
-def _flops(problem: DeclaredProblem) -> int:
+def count_flops(problem: DeclaredProblem) -> int:
+    """Return the operations of all groups' products."""
     return int(2 * _rows(problem) * _columns(problem) * problem.k)
 
 
-def _bytes(problem: DeclaredProblem) -> int:
-    """Every row of a group once, and every matrix that some row needs."""
+def count_bytes(problem: DeclaredProblem, of_row: int, of_matrix: int) -> int:
+    """Return the bytes of every row of a group, once, and of every matrix that some row needs.
+
+    Args:
+        problem: The problem.
+        of_row: Bytes of a row, of ``a`` and of ``out`` together.
+        of_matrix: Bytes of one matrix of ``b``.
+    """
     rows = _rows(problem)
-    elements = rows * (problem.k + problem.n) + min(rows, problem.g) * _columns(problem) * problem.k
-    return int(elements * DTYPE_BYTES[str(problem.dtype)])
+    return int(rows * of_row + min(rows, problem.g) * of_matrix)
+
+
+def _bytes(problem: DeclaredProblem) -> int:
+    width = DTYPE_BYTES[str(problem.dtype)]
+    of_matrix = _columns(problem) * problem.k * width
+    return count_bytes(problem, (problem.k + problem.n) * width, of_matrix)
 
 
 _KNOBS = (
@@ -188,9 +206,8 @@ _KNOBS = (
     "raster_along_m",
 )
 _DTYPE = Option("dtype", "of a, b and out", ("bf16", "fp16"), "bf16")
-_TOKENS = Option(
-    "tokens", "how rows spread over groups: each equally likely, or 1 / rank", SPREADS, "uniform"
-)
+#: How rows spread, which a problem declares.
+TOKENS = Option("tokens", "how rows spread over groups: each equally likely, or 1 / rank", SPREADS, "uniform")
 _MEAN = Option("mean", "rows of a group in the mean", (ALL, *map(str, MEANS)), ALL)
 
 
@@ -235,7 +252,7 @@ def _family(
             Size("k", "columns of a"),
             Size("g", "groups"),
         ),
-        options=(_DTYPE, _TOKENS, *more),
+        options=(_DTYPE, TOKENS, *more),
         arguments=(
             read("a", "dtype", (*rows, "k"), aligned=True),
             read("b", "dtype", ("g", "2n" if gated else "n", "k"), aligned=True),
@@ -245,7 +262,7 @@ def _family(
         ),
         reference=grouped_products,
         adjust=spread,
-        flops=_flops,
+        flops=count_flops,
         min_bytes=_bytes,
         repeat="idempotent",
         knobs=knobs,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.family import GATED_GEMM
@@ -15,7 +15,7 @@ from cutegen.family import Chunk, Inputs, Reference
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GroupedReference", "gate_of", "grouped_products", "ranges", "spread"]
+__all__ = ["GroupedReference", "KnownRanges", "Range", "gate_of", "grouped_products", "ranges", "spread"]
 
 #: Elements of the reference of all groups together; more are sampled.
 _REFERENCE_ELEMENTS = 2**26
@@ -64,16 +64,41 @@ def spread(problem: DeclaredProblem, tensors: Mapping[str, Any], awkward: bool) 
                 tensors["scale_a"][:, first:end] = math.nan
 
 
-def ranges(tensors: Mapping[str, Any]) -> Iterator[tuple[int, Any, int, int]]:
-    """Yield each group's number, the index of its rows' matrix in ``a``, and its first and last row."""
+class Range(NamedTuple):
+    """A group's number, the index of its rows' matrix in ``a``, its first row and the one behind its last."""
+
+    group: int
+    index: Any
+    first: int
+    end: int
+
+
+def ranges(tensors: Mapping[str, Any]) -> Iterator[Range]:
+    """Yield the rows of each group."""
     if "counts" in tensors:
         for group, count in enumerate(tensors["counts"].tolist()):
-            yield group, group, 0, count
+            yield Range(group, group, 0, count)
     else:
         first = 0
         for group, end in enumerate(tensors["offs"].tolist()):
-            yield group, ..., first, end
+            yield Range(group, ..., first, end)
             first = end
+
+
+class KnownRanges:
+    """The rows of groups that have some, for baselines whose host knows them.
+
+    They are read once: all inputs of a problem have the same, and what is timed does not wait for them.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Range] = []
+
+    def of(self, tensors: Mapping[str, Any]) -> Sequence[Range]:
+        """Return the rows of each group with some, of any inputs of the problem."""
+        if not self._known:
+            self._known.extend(each for each in ranges(tensors) if each.first < each.end)
+        return self._known
 
 
 def _unused(tensors: Mapping[str, Any]) -> Iterator[tuple[Any, int, int]]:

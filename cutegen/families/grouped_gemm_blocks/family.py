@@ -14,8 +14,14 @@ from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.declared import DeclaredProblem, integers, read, update
 from cutegen.families.gemm.problem import FACTOR_BLOCK
-from cutegen.families.grouped_gemm.family import GROUPED_GEMM, SPREADS, GroupedFamily
-from cutegen.families.grouped_gemm.groups import grouped_products, ranges, spread
+from cutegen.families.grouped_gemm.family import (
+    GROUPED_GEMM,
+    TOKENS,
+    GroupedFamily,
+    count_bytes,
+    count_flops,
+)
+from cutegen.families.grouped_gemm.groups import KnownRanges, Range, grouped_products, spread
 from cutegen.family import Baseline, Inputs, Option, Size, Strategy, Tensors
 
 __all__ = ["GROUPED_GEMM_BLOCKS", "GroupedBlocksFamily"]
@@ -49,36 +55,17 @@ class GroupedBlocksFamily(GroupedFamily):
         return {"loop of torch.mm for each block": _ByBlocks()}
 
 
-class _Place(NamedTuple):
-    """Where the rows of a group are, if it has some."""
-
-    group: int
-    first: int
-    end: int
-
-
-class _OfPlaces:
-    """Reads rows of groups once: all inputs of a problem have the same, and what is timed does not wait."""
+class _ByBlocks:
+    """One product for each group and block of k, added up in fp32."""
 
     def __init__(self) -> None:
-        self._places: list[_Place] = []
-
-    def places(self, tensors: Tensors) -> list[_Place]:
-        """Return where the rows of each group with some are."""
-        if not self._places:
-            found = (_Place(group, first, end) for group, _, first, end in ranges(tensors))
-            self._places.extend(place for place in found if place.first < place.end)
-        return self._places
-
-
-class _ByBlocks(_OfPlaces):
-    """One product for each group and block of k, added up in fp32."""
+        self._ranges = KnownRanges()
 
     def __call__(self, inputs: Inputs, outputs: Tensors) -> None:
         from cutegen.families.gemm.stand_in import factored_product
 
         tensors, out = inputs.tensors, outputs["out"]
-        for group, first, end in self.places(tensors):
+        for group, _, first, end in self._ranges.of(tensors):
             of_rows, of_matrix = tensors["scale_a"][:, first:end].mT, tensors["scale_b"][group].mT
             product = factored_product(tensors["a"][first:end], tensors["b"][group].mT, of_rows, of_matrix)
             out[first:end].copy_(product)
@@ -96,14 +83,14 @@ class _Group(NamedTuple):
     rows: int
 
 
-class _Loop(_OfPlaces):
+class _Loop:
     """One product for each group. Factors are laid out once for each set of inputs, not while it is timed.
 
     What is behind a group's rows is overwritten by the next group's.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._ranges = KnownRanges()
         self._known: dict[int, list[_Group]] = {}
 
     def __call__(self, inputs: Inputs, outputs: Tensors) -> None:
@@ -126,21 +113,21 @@ class _Loop(_OfPlaces):
         key = tensors["a"].data_ptr()
         if key in self._known:
             return self._known[key]
-        made = _of_groups(tensors, self.places(tensors))
+        made = _of_groups(tensors, self._ranges.of(tensors))
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self._known[key] = made
         return made
 
 
-def _of_groups(tensors: Tensors, places: Sequence[_Place]) -> list[_Group]:
+def _of_groups(tensors: Tensors, ranges: Sequence[Range]) -> list[_Group]:
     """Return what cuBLAS takes for each group."""
     import torch
 
     pad = torch.nn.functional.pad
     found: list[_Group] = []
-    for group, first, end in places:
+    for group, _, first, end in ranges:
         rows = -(-(end - first) // _ROWS_OF_CUBLAS) * _ROWS_OF_CUBLAS
-        behind = min(first + rows, places[-1].end)
+        behind = min(first + rows, ranges[-1].end)
         missing = first + rows - behind
         a, scale_a = tensors["a"][first:behind], tensors["scale_a"][:, first:behind]
         if missing:
@@ -151,16 +138,12 @@ def _of_groups(tensors: Tensors, places: Sequence[_Place]) -> list[_Group]:
     return found
 
 
-def _flops(problem: DeclaredProblem) -> int:
-    return int(2 * problem.m * problem.n * problem.k)
-
-
 def _bytes(problem: DeclaredProblem) -> int:
-    """Every row and its factors once, and every matrix that some row needs."""
+    """Those of rows and matrices, with their factors."""
     blocks_k, blocks_n = problem.k // FACTOR_BLOCK, problem.n // FACTOR_BLOCK
     of_row = problem.k + 4 * blocks_k + problem.n * DTYPE_BYTES[str(problem.out)]
     of_matrix = problem.n * problem.k + 4 * blocks_n * blocks_k
-    return int(problem.m * of_row + min(problem.m, problem.g) * of_matrix)
+    return count_bytes(problem, of_row, of_matrix)
 
 
 GROUPED_GEMM_BLOCKS = GroupedBlocksFamily(
@@ -175,7 +158,7 @@ GROUPED_GEMM_BLOCKS = GroupedBlocksFamily(
     options=(
         Option("dtype", "of a and b", ("e4m3",), "e4m3"),
         Option("out", "of the result", ("bf16", "fp16", "fp32"), "bf16"),
-        Option("tokens", "how rows spread over groups: each equally likely, or 1 / rank", SPREADS, "uniform"),
+        TOKENS,
     ),
     arguments=(
         read("a", "dtype", ("m", "k"), aligned=True),
@@ -188,7 +171,7 @@ GROUPED_GEMM_BLOCKS = GroupedBlocksFamily(
     ),
     reference=grouped_products,
     adjust=spread,
-    flops=_flops,
+    flops=count_flops,
     min_bytes=_bytes,
     repeat="idempotent",
     knobs=GROUPED_GEMM.knobs,
