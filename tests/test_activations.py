@@ -102,6 +102,11 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a scalar", lambda x: cutegen.activate(x[0, 0], "relu"), "x has no dimensions"),
     ("no tensor", lambda x: cutegen.activate([1.0], "relu"), "x is a list; it must be a torch.Tensor"),
     ("name", lambda x: cutegen.activate(x, "tanh"), "activation='tanh' is not valid; valid: silu, gelu"),
+    (
+        "out over part of x",
+        lambda x: cutegen.activate(x[:2], "relu", out=x[1:]),
+        "out shares memory with x; it may only be x itself",
+    ),
     ("columns", lambda x: cutegen.activate(x.t(), "relu"), "x has strides .* rows must be contiguous"),
     ("short out", lambda x: cutegen.activate(x, "relu", out=tensor(3, 8)), "out has shape .* makes n"),
 ]

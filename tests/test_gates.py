@@ -164,6 +164,12 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     ("fp64", lambda x: cutegen.gated(x.double()), "x has dtype torch.float64; valid: torch.bfloat16"),
     ("a scalar", lambda x: cutegen.gated(x[0, 0]), "x has no dimensions"),
     ("no tensor", lambda x: cutegen.gated([1.0]), "x is a list; it must be a torch.Tensor"),
+    ("no tensor up", lambda x: cutegen.gated(x, [1.0]), "up is a list; it must be a torch.Tensor"),
+    (
+        "out over part of x",
+        lambda x: cutegen.gated(x[:2], tensor(2, 2 * N), out=x[1:]),
+        "out shares memory with gate; it may only be gate or up itself",
+    ),
     ("odd rows", lambda x: cutegen.gated(x[:, :7]), "without up its rows must have an even length"),
     (
         "activation",

@@ -164,6 +164,32 @@ def test_a_config_overrides_the_choice(gpu: FakeFamilies) -> None:
 T = tables(3)
 BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
     ("no tensor", lambda q, k: cutegen.rope(q, [1], *T), "k is a list; it must be a torch.Tensor"),
+    (
+        "list",
+        lambda q, k: cutegen.rope(q, k, *T, [0, 1, 2]),
+        "positions is a list; it must be a torch.Tensor",
+    ),
+    (
+        "weights",
+        lambda q, k: cutegen.rope(q, k, *T, q_weight=tensor(D), k_weight=1.0),
+        "k_weight is a float; it must be a torch.Tensor",
+    ),
+    (
+        "no queries",
+        lambda q, k: cutegen.rope(q[:, :0], k, *T),
+        r"q has shape \(3, 0, 32\); hq must be at least",
+    ),
+    (
+        "no keys",
+        lambda q, k: cutegen.rope_(q, k[:, :0], *T),
+        r"k has shape \(3, 0, 32\); hk must be at least",
+    ),
+    ("no queries in place", lambda q, k: cutegen.rope_(q[:, :0], k, *T), "hq must be at least 1"),
+    (
+        "elements over each other",
+        lambda q, k: cutegen.rope_(q[:, :1].expand(3, HQ, D), k, *T),
+        "q has strides .* under which elements overlap",
+    ),
     ("matrix", lambda q, k: cutegen.rope(q[0], k, *T), r"must be \(..., heads, d\) with the same tokens"),
     ("tokens", lambda q, k: cutegen.rope(q, k[:2], *T), "with the same tokens and the same d"),
     ("other d", lambda q, k: cutegen.rope(q, k[..., :8], *T), "with the same tokens and the same d"),

@@ -102,8 +102,9 @@ def reglu(x: torch.Tensor, up: torch.Tensor | None = None, **options: Any) -> to
 
 
 def _require(x: Any, up: Any, activation: str, layout: str) -> None:
-    if not hasattr(x, "stride"):
-        raise OperandError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
+    for name, tensor in (("x", x), ("up", up)):
+        if not hasattr(tensor, "stride") and (name == "x" or tensor is not None):
+            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if x.dim() == 0:
         raise OperandError("x has no dimensions; it must have rows, (..., 2n), or (..., n) with up")
     if activation not in ACTIVATIONS:
@@ -112,10 +113,8 @@ def _require(x: Any, up: Any, activation: str, layout: str) -> None:
         raise OperandError(f"layout={layout!r} is not valid without up; valid: {', '.join(LAYOUTS[:2])}")
     if up is None and x.shape[-1] % 2:
         raise OperandError(f"x has shape {tuple(x.shape)}; without up its rows must have an even length")
-    if up is not None and getattr(up, "shape", None) != x.shape:
-        raise OperandError(
-            f"up has shape {tuple(getattr(up, 'shape', ()))}; it must have that of x, {tuple(x.shape)}"
-        )
+    if up is not None and up.shape != x.shape:
+        raise OperandError(f"up has shape {tuple(up.shape)}; it must have that of x, {tuple(x.shape)}")
 
 
 def _records(x: Any, up: Any) -> bool:

@@ -88,7 +88,7 @@ def rope(
         CutegenError: As :func:`cutegen.gemm`.
     """
     call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
-    if q.numel() == 0:
+    if _no_tokens(q):
         return q.clone(), k.clone()
     if not state.must_trace(q) and _records(q, k, *call.tables, *call.weights):
         _refuse_gradients(call)
@@ -117,7 +117,7 @@ def rope_(
     not turned is not read either, unless norms are taken. There are no gradients.
     """
     call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
-    if q.numel() == 0:
+    if _no_tokens(q):
         return q, k
     if _records(q, k):
         raise OperandError("q or k requires grad, but rope_ works in place and has no gradients; use rope")
@@ -144,7 +144,9 @@ def _call(
     eps: float,
     config: AnyConfig,
 ) -> _Call:
-    for name, tensor in (("q", q), ("k", k), ("cos", cos), ("sin", sin)):
+    optional = {"positions": positions, "q_weight": weights[0], "k_weight": weights[1]}
+    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    for name, tensor in {"q": q, "k": k, "cos": cos, "sin": sin, **given}.items():
         if not hasattr(tensor, "stride"):
             raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if style not in STYLES:
@@ -166,8 +168,12 @@ def _call(
     if (weights[0] is None) != (weights[1] is None):
         raise OperandError("only one of q_weight and k_weight is given; pass both or none")
     tables = _tables(q, cos, sin, positions)
-    given = () if weights[0] is None else weights
-    return _Call(tables, given, float(eps), style, None if config is None else as_config(config))
+    norms = () if weights[0] is None else weights
+    return _Call(tables, norms, float(eps), style, None if config is None else as_config(config))
+
+
+def _no_tokens(q: Any) -> bool:
+    return 0 in q.shape[:-2]
 
 
 def _tables(q: Any, cos: Any, sin: Any, positions: Any) -> tuple[Any, ...]:
