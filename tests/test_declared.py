@@ -252,7 +252,7 @@ def test_the_reference_is_compared_by_rows(line: str, monkeypatch: pytest.Monkey
     inputs = inputs_of(problem)
     last = problem.m - 1
     for rows_at_once in (1, 7, 10**6):
-        monkeypatch.setattr("cutegen.families.declared._CHUNK", rows_at_once * problem.n)
+        monkeypatch.setattr("cutegen.families.declared.family._CHUNK", rows_at_once * problem.n)
         found = TOY.reference(problem, inputs)
         assert found.compared("y") == 1
         outputs = written(problem, inputs)

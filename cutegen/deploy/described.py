@@ -10,7 +10,8 @@ from collections.abc import Hashable
 
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
-from cutegen.families.declared import NONE, DeclaredFamily, DeclaredProblem, multiple
+from cutegen.families.declared import DeclaredFamily, DeclaredProblem, multiple
+from cutegen.families.declared.arguments import NONE
 from cutegen.family import Option
 
 __all__ = ["call_of", "describe", "same_call", "why_no_call"]

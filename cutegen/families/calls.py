@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
 from cutegen.errors import OperandError, ProblemError
 from cutegen.families.declared import (
-    NONE,
-    SAME,
-    UNALIGNED,
     Declared,
     DeclaredFamily,
     DeclaredProblem,
     multiple,
 )
+from cutegen.families.declared.arguments import NONE, SAME
+from cutegen.families.declared.problem import UNALIGNED
 from cutegen.families.strides import is_aligned, may_repeat, overlap
 from cutegen.family import Option
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES
-from cutegen.families.declared import NONE, SAME, multiple
+from cutegen.families.declared.arguments import NONE, SAME, multiple
 from cutegen.families.user.call_text import call_text, construct_text, names_in, rewritten
 from cutegen.families.user.declaration import Kernel, free
 from cutegen.family import Argument
