@@ -111,6 +111,46 @@ def test_rounds_that_decide_hold_everybody(tmp_path: Path) -> None:
     assert broken.digest not in rig.bench.checked
 
 
+@pytest.mark.parametrize("wrong", [rivals(1)[0], DEFAULT], ids=["rival", "default"])
+def test_a_wrong_kernel_is_never_timed_nor_chosen_however_quick(tmp_path: Path, wrong: Config) -> None:
+    """All configs of it are checked or left out; its trials say what was wrong, and have no time."""
+    behave = lambda config: "wrong_result" if config == view(wrong) else "95"  # noqa: E731
+    rig = Rig(tmp_path, behave, effort=replace(QUICK, rescue=4))
+    result = rig.tuner.tune(*SHAPE)
+    bad = {t.config.digest for t in trials_of(tmp_path) if t.config and t.outcome == "wrong_result"}
+    timed = {name for _, names in rig.bench.timed for name in names}
+    assert bad and not bad & timed and timed <= set(rig.bench.checked)
+    assert view(result.config) != view(wrong) and all(view(row.config) != view(wrong) for row in result.rows)
+    assert all(t.timing is None and t.error for t in trials_of(tmp_path) if t.outcome == "wrong_result")
+    assert rig.tuner.setting.table is not None
+    assert Table.load(rig.tuner.setting.table).entries[PROBLEM].config == result.config
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 6, 8, 12])
+def test_an_interrupted_quick_run_ends_like_an_undisturbed_one(tmp_path: Path, steps: int) -> None:
+    """After Ctrl-C, in checks, in the first set of rounds or the second, the same call finds the same winner.
+
+    Rounds are run anew, since all must run in those that decide; what failed is not run again. Until a run
+    ends the table has nothing of it.
+    """
+    wrong = view(rivals(2)[1])
+    behave = lambda config: "wrong_result" if config == wrong else f"{101 + len(str(config)) % 7}"  # noqa: E731
+    effort = replace(QUICK, classes=4, rescue=4, twins=1)
+    whole = Rig(tmp_path / "whole", behave, effort=effort)
+    expected = whole.tuner.tune(*SHAPE)
+    assert len(whole.bench.timed) == 2
+    stopped = Rig(tmp_path / "part", behave, effort=effort, stop_after=min(steps, whole.bench.steps - 1))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.tuner.tune(*SHAPE)
+    assert stopped.tuner.setting.table is not None and not stopped.tuner.setting.table.exists()
+    failed = {t.config.digest for t in trials_of(tmp_path / "part") if t.config and t.outcome != "ok"}
+    again = Rig(tmp_path / "part", behave, effort=effort)
+    result = again.tuner.tune(*SHAPE)
+    assert not result.reused and not failed & set(again.bench.checked)
+    assert (result.config, result.outcomes) == (expected.config, expected.outcomes)
+    assert [names for _, names in again.bench.timed] == [names for _, names in whole.bench.timed]
+
+
 def test_energy_needs_finals_however_quick(tmp_path: Path) -> None:
     """It is measured alone, for seconds."""
     rig = Rig(tmp_path, effort=QUICK)
