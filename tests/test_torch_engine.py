@@ -25,9 +25,10 @@ from cutegen.family import Baseline, Inputs, Size  # noqa: E402
 from cutegen.measure import predecessor  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
 from cutegen.measure.context import CONTEXTS  # noqa: E402
+from cutegen.measure.operand_sets import COPY, rotating  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
 from cutegen.measure.timing import time_in_rounds  # noqa: E402
-from cutegen.measure.torch_engine import COPY, TorchEngine, rotating  # noqa: E402
+from cutegen.measure.torch_engine import TorchEngine  # noqa: E402
 
 SMALL = Problem(72, 40, 64)
 WIDE = Problem(72, 40, 64, out_dtype="fp32")

@@ -2,208 +2,40 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutegen.errors import CheckError, LaunchError, MeasureError
+from cutegen.errors import LaunchError, MeasureError
 from cutegen.families.registry import find_family
-from cutegen.family import Argument, Baseline, Inputs, Problem, Reference, Tensors, bind
+from cutegen.family import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.check import Verdict, verify
+from cutegen.measure.check_set import BindTo, CheckSet, new_check_set, see_that_nothing_changes
 from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.cuda_graphs import CudaLane, Lane, LaneFeed
 from cutegen.measure.device import ClockMeter, ClockReading, Device, present_device
 from cutegen.measure.engine import Feed, Prepared
-from cutegen.measure.guarded import (
-    Guarded,
-    first_difference,
-    is_poisoned,
-    new_output,
-    poison,
-    same_bits,
-)
+from cutegen.measure.guarded import Guarded, is_poisoned, poison
+from cutegen.measure.launch_errors import LAUNCH_ERRORS, brief
+from cutegen.measure.operand_sets import COPY, Kernel, Session
 from cutegen.measure.predecessor import Predecessor
 from cutegen.measure.scratch import Scratch
-from cutegen.measure.sizing import Rotation, plan_launches, plan_replays, plan_rotation
+from cutegen.measure.sizing import plan_launches, plan_replays, plan_rotation
 from cutegen.measure.wake import begin_waking
-from cutegen.space import Launch
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COPY", "TorchEngine", "open_cuda", "rotating"]
+__all__ = ["TorchEngine", "open_cuda"]
 
-#: Name of what problems without a right baseline are compared with.
-COPY = "copy of as many bytes"
-
-Kernel = Callable[..., None]
-#: What a kernel that refuses its arguments, or a launch that the driver refuses, raises through TVM-FFI.
-_LAUNCH_ERRORS = (
-    LaunchError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-    OSError,
-)
 #: Further runs for equal bits: more where runs are short, because races show rarely.
 _REPEATS, _REPEATS_LARGE, _LARGE_FLOPS = 3, 1, 2e11
 _MOST_GRAPHS = 128
 #: Work that an energy measurement queues at a time, in microseconds: longer than a reading of NVML takes.
 _FEED_US = 5_000.0
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One way to call a kernel in a check: its outputs, twice, and the inputs that are outputs as well.
-
-    Attributes:
-        outputs: Two sets of guarded outputs by name.
-        aliases: For an input that the kernel works on in place, the output that it is.
-        how: What is special about it, for messages; empty for outputs apart from all inputs.
-    """
-
-    outputs: tuple[dict[str, Guarded], dict[str, Guarded]]
-    aliases: Mapping[str, str]
-    how: str = ""
-
-
-@dataclass(frozen=True)
-class _CheckSet:
-    """Everything that checking one problem needs; made when the first candidate is checked on it."""
-
-    problem: Problem
-    arguments: tuple[Argument, ...]
-    inputs: Inputs
-    pristine: Tensors
-    reference: Reference
-    runs: tuple[_Run, ...]
-
-    @property
-    def in_place(self) -> tuple[str, ...]:
-        """The arguments that kernels update."""
-        return tuple(a.name for a in self.arguments if a.kind == "inout")
-
-
-class _Session:
-    """Operands, outputs, baselines and graphs of the open problem."""
-
-    def __init__(self, problem: Problem, seed: int, rotation: Rotation, device: torch.device) -> None:
-        import torch
-
-        family = find_family(problem.family)
-        self.problem = problem
-        self.rotation = rotation
-        self.arguments = family.arguments(problem)
-        generator = torch.Generator(device=device).manual_seed(seed)
-        self.inputs = [family.inputs(problem, generator) for _ in range(rotation.sets)]
-        self.outputs = [self._new_outputs(inputs, device) for inputs in self.inputs]
-        in_place = {
-            a.name: self.inputs[0].tensors[a.name].clone() for a in self.arguments if a.kind == "inout"
-        }
-        #: What checks are made on: measuring changes what kernels work on in place.
-        self.checked = replace(self.inputs[0], tensors={**self.inputs[0].tensors, **in_place})
-        #: Each tensor that is put back before a replay, with what it held.
-        self.kept = [
-            (inputs.tensors[name], inputs.tensors[name].clone())
-            for inputs in self.inputs
-            for name in (in_place if family.repeat == "restore" else ())
-        ]
-        #: What puts them back, as one replayable object; None where nothing is.
-        self.restoring: Any = None
-        self.baselines = dict(family.baselines(problem, self.inputs[0], self.outputs[0]))
-        self._copy = _copy_of_as_many_bytes(problem, device)
-        self.predecessors: dict[str, Predecessor] = {}
-        self.graphs: dict[tuple[Any, ...], Prepared] = {}
-        self.reference = ""
-        self.writes_outputs = True
-        self.time_us = math.nan
-
-    def _new_outputs(self, inputs: Inputs, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return what a launch writes: new tensors, and the inputs that it works on in place."""
-        written = [a for a in self.arguments if a.kind in ("out", "inout")]
-        return {a.name: new_output(a, device) if a.kind == "out" else inputs.tensors[a.name] for a in written}
-
-    def restore(self) -> None:
-        """Put back what the tensors held that kernels work on in place."""
-        for tensor, values in self.kept:
-            tensor.copy_(values)
-
-    def launches(self) -> int:
-        """Return the launches of one graph: one on each operand set where tensors are put back in between."""
-        return self.rotation.sets if self.kept else plan_launches(self.time_us, self.rotation.sets)
-
-    def baseline_calls(self, name: str, count: int) -> list[Callable[[], None]]:
-        """Return calls of a baseline, rotating through the operand sets."""
-        call = rotating(self.baselines.get(name, self._copy), self.rotation.sets)
-        sets = list(zip(self.inputs, self.outputs, strict=True))
-        return [_bound(call, sets[i % self.rotation.sets]) for i in range(count)]
-
-    def kernel_calls(
-        self, kernel: Kernel, launch: Launch, workspace: torch.Tensor | None, count: int
-    ) -> list[Callable[[], None]]:
-        """Return calls of a kernel, rotating likewise."""
-        argument_sets = [
-            bind(self.arguments, {**load.tensors, **load.scalars, **out}, launch, workspace)
-            for load, out in zip(self.inputs, self.outputs, strict=True)
-        ]
-        return [_bound(kernel, argument_sets[i % len(argument_sets)]) for i in range(count)]
-
-    def predecessor(self, context: str, l2_bytes: int, device: torch.device) -> Predecessor:
-        """Return what runs before launches in a context other than back to back."""
-        if context not in self.predecessors:
-            name = find_family(self.problem.family).upstream_input(self.problem)
-            self.predecessors[context] = (
-                Predecessor([inputs.tensors[name] for inputs in self.inputs], l2_bytes)
-                if context == "behind"
-                else Predecessor.of_nothing(device)
-            )
-        return self.predecessors[context]
-
-
-def _copy_of_as_many_bytes(problem: Problem, device: torch.device) -> Baseline:
-    """Return a copy that moves as many bytes as ``problem`` must, for problems without a baseline."""
-    buffers: list[torch.Tensor] = []
-
-    def copy(inputs: Inputs, outputs: Tensors) -> None:
-        import torch
-
-        if not buffers:
-            half = max(4, problem.min_bytes // 2)
-            buffers.extend(torch.zeros(half // 4, dtype=torch.float32, device=device) for _ in range(2))
-        buffers[1].copy_(buffers[0])
-
-    return copy
-
-
-def rotating(call: Baseline, sets: int) -> Baseline:
-    """Return ``call`` such that results that it allocates itself rotate through ``sets`` places as well.
-
-    They are kept for so many calls: the allocator would put each result where the one before it was, and a
-    call whose output lies in the L2 cache already would be compared with calls whose output does not.
-    """
-    kept: deque[Tensors | None] = deque(maxlen=sets - 1)
-
-    def rotated(inputs: Inputs, outputs: Tensors) -> Tensors | None:
-        found = call(inputs, outputs)
-        kept.append(found)
-        return found
-
-    return rotated
-
-
-def _bound(kernel: Callable[..., object], arguments: tuple[Any, ...]) -> Callable[[], None]:
-    def call() -> None:
-        kernel(*arguments)
-
-    return call
 
 
 class TorchEngine:
@@ -231,9 +63,9 @@ class TorchEngine:
         self._load = load
         self._meter = meter
         self._kernels: dict[tuple[Path, str], Kernel] = {}
-        self._check_sets: dict[Problem, _CheckSet] = {}
+        self._check_sets: dict[Problem, CheckSet] = {}
         self._scratch = Scratch(device)
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._seed = 0
         self._capture_failed = False
 
@@ -256,14 +88,14 @@ class TorchEngine:
         self._seed = seed
         rotation = plan_rotation(problem, self._facts.l2_bytes, self._facts.memory_bytes)
         try:
-            session = self._session = _Session(problem, seed, rotation, self._device)
+            session = self._session = Session(problem, seed, rotation, self._device)
             self._choose_baseline(session)
             if session.kept:
                 session.restore()
                 session.restoring = self._lane.capture([session.restore])
         except RuntimeError as error:
             self._session = None
-            raise MeasureError(f"cannot set up {problem}: {_brief(error)}") from error
+            raise MeasureError(f"cannot set up {problem}: {brief(error)}") from error
         return {
             "reference": session.reference,
             "reference_us": session.time_us,
@@ -272,7 +104,7 @@ class TorchEngine:
             "launches": session.launches(),
         }
 
-    def _choose_baseline(self, session: _Session) -> None:
+    def _choose_baseline(self, session: Session) -> None:
         times = self._rough_times(session)
         for name in sorted(times, key=lambda name: times[name]):
             if len(times) == 1 or self._is_right(session, name):
@@ -284,7 +116,7 @@ class TorchEngine:
         session.reference, session.time_us = COPY, self._rough_us(session.baseline_calls(COPY, 4))
         session.writes_outputs = False
 
-    def _rough_times(self, session: _Session) -> dict[str, float]:
+    def _rough_times(self, session: Session) -> dict[str, float]:
         """Return how long each baseline takes; one that does not run is left out if another does.
 
         What a library offers depends on its version and on the problem, such as attention by cuDNN.
@@ -301,7 +133,7 @@ class TorchEngine:
             raise failed
         return times
 
-    def _is_right(self, session: _Session, name: str) -> bool:
+    def _is_right(self, session: Session, name: str) -> bool:
         """Return whether a baseline stays within the error that kernels are allowed."""
         checks = self._check_set(session.problem)
         run = checks.runs[0]
@@ -322,7 +154,7 @@ class TorchEngine:
         self._lane.replay_us(graph, 1)
         return max(0.1, self._lane.replay_us(graph, 1) / len(calls))
 
-    def _opened(self) -> _Session:
+    def _opened(self) -> Session:
         if self._session is None:
             raise MeasureError("no problem is open")
         return self._session
@@ -345,58 +177,28 @@ class TorchEngine:
         family = find_family(problem.family)
         any_order = family.any_order(problem)
         for run in checks.runs:
-            call = self._caller(kernel, checks, run, launch, workspace)
+            call = self._launched(checks, checks.calls(kernel, run, launch, workspace))
             verdict = verify(call, run.outputs, checks.reference, repeats, any_order=any_order)
             if not verdict.ok:
                 break
             if family.repeat == "idempotent" and checks.in_place:
-                _see_that_nothing_changes(call, run.outputs, checks.in_place)
-        self._inspect_inputs(checks)
+                see_that_nothing_changes(call, run.outputs, checks.in_place)
+        checks.inspect_inputs()
         if verdict.ok:
             self._scratch.inspect(launch)
         elif run.how:
             verdict = replace(verdict, reason=f"{verdict.reason}, with {run.how}")
         return replace(verdict, problem=str(problem))
 
-    def _caller(
-        self,
-        kernel: Kernel,
-        checks: _CheckSet,
-        run: _Run,
-        launch: Launch,
-        workspace: torch.Tensor | None,
-    ) -> Callable[[Mapping[str, Guarded]], None]:
-        inputs = {**checks.inputs.tensors, **checks.inputs.scalars}
-
-        def call(outputs: Mapping[str, Guarded]) -> None:
-            written = {name: output.tensor for name, output in outputs.items()}
-            aliased = {name: written[output] for name, output in run.aliases.items()}
-            arguments = bind(checks.arguments, {**inputs, **written, **aliased}, launch, workspace)
-            self._launch(_bound(kernel, arguments), f"launch on {checks.problem}")
-
-        return call
-
-    def _inspect_inputs(self, checks: _CheckSet) -> None:
-        """See that the inputs hold the bits that they held before; if not, put these back.
-
-        Raises:
-            CheckError: The kernel wrote one of its inputs.
-        """
-        written = []
-        for name, before in checks.pristine.items():
-            after = checks.inputs.tensors[name]
-            if not same_bits(before, after):
-                written.append(f"{name}, first at {first_difference(before, after)}")
-                after.copy_(before)
-        if written:
-            raise CheckError(f"wrote its input {'; its input '.join(written)}")
+    def _launched(self, checks: CheckSet, bind_to: BindTo) -> Callable[[Mapping[str, Guarded]], None]:
+        return lambda outputs: self._launch(bind_to(outputs), f"launch on {checks.problem}")
 
     def _launch(self, call: Callable[[], None], what: str) -> None:
         try:
             call()
             self._lane.synchronize()
-        except _LAUNCH_ERRORS as error:
-            raise LaunchError(f"{what} failed: {_brief(error)}") from error
+        except LAUNCH_ERRORS as error:
+            raise LaunchError(f"{what} failed: {brief(error)}") from error
 
     def _kernel(self, candidate: Candidate) -> Kernel:
         key = (candidate.shared_object, candidate.symbol)
@@ -404,48 +206,16 @@ class TorchEngine:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]
 
-    def _check_set(self, problem: Problem) -> _CheckSet:
+    def _check_set(self, problem: Problem) -> CheckSet:
         """Return what checks of ``problem`` need; tail problems have strided inputs and outputs."""
         if problem not in self._check_sets:
             try:
-                self._check_sets[problem] = self._new_check_set(problem)
+                session = self._opened()
+                drawn = session.checked if problem == session.problem else None
+                self._check_sets[problem] = new_check_set(problem, drawn, self._seed, self._device)
             except RuntimeError as error:
-                raise MeasureError(f"cannot set up the check of {problem}: {_brief(error)}") from error
+                raise MeasureError(f"cannot set up the check of {problem}: {brief(error)}") from error
         return self._check_sets[problem]
-
-    def _new_check_set(self, problem: Problem) -> _CheckSet:
-        import torch
-
-        session, family = self._opened(), find_family(problem.family)
-        tail = problem != session.problem
-        generator = torch.Generator(device=self._device).manual_seed(self._seed)
-        inputs = family.inputs(problem, generator, awkward=True) if tail else session.checked
-        arguments = family.arguments(problem)
-        pristine = {name: tensor.clone() for name, tensor in inputs.tensors.items()}
-        return _CheckSet(
-            problem=problem,
-            arguments=arguments,
-            inputs=inputs,
-            pristine=pristine,
-            reference=family.reference(problem, Inputs(pristine, inputs.scalars)),
-            runs=tuple(self._runs(arguments, inputs, gaps=tail)),
-        )
-
-    def _runs(self, arguments: Sequence[Argument], inputs: Inputs, *, gaps: bool) -> Iterator[_Run]:
-        """Yield the ways to call a kernel: outputs apart from all inputs, then each as what it may alias."""
-        written = [a for a in arguments if a.kind in ("out", "inout")]
-
-        def guarded(initial: Mapping[str, torch.Tensor]) -> dict[str, Guarded]:
-            device = self._device
-            return {a.name: Guarded(a, device, gaps=gaps, initial=initial.get(a.name)) for a in written}
-
-        in_place = {a.name: inputs.tensors[a.name] for a in written if a.kind == "inout"}
-        yield _Run((guarded(in_place), guarded(in_place)), {})
-        for argument in written:
-            for name in argument.may_alias:
-                initial = {**in_place, argument.name: inputs.tensors[name]}
-                how = f"{argument.name} in the place of {name}"
-                yield _Run((guarded(initial), guarded(initial)), {name: argument.name}, how)
 
     def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
         """Launch once, capture, replay once and see that the replay wrote the outputs.
@@ -486,13 +256,13 @@ class TorchEngine:
             graph = self._capture(calls)
             return Prepared(_Held(graph, calls), count, self._lane.replay_us(graph, 1) / count)
         except RuntimeError as error:
-            raise LaunchError(f"the kernel before each launch failed: {_brief(error)}") from error
+            raise LaunchError(f"the kernel before each launch failed: {brief(error)}") from error
 
     def must_write(self, candidate: Candidate) -> bool:
         """Return whether a replay that leaves the output as it was has failed; benchmarks may differ."""
         return True
 
-    def _prepare(self, session: _Session, candidate: Candidate | None, context: str) -> Prepared:
+    def _prepare(self, session: Session, candidate: Candidate | None, context: str) -> Prepared:
         count = session.launches()
         if candidate is None:
             calls = session.baseline_calls(session.reference, count)
@@ -513,7 +283,7 @@ class TorchEngine:
             took = self._replay_us(graph, 1)
             left = [name for name, output in last.items() if is_poisoned(output)]
         except RuntimeError as error:
-            raise LaunchError(f"first replay failed: {_brief(error)}") from error
+            raise LaunchError(f"first replay failed: {brief(error)}") from error
         if left and (self.must_write(candidate) if candidate else session.writes_outputs):
             raise LaunchError(
                 f"replay of the captured graph left {left[0]} unwritten; is the kernel on another stream?"
@@ -534,10 +304,10 @@ class TorchEngine:
     def _capture(self, calls: list[Callable[[], None]]) -> Any:
         try:
             return self._lane.capture(calls)
-        except _LAUNCH_ERRORS as error:
+        except LAUNCH_ERRORS as error:
             self._capture_failed = True  # torch's allocator may still believe in the capture
             cause = error.__context__ or error
-            raise LaunchError(f"capture into a graph failed: {_brief(cause)}") from error
+            raise LaunchError(f"capture into a graph failed: {brief(cause)}") from error
 
     def measure(self, prepared: Prepared, replays: int) -> float:
         """Replay and return microseconds per launch.
@@ -548,7 +318,7 @@ class TorchEngine:
         try:
             took = self._replay_us(prepared.graph.graph, replays)
         except RuntimeError as error:
-            raise LaunchError(f"replay failed: {_brief(error)}") from error
+            raise LaunchError(f"replay failed: {brief(error)}") from error
         return took / (prepared.launches * replays)
 
     def feed(self, prepared: Prepared) -> Feed:
@@ -561,7 +331,7 @@ class TorchEngine:
         try:
             feed = self._lane.feed(prepared.graph.graph, batch)
         except RuntimeError as error:
-            raise LaunchError(f"replay failed: {_brief(error)}") from error
+            raise LaunchError(f"replay failed: {brief(error)}") from error
         return _Feed(feed, prepared.launches)
 
     def energy_mj(self) -> float | None:
@@ -609,42 +379,14 @@ class _Feed:
         try:
             self._feed.top_up()
         except RuntimeError as error:
-            raise LaunchError(f"replay failed: {_brief(error)}") from error
+            raise LaunchError(f"replay failed: {brief(error)}") from error
 
     def finish(self) -> float:
         """Wait and return microseconds per launch."""
         try:
             return self._feed.finish() / self._launches
         except RuntimeError as error:
-            raise LaunchError(f"replay failed: {_brief(error)}") from error
-
-
-def _see_that_nothing_changes(
-    call: Callable[[Mapping[str, Guarded]], None],
-    outputs: tuple[dict[str, Guarded], dict[str, Guarded]],
-    names: Sequence[str],
-) -> None:
-    """See that a kernel leaves its own results as they are.
-
-    Raises:
-        CheckError: It does not.
-    """
-    once, again = outputs
-    for name in names:
-        again[name].tensor.copy_(once[name].tensor)
-    call(again)
-    changed = next((name for name in names if not once[name].same_bits(again[name])), "")
-    if changed:
-        raise CheckError(
-            f"run on its own result it changes {changed}, which idempotent kernels do not; declare "
-            "repeat='bounded' if values stay in their range, else repeat='restore'"
-        )
-
-
-def _brief(error: BaseException) -> str:
-    """Return the first lines of an error, without torch's advice on debugging."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return " ".join(lines[:2]) or type(error).__name__
+            raise LaunchError(f"replay failed: {brief(error)}") from error
 
 
 def open_cuda(

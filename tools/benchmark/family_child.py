@@ -16,8 +16,9 @@ from cutegen.errors import LaunchError
 from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import Baseline, Inputs, Problem, Tensors
 from cutegen.measure import Candidate
+from cutegen.measure.operand_sets import rotating
 from cutegen.measure.sizing import plan_rotation
-from cutegen.measure.torch_engine import TorchEngine, open_cuda, rotating
+from cutegen.measure.torch_engine import TorchEngine, open_cuda
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from cutegen.errors import LaunchError
 from cutegen.families.gemm.problem import Problem as GemmProblem
 from cutegen.family import Inputs, Problem, Tensors
 from cutegen.measure import Candidate
-from cutegen.measure.torch_engine import rotating
+from cutegen.measure.operand_sets import rotating
 from cutegen.space import Launch
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok
 from tools.benchmark.family_child import operand_sets
