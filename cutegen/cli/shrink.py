@@ -196,7 +196,7 @@ def _report(args: argparse.Namespace, found: Shrunk, shapes: Sequence[NamedProbl
     for line in columns(table, line_width()):
         say(line)
     say(
-        f"{len(configs)} configs take {100 * mean[0]:.1f} % longer than the best of each shape in the "
+        f"{_count(configs)} {100 * mean[0]:.1f} % longer than the best of each shape in the "
         f"geometric mean, {100 * worst[0]:.1f} % at most; the default alone {100 * mean[1]:.1f} %, "
         f"{100 * worst[1]:.1f} % at most"
     )
@@ -204,3 +204,7 @@ def _report(args: argparse.Namespace, found: Shrunk, shapes: Sequence[NamedProbl
         say(f"  {config}")
     if args.out is not None:
         say(f"written: {args.out}")
+
+
+def _count(configs: Sequence[str]) -> str:
+    return f"{len(configs)} configs take" if len(configs) > 1 else "the default takes"

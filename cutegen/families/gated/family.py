@@ -128,7 +128,7 @@ _EXAMPLES = (
 
 GATED = DeclaredFamily(
     "gated",
-    "act(gate) * up",
+    "gated activation of each element, act(gate) * up",
     sizes=_SIZES,
     options=_OPTIONS,
     arguments=(
@@ -147,7 +147,7 @@ GATED = DeclaredFamily(
 
 GATED_BACKWARD = DeclaredFamily(
     "gated_backward",
-    "gradients of act(gate) * up",
+    "gradients of gated activations, act(gate) * up",
     sizes=_SIZES,
     options=_OPTIONS,
     arguments=(
