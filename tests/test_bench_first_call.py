@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from fake_kernels import H200, FakeGpu  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.runtime.warming import Warming  # noqa: E402
+from cutegen.runtime.workspace import Workspaces  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 from tools import bench_first_call as tool  # noqa: E402
+from tools.benchmark.stopwatch import COLLECTOR, Stopwatch  # noqa: E402
 
 
 def test_shapes_are_different_and_valid() -> None:
@@ -35,6 +38,9 @@ def test_what_calls_compile_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tool, "Dispatcher", lambda kernels: gpu.dispatcher(build="background"))
     monkeypatch.setattr(cutegen, "warmup", lambda workers: Warming(()), raising=False)
     monkeypatch.setattr(tool, "_calls", lambda torch, gemm, shape: (float(shape[0]), 1.0))
+    monkeypatch.setattr(
+        tool, "_parts", lambda torch, gemm, shapes: [(shape, {"launch": 2.0}) for shape in shapes]
+    )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     keys = [("a",), ("a", "b")]
     monkeypatch.setattr(tool.Store, "keys", lambda self, arch: keys.pop(0))
@@ -47,4 +53,52 @@ def test_what_calls_compile_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     rows = sorted(m for m, _, _ in tool.random_shapes(25, 0)[5:])
     assert results["compiled_by_calls"] == 1 and not results["limit_kept"]
     assert results["first_us"]["most"] == rows[-1] and results["second_us"]["median"] == 1.0
+    assert sum(each["shapes"] for each in results["by_answer"].values()) == 20
+    assert results["parts_us"] == {"launch": {"median": 2.0, "p95": 2.0, "most": 2.0}}
     assert "1 kernels compiled by calls" in tool.summary(results)
+
+
+def test_parts_of_a_call_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has a part of its own counts once; a plan that is there already has none but the launch."""
+    gpu = FakeGpu(tmp_path / "cache")
+    monkeypatch.setattr(tool, "_DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    workspaces = Workspaces(lambda _, elements, zeroed: torch.zeros(elements), lambda _: 0, lambda _: False)
+    cutegen.gemm  # noqa: B018  prepares the operators
+    monkeypatch.setattr(ops, "_workspaces", workspaces)
+    before, describe = ops.default_dispatcher(), tool.gemm_plan.describe
+    cutegen.use(gpu.dispatcher(fallback="expected"))
+    try:
+        parts = tool._parts(torch, cutegen.gemm, [(8, 64, 128), (300, 192, 256), (8, 64, 128)])
+        slowest = tool._slowest(parts)
+    finally:
+        cutegen.use(before)
+    assert tool.gemm_plan.describe is describe
+    for _, each in parts[:2]:
+        assert {"operands", "choice", "arguments", "plan", "launch"} <= set(each)
+    assert set(parts[2][1]) == {"launch"}
+    assert len(slowest) == 3 and {each["by"] for each in slowest} <= {"kernel", "torch"}
+
+
+def test_a_stopwatch_counts_each_moment_once() -> None:
+    """What runs inside a step is not counted again; errors end a step too; functions are put back."""
+
+    class Owner:
+        @staticmethod
+        def outer(inner: Any) -> Any:
+            return inner()
+
+    before = Owner.outer
+    with Stopwatch().watching({"outer": (Owner, "outer")}) as watch:
+        inner = watch.timed(lambda: time.sleep(0.02), "inner")
+        began = time.perf_counter()
+        Owner.outer(inner)
+        whole = (time.perf_counter() - began) * 1e6
+        found = watch.take()
+        with pytest.raises(ZeroDivisionError):
+            Owner.outer(lambda: 1 / 0)
+        after = watch.take()
+    assert Owner.outer is before
+    assert set(found) - {COLLECTOR} == {"outer", "inner"} and found["inner"] >= 20_000
+    assert sum(found.values()) <= whole
+    assert set(after) - {COLLECTOR} == {"outer"} and watch.take() == {}

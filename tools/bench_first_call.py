@@ -3,7 +3,9 @@
 ``cutegen.warmup`` compiles and loads what untuned problems may need into an empty cache. Then every shape of
 a random list is called for the first time, once, and for a second time, once. Calls are timed on the host
 from entering ``cutegen.gemm(a, b, out=out)`` until it returns; the GPU is idle before each. The file says
-what was compiled meanwhile, which should be nothing.
+what was compiled meanwhile, which should be nothing; how long calls took that a kernel answered, and that
+torch did, whose library loads its own kernels when it first needs them; and of other shapes, where the time
+of a first call goes.
 
     python tools/bench_first_call.py --shapes 200 --out docs/results/first_call.json
 
@@ -31,22 +33,43 @@ from cutegen.digest import Json
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.device import Device, present_device
+from cutegen.runtime import dispatch
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
+from cutegen.runtime.workspace import Workspaces
 from cutegen.search.defaults import default_config
 from cutegen.system.temporary import TemporaryFolder
+from cutegen.torch_ops import gemm as operators
+from cutegen.torch_ops import gemm_plan
 from tools.benchmark.environment import git_commit, session_facts, software
 from tools.benchmark.results import write_json
+from tools.benchmark.stopwatch import Stopwatch
 
 KIND = "first calls"
 #: What is promised, in microseconds of host time: of the median of first calls.
 LIMIT_US = 300.0
 #: The same for the choice alone, which is a part of the first call.
 CHOICE_LIMIT_US = 100.0
+_DEVICE = "cuda"
 #: Products of up to so many rows; columns and depth are multiples of 64 up to the second number.
 _MOST_ROWS, _MOST = 8192, 8192
 #: Shapes that are called before any is timed: the first call imports modules.
 _UNTIMED = 5
+#: Parts of a first call, and what runs in each: checks of operands; the lookup and the choice; whether torch
+#: is expected to be faster; the kernel; its arguments; scratch memory; what is left of making a plan.
+_STEPS = {
+    "operands": (gemm_plan, "describe"),
+    "choice": (Dispatcher, "explain"),
+    "torch": (dispatch, "_expected_slower"),
+    "kernel": (Dispatcher, "_ask"),
+    "arguments": (gemm_plan._Launchers, "bind"),
+    "workspace": (Workspaces, "get"),
+    "plan": (operators, "make_plan"),
+}
+#: The rest: the probe of the plans, and the launch, of a kernel or by torch.
+_LAUNCH = "launch"
+#: So many of the slowest calls are listed.
+_SLOWEST = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,6 +125,7 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
     before = store.keys(device.arch.name)
     shapes = random_shapes(_UNTIMED + args.shapes, args.seed)
     times = [_calls(torch, cutegen.gemm, shape) for shape in shapes][_UNTIMED:]
+    parts = _parts(torch, cutegen.gemm, random_shapes(args.shapes, args.seed + 2))
     cutegen.wait_for_kernels()
     compiled = sorted(set(store.keys(device.arch.name)) - set(before))
     first, second = (sorted(column) for column in zip(*times, strict=True))
@@ -120,12 +144,74 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
         "warm_s": round(warm_s, 2),
         "compiled_by_calls": len(compiled),
         "first_us": _spread(first),
+        "by_answer": _by_answer(shapes[_UNTIMED:], times),
+        "parts_us": {
+            part: _spread(sorted(each.get(part, 0.0) for _, each in parts)) for part in _names(parts)
+        },
+        "slowest": _slowest(parts),
         "second_us": _spread(second),
         "choice_us": _spread(choices),
         "limit_us": LIMIT_US,
         "choice_limit_us": CHOICE_LIMIT_US,
         "limit_kept": median(first) <= LIMIT_US and not compiled and median(choices) <= CHOICE_LIMIT_US,
     }
+
+
+def _answerer(shape: tuple[int, int, int]) -> str:
+    """Return what computes a shape: a kernel, or torch."""
+    answer = operators.default_dispatcher().explain(Problem(*shape))
+    return "torch" if answer.config is None else "kernel"
+
+
+def _by_answer(
+    shapes: Sequence[tuple[int, int, int]], times: Sequence[tuple[float, float]]
+) -> dict[str, Json]:
+    """Return the spread of first calls for each that answers."""
+    found: dict[str, list[float]] = {}
+    for shape, (first, _) in zip(shapes, times, strict=True):
+        found.setdefault(_answerer(shape), []).append(first)
+    return {name: {"shapes": len(us), **_spread(sorted(us))} for name, us in sorted(found.items())}
+
+
+_Parts = tuple[tuple[int, int, int], dict[str, float]]
+
+
+def _parts(torch: Any, gemm: Any, shapes: Sequence[tuple[int, int, int]]) -> list[_Parts]:
+    """Return the microseconds of each part of first calls."""
+    found = []
+    operators.drop_plans()
+    with Stopwatch().watching(_STEPS) as watch:
+        call = watch.timed(gemm, _LAUNCH)
+        for shape in shapes:
+            a, b, out = _operands(torch, shape)
+            torch.cuda.synchronize()
+            watch.take()
+            call(a, b, out=out)
+            found.append((shape, watch.take()))
+    torch.cuda.synchronize()
+    return found
+
+
+def _names(parts: Sequence[_Parts]) -> list[str]:
+    """Return the names of parts, the longest in the mean first."""
+    total: dict[str, float] = {}
+    for _, each in parts:
+        for name, us in each.items():
+            total[name] = total.get(name, 0.0) + us
+    return sorted(total, key=lambda name: -total[name])
+
+
+def _slowest(parts: Sequence[_Parts]) -> list[Json]:
+    """Return the slowest calls: shape, who answers, and the parts of at least a tenth."""
+    slow = sorted(parts, key=lambda each: -sum(each[1].values()))[:_SLOWEST]
+    found: list[Json] = []
+    for shape, each in slow:
+        us = sum(each.values())
+        large = {name: round(part, 1) for name, part in each.items() if part >= 0.1 * us}
+        found.append(
+            {"shape": list(shape), "by": _answerer(shape), "us": round(us, 1), "parts_us": {**large}}
+        )
+    return found
 
 
 def _choices(device: Device, shapes: Sequence[tuple[int, int, int]]) -> list[float]:
@@ -141,10 +227,7 @@ def _choices(device: Device, shapes: Sequence[tuple[int, int, int]]) -> list[flo
 
 def _calls(torch: Any, gemm: Any, shape: tuple[int, int, int]) -> tuple[float, float]:
     """Return microseconds of host time of the first and the second call of a shape."""
-    m, n, k = shape
-    a = torch.zeros(m, k, device="cuda", dtype=torch.bfloat16)
-    b = torch.zeros(n, k, device="cuda", dtype=torch.bfloat16).t()
-    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    a, b, out = _operands(torch, shape)
     times = []
     for _ in range(2):
         torch.cuda.synchronize()
@@ -153,6 +236,14 @@ def _calls(torch: Any, gemm: Any, shape: tuple[int, int, int]) -> tuple[float, f
         times.append((time.perf_counter() - began) * 1e6)
     torch.cuda.synchronize()
     return times[0], times[1]
+
+
+def _operands(torch: Any, shape: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """Return A, B and a place for the result of a shape."""
+    m, n, k = shape
+    a = torch.zeros(m, k, device=_DEVICE, dtype=torch.bfloat16)
+    b = torch.zeros(n, k, device=_DEVICE, dtype=torch.bfloat16).t()
+    return a, b, torch.empty(m, n, device=_DEVICE, dtype=torch.bfloat16)
 
 
 def _spread(times: Sequence[float]) -> dict[str, Json]:
@@ -166,11 +257,13 @@ def summary(results: dict[str, Json]) -> str:
     first: Any = results["first_us"]
     second: Any = results["second_us"]
     choice: Any = results["choice_us"]
+    parts: Any = results["parts_us"]
+    longest = ", ".join(f"{name} {us['median']}" for name, us in parts.items())
     return (
         f"{results['kernels']} kernels warm after {results['warm_s']} s; first calls of {results['shapes']} "
         f"shapes: median {first['median']} us, 95 % within {first['p95']}, most {first['most']}; second "
         f"calls: {second['median']} us; the choice alone: {choice['median']} us; "
-        f"{results['compiled_by_calls']} kernels compiled by calls"
+        f"{results['compiled_by_calls']} kernels compiled by calls; parts of a first call: {longest}"
     )
 
 
