@@ -49,6 +49,8 @@ def short_dtype(name: str) -> str:
 
     ``bfloat16``, ``torch.bfloat16`` and ``half`` are accepted beside ``bf16`` and ``fp16``.
     """
+    if name in DTYPE_BYTES:
+        return name
     name = name.removeprefix("torch.")
     return {"half": "fp16", "float": "fp32"}.get(name) or SHORT_NAMES.get(f"torch.{name}", name)
 

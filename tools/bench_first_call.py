@@ -84,6 +84,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=positive_int, default=200, metavar="N", help="how many (200)")
     parser.add_argument("--seed", type=integer, default=0, help="of the shapes (0)")
     parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument(
+        "--cache-dir", type=Path, metavar="DIR", help="artifact store (default: an empty one)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where results go")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     return parser.parse_args(argv)
@@ -104,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     """Warm up, time, print and write."""
     device = present_device()
     with TemporaryFolder() as scratch:
-        results = measure(args, device, Store(scratch.path / "cache"))
+        results = measure(args, device, Store(args.cache_dir or scratch.path / "cache"))
     print(summary(results))
     if args.out is not None:
         write_json(args.out, results)

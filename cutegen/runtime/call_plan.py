@@ -6,7 +6,8 @@ The binding is a lambda that is written for the kernel, so no call loops over ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from cutegen.family import Argument, Inputs, StandIn
@@ -15,7 +16,7 @@ from cutegen.runtime.recorder import counted
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Launch
 
-__all__ = ["call_by_name", "make_launcher", "serve_call"]
+__all__ = ["LauncherForm", "call_by_name", "launcher_form", "make_launcher", "serve_call"]
 
 _log = logging.getLogger("cutegen")
 
@@ -28,7 +29,6 @@ def make_launcher(
     device: int,
     *,
     parameters: Sequence[str] = (),
-    places: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
     """Return a function that calls a kernel, adding workspace and integers where the kernel takes them.
 
@@ -39,23 +39,62 @@ def make_launcher(
         workspace: Asked at every call for scratch memory, if the launch needs any.
         device: Index of the GPU.
         parameters: Of the returned function; by default the tensors and scalars among ``arguments``.
-        places: Where a tensor or scalar is among the parameters, as a Python expression; by default the
-            parameter of its name.
     """
-    given = [a.name for a in arguments if a.kind not in ("scratch", "launch")]
-    elements = -(-launch.workspace_bytes // 4)
-    passed: list[str] = []
-    for argument in arguments:
-        if argument.kind == "scratch":
-            passed += [f"workspace({device}, {elements}, {launch.zeroed})"] if elements else []
-        elif argument.kind == "launch":
-            passed += map(str, launch.scalars)
-        else:
-            passed.append((places or {}).get(argument.name, argument.name))
-    text = f"lambda {', '.join(parameters or given)}: function({', '.join(passed)})"
-    # Names are identifiers of families, which these check; the numbers are ours.
-    bound: Callable[..., Any] = eval(text, {"function": function, "workspace": workspace})
-    return bound
+    kinds = [(argument.name, argument.kind) for argument in arguments]
+    given = parameters or [name for name, kind in kinds if kind not in ("scratch", "launch")]
+    passed = [(kind if kind in ("scratch", "launch") else "", name) for name, kind in kinds]
+    return launcher_form(tuple(passed), tuple(given))(function, launch, workspace, device)
+
+
+@lru_cache(maxsize=256)
+def launcher_form(passed: tuple[tuple[str, str], ...], parameters: tuple[str, ...]) -> LauncherForm:
+    """Return what makes the launchers of kernels with such arguments, whose texts are compiled once.
+
+    Args:
+        passed: For each argument of the kernel ``scratch`` or ``launch``, or nothing and where it is among
+            the parameters, as a Python expression.
+        parameters: Of the launchers.
+    """
+    return LauncherForm(passed, parameters)
+
+
+class LauncherForm:
+    """Makes launchers: the text of one depends on how many integers and whether a workspace it adds."""
+
+    def __init__(self, passed: Sequence[tuple[str, str]], parameters: Sequence[str]) -> None:
+        self._passed, self._parameters = passed, parameters
+        #: What is ours in the text begins with more underscores than any name of a family's.
+        self._own = "_"
+        while any(name.startswith(self._own) for name in parameters):
+            self._own += "_"
+        self._makers: dict[tuple[int, bool], Callable[..., Any]] = {}
+
+    def __call__(
+        self, function: Callable[..., Any], launch: Launch, workspace: GetWorkspace, device: int
+    ) -> Callable[..., Any]:
+        """Return a launcher; the arguments are those of :func:`make_launcher`."""
+        elements = -(-launch.workspace_bytes // 4)
+        kind = len(launch.scalars), elements > 0
+        make = self._makers.get(kind)
+        if make is None:
+            make = self._makers[kind] = self._maker(*kind)
+        made: Callable[..., Any] = make(function, workspace, device, elements, launch.zeroed, *launch.scalars)
+        return made
+
+    def _maker(self, integers: int, scratch: bool) -> Callable[..., Any]:
+        function, workspace, device, elements, zeroed = fixed = [
+            self._own + name for name in ("function", "workspace", "device", "elements", "zeroed")
+        ]
+        numbers = [f"{self._own}{at}" for at in range(integers)]
+        adds = {
+            "scratch": [f"{workspace}({device}, {elements}, {zeroed})"] if scratch else [],
+            "launch": numbers,
+        }
+        passed = [text for kind, name in self._passed for text in (adds[kind] if kind else [name])]
+        inner = f"lambda {', '.join(self._parameters)}: {function}({', '.join(passed)})"
+        # Names are identifiers of families, which these check; the others are ours.
+        made: Callable[..., Any] = eval(f"lambda {', '.join([*fixed, *numbers])}: {inner}", {})
+        return made
 
 
 def call_by_name(stand_in: StandIn, arguments: Sequence[Argument]) -> Callable[..., None]:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cutegen.dtypes import TORCH_DTYPES
 from cutegen.errors import LaunchError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.operands import Request, describe
-from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.gemm.problem import Epilogue, Problem, Signature
 from cutegen.families.gemm.stand_in import activation, make_stand_in
 from cutegen.families.strides import View, contiguous_strides, span_bytes
-from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
+from cutegen.runtime.call_plan import LauncherForm, call_by_name, launcher_form, serve_call
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Config, Value, format_value
 
 if TYPE_CHECKING:
     import torch
 
-    from cutegen.runtime.dispatch import Choice, Dispatcher, Served
+    from cutegen.runtime.dispatch import Dispatcher, Served
 
 __all__ = [
     "AnyConfig",
@@ -143,7 +144,8 @@ class _Launchers:
 
     def bind(self, served: Served) -> Launcher:
         if served.choice is not None:
-            launcher = _bind(served.choice, self.problem, self.workspace, self.index)
+            form, choice = _form(_Key(self.problem.signature, self.problem)), served.choice
+            launcher: Launcher = form(choice.function, choice.launch, self.workspace, self.index)
         elif GEMM.is_library_call(self.problem) and GEMM.is_plain(self.problem):
             return _vendor(batched=self.problem.batch > 1)
         else:
@@ -151,19 +153,25 @@ class _Launchers:
         return _bind_views(launcher, self.views) if any(self.views) else launcher
 
 
-def _bind(choice: Choice, problem: Problem, workspace: GetWorkspace, device: int) -> Launcher:
-    """Return a launcher of a chosen kernel."""
-    arguments = GEMM.arguments(problem)
-    extras = [a.name for a in arguments if a.kind == "in" and a.name not in ("a", "b")]
-    return make_launcher(
-        choice.function,
-        arguments,
-        choice.launch,
-        workspace,
-        device,
-        parameters=("a", "b", "out", "extras", "alpha", "beta"),
-        places={name: f"extras[{at}]" for at, name in enumerate(extras)},
-    )
+@dataclass(frozen=True)
+class _Key:
+    """What arguments of a kernel there are depends on; the problem is any of that signature."""
+
+    signature: Signature
+    problem: Problem = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _form(key: _Key) -> LauncherForm:
+    """Return what makes launchers of the kernels of one signature."""
+    passed, extras = [], 0
+    for argument in GEMM.arguments(key.problem):
+        own = argument.kind if argument.kind in ("scratch", "launch") else ""
+        name = argument.name
+        if argument.kind == "in" and name not in ("a", "b"):
+            name, extras = f"extras[{extras}]", extras + 1
+        passed.append((own, name))
+    return launcher_form(tuple(passed), ("a", "b", "out", "extras", "alpha", "beta"))
 
 
 def _bind_stand_in(problem: Problem, *, left: bool) -> Launcher:

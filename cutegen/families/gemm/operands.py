@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ class Request:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that were given, by argument name."""
         names = ("a", "b", "out", "c", "bias", "scale_a", "scale_b")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,23 @@ def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
     Raises:
         OperandError: There is no such GEMM.
     """
-    short = SHORT_NAMES.get(str(a_dtype), "")
+    short = _short_name(a_dtype)
     if short not in OUT_DTYPES:
         known = [name for name in OUT_DTYPES if name in TORCH_DTYPES]
         raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(known)}")
     valid = OUT_DTYPES[short]
     if out_dtype is None:
         return valid[0]
-    found = SHORT_NAMES.get(str(out_dtype), "")
+    found = _short_name(out_dtype)
     if found not in valid:
         raise OperandError(f"the result cannot have dtype {out_dtype}; of {a_dtype}: {_torch_names(valid)}")
     return found
+
+
+@cache
+def _short_name(dtype: torch.dtype) -> str:
+    """Return our name of a torch dtype, empty if there is none."""
+    return SHORT_NAMES.get(str(dtype), "")
 
 
 def _torch_names(short: Iterable[str]) -> str:
@@ -162,18 +169,19 @@ def _torch_names(short: Iterable[str]) -> str:
 
 
 def _check_kinds(request: Request, device_type: str) -> None:
-    where = ""
+    where = None
     for name, tensor in request.tensors.items():
-        if not all(hasattr(tensor, word) for word in ("stride", "data_ptr", "layout", "get_device")):
-            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+        for word in ("stride", "data_ptr", "layout", "get_device"):  # a generator takes longer than these
+            if not hasattr(tensor, word):
+                raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
         if str(tensor.layout) != "torch.strided":
             raise OperandError(
                 f"{name} has layout {tensor.layout}; it must be strided, such as {name}.to_dense()"
             )
-        device = str(tensor.device)
-        if tensor.device.type != device_type:
+        device = tensor.device
+        if device.type != device_type:
             raise OperandError(f"{name} is on {device}; it must be on a {device_type} device")
-        if where and device != where:
+        if where is not None and device != where:
             raise OperandError(
                 f"{name} is on {device} but a is on {where}; all operands must be on one device"
             )
@@ -182,7 +190,7 @@ def _check_kinds(request: Request, device_type: str) -> None:
 
 def _check_numbers(request: Request) -> None:
     for name, value in (("alpha", request.alpha), ("beta", request.beta)):
-        if not isinstance(value, Real):
+        if type(value) is not float and not isinstance(value, Real):
             raise OperandError(f"{name} is a {type(value).__name__}; it must be a number")
     if request.c is None and request.beta != 1.0:
         raise OperandError(f"beta={request.beta} scales c, which was not given")
@@ -204,12 +212,12 @@ def _check_dtypes(request: Request) -> tuple[str, str]:
         wish = out.dtype
     result = out_dtype_name(a.dtype, wish)
     for name, tensor in (("c", request.c), ("bias", request.bias)):
-        if tensor is not None and SHORT_NAMES.get(str(tensor.dtype)) != result:
+        if tensor is not None and _short_name(tensor.dtype) != result:
             want = TORCH_DTYPES[result]
             raise OperandError(
                 f"{name} has dtype {tensor.dtype} but the result torch.{want}; they must agree"
             )
-    return SHORT_NAMES[str(a.dtype)], result
+    return _short_name(a.dtype), result
 
 
 def _check_shapes(request: Request) -> tuple[int, int, int, int]:

@@ -231,12 +231,12 @@ class Problem:
     family: str = "gemm"
 
     def __post_init__(self) -> None:
-        known = (*OUT_DTYPES, *BLOCK_SCALED)
         for name in ("ab_dtype", "out_dtype"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, short_dtype(getattr(self, name)))
-        if self.ab_dtype not in known:
-            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {', '.join(known)}")
+        if self.ab_dtype not in OUT_DTYPES and self.ab_dtype not in BLOCK_SCALED:
+            valid = ", ".join((*OUT_DTYPES, *BLOCK_SCALED))
+            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {valid}")
         if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
             raise ProblemError(
                 f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
@@ -291,16 +291,19 @@ class Problem:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
                 raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_SIZE}")
-        step, why = aligned_step(self.ab_dtype), f"{TMA_ALIGN_BYTES} bytes of {self.ab_dtype}"
-        if self.ab_dtype in BLOCK_SCALED:
-            why = f"{TMA_ALIGN_BYTES} bytes and {BLOCK_SCALED[self.ab_dtype].block} for each scale factor"
+        step = aligned_step(self.ab_dtype)
         for operand, axis in zip("AB", LAYOUTS[self.layout], strict=True):
             extent = getattr(self, axis)
             if extent % step:
                 raise ProblemError(
                     f"{operand} is contiguous along {axis}={extent}, which must be a multiple of {step} "
-                    f"({why}); pad {axis} to {-(-extent // step) * step}"
+                    f"({self._why_aligned()}); pad {axis} to {-(-extent // step) * step}"
                 )
+
+    def _why_aligned(self) -> str:
+        if self.ab_dtype in BLOCK_SCALED:
+            return f"{TMA_ALIGN_BYTES} bytes and {BLOCK_SCALED[self.ab_dtype].block} for each scale factor"
+        return f"{TMA_ALIGN_BYTES} bytes of {self.ab_dtype}"
 
     @cached_property
     def signature(self) -> Signature:
