@@ -45,3 +45,26 @@ def test_the_summary_has_means_and_worst_cases() -> None:
         "2 beside exact tuning: regret 5.41% in the geometric mean, 11.11% at worst"
     )
     assert summary([]) == ""
+
+
+def test_what_is_left_to_the_baseline_is_shown_apart() -> None:
+    """The kernel's own ratio stays; as served such a size counts as 1."""
+    rows = [Row(1, "range", 10.0, 1.21), Row(300, "range", 10.0, 0.8251, by_baseline=True, clock_mhz=1980.0)]
+    assert rows[1].ratio == 0.8251 and rows[1].served_ratio == 1.0
+    assert summary(rows) == (
+        "2 sizes beside the baseline: geometric mean 0.999, smallest 0.825, 1 under 1; "
+        "as served by default, 1 left to the baseline: geometric mean 1.100, smallest 1.000"
+    )
+    facts = {
+        "kind": RANGE_CHECK, "range": "gemm 1..512x64x64 bf16 kk", "tuned_s": None, "gpu": "G",
+        "commit": "abc", "machine": {"driver": "1"}, "measured_at": "2026-11-23T01:00:00",
+        "policy": {"context": "behind"}, "rows": [row.to_json() for row in rows],
+    }  # fmt: skip
+    found = RangeResults(facts)
+    assert found.summary()[1] == (
+        "- as served by default, which leaves 1 of them to the library: geometric mean **1.100**, "
+        "smallest 1.000"
+    )
+    text = found.render()
+    assert "| all | 2 | 0.999 | 0.825 | 1 | 1.100 | 1.000 |  |" in text
+    assert "| 257 to 512 | 1 | 0.825 | 0.825 | 1 | 1.000 | 1.000 |  |" in text

@@ -1,7 +1,8 @@
 """Measure how good the answers of a tuned range are, beside the baseline and beside exact tuning.
 
 Sizes are taken at random, evenly over the doublings. At some of them the single size is tuned as a user would
-tune it, and both configs are then timed in the same rounds: that is the regret.
+tune it, and both configs are then timed in the same rounds: that is the regret. The kernel that answers is
+timed at every size; where calls with default settings leave a size to the baseline, that is noted beside it.
 
     python tools/check_range.py --table TABLE.json --range 'gemm 1..8192x7168x2048 bf16 kk' --out check.json
 
@@ -15,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,14 +28,14 @@ from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.families.ranges import Range, parse_range
 from cutegen.families.registry import find_space
-from cutegen.family import Problem
+from cutegen.family import Problem, is_heavy
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import Answer, look_up
+from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, AutoTuner
@@ -44,6 +45,9 @@ from tools.benchmark.range_table import RANGE_CHECK
 from tools.benchmark.results import write_json
 
 __all__ = ["Row", "main", "random_sizes", "summary"]
+
+#: A check that is cut short loses so many sizes at most.
+_WRITTEN_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Row:
         exact_us: Microseconds of what tuning that size alone found, in the same rounds; None if it was not.
         config: The answer.
         exact: What tuning that size alone found.
+        by_baseline: Whether calls with default settings leave the size to the baseline.
+        clock_mhz: Median SM clock while the answer ran; None where it cannot be read.
     """
 
     size: int
@@ -67,11 +73,18 @@ class Row:
     exact_us: float | None = None
     config: str = ""
     exact: str = ""
+    by_baseline: bool = False
+    clock_mhz: float | None = None
 
     @property
     def regret(self) -> float | None:
         """How far the answer is behind exact tuning, as a fraction."""
         return None if self.exact_us is None else self.time_us / self.exact_us - 1
+
+    @property
+    def served_ratio(self) -> float | None:
+        """The baseline's time over that of a call with default settings: 1 where this is the baseline."""
+        return 1.0 if self.by_baseline else self.ratio
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
@@ -84,6 +97,8 @@ class Row:
             "regret": self.regret,
             "config": self.config,
             "exact": self.exact,
+            "by_baseline": self.by_baseline,
+            "clock_mhz": self.clock_mhz,
         }
 
 
@@ -109,6 +124,13 @@ def summary(rows: Sequence[Row]) -> str:
             f"{len(ratios)} sizes beside the baseline: geometric mean {geometric_mean(ratios):.3f}, smallest "
             f"{ratios[0]:.3f}, {under} under 1"
         )
+    left = sum(row.by_baseline for row in rows)
+    if left:
+        served = [ratio for row in rows if (ratio := row.served_ratio) is not None]
+        words.append(
+            f"as served by default, {left} left to the baseline: geometric mean "
+            f"{geometric_mean(served):.3f}, smallest {min(served):.3f}"
+        )
     if regrets:
         mean = geometric_mean(1 + regret for regret in regrets) - 1
         words.append(
@@ -118,28 +140,45 @@ def summary(rows: Sequence[Row]) -> str:
     return "; ".join(words)
 
 
-class Checker:
-    """Times configs of one GPU under one policy."""
+@dataclass(frozen=True)
+class Measured:
+    """What timing a config came to: microseconds without drift, the ratio to the baseline, the SM clock."""
 
-    def __init__(self, device: Device, kernels: Kernels, policy: Policy) -> None:
+    time_us: float
+    ratio: float | None
+    clock_mhz: float | None
+
+
+class Checker:
+    """Times configs of one GPU: those that meet its power limit under it, as a program that runs on would."""
+
+    def __init__(self, device: Device, kernels: Kernels, context: str) -> None:
         self._device = device
         self._kernels = kernels
-        self._policy = policy
+        self.policy = Policy(rounds=9, min_rounds=7, round_us=2000.0, settle_s=0.2, context=context)
+        self.heavy_policy = replace(self.policy, round_us=4000.0, settle_s=1.2)
 
     def candidate(self, name: str, problem: Problem, config: Config, known_key: str = "") -> Candidate:
         """Return a config as something to time."""
         return compiled_candidate(self._kernels, self._device, name, problem, config, known_key)
 
-    def time(self, bench: Bench, candidates: Sequence[Candidate]) -> dict[str, tuple[float, float | None]]:
-        """Return microseconds without drift, and the ratio to the baseline, by name."""
-        bench.open(candidates[0].problem)
-        run = bench.time(candidates, self._policy)
-        return {name: (timing.paired.mid, timing.ratio) for name, timing in run.items()}
+    def time(self, bench: Bench, candidates: Sequence[Candidate]) -> dict[str, Measured]:
+        """Return what was measured by name."""
+        problem = candidates[0].problem
+        bench.open(problem)
+        run = bench.time(candidates, self.heavy_policy if is_heavy(problem) else self.policy)
+        return {n: Measured(t.paired.mid, t.ratio, t.sm_clock_mhz) for n, t in run.items()}
 
 
 def answer_of(table: Table, problem: Problem, device: Device) -> Answer:
     """Return what the table answers, whatever the baseline takes."""
     return look_up(table, problem, find_space(problem.family, device.arch), device.sm_count, "none")
+
+
+def is_left(table: Table, problem: Problem, device: Device) -> bool:
+    """Return whether calls with default settings leave ``problem`` to the baseline."""
+    space = find_space(problem.family, device.arch)
+    return look_up(table, problem, space, device.sm_count, table.fallback or DEFAULT_FALLBACK).config is None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -172,9 +211,8 @@ def run(args: argparse.Namespace) -> int:
     if whole is None:
         there = "; ".join(str(entry.range) for entry in table.ranges) or "none"
         raise UsageError(f"table {args.table} lacks the range {wanted or ''}; it has {there}")
-    policy = Policy(rounds=9, min_rounds=7, round_us=2000.0, settle_s=0.2, context=args.context)
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
-    checker = Checker(device, kernels, policy)
+    checker = Checker(device, kernels, args.context)
 
     def late() -> bool:
         return time.monotonic() - begun > float(args.limit)
@@ -184,7 +222,8 @@ def run(args: argparse.Namespace) -> int:
         **check_facts(RANGE_CHECK, device, args.commit),
         "range": str(whole),
         "tuned_s": args.tuned_s,
-        "policy": policy.to_json(),
+        "policy": checker.policy.to_json(),
+        "heavy_policy": checker.heavy_policy.to_json(),
         "effort": args.effort,
     }
 
@@ -199,9 +238,18 @@ def run(args: argparse.Namespace) -> int:
             answer = answer_of(table, problem, device)
             assert answer.config is not None
             candidate = checker.candidate("range", problem, answer.config, answer.known_key)
-            took, ratio = checker.time(bench, [candidate])["range"]
-            rows[size] = Row(size, answer.how, took, ratio, config=str(answer.config))
-            print(f"{size:6} {answer.how:8} {took:9.2f} us  {ratio or 0:.3f}  {answer.config}", flush=True)
+            own = checker.time(bench, [candidate])["range"]
+            left = is_left(table, problem, device)
+            rows[size] = Row(
+                size, answer.how, own.time_us, own.ratio, config=str(answer.config),
+                by_baseline=left, clock_mhz=own.clock_mhz,
+            )  # fmt: skip
+            who = "baseline" if left else answer.how
+            print(
+                f"{size:6} {who:8} {own.time_us:9.2f} us  {own.ratio or 0:.3f}  {answer.config}", flush=True
+            )
+            if len(rows) % _WRITTEN_EVERY == 0:
+                write()
     write()
     print(summary(list(rows.values())), flush=True)
     _beside_exact(args, table, whole, rows, checker, device, late)
@@ -249,10 +297,13 @@ def _beside_exact(
             pair = [checker.candidate("range", problem, answer.config, answer.known_key)]
             pair += [checker.candidate("exact", problem, config)] if config != answer.config else []
             times = checker.time(bench, pair)
-            took, ratio = times["range"]
-            best, _ = times.get("exact", times["range"])
-            rows[size] = Row(size, answer.how, took, ratio, best, str(answer.config), str(config))
-            print(f"{size:6} regret {took / best - 1:+.2%}  {config}", flush=True)
+            own = times["range"]
+            best_us = times.get("exact", own).time_us
+            rows[size] = replace(
+                rows[size], time_us=own.time_us, ratio=own.ratio, exact_us=best_us, exact=str(config),
+                clock_mhz=own.clock_mhz,
+            )  # fmt: skip
+            print(f"{size:6} regret {own.time_us / best_us - 1:+.2%}  {config}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
