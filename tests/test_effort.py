@@ -168,6 +168,15 @@ def test_a_budget_ends_a_quick_run_with_what_was_checked(tmp_path: Path) -> None
     assert DEFAULT.digest in names
 
 
+def test_a_budget_ends_a_set_of_rounds_that_waits_for_more(tmp_path: Path) -> None:
+    """Where finals follow what is checked is timed likewise, instead of waiting until a set is full."""
+    rig = Rig(tmp_path, effort=replace(SMALL, chunk=96, final_s=1e9), budget_s=1e-9)
+    result = rig.tuner.tune(*SHAPE)
+    (_, screened), (policy, final) = rig.bench.timed
+    assert result.untried > 0 and len(screened) < result.untried + result.candidates
+    assert policy == Policy.final() and DEFAULT.digest in screened and set(final) <= set(screened)
+
+
 def test_a_quick_run_without_working_kernel_says_why(tmp_path: Path) -> None:
     """As any other."""
     with pytest.raises(NoWinnerError, match="took too long"):

@@ -261,12 +261,12 @@ class ProblemRun:
         """Whether what is left of the budget should go to the finalists.
 
         Args:
-            checked: What only waits to be timed, which is as good as tried where one set of rounds decides.
+            checked: What only waits to be timed, which is as good as tried.
         """
         left = self._left_s()
         if left is None:
             return False
-        known = [*self._working(), *(checked if self.request.at_once else ())]
+        known = [*self._working(), *checked]
         default = self.attempts[self.default]
         if not known or not (default.done or default in known):
             return False
@@ -296,8 +296,8 @@ class ProblemRun:
                 del checked[:chunk]
             self._note(self._stage)
             self._tell(self._stage)
-        if checked and self.request.at_once:
-            self._screen([*beside, *checked])
+        if checked and (self.request.at_once or not self._working()):
+            self._screen([*beside, *checked[:chunk]])
             self._note(self._stage)
 
     def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:

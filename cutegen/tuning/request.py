@@ -39,7 +39,8 @@ class Effort:
         energy_finalists: As ``finalists``, for objectives other than time.
         energy_band: As ``final_band``, for those: to need less energy, a slower kernel must draw less power
             by more than it is slower. Source: judgement, that few beyond it do.
-        chunk: Candidates that are screened together.
+        chunk: Candidates that are screened together, at most. Each set of a large GEMM loads the GPU anew and
+            ends in bursts, which takes a second or more, so the usual 70 to 90 are one set.
         twins: So many of the most promising kernels are tried with ``use_pdl`` on and off: the model knows it
             from launches back to back, and behind other kernels it pays less. Source: on an H200, of 132
             configs behind an element-wise kernel, one without it won on 8 of 9 shapes.
@@ -60,7 +61,7 @@ class Effort:
     final_s: float = 5.0
     energy_finalists: int = 20
     energy_band: float = 0.15
-    chunk: int = 32
+    chunk: int = 96
     twins: int = 8
     most: int | None = None
     at_once: bool = False
