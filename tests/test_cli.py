@@ -208,6 +208,19 @@ def test_without_a_gpu_the_way_out_is_named(
     assert "give --arch" in capsys.readouterr().err
 
 
+def test_without_a_gpu_each_command_names_its_own_way_out_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise DeviceError("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr("cutegen.cli.target.present_device", none)
+    for command, way in (("warm", "to compile for another"), ("explain", "to ask about another")):
+        assert cli.main([command, "gemm", "--shape", SHAPE]) == 3
+        err = capsys.readouterr().err
+        assert way in err and err.count("give --arch") == 1
+
+
 def test_a_damaged_database_names_the_remedy(
     gpu: FakeBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,13 @@ def test_typos_end_in_a_suggestion(
     assert message in err and len(err) < 900
 
 
+def test_a_wrong_value_of_a_known_option_needs_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "gemm", "--arch", "sm_90a", "--shape", SHAPE, "--workers", "0"])
+    err = capsys.readouterr().err
+    assert "--workers: '0' is not a positive integer" in err and "did you mean" not in err
+
+
 def test_a_missing_bundle_is_what_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     """Not the driver, which matters only once there is something to measure."""
     assert cli.main(["tune", "gemm", "--import", "/nowhere.tar"]) == 3

@@ -230,6 +230,8 @@ def test_options_and_modes_of_inductor_are_kept(gpu: FakeGpu) -> None:
         same(compiled(FORMS["bias"], mode="max-autotune-no-cudagraphs")(x, None), LINEAR(x, W, BIAS))
     with pytest.raises(cutegen.CutegenError, match="does not know speed"):
         inductor.compile_with_cutegen(None, [], speed=1)
+    with pytest.raises(cutegen.CutegenError, match="did you mean max_fusion_size"):
+        inductor.compile_with_cutegen(None, [], options={"max_fusion_sise": 2})
 
 
 WARM = """

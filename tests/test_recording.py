@@ -352,6 +352,27 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         recorded(tmp_path, 8)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    wrong = {
+        tmp_path: "it is a folder; name a file, such as model.jsonl",
+        tmp_path / "file" / "model.jsonl": "file is no folder",
+    }
+    for path, why in wrong.items():
+        with pytest.raises(StoreError, match=f"cannot be written: .*{why}"), cutegen.record(path):
+            pytest.fail("it began")
+    assert not is_recording()
+    with cutegen.record(tmp_path / "new" / "model.jsonl"):
+        assert is_recording()
+
+
+def test_a_file_of_something_else_is_described_in_a_few_lines(tmp_path: Path) -> None:
+    path = tmp_path / "model.jsonl"
+    path.write_bytes(b"\xff\n" * 1000)
+    notes = read_recordings([path]).notes
+    assert len(notes) == 9 and notes[-1].endswith("model.jsonl: 992 more lines left out")
+
+
 # --- layers and alignment ---
 
 

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print ``message`` and how to see the usage, then exit with status 2."""
         for word in message.removeprefix("unrecognized arguments: ").split():
-            name, _, _ = word.partition("=")
+            name = word.partition("=")[0].rstrip(":")
             if name.startswith("--") and name not in self._option_string_actions:
                 message += did_you_mean(name, self._option_string_actions)
                 break

@@ -16,8 +16,11 @@ from cutegen.runtime.dispatch import default_table_path
 __all__ = ["device_at_hand", "find_target"]
 
 
-def device_at_hand() -> Device:
+def device_at_hand(otherwise: str = "to ask about another target") -> Device:
     """Return the GPU here.
+
+    Args:
+        otherwise: What an architecture is given for.
 
     Raises:
         DeviceError: There is none; the message says how to name another target.
@@ -25,12 +28,16 @@ def device_at_hand() -> Device:
     try:
         return present_device()
     except DeviceError as error:
-        raise DeviceError(f"{error}; to ask about another target give --arch, such as sm_90a") from error
+        raise DeviceError(f"{error}; {otherwise} give --arch, such as sm_90a") from error
 
 
-def find_target(args: argparse.Namespace) -> tuple[Arch, int, Table | None, str]:
-    """Return architecture, SMs, the table that counts, and why one that was found does not."""
-    device = None if args.arch else device_at_hand()
+def find_target(args: argparse.Namespace, *otherwise: str) -> tuple[Arch, int, Table | None, str]:
+    """Return architecture, SMs, the table that counts, and why one that was found does not.
+
+    Raises:
+        DeviceError: As :func:`device_at_hand`, which is told what is ``otherwise``.
+    """
+    device = None if args.arch else device_at_hand(*otherwise)
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     arch = calibrated_arch(store.root, device) if device else find_arch(args.arch)
     sm_count = device.sm_count if device else arch.nominal_sm_count

@@ -22,7 +22,7 @@ from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.target import find_target
 from cutegen.cli.wrapped_text import say, say_json
 from cutegen.digest import Json
-from cutegen.errors import DeviceError, TableError, UsageError
+from cutegen.errors import TableError, UsageError
 from cutegen.families.registry import find_family
 from cutegen.families.shapes import read_shapes
 from cutegen.family import Problem
@@ -150,10 +150,7 @@ def _target(args: argparse.Namespace) -> tuple[Arch, int, Table | None]:
         DeviceError: There is no GPU, and no architecture is given.
         TableError: The table that is given would be ignored there.
     """
-    try:
-        arch, sm_count, table, ignored = find_target(args)
-    except DeviceError as error:
-        raise DeviceError(f"{error}; to compile for another machine give --arch, such as sm_90a") from error
+    arch, sm_count, table, ignored = find_target(args, "to compile for another machine")
     if ignored and args.table is not None:
         raise TableError(f"table {args.table} would not be used on {arch}: {ignored}")
     return arch, sm_count, table

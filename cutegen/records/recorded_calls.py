@@ -30,6 +30,7 @@ __all__ = [
     "problems_of",
     "rank_path",
     "read_recordings",
+    "require_writable",
     "table_of",
 ]
 
@@ -42,6 +43,8 @@ _PHASES = ("forward", "backward")
 ALIGNMENTS = tuple(2**power for power in range(9))
 #: Most calls that a row may count; more is no count.
 _MOST = 2**53
+#: Lines of a file that cannot be read are named one by one up to so many.
+_NAMED_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,31 @@ def problems_of(calls: Mapping[Call, int]) -> dict[Problem, int]:
 def rank_path(path: Path, rank: int | None) -> Path:
     """Return the file of a rank, ``model.rank3.jsonl`` for ``model.jsonl``; ``path`` itself without ranks."""
     return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def require_writable(path: Path) -> None:
+    """See that a recording can be written to the file ``path``, before there is anything to lose.
+
+    Raises:
+        StoreError: It cannot, as far as can be told now.
+    """
+    try:
+        why = _why_not_writable(path)
+    except (OSError, ValueError) as error:
+        why = str(error)
+    if why:
+        raise StoreError(f"recording {shown(str(path))} cannot be written: {why}")
+
+
+def _why_not_writable(path: Path) -> str:
+    if path.is_dir():
+        return "it is a folder; name a file, such as model.jsonl"
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if there != path and not there.is_dir():
+        return f"{there} is no folder"
+    if not os.access(there, os.W_OK):
+        return f"{there} is not writable; name a file in a folder that is"
+    return ""
 
 
 def append_calls(
@@ -198,6 +226,7 @@ class _Reader:
         self._path = path
         self._gpu = gpu
         self._readable = False
+        self._unread = 0
 
     def read(self) -> None:
         data = read_bytes(self._path, "recording", malformed=UsageError, unreadable=UsageError)
@@ -208,7 +237,11 @@ class _Reader:
             try:
                 self._take(parse_json(line, where, malformed=UsageError), where)
             except CutegenError as error:
-                self._note(f"{printable(str(error))}: left out")
+                self._unread += 1
+                if self._unread <= _NAMED_LINES:
+                    self._note(f"{printable(str(error))}: left out")
+        if self._unread > _NAMED_LINES:
+            self._note(f"recording {self._path}: {self._unread - _NAMED_LINES} more lines left out")
 
     def _take(self, document: Json, where: str) -> None:
         if not isinstance(document, dict):

@@ -96,7 +96,10 @@ class TrialStore(Closing):
             try:
                 make_private(self.path.parent)
             except OSError as error:
-                raise StoreError(f"trial database {self.path} cannot be created: {error}") from error
+                raise StoreError(
+                    f"trial database {self.path} cannot be created: {error}; --db, --cache-dir or "
+                    "CUTEGEN_CACHE_DIR names another place"
+                ) from error
         there = may_hold(self.path, _APPLICATION, _SCHEMA)
         if read_only and not there:
             raise StoreError(f"trial database {self.path} does not exist, or is empty")

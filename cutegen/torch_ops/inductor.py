@@ -17,6 +17,7 @@ import cutegen
 from cutegen.errors import OperandError
 from cutegen.families.gemm.operands import out_dtype_name
 from cutegen.families.gemm.problem import LARGEST_SIZE
+from cutegen.text import did_you_mean
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.gated_gemm import has_kernels, prepare
 from cutegen.torch_ops.graph_gates import gated_product, insert
@@ -56,7 +57,8 @@ def compile_with_cutegen(module: Any, example_inputs: Sequence[Any], **settings:
         **settings: ``options`` of ``torch.compile``, for Inductor.
 
     Raises:
-        OperandError: There is a setting that Inductor's options do not know how to hold.
+        OperandError: There is a setting that Inductor's options do not know how to hold, or an option that
+            Inductor does not have.
     """
     from torch._inductor.compile_fx import compile_fx
 
@@ -65,6 +67,8 @@ def compile_with_cutegen(module: Any, example_inputs: Sequence[Any], **settings:
     if settings:
         names = ", ".join(settings)
         raise OperandError(f"backend 'cutegen' does not know {names}; it takes mode and options")
+    if options:
+        _require_known(options)
     patches = {**_mode(mode), **options, **inductor_options()}
     compiled: Any = compile_fx(module, example_inputs, config_patches=patches)
     found: Callable[..., Any] = compiled
@@ -81,6 +85,18 @@ def inductor_options(*, gates: bool = True) -> dict[str, Any]:
     """
     prepare()
     return {"post_grad_custom_pre_pass": _pass(gates), "shape_padding": False}
+
+
+def _require_known(options: dict[str, Any]) -> None:
+    import torch
+
+    known: Any = torch._inductor.config.get_config_copy()
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise OperandError(
+                f"Inductor has no option {name!r}{hint}; torch._inductor.list_options() has all"
+            )
 
 
 def _mode(mode: str | None) -> dict[str, Any]:

@@ -16,7 +16,14 @@ import cutegen
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.family import Problem
-from cutegen.records.recorded_calls import Call, append_calls, problems_of, rank_path, table_of
+from cutegen.records.recorded_calls import (
+    Call,
+    append_calls,
+    problems_of,
+    rank_path,
+    require_writable,
+    table_of,
+)
 from cutegen.runtime import recorder
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops import gemm as state
@@ -47,6 +54,8 @@ class Recording:
     def __enter__(self) -> Self:
         if self._running:
             raise UsageError("this recording runs already; cutegen.record() makes another")
+        if self.path is not None:
+            require_writable(self.path)
         prepare()
         self._running = True
         self._before = _fallbacks()
