@@ -200,6 +200,12 @@ def test_sizes_of_a_range_are_timed_without_bursts() -> None:
     assert size.burst_rounds == 0 < alone.burst_rounds
 
 
+def test_ties_at_a_size_of_a_range_are_decided_beside_the_baseline() -> None:
+    """Three rounds of many say too little of whether a call should be left to it."""
+    size, alone = (kind(PROBLEM, ARCH, 132).screen_policy for kind in (SizeRequest, Request))
+    assert size.extra_rounds > alone.extra_rounds == 0 and size.rounds == alone.rounds
+
+
 def test_a_count_of_kernels_outdoes_the_effort(tmp_path: Path) -> None:
     """Whoever asks for more kernels than quick tries gets them, twins included."""
     rig = Rig(tmp_path, effort="quick")

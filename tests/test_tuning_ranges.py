@@ -18,16 +18,19 @@ from simulated_gpu import ARCH, SimulatedBench, SimulatedGpu
 from cutegen.arch import Arch
 from cutegen.build.store import Store
 from cutegen.cli import main as cli
+from cutegen.cli.range_report import range_lines
 from cutegen.errors import NoWinnerError, UsageError
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.ranges import Range, parse_range
 from cutegen.families.registry import find_space, space_of
 from cutegen.family import Problem as AnyProblem
 from cutegen.measure.statistics import geometric_mean
-from cutegen.records.entry import Entry
+from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.recorded_calls import Call, append_calls
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
+from cutegen.runtime.dispatch import look_up
 from cutegen.search import range_plan
 from cutegen.search.defaults import default_set, predictor
 from cutegen.search.range_predict import Predictions
@@ -536,3 +539,25 @@ def test_kernels_that_the_model_is_wrong_about_do_not_crowd_out_better_ones(
         whole = [us for c in kernels if c.get("split_k") == 1 and (us := gpu.time_us(size, c)) is not None]
         behind.append(took / min(whole))
     assert geometric_mean(behind) < 1.02
+
+
+def test_the_report_says_what_calls_leave_to_the_library() -> None:
+    """By the rule of lookups; not what the library won, or where others used the GPU meanwhile."""
+    config = find_space("gemm", ARCH).default(Problem(64, 7168, 2048))
+    pieces = (
+        Piece(1, 15, config, ratio_to_baseline=1.1),
+        Piece(16, 31, config, ratio_to_baseline=0.9),
+        Piece(32, 127, config, ratio_to_baseline=0.995),
+        Piece(128, 8191, config, "torch", ratio_to_baseline=0.8),
+    )
+    entry = RangeEntry(parse_range("gemm 1..8191x7168x2048 bf16 kk"), pieces, baseline="torch.mm")
+    table = Table(Fingerprint("Fake GPU", "9.0a", 132, "13.0", "13.0", "4.8.1", "0.1.0"), ranges=[entry])
+
+    def notes(entry: RangeEntry) -> str:
+        return "\n".join(range_lines("mine", RangeResult(entry, "sm_90a", "Fake GPU")))
+
+    assert "torch.mm was faster in 1 piece, 8% of the doublings: calls leave these to it" in notes(entry)
+    assert "was faster" not in notes(replace(entry, contended_by="a process"))
+    problems = [Problem(m, 7168, 2048) for m in (8, 20, 64, 500)]
+    left = [look_up(table, p, find_space("gemm", ARCH), 132, "expected").config is None for p in problems]
+    assert left == [False, True, False, True]

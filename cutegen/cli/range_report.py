@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import log2
+
 from cutegen.arch import find_arch
 from cutegen.cli.wrapped_text import Column, columns, fold
 from cutegen.digest import Json
-from cutegen.families.registry import space_of
+from cutegen.families.registry import find_family, space_of
 from cutegen.measure.statistics import geometric_mean
-from cutegen.records.range_entry import Piece
+from cutegen.records.range_entry import Piece, RangeEntry
+from cutegen.runtime.dispatch import MEASURED_LEAD
 from cutegen.tuning import RangeResult
 
 __all__ = ["range_json", "range_lines"]
@@ -68,6 +71,7 @@ def _notes(result: RangeResult) -> list[str]:
             f"{entry.baseline} over cutegen at {len(found)} measured sizes: geometric mean "
             f"{geometric_mean(found):.3f}, smallest {min(found):.3f}"
         )
+    notes += _left(entry)
     if entry.regret is not None:
         notes.append(
             f"at {entry.regret.sizes} sizes taken at random the answers were {entry.regret.mean:.1%} behind "
@@ -76,6 +80,25 @@ def _notes(result: RangeResult) -> list[str]:
     if entry.contended_by:
         notes.append(f"contended: {entry.contended_by} used the GPU meanwhile; run again when it is free")
     return notes
+
+
+def _left(entry: RangeEntry) -> list[str]:
+    """Return a note on the pieces that calls with default settings leave to the baseline, if any."""
+    if entry.contended_by or not find_family(entry.range.low.family).is_library_call(entry.range.low):
+        return []
+    ours = [piece for piece in entry.pieces if piece.source != "torch"]
+    slower = [piece for piece in ours if (piece.ratio_to_baseline or 1.0) < 1 - MEASURED_LEAD]
+    if not slower:
+        return []
+    share = sum(map(_doublings, slower)) / sum(map(_doublings, entry.pieces))
+    return [
+        f"{entry.baseline or 'the library'} was faster in {len(slower)} piece{'s' * (len(slower) > 1)}, "
+        f"{share:.0%} of the doublings: calls leave these to it unless fallback is none"
+    ]
+
+
+def _doublings(piece: Piece) -> float:
+    return log2((piece.last + 1) / piece.first)
 
 
 def range_json(name: str, result: RangeResult) -> dict[str, Json]:

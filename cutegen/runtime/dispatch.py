@@ -29,6 +29,7 @@ from cutegen.text import printable
 
 __all__ = [
     "DEFAULT_FALLBACK",
+    "MEASURED_LEAD",
     "Answer",
     "Choice",
     "Dispatcher",
@@ -45,7 +46,7 @@ _log = logging.getLogger("cutegen")
 DEFAULT_FALLBACK = "expected"
 #: Measured leads of PyTorch up to this fraction count as none. Source: judgement; medians of repeated finals
 #: differ by up to 0.6 %.
-_MEASURED_LEAD = 0.01
+MEASURED_LEAD = 0.01
 #: So many times as long must PyTorch be expected to take before a kernel that nobody measured runs, by
 #: fallback. Source: 2,142 products measured on an H200, each (n, k) left out of the fits: docs/tuning.md.
 _EXPECTED_LEAD = {"torch": 1.12, "expected": 1.02}
@@ -498,7 +499,7 @@ def _measured_slower(answer: Answer) -> str | None:
     if entry is None or ratio is None or answer.how not in ("exact", "range"):
         return None
     what = entry.baseline or "torch.mm"
-    return f"{what} was measured {1 / ratio:.2f} times as good" if ratio < 1 - _MEASURED_LEAD else ""
+    return f"{what} was measured {1 / ratio:.2f} times as good" if ratio < 1 - MEASURED_LEAD else ""
 
 
 def _expected_slower(answer: Answer, space: Space, sm_count: int, lead: float) -> str:
