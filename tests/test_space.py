@@ -16,6 +16,7 @@ from cutegen.errors import ConfigError, ProblemError, SpaceError
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Launch, Rule, Space, Value, format_value, parse_value
 from cutegen.space.census import blockers, take_census
+from cutegen.space.checks import Checks
 
 ARCH = find_arch("sm_90a")
 PROBLEM = Problem(64, 64, 64)
@@ -183,7 +184,7 @@ def test_a_partial_config_is_judged_by_the_rules_it_is_enough_for() -> None:
 
 
 def test_a_prepared_config_is_valid_where_nothing_is_to_explain() -> None:
-    """Whatever it looks at: known knobs, a free one, the problem or the target; partial configs too."""
+    """Whatever it looks at: knobs, the problem or the target; partial configs too."""
     asked: list[int] = []
 
     def counted(size: int) -> bool:
@@ -196,11 +197,8 @@ def test_a_prepared_config_is_valid_where_nothing_is_to_explain() -> None:
         problems = [Problem(m, 64, 64) for m in (16, 32, 64, 128)]
         for point in product(*DOMAINS.values()):
             config = Config(dict(zip(DOMAINS, point, strict=True)))
-            free = space.prepare(config.replace(size=1), ("size",))
             for problem in problems:
-                expected = not space.explain(problem, config)
-                assert space.is_valid(problem, config) == expected
-                assert free(problem, size=config["size"]) == expected
+                assert space.is_valid(problem, config) == (not space.explain(problem, config))
         assert space.is_valid(problems[0], Config({"fast": True}))
     space = toy((counted,))
     valid = space.prepare(Config({"size": 4}))
@@ -209,6 +207,44 @@ def test_a_prepared_config_is_valid_where_nothing_is_to_explain() -> None:
     assert not toy((space_exists,), arch=find_arch("sm_100a")).is_valid(PROBLEM, Config({"size": 1}))
     with pytest.raises(ConfigError, match="size=3"):
         space.is_valid(PROBLEM, Config({"size": 3}))
+
+
+def test_what_sizes_do_not_decide_is_asked_once_for_a_signature() -> None:
+    """A rule that looks at what the signature holds, or at no problem; one of a size is asked every time."""
+    asked: list[str] = []
+
+    def of_dtype(size: int, problem: Problem) -> bool:
+        """size is for bf16."""
+        asked.append("dtype")
+        return size < 8 or problem.ab_dtype == "bf16"
+
+    def of_size(size: int, problem: Problem) -> bool:
+        """size must not be larger than k."""
+        asked.append("size")
+        return size * 32 <= problem.k
+
+    def of_order(fast: bool, problem: Problem) -> bool:
+        """fast adds in any order, which the signature does not say."""
+        return not fast or problem.any_order
+
+    space = toy((of_dtype, of_size, of_order, fast_is_small, shape_fits, space_exists))
+    problems = [
+        Problem(m, 64, k, any_order=order) for m, k, order in product((16, 64), (64, 128), (False, True))
+    ]
+    for dtype in ("bf16", "fp16"):
+        kin = [replace(problem, ab_dtype=dtype, out_dtype=dtype) for problem in problems]
+        checks = Checks(space, kin[0])
+        for point in product(*DOMAINS.values()):
+            config = Config(dict(zip(DOMAINS, point, strict=True)))
+            left = checks.left(config)
+            for problem in kin:
+                valid = left is not None and all(holds(problem=problem) for holds in left)
+                assert valid == (not space.explain(problem, config))
+    checks = Checks(space, PROBLEM)
+    asked.clear()
+    left = checks.left(Config({"size": 1, "fast": False, "shape": (1, 1)}))
+    assert left is not None and sorted(asked) == ["dtype", "size"]
+    assert all(holds(problem=PROBLEM) for holds in left) and sorted(asked) == ["dtype", "size", "size"]
 
 
 def test_an_incomplete_or_illegal_config_is_refused_with_everything_that_is_wrong() -> None:

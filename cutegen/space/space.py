@@ -215,42 +215,33 @@ class Space:
             if all(knob in config for knob in rule.knobs) and not self._holds(rule, config, problem)
         )
 
-    def prepare(self, config: Mapping[str, Value], free: Sequence[str] = ()) -> Callable[..., bool]:
-        """Return ``valid(problem, **values)``, which says whether :meth:`explain` has nothing to say.
+    def prepare(self, config: Mapping[str, Value]) -> Callable[[Problem], bool]:
+        """Return ``valid(problem)``, which says whether :meth:`explain` has nothing to say.
 
-        Rules that look neither at the problem nor at a free knob are asked now: this is for configs that
-        many problems are asked about.
+        Rules that do not look at the problem are asked now: this is for configs that many problems are asked
+        about. :class:`~cutegen.space.checks.Checks` is for those of one signature.
 
         Args:
             config: A config, partial or not.
-            free: Knobs of it whose values are given in each call, instead of those of ``config``.
 
         Raises:
             ConfigError: A knob or a value does not exist.
         """
         for knob, value in config.items():
             self._require_known(knob, [value])
-        asked: list[tuple[Callable[..., bool], tuple[str, ...]]] = []
+        bound = {**config, "arch": self.arch}
+        left: list[Callable[..., bool]] = []
         broken = False
         for rule in self.rules:
             if all(knob in config for knob in rule.knobs):
-                given = tuple(name for name in (*rule.knobs, *rule.context) if name in (*free, "problem"))
-                bound = {**config, "arch": self.arch}
-                names = [name for name in (*rule.knobs, *rule.context) if name not in given]
+                looks = "problem" in rule.context
+                names = [name for name in (*rule.knobs, *rule.context) if name != "problem"]
                 holds = partial(rule.holds, **{name: bound[name] for name in names})
-                asked += [(holds, given)] if given else []
-                broken |= not given and not holds()
-        of_problem = [holds for holds, given in asked if given == ("problem",)]
-        others = [(holds, given) for holds, given in asked if given != ("problem",)]
+                left += [holds] if looks else []
+                broken |= not looks and not holds()
 
-        def valid(problem: Problem, **values: Value) -> bool:
-            if broken:
-                return False
-            for holds in of_problem:
-                if not holds(problem=problem):
-                    return False
-            context = {**values, "problem": problem}
-            return all(holds(**{name: context[name] for name in given}) for holds, given in others)
+        def valid(problem: Problem) -> bool:
+            return not broken and all(holds(problem=problem) for holds in left)
 
         return valid
 
@@ -342,7 +333,7 @@ class Space:
 
 
 @lru_cache(maxsize=1024)
-def _prepared(space: Space, config: Config) -> Callable[..., bool]:
+def _prepared(space: Space, config: Config) -> Callable[[Problem], bool]:
     return space.prepare(config)
 
 

@@ -13,6 +13,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
+from cutegen.space.checks import Checks
 
 if TYPE_CHECKING:
     import numpy
@@ -57,7 +58,7 @@ class KernelSet:
         whole = [config for config in kernels if config["split_k"] == 1]
         divided = [(config, rounds) for config in kernels if config["split_k"] != 1 for rounds in _ROUNDS]
         self._configs = whole + [config for config, _ in divided]
-        self._valid = _Checks(space, self._configs)
+        self._valid = _Valid(space, problem, self._configs)
         self._fit = fit_of(space.arch)
         self._columns = c = KernelColumns(self._configs, sm_count, self._fit.rates)
         self._whole = len(whole)
@@ -86,10 +87,8 @@ class KernelSet:
         for time_us, at in self._fit.fastest(problem, self._columns, splits, likely, cover, self._kept):
             if not (rest or likely[at]):
                 continue
-            if at < self._whole:
-                if self._valid[at](problem):
-                    yield time_us, self._ordered(problem, self._configs[at])
-            elif self._valid[at](problem, split_k=(split := int(splits[at]))):
+            split = 1 if at < self._whole else int(splits[at])
+            if self._valid(at, split, problem):
                 yield time_us, self._ordered(problem, self._configs[at], split)
 
     def fastest(self, problem: Problem) -> Config | None:
@@ -143,17 +142,22 @@ class KernelSet:
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
 
-class _Checks(dict[int, Callable[..., bool]]):
-    """What says whether each config is valid, with any ``split_k`` if it splits; made when first asked."""
+class _Valid:
+    """Says whether kernels are valid; what sizes do not decide is asked once for a value of ``split_k``."""
 
-    def __init__(self, space: Space, configs: Sequence[Config]) -> None:
-        super().__init__()
-        self._space, self._configs = space, configs
+    def __init__(self, space: Space, problem: Problem, configs: Sequence[Config]) -> None:
+        self._checks, self._configs = Checks(space, problem), configs
+        #: By kernel and ``split_k``; None for what is never valid.
+        self._left: dict[tuple[int, int], tuple[Callable[..., bool], ...] | None] = {}
 
-    def __missing__(self, at: int) -> Callable[..., bool]:
-        config = self._configs[at]
-        check = self[at] = self._space.prepare(config, ("split_k",) if config["split_k"] != 1 else ())
-        return check
+    def __call__(self, at: int, split: int, problem: Problem) -> bool:
+        try:
+            left = self._left[at, split]
+        except KeyError:
+            config = self._configs[at]
+            config = config if config["split_k"] == split else config.replace(split_k=split)
+            left = self._left[at, split] = self._checks.left(config)
+        return left is not None and all(holds(problem=problem) for holds in left)
 
 
 def default_kernels(space: Space, problem: Problem) -> list[Config]:

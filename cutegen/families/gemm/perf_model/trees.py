@@ -25,6 +25,8 @@ _MOST_DEPTH = 8
 #: Parts of a model that are remembered, and the most columns that they are written out for: programs ask
 #: again and again for a few of them, tools for many sizes of sets.
 _MOST_PARTS, _WIDE = 16, 128
+#: Columns that are few for numpy's sums.
+_SHORT = 32
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,14 @@ class Trees:
         """Return the sum of some trees, all by default, for each column of ``features``; without ``base``."""
         import numpy as np
 
-        part = self._part(first, len(self) if last is None else last, features.shape[1])
+        columns = features.shape[1]
+        part = self._part(first, len(self) if last is None else last, columns)
         answers = (features.take(part.asked, 0) > part.limits).view(np.uint8).reshape(self.depth, -1)
-        numbers = np.bitwise_or.reduce(answers * part.places, 0)
-        leaves = part.leaves.take(numbers.reshape(len(part.starts), -1) + part.starts)
-        found: Array = np.add.reduce(leaves, 0)
+        answers *= part.places
+        numbers = np.bitwise_or.reduce(answers, 0).reshape(-1, columns)
+        leaves = part.leaves.take(numbers + part.starts)
+        # Both add tree after tree; short rows einsum adds in less than half the time.
+        found: Array = np.einsum("ij->j", leaves) if 1 < columns <= _SHORT else np.add.reduce(leaves, 0)
         return found
 
     def _part(self, first: int, last: int, columns: int) -> _Part:

@@ -1,0 +1,77 @@
+"""Rules asked about configs for many problems of one signature: those that sizes do not decide, once.
+
+A rule is a function of what it looks at. One that looked at nothing of a problem but what the signature
+holds says the same of every problem of that signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+from cutegen.family import Problem
+from cutegen.space.config import Config, Value
+from cutegen.space.space import Rule, Space
+
+__all__ = ["Checks"]
+
+#: A rule with all of its arguments given but the problem.
+_Holds: TypeAlias = "Callable[..., bool]"
+
+
+class Checks:
+    """Says which configs are valid for problems of one signature, as :meth:`Space.explain` does.
+
+    Args:
+        space: Where the configs come from.
+        problem: Any of that signature.
+    """
+
+    def __init__(self, space: Space, problem: Problem) -> None:
+        self._space = space
+        self._watched = _Watched(problem)
+        signature = getattr(problem.signature, "__dict__", {})
+        #: What all problems of the signature have in common.
+        self._common = {name for name, value in signature.items() if getattr(problem, name, None) == value}
+        self._verdicts: dict[tuple[str, tuple[Value, ...]], bool | _Holds] = {}
+
+    def left(self, config: Config) -> tuple[_Holds, ...] | None:
+        """Return what is to be asked of every problem, as ``holds(problem=problem)``.
+
+        None if a rule is broken whatever the sizes. ``config`` is complete, and of the space.
+        """
+        found = []
+        for rule in self._space.rules:
+            values = tuple([config[knob] for knob in rule.knobs])
+            verdict = self._verdicts.get((rule.name, values))
+            if verdict is None:
+                verdict = self._verdicts[rule.name, values] = self._verdict(rule, values)
+            if verdict is False:
+                return None
+            if verdict is not True:
+                found.append(verdict)
+        return tuple(found)
+
+    def _verdict(self, rule: Rule, values: tuple[Value, ...]) -> bool | _Holds:
+        """Return what a rule says of all problems, or what is left to be asked of each."""
+        given: dict[str, Any] = dict(zip(rule.knobs, values, strict=True))
+        if "arch" in rule.context:
+            given["arch"] = self._space.arch
+        if "problem" not in rule.context:
+            return bool(rule.holds(**given))
+        self._watched.names.clear()
+        found = bool(rule.holds(**given, problem=self._watched))
+        return found if self._watched.names <= self._common else partial(rule.holds, **given)
+
+
+class _Watched:
+    """A problem that remembers what it was asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.add(name)
+        return getattr(self._problem, name)
