@@ -44,7 +44,7 @@ def remembered_rank(
 @pytest.fixture(autouse=True)
 def quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs in this module's tests share what the search found."""
-    monkeypatch.setattr("cutegen.tuning.problem_run.rank", remembered_rank)
+    monkeypatch.setattr("cutegen.tuning.proposals.rank", remembered_rank)
 
 
 TOOLCHAIN = Toolchain((("nvidia-cutlass-dsl", "4.8.1"),), "cu13", "linux-test", "0")

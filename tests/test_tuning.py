@@ -67,13 +67,13 @@ def test_the_likely_are_compiled_while_the_search_runs(
         asked.append({view(source.config) for source in rig.compiler.queued})
         return remembered_rank(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("cutegen.tuning.problem_run.rank", slow_rank)
+    monkeypatch.setattr("cutegen.tuning.proposals.rank", slow_rank)
     result = rig.tuner.tune(*SHAPE)
     expected = likely(SPACE, PROBLEM, 132, SMALL.classes)
     assert {view(config) for config in (DEFAULT, *expected)} <= asked[0] and len(expected) > 2
     plain = Rig(tmp_path / "plain")
-    monkeypatch.setattr("cutegen.tuning.problem_run.rank", remembered_rank)
-    monkeypatch.setattr("cutegen.tuning.problem_run.likely", lambda *given: [])
+    monkeypatch.setattr("cutegen.tuning.proposals.rank", remembered_rank)
+    monkeypatch.setattr("cutegen.tuning.proposals.likely", lambda *given: [])
     assert {row.config for row in plain.tuner.tune(*SHAPE).rows} == {row.config for row in result.rows}
 
 

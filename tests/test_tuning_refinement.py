@@ -130,7 +130,7 @@ def test_the_problem_after_the_next_is_ranked_beside(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("cutegen.tuning.lookahead.precompute", precompute)
     monkeypatch.setattr("cutegen.tuning.lookahead.wait", stand_still)
-    monkeypatch.setattr("cutegen.tuning.problem_run.rank", propose)
+    monkeypatch.setattr("cutegen.tuning.proposals.rank", propose)
     assert count_winners(Rig(tmp_path)) == len(COMING)
     ranked = [problem for what, problem in events if what == "ranked"]
     assert ranked == COMING[2:]

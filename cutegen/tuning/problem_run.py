@@ -12,36 +12,27 @@ from cutegen.arch import Arch
 from cutegen.build import Artifact, Toolchain, artifact_key
 from cutegen.build.render import Source, render
 from cutegen.errors import MeasureError, NoWinnerError
-from cutegen.families.registry import find_family, find_space, is_legal, space_of, spaces_beside
+from cutegen.families.registry import find_family, space_of
 from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy, Timing
 from cutegen.measure.statistics import TIE_BAND
-from cutegen.search.defaults import default_config, default_of_algorithm
-from cutegen.search.strategies import likely, rank, refine, spread
-from cutegen.search.twins import OVERLAP, with_twins
-from cutegen.space import Config, Space, Value
+from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children
 from cutegen.tuning.finalists import comparable_us, pick_finalists, preference
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.progress import Observer, Progress
+from cutegen.tuning.proposals import Proposals
 from cutegen.tuning.request import Request
 from cutegen.tuning.same_kernels import SameKernels, unfit
 
 __all__ = ["ProblemRun"]
 
-#: Each further algorithm of the family gets this fraction of the candidates that the general one gets.
-_FURTHER_SHARE = 4
-#: An algorithm whose fastest config is behind the fastest of all by more than this factor is not refined.
-_HOPELESS = 1.25
 #: So many of the fastest run in a second set of rounds too, beside what is tried there.
 _BESIDE = 6
 #: Finalists that are there since they were fastest in bursts, at most.
 _BURST_FINALISTS = 3
-#: Configs that the search proposes for a kernel, at most: its run-time arguments.
-_PER_KERNEL = 4
 #: Seconds between looks at the compiler while nothing else is to do.
 _PATIENCE_S = 0.2
 
@@ -87,9 +78,8 @@ class ProblemRun:
         self.baseline_trial = ""
         self.ran = False
         self.stages: dict[str, float] = {}
-        legal = incumbent is not None and is_legal(incumbent, request.problem, request.arch)
-        self.incumbent = incumbent if legal else None
-        self._offers = offers
+        self._proposals = Proposals(request, offers, incumbent)
+        self.default, self.incumbent = self._proposals.default, self._proposals.incumbent
         self._budget_s: float | None = None
         self._children = children
         self._toolchain = toolchain
@@ -106,9 +96,6 @@ class ProblemRun:
         self._strict = find_family(request.problem.family).default_is_its_authors
         self._stage = "compile"
         self._decisive: frozenset[str] = frozenset()
-        self._space = find_space(request.problem.family, request.arch)
-        self._further = [space for space in spaces_beside(self._space) if self._competes(space)]
-        self.default = default_config(self._space, request.problem, request.sm_count)
 
     # -- candidates
 
@@ -121,57 +108,9 @@ class ProblemRun:
         """
         # Default and likely ones need no search: compiler and measuring child work while the search runs.
         self._admit([self.default])
-        self._admit(config for config in self._likely() if config not in self.attempts)
-        self._admit(config for config in self._plan() if config not in self.attempts)
+        self._admit(config for config in self._proposals.likely() if config not in self.attempts)
+        self._admit(config for config in self._proposals.everything() if config not in self.attempts)
         self._note("propose")
-
-    def _likely(self) -> list[Config]:
-        """Return what the search will propose for sure: known at once, while the rest takes it a second."""
-        request, space = self.request, self._space
-        if request.explicit or "cutegen" not in request.sources:
-            return []
-        found = likely(space, request.problem, request.sm_count, self._most, request.fixed or None)
-        if self.default.algorithm == space.algorithm:
-            found = [self.default, *found]
-        if request.effort.most is not None:
-            found = found[: request.effort.most // _PER_KERNEL]
-        return self._with_twins(space, found, request.effort.twins)
-
-    def _plan(self) -> list[Config]:
-        configs = [*self.request.explicit] or self._proposals()
-        extra = [] if self.incumbent is None else [self.incumbent]
-        return list(dict.fromkeys([*extra, *configs]))
-
-    def _proposals(self) -> list[Config]:
-        """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""
-        request, own = self.request, []
-        if "cutegen" in request.sources:
-            own = self._ranked(self._space)
-            for space in self._further:
-                own += self._ranked(space, _FURTHER_SHARE)
-        fits = [c for c in self._offers if all(c.get(k) in values for k, values in request.fixed.items())]
-        return own + spread(fits, request.effort.classes)
-
-    def _ranked(self, space: Space, share: int = 1) -> list[Config]:
-        """Return what one algorithm proposes, one ``share``-th as much as the effort says."""
-        request, effort, default = self.request, self.request.effort, self.default
-        if default.algorithm != space.algorithm:
-            default = default_of_algorithm(space, request.problem, request.sm_count)
-        limit, fixed = max(1, self._most // share), request.fixed or None
-        found = rank(space, request.problem, request.sm_count, limit, fixed, default=default)[: effort.most]
-        return self._with_twins(space, found, -(-effort.twins // share))
-
-    @property
-    def _most(self) -> int:
-        """Kernels that the search proposes, at most; those of users have no twins."""
-        effort = self.request.effort
-        return effort.classes + (effort.twins if self._strict else 0)
-
-    def _with_twins(self, space: Space, configs: Sequence[Config], count: int) -> list[Config]:
-        """Return kernels in forms that the model cannot tell apart behind other kernels."""
-        request = self.request
-        count = 0 if request.context == BACK_TO_BACK else count
-        return with_twins(space, request.problem, configs, count, request.fixed, others_alone=True)
 
     def _space_of(self, config: Config) -> Space:
         return space_of(config, self.request.problem.family, self.request.arch)
@@ -345,7 +284,7 @@ class ProblemRun:
     @property
     def dead_knobs(self) -> tuple[str, ...]:
         """Sentences on knobs that change nothing; empty where all do, or that is not known."""
-        return self._same.dead_knobs(self._space)
+        return self._same.dead_knobs(self._proposals.space)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -453,11 +392,7 @@ class ProblemRun:
             if self._late() or fastest >= best * (1 - TIE_BAND):
                 return
             best, self._stage, limit = fastest, "refine", max(1, request.effort.refine >> 2 * turn)
-            found = [
-                config
-                for space in (self._space, *self._further)
-                for config in self._refined(space, results, limit, fastest)
-            ]
+            found = self._proposals.refined(results, limit, fastest)
             self._try(self._admit(config for config in found if config not in self.attempts))
 
     def _rescue(self) -> None:
@@ -471,55 +406,11 @@ class ProblemRun:
         times = {config: comparable_us(timing, policy) for config, timing in timings.items()}
         results = {c: times.get(c) for c in self.attempts if c.source == "cutegen"}
         fastest = sorted(times, key=times.__getitem__)[:_BESIDE]
-        found = [
-            config
-            for space in (self._space, *self._further)
-            for config in self._refined(
-                space, results, request.effort.rescue, times[fastest[0]], self._without_overlap(fastest[0])
-            )
-        ]
+        fixed = self._proposals.without_overlap(fastest[0])
+        found = self._proposals.refined(results, request.effort.rescue, times[fastest[0]], fixed)
         more = self._admit(dict.fromkeys(config for config in found if config not in self.attempts))
         first = [config for config in (self.default, self.incumbent) if config in times]
         self._try(more, [self.attempts[config] for config in dict.fromkeys([*first, *fastest])])
-
-    def _without_overlap(self, best: Config) -> dict[str, tuple[Value, ...]]:
-        """Return the fixed knobs, and those that overlap launches as in ``best`` where they should be off."""
-        fixed = dict(self.request.fixed)
-        if self.request.context == BACK_TO_BACK or best.get("split_k", 1) != 1:
-            return fixed
-        return {**{knob: (False,) for knob in OVERLAP if best.get(knob) is False}, **fixed}
-
-    def _refined(
-        self,
-        space: Space,
-        results: Mapping[Config, float | None],
-        limit: int,
-        fastest: float,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-    ) -> list[Config]:
-        """Return what refinement proposes for one algorithm, unless its fastest config is far behind."""
-        request = self.request
-        fixed = request.fixed if fixed is None else fixed
-        fixed = {knob: values for knob, values in fixed.items() if knob in space.domains}
-        own = {config: us for config, us in results.items() if config.algorithm == space.algorithm}
-        best = min((us for us in own.values() if us is not None), default=math.inf)
-        if best > fastest * _HOPELESS:
-            return []
-        return refine(
-            space,
-            request.problem,
-            own,
-            limit,
-            sm_count=request.sm_count,
-            fixed=fixed or None,
-            new_kernels=not request.explicit,
-        )
-
-    def _competes(self, space: Space) -> bool:
-        """Whether a further algorithm computes this problem and has the knobs and values that are fixed."""
-        fixed = self.request.fixed
-        has = all(set(values) <= set(space.domains.get(knob, ())) for knob, values in fixed.items())
-        return has and not space.explain(self.request.problem, {})
 
     def _finals(self) -> tuple[Attempt, ...]:
         """Measure the finalists with settled clocks; if all of them break, others take their place.
@@ -596,7 +487,7 @@ class ProblemRun:
     def _time_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
         policy = self.request.final_policy
         self._fetch([attempt for attempt in finalists if attempt.artifact is None])
-        rank = preference(self._space, self.default, self.incumbent)
+        rank = preference(self._proposals.space, self.default, self.incumbent)
         entries = sorted((a for a in finalists if a.ok), key=lambda attempt: rank(attempt.config))
         timed = self._time(entries, policy)
         if not timed and all(attempt.ok for attempt in finalists):
