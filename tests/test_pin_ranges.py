@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from pinned_families import values_of, write_family
 
 from cutegen.build import Toolchain
 from cutegen.cli.pin import main
-from cutegen.deploy import PinnedRange, pin_table
+from cutegen.deploy import Pinned, PinnedRange, pin_table
 from cutegen.errors import PinError, UsageError
 from cutegen.families import registry
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.ranges import parse_range
 from cutegen.families.registry import find_space, is_legal, space_of
 from cutegen.records.entry import Entry, Fingerprint
@@ -314,6 +315,38 @@ def test_a_range_of_the_table_gives_way_to_one_that_holds_it(tmp_path: Path) -> 
     (only,) = pinned
     assert isinstance(only, PinnedRange) and str(only.range) == "gemm 1..64x128x256 bf16 kk"
     assert left == {lines[1]: "torch has no dtype tf32, so no call poses it"}
+
+
+@pytest.mark.parametrize("fallback", ["none", "measured"])
+def test_pieces_that_were_measured_slower_are_left_to_torch_if_asked(tmp_path: Path, fallback: str) -> None:
+    """As calls with a table leave them; by default a deployment runs its own kernels."""
+    config = find_space("gemm", ARCH).default(Problem(64, 512, 4096))
+    ratios = ((1, 31, 1.1), (32, 63, 0.84), (64, 80, 0.995))
+    pieces = tuple(Piece(first, last, config, ratio_to_baseline=ratio) for first, last, ratio in ratios)
+    held = RangeEntry(parse_range("gemm 1..80x512x4096 bf16 kk"), pieces, baseline="torch.mm")
+    path, out = tmp_path / "t.json", tmp_path / "deploy"
+    Table(Fingerprint.of(H200, Toolchain.current()), ranges=[held]).save(path)
+    pin_table(path, out, kernels=Workshop(tmp_path / "cache").kernels(), fallback=fallback)
+    deployment, _ = load(out)
+    records = [found(deployment, Problem(m, 512, 4096)) for m in range(1, 81)]
+    left = [m for m, record in enumerate(records, 1) if record is not None and record["symbol"] == ""]
+    assert left == ([*range(32, 64)] if fallback == "measured" else [])
+
+
+def test_torch_computes_plain_products_only(tmp_path: Path) -> None:
+    """A bias that torch.addmm would add, and won with, would be lost: our default kernel adds it."""
+    problem = Problem(64, 128, 256, epilogue=Epilogue(bias="n"))
+    slow = Entry(replace(problem, m=32), find_space("gemm", ARCH).default(problem), ratio_to_baseline=0.8)
+    path = tmp_path / "t.json"
+    Table(Fingerprint.of(H200, Toolchain.current()), [Entry(problem, None, "torch"), slow]).save(path)
+    kernels = Workshop(tmp_path / "cache").kernels()
+    pinned = pin_table(path, tmp_path / "deploy", kernels=kernels, fallback="measured")
+    assert len(pinned) == 2 and all(isinstance(item, Pinned) and item.artifact for item in pinned)
+
+
+def test_an_unknown_fallback_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fallback is 'torch'; valid: none, measured"):
+        pin_table(tmp_path / "t.json", tmp_path / "deploy", fallback="torch")
 
 
 def test_a_lost_kernel_is_said_while_pinning(tmp_path: Path) -> None:

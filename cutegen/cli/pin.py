@@ -13,7 +13,7 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
 from cutegen.deploy.manifest import OUTSIDE
-from cutegen.deploy.selection import ranges_over, widened
+from cutegen.deploy.selection import PINNED_FALLBACKS, ranges_over, widened
 from cutegen.errors import DeviceError, UsageError
 from cutegen.families.ranges import Range, is_range, parse_range
 from cutegen.families.registry import load_families, load_kernel, parse_problem
@@ -94,12 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE=FIRST..LAST",
         help="serve all of these sizes of every kind of problem in the table, such as m=1..8192; repeatable",
     )
-    parser.add_argument(
-        "--outside",
-        choices=OUTSIDE,
-        default="none",
-        help="what answers a call that is not pinned: none refuses it (default), torch a plain product",
-    )
+    _add_torch_arguments(parser)
     parser.add_argument(
         "--cpp",
         action="store_true",
@@ -109,6 +104,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-dir", type=file_path, metavar="FOLDER", help="where compiled kernels are")
     parser.add_argument("--no-build", action="store_true", help="refuse kernels that are not compiled yet")
     return parser
+
+
+def _add_torch_arguments(parser: Parser) -> None:
+    """Add what torch computes in the deployment."""
+    parser.add_argument(
+        "--outside",
+        choices=OUTSIDE,
+        default="none",
+        help="what answers a call that is not pinned: none refuses it (default), torch a plain product",
+    )
+    parser.add_argument(
+        "--fallback",
+        choices=PINNED_FALLBACKS,
+        default="none",
+        help="what answers a plain product where torch was measured to be faster: none the kernel all the "
+        "same (default), measured torch",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -131,6 +143,7 @@ def _run(args: argparse.Namespace) -> int:
         kernels=kernels,
         problems=problems,
         outside=args.outside,
+        fallback=args.fallback,
         cpp=args.cpp,
         whole_table=not args.recorded,
         leave_out=lambda problem, why: say(f"left out: {problem}; {why}"),

@@ -22,7 +22,20 @@ from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Launch
 
-__all__ = ["Pinned", "PinnedRange", "Selection", "Step", "ranges_over", "require_countable", "widened"]
+__all__ = [
+    "PINNED_FALLBACKS",
+    "Pinned",
+    "PinnedRange",
+    "Selection",
+    "Step",
+    "ranges_over",
+    "require_countable",
+    "widened",
+]
+
+#: Where torch computes a plain product although there is a kernel for it: nowhere (beside entries and pieces
+#: that it won), or where a measurement says that it was faster.
+PINNED_FALLBACKS = ("none", "measured")
 
 #: Sizes that a range may hold: a few tens of microseconds each, and a second for each thousand at worst.
 MOST_SIZES = 2**18
@@ -95,13 +108,14 @@ class Selection:
     Args:
         table: The table.
         kernels: Where compiled kernels come from, and whether missing ones are compiled.
+        fallback: Where torch answers instead of a kernel: one of :data:`PINNED_FALLBACKS`.
 
     Raises:
         PinError: The table does not say for what it is.
     """
 
-    def __init__(self, table: Table, kernels: Kernels) -> None:
-        self._table, self._kernels = table, kernels
+    def __init__(self, table: Table, kernels: Kernels, fallback: str = "none") -> None:
+        self._table, self._kernels, self._fallback = table, kernels, fallback
         self._arch, self._sm_count = _target(table.fingerprint)
 
     def problem(self, problem: Problem) -> Pinned:
@@ -207,7 +221,13 @@ class Selection:
         return problem is not None and (answer.config is None or is_legal(answer.config, problem, self._arch))
 
     def _answer(self, problem: Problem) -> Answer:
-        return look_up(self._table, problem, find_space(problem.family, self._arch), self._sm_count)
+        """Return what the table answers; what torch computes without a kernel is a plain product."""
+        space = find_space(problem.family, self._arch)
+        answer = look_up(self._table, problem, space, self._sm_count, self._fallback)
+        if answer.config is None and not find_family(problem.family).is_plain(problem):
+            answer = look_up(self._table, problem, space, self._sm_count)
+            answer = answer if answer.config else look_up(None, problem, space, self._sm_count)
+        return answer
 
     def _launch(self, problem: Problem, config: Config) -> Launch:
         return space_of(config, problem.family, self._arch).launch(config, problem, self._sm_count)

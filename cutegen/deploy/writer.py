@@ -25,7 +25,7 @@ from cutegen.deploy.manifest import (
     TABLE,
     TRACED,
 )
-from cutegen.deploy.selection import Pinned, PinnedRange, Selection, require_countable
+from cutegen.deploy.selection import PINNED_FALLBACKS, Pinned, PinnedRange, Selection, require_countable
 from cutegen.deploy.shipped_loader import LOADER, bytecode, loader_text, part_text, sealed
 from cutegen.digest import Json
 from cutegen.dtypes import TORCH_DTYPES
@@ -50,6 +50,7 @@ def pin_table(
     kernels: Kernels | None = None,
     problems: Iterable[Problem | Range] = (),
     outside: str = "none",
+    fallback: str = "none",
     cpp: bool = False,
     whole_table: bool = True,
     leave_out: Callable[[Problem | Range, str], None] = lambda problem, why: None,
@@ -68,6 +69,8 @@ def pin_table(
             range among them. Ranges of the table are pinned anyway.
         outside: What answers a call that is not pinned: ``none`` refuses it, ``torch`` computes a plain
             product.
+        fallback: What answers a plain product that a table's entry or range holds: ``none`` its kernel,
+            ``measured`` torch, where that was measured to be faster.
         cpp: Whether the folder also gets ``libcutegen_ops.so``, for C++ programs and packages of AOTInductor:
             the GEMMs as the operator ``cutegen_pinned::gemm`` in torch's stable ABI.
         whole_table: Whether everything that the table answers is pinned, or ``problems`` alone.
@@ -77,14 +80,16 @@ def pin_table(
         PinError: The table is empty or does not say for what, a kernel is not to be had, no call can pose one
             of ``problems`` or any entry, ``out`` holds something else or cannot be written, or the C++
             library cannot be built.
-        UsageError: There is no such ``outside``.
+        UsageError: There is no such ``outside`` or ``fallback``.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
     """
     if outside not in OUTSIDE:
         raise UsageError(f"outside is {shown(outside)}; valid: {', '.join(OUTSIDE)}")
+    if fallback not in PINNED_FALLBACKS:
+        raise UsageError(f"fallback is {shown(fallback)}; valid: {', '.join(PINNED_FALLBACKS)}")
     source = Table.load(table)
-    selection = Selection(source, kernels or Kernels())
+    selection = Selection(source, kernels or Kernels(), fallback)
     asked: dict[Problem | Range, None] = dict.fromkeys(problems)
     held: list[Problem | Range] = [
         entry.range for entry in source.ranges if not _is_within(entry.range, asked)
