@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, replace
+from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
@@ -245,6 +246,31 @@ def test_what_sizes_do_not_decide_is_asked_once_for_a_signature() -> None:
     left = checks.left(Config({"size": 1, "fast": False, "shape": (1, 1)}))
     assert left is not None and sorted(asked) == ["dtype", "size"]
     assert all(holds(problem=PROBLEM) for holds in left) and sorted(asked) == ["dtype", "size", "size"]
+
+
+def test_rules_that_remember_what_they_make_of_a_problem_are_asked_about_each() -> None:
+    """As those of gated products do, which make a GEMM of it unless it is one."""
+
+    @lru_cache
+    def half(problem: Any) -> Problem:
+        assert isinstance(problem, Problem)
+        return Problem(problem.m, problem.n, problem.k // 2)
+
+    def fits(size: int, problem: Problem) -> bool:
+        """size must not be larger than half of k."""
+        return size * 32 <= half(problem).k
+
+    def fits_m(size: int, problem: Problem) -> bool:
+        """size must not be larger than m."""
+        return size <= half(problem).m
+
+    space = toy((fits, fits_m))
+    checks = Checks(space, Problem(4, 64, 128))
+    config = Config({"size": 8, "fast": False, "shape": (1, 1)})
+    for m, k in product((4, 8), (64, 512)):
+        problem, left = Problem(m, 64, k), checks.left(config)
+        valid = left is not None and all(holds(problem=problem) for holds in left)
+        assert valid == (not space.explain(problem, config)) == (m == 8 and k == 512)
 
 
 def test_an_incomplete_or_illegal_config_is_refused_with_everything_that_is_wrong() -> None:

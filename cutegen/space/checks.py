@@ -30,7 +30,7 @@ class Checks:
 
     def __init__(self, space: Space, problem: Problem) -> None:
         self._space = space
-        self._watched = _Watched(problem)
+        self._problem = problem
         signature = getattr(problem.signature, "__dict__", {})
         #: What all problems of the signature have in common.
         self._common = {name for name, value in signature.items() if getattr(problem, name, None) == value}
@@ -60,9 +60,9 @@ class Checks:
             given["arch"] = self._space.arch
         if "problem" not in rule.context:
             return bool(rule.holds(**given))
-        self._watched.names.clear()
-        found = bool(rule.holds(**given, problem=self._watched))
-        return found if self._watched.names <= self._common else partial(rule.holds, **given)
+        watched = _Watched(self._problem)  # a new one: what a function remembers of another, it does not ask
+        found = bool(rule.holds(**given, problem=watched))
+        return found if watched.names <= self._common else partial(rule.holds, **given)
 
 
 class _Watched:
@@ -71,6 +71,11 @@ class _Watched:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self.names: set[str] = set()
+
+    @property  # type: ignore[misc, unused-ignore]
+    def __class__(self) -> Any:
+        """The problem's, by which rules may tell families apart."""
+        return type(self._problem)
 
     def __getattr__(self, name: str) -> Any:
         self.names.add(name)
