@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -36,7 +37,7 @@ from cutegen.runtime.dispatch import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.drawn import drawn_results
+from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
 from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.model_products import KINDS, draw
 from tools.benchmark.results import write_json
@@ -143,8 +144,8 @@ def run(args: argparse.Namespace) -> int:
         settle_s=args.settle,
         context=args.context,
     )
-    rows: list[dict[str, Json]] = []
-    failures: list[str] = []
+    drawing: dict[str, Json] = {"seed": args.seed, "drawn": len(everything)}
+    found = DrawnRows(UNTUNED, device, args.commit, policy, drawing)
     with Bench() as bench:
         bench.start()
         compilation.finish()
@@ -152,34 +153,18 @@ def run(args: argparse.Namespace) -> int:
         for one in everything:
             if time.monotonic() - begun > args.stop_after:
                 break
-            try:
-                rows.append(runner.row(one))
-            except CutegenError as error:
-                failures.append(str(error))
-                print(error, file=sys.stderr)
+            if not found.take(partial(runner.row, one)):
                 continue
-            print(_line(rows[-1]), flush=True)
-            if len(rows) % 20 == 0:
-                _write(args, device, policy, len(everything), rows, failures)
-    _write(args, device, policy, len(everything), rows, failures)
-    return EXIT_NO_WINNER if failures else EXIT_OK
+            print(_line(found.rows[-1]), flush=True)
+            if len(found.rows) % 20 == 0:
+                write_json(args.out, found.document())
+    write_json(args.out, found.document())
+    return EXIT_NO_WINNER if found.failures else EXIT_OK
 
 
 def _line(row: Mapping[str, Json]) -> str:
     left = ",".join(map(str, row["left_to_torch"])) if isinstance(row["left_to_torch"], list) else ""
     return f"{row['ratio']:.3f} {row['kernel_us']:9.2f} us  {row['problem']}  {row['config']}  {left}"
-
-
-def _write(
-    args: argparse.Namespace,
-    device: Device,
-    policy: Policy,
-    drawn: int,
-    rows: Sequence[Mapping[str, Json]],
-    failures: Sequence[str],
-) -> None:
-    drawing: dict[str, Json] = {"seed": args.seed, "drawn": drawn}
-    write_json(args.out, drawn_results(UNTUNED, device, args.commit, policy, drawing, rows, failures))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -189,14 +174,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json")
     parser.add_argument("--count", type=positive_int, default=300, help="products of the first kind (300)")
     parser.add_argument("--others", type=positive_int, default=20, help="of each other kind (20)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--context", choices=CONTEXTS, default=BACK_TO_BACK)
-    parser.add_argument("--rounds", type=positive_int, default=9)
     parser.add_argument("--settle", type=positive_float, default=0.1, help="longest burn-in in seconds (0.1)")
-    parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
     parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_drawing_arguments(parser, rounds=9)
     return parser
 
 

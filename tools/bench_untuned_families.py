@@ -47,7 +47,7 @@ from cutegen.search.defaults import default_config, strategy_of
 from cutegen.search.strategies import rank
 from cutegen.space import Config, Value
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.drawn import drawn_results
+from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import write_json
@@ -276,8 +276,7 @@ def run(args: argparse.Namespace) -> int:
         precision=0.0,
         context=BACK_TO_BACK,
     )
-    rows: list[dict[str, Json]] = []
-    failures: list[str] = []
+    found = DrawnRows(UNTUNED_FAMILIES, device, args.commit, policy, _drawing(args))
     with Bench(engine=BARE_ENGINE) as bench:
         bench.start()
         compilation.finish()
@@ -286,34 +285,20 @@ def run(args: argparse.Namespace) -> int:
             for problem in some:
                 if problem is None or time.monotonic() - begun > args.stop_after:
                     continue
-                try:
-                    rows.append(runner.row(problem, plan[problem.family][problem]))
-                except CutegenError as error:
-                    failures.append(str(error))
-                    print(error, file=sys.stderr)
-            _write(args, device, policy, rows, failures)
+                found.take(partial(runner.row, problem, plan[problem.family][problem]))
+            write_json(args.out, found.document())
     for family in plan:
-        ratios = [float(str(row["ratio"])) for row in rows if str(row["problem"]).startswith(f"{family} ")]
+        ratios = [
+            float(str(row["ratio"])) for row in found.rows if str(row["problem"]).startswith(f"{family} ")
+        ]
         if ratios:
             print(f"{family}: {len(ratios)} sizes, {geometric_mean(ratios):.3f}, smallest {min(ratios):.3f}")
-    return EXIT_NO_WINNER if failures else EXIT_OK
+    return EXIT_NO_WINNER if found.failures else EXIT_OK
 
 
-def _write(
-    args: argparse.Namespace,
-    device: Device,
-    policy: Policy,
-    rows: Sequence[Mapping[str, Json]],
-    failures: Sequence[str],
-) -> None:
-    drawing: dict[str, Json] = {
-        "seed": args.seed,
-        "sizes": args.sizes,
-        "widths": args.widths,
-        **({"set": args.set} if args.set else {}),
-    }
-    found = drawn_results(UNTUNED_FAMILIES, device, args.commit, policy, drawing, rows, failures)
-    write_json(args.out, found)
+def _drawing(args: argparse.Namespace) -> dict[str, Json]:
+    sizes: dict[str, Json] = {"seed": args.seed, "sizes": args.sizes, "widths": args.widths}
+    return {**sizes, "set": args.set} if args.set else sizes
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -332,15 +317,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KNOB=V1,V2",
         help="try only these values, in families that have the knob, beside the default; repeatable",
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=positive_int, default=7)
     parser.add_argument("--round-us", type=positive_float, default=1000.0, help="of each entry (1000)")
-    parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile what is timed, for a target such as sm_90a"
     )
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_drawing_arguments(parser, rounds=7)
     return parser
 
 

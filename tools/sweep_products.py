@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from cutegen.build.store import Store
 from cutegen.cli.args import file_path, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
-from cutegen.errors import CutegenError
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.traffic import Tiling
@@ -44,7 +44,7 @@ from cutegen.measure.policy import Policy
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Space, as_flag
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.drawn import drawn_results
+from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
 from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.model_products import draw
 
@@ -181,8 +181,8 @@ def run(args: argparse.Namespace) -> int:
         others.begin()
         print(f"compiled {first.finish()}, {others.finish()} at {time.monotonic() - begun:.1f} s", flush=True)
         return EXIT_OK
-    rows: list[dict[str, Json]] = []
-    failures: list[str] = []
+    drawing: dict[str, Json] = {"seed": args.seed, "drawn": args.count}
+    found = DrawnRows(KIND, device, args.commit, policy, drawing)
     with Bench() as bench:
         bench.start()
         first.finish()
@@ -194,18 +194,14 @@ def run(args: argparse.Namespace) -> int:
                 others.finish()
                 waiting = False
                 print(f"compiled all at {time.monotonic() - begun:.1f} s", flush=True)
-            try:
-                rows.append(runner.row(kind, problem, configs))
-            except CutegenError as error:
-                failures.append(f"{problem}: {error}")
-                print(failures[-1], file=sys.stderr, flush=True)
-            if len(rows) % 40 == 0:
-                print(f"{time.monotonic() - begun:6.1f} s, {len(rows)} products, {problem}", flush=True)
-                _write(args, device, policy, rows, failures)
+            found.take(partial(runner.row, kind, problem, configs), str(problem))
+            if len(found.rows) % 40 == 0:
+                print(f"{time.monotonic() - begun:6.1f} s, {len(found.rows)} products, {problem}", flush=True)
+                _write(args.out, found)
         if waiting:
             others.finish()
-    _write(args, device, policy, rows, failures)
-    return EXIT_NO_WINNER if failures else EXIT_OK
+    _write(args.out, found)
+    return EXIT_NO_WINNER if found.failures else EXIT_OK
 
 
 def _by_turns(plan: Plan, begun: float, stop_after: float) -> Any:
@@ -231,17 +227,9 @@ def _describe(plan: Plan) -> None:
     print(f"{len(plan.asked)} products, {points} points, {counts[0]} and {counts[1]} kernels", flush=True)
 
 
-def _write(
-    args: argparse.Namespace,
-    device: Device,
-    policy: Policy,
-    rows: Sequence[dict[str, Json]],
-    failures: Sequence[str],
-) -> None:
-    drawing: dict[str, Json] = {"seed": args.seed, "drawn": args.count}
-    found = drawn_results(KIND, device, args.commit, policy, drawing, rows, failures)
-    text = json.dumps(found, separators=(",", ":")).encode()
-    args.out.write_bytes(lzma.compress(text) if args.out.suffix == ".xz" else text)
+def _write(path: Path, found: DrawnRows) -> None:
+    text = json.dumps(found.document(), separators=(",", ":")).encode()
+    path.write_bytes(lzma.compress(text) if path.suffix == ".xz" else text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -251,14 +239,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json[.xz]")
     parser.add_argument("--count", type=positive_int, default=600, help="products of the first kind (600)")
     parser.add_argument("--kernels", type=positive_int, default=5, help="of each, beside one by chance (5)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=positive_int, default=3)
     parser.add_argument("--settle", type=positive_float, default=0.03, help="longest burn-in, seconds (0.03)")
-    parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured")
+    add_drawing_arguments(parser, rounds=3)
     return parser
 
 

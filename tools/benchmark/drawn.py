@@ -1,40 +1,79 @@
-"""What a results file says of products and sizes that were drawn at random."""
+"""Measuring what was drawn at random: arguments that the tools share, and what their files say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from cutegen.cli.args import positive_float, positive_int
 from cutegen.digest import Json
+from cutegen.errors import CutegenError
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
 from tools.benchmark.environment import check_facts, conditions
 
-__all__ = ["drawn_results"]
+__all__ = ["DrawnRows", "add_drawing_arguments"]
 
 
-def drawn_results(
-    kind: str,
-    device: Device,
-    commit: str,
-    policy: Policy,
-    drawing: Mapping[str, Json],
-    rows: Sequence[Mapping[str, Json]],
-    failures: Sequence[str],
-) -> dict[str, Json]:
-    """Return the file's content.
+def add_drawing_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
+    """Add the options that all such tools have.
 
     Args:
-        kind: Of the file.
-        device: Where it was measured.
+        parser: Of the tool.
+        rounds: Its usual number of samples of each kernel.
+    """
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=positive_int, default=rounds)
+    parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+
+
+@dataclass
+class DrawnRows:
+    """What was measured so far, and what could not be.
+
+    Attributes:
+        kind: Of the results file.
+        device: Where it is measured.
         commit: Of the checkout, where git cannot tell.
-        policy: How kernels were timed.
+        policy: How kernels are timed.
         drawing: What was drawn: the seed and how much.
         rows: What was measured.
         failures: What could not be, in words.
     """
-    return {
-        **check_facts(kind, device, commit),
-        "conditions": conditions(device, policy, drawing=dict(drawing)),
-        "rows": [dict(row) for row in rows],
-        "failures": list(failures),
-    }
+
+    kind: str
+    device: Device
+    commit: str
+    policy: Policy
+    drawing: Mapping[str, Json]
+    rows: list[dict[str, Json]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def take(self, measure: Callable[[], dict[str, Json]], what: str = "") -> bool:
+        """Take the row that ``measure`` returns, or note and print why there is none; return which.
+
+        Args:
+            measure: May raise :class:`CutegenError`.
+            what: Is measured, where the error would not say.
+        """
+        try:
+            self.rows.append(measure())
+        except CutegenError as error:
+            self.failures.append(f"{what}: {error}" if what else str(error))
+            print(self.failures[-1], file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def document(self) -> dict[str, Json]:
+        """Return the file's content."""
+        return {
+            **check_facts(self.kind, self.device, self.commit),
+            "conditions": conditions(self.device, self.policy, drawing=dict(self.drawing)),
+            "rows": [dict(row) for row in self.rows],
+            "failures": list(self.failures),
+        }
