@@ -35,14 +35,24 @@ import tvm_ffi
 from fake_gpu import FakeTensor
 
 launch = tvm_ffi.load_module({library!r})[{symbol!r}]
-for m, n in {sizes!r}:
-    a, d = (FakeTensor(m, width, code=4, bits=16) for width in (512, n))
-    b = FakeTensor(n, 512, code=4, bits=16)
-    b._shape[0], b._shape[1], b._strides[0], b._strides[1] = 512, n, 1, 512
+for m, n, k in {sizes!r}:
+    a, d = (FakeTensor(m, width, code=4, bits=16) for width in (k, n))
+    b = FakeTensor(n, k, code=4, bits=16)
+    b._shape[0], b._shape[1], b._strides[0], b._strides[1] = k, n, 1, k
     launch(a, b, d, 66, 1, 0)
 """
-#: Rows and columns of D, and whether the long operand, the weights, leaves L2 first.
-SIZES = ((328, 5632, True), (512, 4096, True), (520, 5632, False), (328, 2048, False), (2000, 5632, False))
+#: Sizes, and whether the long operand, the weights, leaves L2 first.
+SIZES = (
+    (328, 5632, 3072, True),
+    (512, 4096, 4096, True),
+    (520, 5632, 8192, False),
+    (328, 2048, 3072, False),
+    (2000, 5632, 16384, False),
+    (128, 24576, 1536, True),
+    (128, 24576, 1024, True),
+    (128, 32768, 512, False),
+    (512, 4096, 4032, False),
+)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["swapped", "plain"])
@@ -64,9 +74,10 @@ def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_weights_that_few_tiles_read_leave_l2_first(kernel: tuple[bool, Artifact], tmp_path: Path) -> None:
-    """Up to 512 rows and 4 tiles along them, where the other operand is at least 8 times as long."""
+    """Up to 512 rows and 4 tiles along them, where the other operand is at least 8 times as long as the first
+    and as D."""
     swapped, artifact = kernel
-    sizes = [size[:2] for size in SIZES]
+    sizes = [size[:3] for size in SIZES]
     code = LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes)
     _, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log", FAKE_DRIVER_ARGUMENTS=PLACES)
     found = [tuple(re.findall(r" argument \d+ (\S+)", line)) for line in log if "cuLaunchKernelEx " in line]

@@ -148,10 +148,12 @@ def launch(
     tiles = tiles_m * tiles_n
     total = tiles
     # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, the other one stays.
+    # Not where D is more than an eighth of that operand: there it takes longer.
     keep_a, keep_b = cutlass.Int64(EVICT_NORMAL), cutlass.Int64(EVICT_NORMAL)
-    if m_d.shape[1] <= 512 and 8 * m_d.shape[1] <= m_d.shape[0] and tiles_n <= 4:
+    short = cutlass.min(512, m_a.shape[1] * AB.width // (8 * OUT.width))
+    if m_d.shape[1] <= short and 8 * m_d.shape[1] <= m_d.shape[0] and tiles_n <= 4:
         keep_a, keep_b = cutlass.Int64(EVICT_FIRST), cutlass.Int64(EVICT_LAST)
-    if m_d.shape[0] <= 512 and 8 * m_d.shape[0] <= m_d.shape[1] and tiles_m <= 4:
+    if m_d.shape[0] <= short and 8 * m_d.shape[0] <= m_d.shape[1] and tiles_m <= 4:
         keep_a, keep_b = cutlass.Int64(EVICT_LAST), cutlass.Int64(EVICT_FIRST)
     kernel(
         tma_a,
