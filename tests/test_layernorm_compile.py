@@ -15,7 +15,7 @@ from cutegen.build.render import render
 from cutegen.families.layernorm.family import LAYERNORM
 from cutegen.families.registry import find_space, parse_problem
 
-SMEM: dict[str, Any] = {"row_in": "smem", "turn": 2}
+SMEM: dict[str, Any] = {"rows_per_cta": 1, "row_in": "smem", "turn": 2}
 #: The target, a problem, and knobs that differ from its default config.
 KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sm_90a", "16384x4096 bf16 stats", {}),
@@ -51,6 +51,10 @@ RINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("sm_90a", "1024x131072 bf16", ring(512, 1, 8, **APART)),
     ("sm_90a", "2048x65536 bf16", ring(512, 2, 8, **HELD)),
     ("sm_90a", "32768x4096 bf16", ring(128, 4, 1, turn=4, **HELD)),
+    ("sm_90a", "32768x4096 bf16", ring(128, 1, 1, turn=2, **HELD)),
+    ("sm_90a", "4096x32768 bf16", ring(256, 1, 4, turn=2, **APART)),
+    ("sm_90a", "1024x131072 bf16", ring(256, 2, 16, **HELD)),
+    ("sm_90a", "3001x24776 bf16 stats", ring(224, 1, 4, turn=4, **APART)),
     ("sm_90a", "2201x20000 bf16 weight=fp32 bias=fp32 stats", ring(512, 1, 2, **HELD)),
     ("sm_90a", "801x65536 fp16 bias=none", ring(256, 2, 8, **APART)),
     ("sm_90a", "17001x1000 bf16 stats", ring(32, 16, 1, **HELD)),

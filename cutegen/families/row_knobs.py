@@ -42,7 +42,7 @@ RING_KNOBS: Mapping[str, str] = {
     ),
     "turn": (
         f"{ROW_KNOBS['turn'].removesuffix('; else 1.')}. With a ring the rows that each group of threads "
-        "takes, 4, or 1 for CTAs that stay until all rows are taken; else 1."
+        "takes, 2 or 4, or 1 for CTAs that stay until all rows are taken; else 1."
     ),
 }
 #: That of kernels with a weight.

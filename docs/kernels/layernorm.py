@@ -257,8 +257,9 @@ def kernel(
     if lane == 0:
         row_mean[row] = mean
         rstd[row] = rms
+    shift = -mean * rms
     y_out = [
-        [(v - mean) * rms * w + b for v, w, b in zip(vs, ws, bs, strict=True)]
+        [(v * rms + shift) * w + b for v, w, b in zip(vs, ws, bs, strict=True)]
         for vs, ws, bs in zip(h, fp32(weight_in), fp32(bias_in), strict=True)
     ]
     store_vectors(y_out, row_of(y, row, first), lane, end)

@@ -67,7 +67,7 @@ def cta_has_a_common_size(threads_per_row: int, rows_per_cta: int, rows_per_thre
     up to 128 or 256, larger ones are alone in it, since larger CTAs start and end more slowly; but with
     row_in=ring a CTA takes several rows, and has 192 to 512 threads, or 1024."""
     if row_in == "ring":
-        return threads_per_row * rows_per_cta in (192, 224, 256, 320, 384, 448, 512, 1024)
+        return threads_per_row * rows_per_cta in (128, 192, 224, 256, 320, 384, 448, 512, 1024)
     groups = rows_per_cta // rows_per_thread
     return groups == 1 if threads_per_row >= 128 else groups * threads_per_row in (128, 256)
 
@@ -179,9 +179,9 @@ def turns_are_for_rows_in_smem(
 ) -> bool:
     """row_in=smem takes turn 2 or 4, and each thread at least two turns, so that sums begin before the whole
     part is there; row_in=registers holds everything at a time: turn 1. With row_in=ring each group of threads
-    takes 4 rows with turn 4, and with turn 1 all that are its share."""
+    takes 2 or 4 rows with such a turn, and with turn 1 all that are its share."""
     if row_in != "smem":
-        return turn in (1, ROWS_OF_GROUP) if row_in == "ring" else turn == 1
+        return turn in (1, 2, ROWS_OF_GROUP) if row_in == "ring" else turn == 1
     return 1 < turn < steps(problem, threads_per_row, cluster_n)
 
 
@@ -219,11 +219,11 @@ def ring_is_for_many_rows(
     arch: Arch,
 ) -> bool:
     """row_in=ring is for at least 4 rows for each group of threads, at multiples of 16 bytes, so that weights
-    are read once for several; for rows that a warp or more share, in clusters of up to 8; and its CTAs have
-    no part that is behind all sums: pdl is early or off."""
+    are read once for several; for rows that a warp or more share; and its CTAs have no part that is behind
+    all sums: pdl is early or off."""
     if row_in != "ring":
         return True
-    fits = cluster_n <= 8 and threads_per_row >= WARP and rows_per_thread == 1 and pdl != "late"
+    fits = threads_per_row >= WARP and rows_per_thread == 1 and pdl != "late"
     groups = 512 * arch.nominal_sm_count // (threads_per_row * cluster_n)
     return fits and not problem.signature.unaligned and problem.m >= 4 * groups
 

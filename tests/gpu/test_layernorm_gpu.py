@@ -42,7 +42,7 @@ MANY_ROWS = (
 RING = {"row_in": ["ring"]}
 LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
 TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
-NORMALISE = f"normalise(x_part, weight_row, bias_row, y_row, mean, rms, {TURN}"
+NORMALISE = f"normalise(x_part, weight_row, bias_row, y_row, shift, rms, {TURN}"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
 WRONG = r"(out|mean|rstd)(\[\d+.* should be|: \d+ of \d+ elements .*not finite or were never written)"
 #: Rows of a warp each, four in a CTA.
