@@ -52,7 +52,7 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         cache_dir=None,
         parts=tool.PARTS,
         gates_apart=False,
-        compile_only=False,
+        wait_for=None,
     )
     vars(args).update(changes)
     facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
@@ -157,19 +157,27 @@ def test_training_and_compiled_steps_are_measured(
     assert set(rows(tmp_path)) == {*trained, ("decode 2", COMPILED), ("decode 2", APART)}
 
 
-def test_a_run_that_only_compiles_compares_and_writes_nothing(
+def test_what_waits_is_compiled_and_compared_first(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    subject = bench(tmp_path, decode=(2,), prefill=(), compile_only=True)
+    """Nothing is timed before the file is there; a step of an earlier part runs when all are compiled."""
+    subject = bench(tmp_path, decode=(2,), prefill=(), wait_for=tmp_path / "go")
     monkeypatch.setattr(subject, "_backends", lambda: {tool.TORCH: "aot_eager", COMPILED: "aot_eager"})
-    monkeypatch.setattr(model_steps, "timed", None)
     compared: list[str] = []
     monkeypatch.setattr(model_steps, "require_close", lambda found, want, what: compared.append(what))
     subject.compiled()
     subject.compiled_training()
-    assert compared == [f"{name}, {COMPILED}" for name in ("decode 2", "training 32")]
-    assert f"compiled: decode 2, {COMPILED}" in capsys.readouterr().out
-    assert not (tmp_path / "model.json").exists()
+    names = [f"{name}, {COMPILED}" for name in ("decode 2", "training 32")]
+    assert compared == names and not (tmp_path / "model.json").exists()
+    assert f"compiled: decode 2, torch, {COMPILED}" in capsys.readouterr().out
+    (tmp_path / "go").touch()
+    subject.finish()
+    assert compared == 2 * names and set(rows(tmp_path)) == {
+        ("decode 2", COMPILED),
+        ("training 32", COMPILED),
+    }
+    subject.finish()
+    assert compared == 2 * names
 
 
 def test_parts_keep_the_order_in_which_they_are_named() -> None:

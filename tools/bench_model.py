@@ -10,8 +10,8 @@ of both are compared before they are timed. The part ``autotune`` takes the seco
 ``cutegen.autotune`` for two layers of the model, with an empty cache folder and once more. Render the file
 with tools/results_table.py.
 
-With ``--compile-only`` nothing is timed or written: a run with the same cache folders (cutegen's and
-``TORCHINDUCTOR_CACHE_DIR``) then finds what it would compile, also if other work went on meanwhile.
+With ``--wait-for FILE`` everything is compiled first, while other work may go on, and nothing is timed before
+the file is there. The table is then read again, which graphs that are captured by then do not follow.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settle", type=positive_float, default=0.5, help="seconds of turns before (0.5)")
     parser.add_argument("--autotune", type=positive_float, metavar="SECONDS", help="tune before, so long")
     parser.add_argument("--gates-apart", action="store_true", help="also compile with gates left to Inductor")
-    parser.add_argument("--compile-only", action="store_true", help="compile and compare, time nothing")
+    parser.add_argument("--wait-for", type=Path, metavar="FILE", help="compile, and time when it is there")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     bench = ModelBench(args, facts)
     for part in args.parts:
         getattr(bench, part)()
+    bench.finish()
     return EXIT_OK
 
 
@@ -114,6 +116,7 @@ class ModelBench:
 
         self._args, self._facts, self._device, self._steps = args, facts, device, model_steps
         self._rows: list[Json] = []
+        self._waiting: list[Callable[[], None]] = []
         if device == "cuda":  # elsewhere tests have chosen what the operators ask
             kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
             gemm.use(Dispatcher(kernels=kernels))
@@ -337,18 +340,46 @@ class ModelBench:
     ) -> None:
         """Compare results with torch's, measure all in turns, print and write a row for each but torch.
 
-        Where nothing is to be timed, all have been compiled by then.
+        If there is something to wait for, only the comparison is made now, for which all is compiled.
         """
-        results = {who: step() for who, step in steps.items()}
-        others = [who for who in steps if who != TORCH]
-        if results[TORCH] is not None:
-            for what in others:
-                self._steps.require_close(results[what], results[TORCH], f"{name}, {what}")
-        if self._args.compile_only:
-            print(f"compiled: {name}, {', '.join(others)}", flush=True)
+        measure = partial(self._measure, name, model, steps, answers)
+        if self._args.wait_for is None:
+            measure()
             return
+        self._compare(name, steps)
+        print(f"compiled: {name}, {', '.join(steps)}", flush=True)
+        self._waiting.append(measure)
+
+    def finish(self) -> None:
+        """Measure what waits, when it may."""
+        if not self._waiting:
+            return
+        while not self._args.wait_for.exists():
+            time.sleep(0.05)
+        if self._args.table is not None:
+            from cutegen.torch_ops import gemm
+
+            gemm.load_table(self._args.table)
+            self._facts["table"] = file_digest(self._args.table)
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    def _compare(self, name: str, steps: Mapping[str, Callable[[], Any]]) -> None:
+        results = {who: step() for who, step in steps.items()}
+        for what in steps:
+            if what != TORCH and results[TORCH] is not None:
+                self._steps.require_close(results[what], results[TORCH], f"{name}, {what}")
+
+    def _measure(
+        self,
+        name: str,
+        model: Any,
+        steps: Mapping[str, Callable[[], Any]],
+        answers: dict[str, Json] | None,
+    ) -> None:
+        self._compare(name, steps)
         samples = self._steps.timed(steps, self._args.rounds, self._args.settle)
-        for what in others:
+        for what in [who for who in steps if who != TORCH]:
             ratio = ratio_interval(samples[TORCH], samples[what])
             row: dict[str, Json] = {
                 "name": name,
