@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,26 @@ def test_what_the_tuner_would_call_tied_is_tied(run: Run, tmp_path: Path) -> Non
     assert results_table.main([str(file), "--into", str(page)]) == 0
     [cells] = [line for line in page.read_text().splitlines() if str(SQUARE) in line and line.startswith("|")]
     assert "| faster |" in cells and "| tied |" in cells and "0.95" in cells
+
+
+def test_seconds_of_tuning_come_from_what_the_command_printed(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the tables that are named; what was answered from records took none."""
+    rows = [{"problem": str(problem), "seconds": s} for problem, s in ((SQUARE, 3.0), (WIDE, 1.0))]
+    for name, reused in (("a", False), ("b", True)):
+        printed = {"results": [{**row, "reused": reused} for row in rows]}
+        (tmp_path / f"tuned_{name}.json").write_text(json.dumps(printed))
+    files = [word for name in "ab" for word in ("--tuned", f"{name}={tmp_path / f'tuned_{name}.json'}")]
+    both = {SQUARE: USUAL, WIDE: USUAL}
+    assert run({"a": both, "b": both}, *files) == 0
+    assert {row.entries["a"].tuning_s for row in Results.load(tmp_path / "tables.json").shapes} == {1.0, 3.0}
+    assert str(tmp_path) not in (tmp_path / "tables.json").read_text()
+    lines = capsys.readouterr().out.splitlines()
+    assert "- a: tuned in 2.00 s a shape in the median of 2, 3.0 s at most" in lines
+    assert not [text for text in lines if text.startswith("- b: tuned")]
+    assert run({"a": both, "b": both}, "--tuned", f"c={tmp_path / 'tuned_a.json'}") == 2
+    assert "with the name of a --table" in capsys.readouterr().err
 
 
 def test_a_winner_that_fails_is_named(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from tools.benchmark import tables_table
 from tools.benchmark.contest import run_contest
 from tools.benchmark.environment import conditions, session
 from tools.benchmark.fixed import build, fixed
+from tools.benchmark.ours import read_tuning_seconds
 from tools.benchmark.results import TABLES, Results
 
 __all__ = ["main"]
@@ -63,6 +64,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         required=True,
         metavar="NAME=FILE.json",
         help="a dispatch table and what to call it; the first is what others are compared with",
+    )
+    parser.add_argument(
+        "--tuned",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.json",
+        help="what cutegen.tune --json printed when it wrote that table: has the seconds of tuning",
     )
     parser.add_argument(
         "--shapes", type=Path, metavar="FILE.toml", help="names of problems; only these are measured"
@@ -114,6 +122,21 @@ def read_tables(words: Sequence[str], device: Device) -> dict[str, tuple[Path, T
     return tables
 
 
+def read_seconds(words: Sequence[str], tables: Collection[str]) -> dict[str, dict[Problem, float]]:
+    """Return the seconds that tuning took, by table and problem.
+
+    Raises:
+        UsageError: A word is no NAME=FILE of a table, or a file is no document of cutegen.tune.
+    """
+    found = {}
+    for word in words:
+        name, _, file = word.partition("=")
+        if name not in tables or not file:
+            raise UsageError(f"--tuned {word!r} must be NAME=FILE.json, with the name of a --table")
+        found[name] = read_tuning_seconds(Path(file))
+    return found
+
+
 def common_problems(tables: Mapping[str, Table], shapes: Path | None) -> list[NamedProblem]:
     """Return what all tables name a kernel for, as far as ``shapes`` names it too.
 
@@ -147,13 +170,16 @@ def run(args: argparse.Namespace) -> int:
     device = present_device(args.device)
     files = read_tables(args.table, device)
     tables = {name: table for name, (_, table) in files.items()}
+    seconds = read_seconds(args.tuned, tables)
     named = common_problems(tables, args.shapes)
     digests: dict[str, Json] = {name: file_digest(path) for name, (path, _) in files.items()}
     shapes: dict[str, Json] = {"names": [item.name for item in named]}
     facts = conditions(device, policy_of(args), tables=digests, shapes=shapes)
     results = Results(facts, kind=TABLES)
     names = {name: path.name for name, (path, _) in files.items()}
-    results = results.begin(session({**vars(args), "table": names}, device, args.commit))
+    results = results.begin(
+        session({**vars(args), "table": names, "tuned": sorted(seconds)}, device, args.commit)
+    )
     store = Store(args.cache_dir) if args.cache_dir else Store.default()
     configs = {item: winners(tables, item.problem) for item in named}
     with make_bench(args) as bench:
@@ -176,6 +202,11 @@ def run(args: argparse.Namespace) -> int:
                 for name, config in by_table.items()
             ]
             row = run_contest(bench, item, entrants, policy_of(args), seed=args.seed)
+            timed = {
+                name: replace(entry, tuning_s=seconds.get(name, {}).get(item.problem))
+                for name, entry in row.entries.items()
+            }
+            row = replace(row, entries=timed)
             results = results.with_shape(row)
             results.save(args.out)
             print("; ".join(f"{name}: {entry.config}" for name, entry in row.entries.items()))

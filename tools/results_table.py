@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -41,7 +40,7 @@ from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.cold_table import COLD_START, ColdStart
 from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.foreign_table import ForeignResults
-from tools.benchmark.markdown import down, launches, line, up, where
+from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.quoted import QuotedFile
@@ -181,7 +180,8 @@ def summary(results: Results) -> list[str]:
         lines += [f"- {sentence}" for sentence in _sentences(group, peers_of(results.shapes))]
         lines += [f"- {sentence}" for sentence in _context_sentences(group, contexts_of(results.shapes))]
         lines += _burst_lines(group)
-    lines += _tuning_lines(results.shapes)
+    if took := tuning_words(row.entries[OWN].tuning_s for row in results.shapes):
+        lines.append(f"- cutegen's tuning: {took}")
     lines += bandwidth_table.summary(results.shapes)
     failed = [row.name for row in results.shapes if row.timing(OWN) is None]
     if failed:
@@ -242,18 +242,6 @@ def _burst_lines(group: Group) -> list[str]:
     return [
         f"- {group.title}, in bursts, {len(values)} that a limit of power slows down: geometric mean of "
         f"torch.mm / cutegen **{down(geometric_mean(values), 3)}**, smallest {down(min(values), 3)}"
-    ]
-
-
-def _tuning_lines(rows: Sequence[ShapeResult]) -> list[str]:
-    """Return how long cutegen's tuning took, where more than one shape says so."""
-    took = [row.entries[OWN].tuning_s for row in rows]
-    known = [seconds for seconds in took if seconds is not None]
-    if len(known) < 2:
-        return []
-    return [
-        f"- cutegen's tuning: {up(median(known), 2)} s a shape in the median of {len(known)}, "
-        f"{up(max(known), 1)} s at most"
     ]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from statistics import median
 from typing import Any
 
 from tools.benchmark.results import Results
 
-__all__ = ["down", "launches", "line", "short_commit", "up", "where"]
+__all__ = ["down", "launches", "line", "short_commit", "tuning_words", "up", "where"]
 
 
 #: What runs before each launch, in the sentence that says how something was measured; launches back to back,
@@ -37,6 +38,14 @@ def down(value: float, digits: int) -> str:
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
     return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=rounding):f}"
+
+
+def tuning_words(seconds: Iterable[float | None]) -> str:
+    """Return how long cutegen's tuning took, where more than one shape says so; else nothing."""
+    known = [value for value in seconds if value is not None]
+    if len(known) < 2:
+        return ""
+    return f"{up(median(known), 2)} s a shape in the median of {len(known)}, {up(max(known), 1)} s at most"
 
 
 def line(cells: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cutegen.measure.policy import Timing
 from cutegen.measure.statistics import Interval, geometric_mean, tied
-from tools.benchmark.markdown import down, launches, line, up, where
+from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.results import Entry, Results, ShapeResult
 
 __all__ = ["render", "slower", "summary", "verdicts"]
@@ -41,6 +41,8 @@ def summary(results: Results) -> list[str]:
         sources = Counter(source_of(row.entries[name]) for row in rows)
         counts = ", ".join(f"{source} {count}" for source, count in sources.most_common())
         lines.append(f"- {name}: winners come from {counts}")
+        if took := tuning_words(row.entries[name].tuning_s for row in rows):
+            lines.append(f"- {name}: tuned in {took}")
     return lines
 
 
