@@ -24,6 +24,7 @@ from cutegen.search.range_plan import (
     contenders,
     few_configs,
     first_sizes,
+    most_disputed,
     most_doubtful,
     settle,
     shortlist,
@@ -131,6 +132,16 @@ def test_sizes_in_doubt_are_those_with_rivals_between_far_neighbours() -> None:
     for size in (1, 64):
         known.learn(size, {A: 10.0})
     assert most_doubtful(known, few, lambda size: [A], 5) == []
+
+
+def test_disputed_sizes_lie_where_the_baseline_takes_over() -> None:
+    """The widest and steepest change first; none where all sizes around agree, or nothing is in between."""
+    cells = cells_of(Range(Problem(1, 64, 64), Problem(4096, 64, 64)))
+    ratios = {64: 1.1, 128: 1.05, 256: 0.9, 512: 0.95, 1024: 1.0, 1032: 0.9, 4096: 0.98}
+    first, second = most_disputed(ratios, cells, 0.99, 5)
+    assert 128 < first < 256 and 512 < second < 1024
+    assert most_disputed(ratios, cells, 0.99, 1) == [first]
+    assert most_disputed(dict.fromkeys(ratios, 1.1), cells, 0.99, 5) == []
 
 
 def test_contenders_are_the_promising_few_of_many_kernels() -> None:

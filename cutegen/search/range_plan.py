@@ -19,6 +19,7 @@ __all__ = [
     "contenders",
     "few_configs",
     "first_sizes",
+    "most_disputed",
     "most_doubtful",
     "settle",
     "shortlist",
@@ -185,21 +186,40 @@ def most_doubtful(
         count: Most sizes.
     """
     scores: list[tuple[float, int]] = []
-    for middle, doublings in _gaps(sorted(estimates.measured), [cell.size for cell in cells]):
+    for below, above, middle in _gaps(sorted(estimates.measured), [cell.size for cell in cells]):
         found = [each for c in configs(middle) if (each := estimates.estimate(middle, c)) is not None]
         if found:
             worst = min(each.cautious_us for each in found) / min(each.hopeful_us for each in found)
-            scores.append((log(worst) * doublings, middle))
+            scores.append((log(worst) * log2(above / below), middle))
     return [size for _, size in sorted(scores, reverse=True)[:count]]
 
 
-def _gaps(measured: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Yield the middle of each run of sizes between two measured ones, and the doublings between these."""
+def most_disputed(ratios: Mapping[int, float], cells: Sequence[Cell], level: float, count: int) -> list[int]:
+    """Return up to ``count`` sizes between two of which one is to be left to the baseline and one is not.
+
+    Those first between which ratios change most, times how far the two are apart.
+
+    Args:
+        ratios: The baseline's time over the best measured one, by size.
+        cells: Of the range.
+        level: From this ratio on a size is not left to the baseline.
+        count: Most sizes.
+    """
+    scores = [
+        (abs(log(ratios[above] / ratios[below])) * log2(above / below), middle)
+        for below, above, middle in _gaps(sorted(ratios), [cell.size for cell in cells])
+        if (ratios[below] < level) != (ratios[above] < level)
+    ]
+    return [size for _, size in sorted(scores, reverse=True)[:count]]
+
+
+def _gaps(measured: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield each two measured sizes that follow one another with others between, and the middle of these."""
     for below, above in pairwise(measured):
         between = sizes[bisect_left(sizes, below + 1) : bisect_left(sizes, above)]
         if between:
             middle = min(between, key=lambda size: abs(log(size * size / (below * above))))
-            yield middle, log2(above / below)
+            yield below, above, middle
 
 
 def few_configs(times: Sequence[Mapping[Config, float]], weights: Sequence[float]) -> list[Config]:

@@ -14,7 +14,17 @@ from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import Cell, few_configs, settle
 from cutegen.space import Config
 
-__all__ = ["Measured", "answers", "pieces", "points", "ratios", "regret_of", "rivals", "summary"]
+__all__ = [
+    "Measured",
+    "answers",
+    "best_ratios",
+    "pieces",
+    "points",
+    "ratios",
+    "regret_of",
+    "rivals",
+    "summary",
+]
 
 #: So many configs of each of so many measured sizes around a size may answer it.
 _BEST, _NEAREST = 6, 4
@@ -124,6 +134,14 @@ def ratios(results: Results, estimates: Estimates) -> Callable[[int, Config], fl
         return None if own is None or other is None else other / own.time_us
 
     return ratio_at
+
+
+def best_ratios(results: Results) -> dict[int, float]:
+    """Return the baseline's time over that of the fastest config, by measured size, where both are known."""
+    fastest = {
+        size: min(found.values(), key=lambda each: each.timing.paired.mid) for size, found in results.items()
+    }
+    return {size: each.timing.ratio for size, each in fastest.items() if each.timing.ratio is not None}
 
 
 def _between(size: int, sizes: Sequence[int], times_us: Mapping[int, float]) -> float | None:

@@ -15,15 +15,24 @@ from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.digest import digest
 from cutegen.errors import CheckError, CutegenError, LaunchError, MeasureError, NoWinnerError
-from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
+from cutegen.families.registry import find_family, find_space, is_legal, space_of, spaces_beside
 from cutegen.family import Problem
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.trials import TrialStore
+from cutegen.runtime.dispatch import MEASURED_LEAD
 from cutegen.search.defaults import default_config
 from cutegen.search.parallel_rank import rank_all
 from cutegen.search.range_model import Estimates
-from cutegen.search.range_plan import cells_of, contenders, first_sizes, most_doubtful, shortlist
+from cutegen.search.range_plan import (
+    Cell,
+    cells_of,
+    contenders,
+    first_sizes,
+    most_disputed,
+    most_doubtful,
+    shortlist,
+)
 from cutegen.search.range_predict import Predictions
 from cutegen.search.strategies import likely
 from cutegen.search.twins import alone
@@ -351,7 +360,8 @@ class RangeRun:
         while left > 0:
             cells = [cell for cell in self._cells if cell.size not in self._given_up]
             count = min(left, _DOUBTFUL_AT_A_TIME)
-            sizes = most_doubtful(self._estimates, cells, lambda at: given.rivals(self._estimates, at), count)
+            found = most_doubtful(self._estimates, cells, lambda at: given.rivals(self._estimates, at), count)
+            sizes = [*dict.fromkeys([*self._disputed(cells), *found])][:count]
             left -= len(sizes)
             for size in sizes:
                 if self._late(effort.seconds) or self._late(budget_s):
@@ -359,6 +369,14 @@ class RangeRun:
                 self._measure(size, "doubtful")
             if not sizes:
                 return
+
+    def _disputed(self, cells: Sequence[Cell]) -> list[int]:
+        """Return sizes of which it is in doubt whether calls are better left to the baseline: one of four."""
+        low = self.request.range.low
+        if not find_family(low.family).is_library_call(low):
+            return []
+        ratios = given.best_ratios(self._results)
+        return most_disputed(ratios, cells, 1 - MEASURED_LEAD, _DOUBTFUL_AT_A_TIME // 4)
 
     def _measure_random(self, budget_s: float | None) -> None:
         """Measure how good the answers are at sizes that had no part in choosing them."""
