@@ -19,6 +19,7 @@ from cutegen.errors import UsageError
 from cutegen.text import shown
 
 if TYPE_CHECKING:
+    from ctypes import PyDLL
     from pathlib import Path
 
     import torch
@@ -35,6 +36,7 @@ __all__ = [
     "Family",
     "Inputs",
     "Kind",
+    "OpenLibrary",
     "Option",
     "Predictor",
     "Problem",
@@ -52,6 +54,8 @@ __all__ = [
 Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
 #: Predicted microseconds of a config; None for a config that the model does not know.
 Predictor = Callable[["Config"], "float | None"]
+#: A C file of the package to its library; None if it was not compiled.
+OpenLibrary: TypeAlias = "Callable[[Path], PyDLL | None]"
 #: One call of what a kernel is compared with: inputs and outputs by name. It writes the outputs, or returns
 #: its own, which is not charged with a copy.
 Baseline = Callable[["Inputs", Tensors], "Tensors | None"]
@@ -303,6 +307,13 @@ class Strategy(Protocol):
         self, space: Space, problem: Any, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
     ) -> None:
         """Work out in advance what the other methods look up; called from any thread."""
+        ...
+
+    def prepare(self, space: Space, problem: Any, sm_count: int, library: OpenLibrary) -> None:
+        """Make ready what :meth:`default` needs for problems of the signature of ``problem``.
+
+        Its answers are the same without; ``library`` opens a C file of the package, if that was compiled.
+        """
         ...
 
     def default(self, space: Space, problem: Any, sm_count: int) -> Config:

@@ -215,6 +215,16 @@ class Store:
         except OSError:
             return False
 
+    def host_folder(self) -> Path:
+        """Return where libraries for the host are, ``<root>/v1/host``, after a check that nobody else writes.
+
+        Raises:
+            StoreError: Another user may have put files there.
+        """
+        folder = self.root / LAYOUT / "host"
+        self._require_trusted(folder)
+        return folder
+
     def require_writable(self) -> None:
         """Do nothing if entries may be added.
 

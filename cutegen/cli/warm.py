@@ -29,7 +29,7 @@ from cutegen.family import Problem
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.runtime.warming import Warming, compile_wanted, kinds, wanted_kernels
+from cutegen.runtime.warming import Warming, compile_wanted, kinds, prepare_choices, wanted_kernels
 from cutegen.tuning.progress import Progress
 
 __all__ = ["main"]
@@ -138,6 +138,7 @@ def _run(args: argparse.Namespace) -> int:
             observe=lambda state: _show(display, state),
         )
         display.hide()
+    prepare_choices(wanted, store, arch, sm_count)
     launched = _launch(warmed, store, table) if args.launch else 0
     _report(warmed, launched, store, arch, as_json=args.json)
     return EXIT_NO_WINNER if warmed.failed or warmed.missing else EXIT_OK

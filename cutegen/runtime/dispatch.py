@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.errors import CutegenError, FrozenError, LaunchError
+from cutegen.build.host_library import open_library
+from cutegen.errors import CutegenError, FrozenError, LaunchError, StoreError
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
-from cutegen.family import Problem
+from cutegen.family import Problem, Signature
 from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import ANY, Entry, Fingerprint
@@ -23,7 +24,7 @@ from cutegen.records.table import Lookup, Table, require_fallback
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.kernel_cache import Kernel, Kernels, frozen_error, not_in_capture
 from cutegen.runtime.tally import AWAITED, MISSED, TORCH
-from cutegen.search.defaults import default_config, predictor
+from cutegen.search.defaults import default_config, predictor, prepare_defaults
 from cutegen.space import Config, Launch, Space
 from cutegen.text import printable
 
@@ -176,6 +177,8 @@ class Dispatcher:
         self._arches: dict[int, Arch] = {}
         self._tables: dict[int, Table | None] = {}
         self._read: dict[Path, Table | None] = {}
+        #: Signatures whose choices are as fast as they can be here.
+        self._prepared: set[Signature] = set()
 
     def with_table(self, path: str | Path, *, fallback: str | None = None) -> Dispatcher:
         """Return a dispatcher that asks the table at ``path`` and is otherwise like this one.
@@ -278,8 +281,20 @@ class Dispatcher:
         """
         device = self.device(index)
         space = find_space(problem.family, self.arch(index))
+        if problem.signature not in self._prepared:
+            self._prepare(problem, space, device.sm_count)
         table = None if autotune_disabled() else self.table(index)
         return look_up(table, problem, space, device.sm_count, self.fallback)
+
+    def _prepare(self, problem: Problem, space: Space, sm_count: int) -> None:
+        """Make choices for a signature fast, with what a warm-up left in the cache folder."""
+        self._prepared.add(problem.signature)
+        try:
+            prepare_defaults(
+                space, problem, sm_count, lambda source: open_library(source, self.kernels.store)
+            )
+        except StoreError as error:
+            _log.info("choices take longer: %s", error)
 
     def kernel(
         self, problem: Problem, index: int = 0, *, config: Config | None = None, capturing: bool = False

@@ -9,6 +9,7 @@ from itertools import product
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Failure
+from cutegen.build.host_library import build_library
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
 from cutegen.errors import BuildError, LaunchError, ResourceError, UsageError
@@ -18,10 +19,10 @@ from cutegen.family import Family, Problem, Signature
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import look_up
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.search.defaults import default_set
+from cutegen.search.defaults import default_set, prepare_defaults
 from cutegen.space import Config
 
-__all__ = ["Wanted", "Warming", "compile_wanted", "kinds", "wanted_kernels"]
+__all__ = ["Wanted", "Warming", "compile_wanted", "kinds", "prepare_choices", "wanted_kernels"]
 
 #: A free size of a problem that stands for its kind: a multiple of whatever a layout asks for.
 _ANY_SIZE = 4096
@@ -217,6 +218,19 @@ def compile_wanted(
                     state = replace(state, compiled=(*state.compiled, each))
             state = moment(state)
     return state
+
+
+def prepare_choices(wanted: Iterable[Wanted], store: Store, arch: Arch, sm_count: int) -> None:
+    """Make choices among default kernels fast, for the signatures of ``wanted``: compile their loops in C.
+
+    Without a C compiler choices are the same, and take longer.
+
+    Raises:
+        StoreError: Another user may have written what is in the store.
+    """
+    for problem in {each.problem.signature: each.problem for each in wanted}.values():
+        space = find_space(problem.family, arch)
+        prepare_defaults(space, problem, sm_count, lambda source: build_library(source, store))
 
 
 def _look(wanted: tuple[Wanted, ...], store: Store, arch: Arch) -> tuple[Warming, dict[Source, Wanted]]:

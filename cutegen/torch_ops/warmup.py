@@ -14,7 +14,14 @@ from cutegen.family import Problem
 from cutegen.records.table import Table
 from cutegen.runtime.call_plan import make_launcher
 from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.warming import Wanted, Warming, compile_wanted, kinds, wanted_kernels
+from cutegen.runtime.warming import (
+    Wanted,
+    Warming,
+    compile_wanted,
+    kinds,
+    prepare_choices,
+    wanted_kernels,
+)
 from cutegen.runtime.workspace import new_workspace
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import drop_family_plans
@@ -96,6 +103,7 @@ def warmup(
     warmed = compile_wanted(
         wanted, dispatcher.kernels.store, target, workers=workers, budget_s=budget_s, observe=observe
     )
+    prepare_choices(wanted, dispatcher.kernels.store, target, sm_count)
     if not launch or arch is not None:
         return warmed
     warmed = _launch_all(dispatcher, warmed, index, observe)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cutegen.families.gemm.problem import Problem
-from cutegen.family import Predictor, Strategy
+from cutegen.family import OpenLibrary, Predictor, Strategy
 from cutegen.space import Config, Space, Value
 
 __all__ = ["BorrowedStrategy", "Fixed"]
@@ -103,6 +103,10 @@ class BorrowedStrategy:
         """Work out in advance what the other methods look up."""
         asked = self.asked_space(space, problem)
         self._gemm.precompute(asked, self._as_gemm(problem), sm_count, self._kept(asked, fixed))
+
+    def prepare(self, space: Space, problem: Any, sm_count: int, library: OpenLibrary) -> None:
+        """Make ready what :meth:`default` needs."""
+        self._gemm.prepare(self.asked_space(space, problem), self._as_gemm(problem), sm_count, library)
 
     def default(self, space: Space, problem: Any, sm_count: int) -> Config:
         """Return the fastest predicted of the default candidates."""

@@ -11,7 +11,7 @@ from cutegen.errors import ProblemError, UsageError
 from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitted
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import Predictor
+from cutegen.family import OpenLibrary, Predictor
 from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Space, Value, as_integer
 
@@ -115,6 +115,9 @@ class FewRowsStrategy:
         fixed: Mapping[str, Sequence[Value]] | None = None,
     ) -> None:
         """Do nothing: predictions take no time worth saving."""
+
+    def prepare(self, space: Space, problem: Problem, sm_count: int, library: OpenLibrary) -> None:
+        """Do nothing: candidates are few."""
 
     def tile(self, config: Config, size: str) -> int:
         """Return 1: there are no tiles."""

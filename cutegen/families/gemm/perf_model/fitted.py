@@ -8,7 +8,7 @@ of a set are predicted at once, in arrays.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -31,19 +31,24 @@ if TYPE_CHECKING:
 __all__ = [
     "FEATURES",
     "FILE",
+    "FIRST_TREES",
     "H200",
     "KEPT",
     "Cover",
     "Fit",
     "KernelColumns",
+    "Look",
     "Rates",
+    "Scalars",
     "fit_of",
     "fitted_times_us",
     "fitted_us",
     "is_fitted",
     "load_fit",
+    "memory_us",
     "read_fit",
     "rooflines",
+    "scalars",
 ]
 
 FILE = Path(__file__).with_name("fit_sm_90a.json")
@@ -70,7 +75,7 @@ _LOOKED_AT = (
     "tile_shape_mn", "cluster_shape_mn", "tile_k", "swap_ab", "pingpong", "mma_warpgroups", "use_pdl",
 )  # fmt: skip
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind.
-_FIRST_TREES, KEPT = 32, 8
+FIRST_TREES, KEPT = 32, 8
 #: Larger than any difference of logarithms of times.
 _LAST = 100.0
 _TIME_LOG = FEATURES.index("time_log")
@@ -144,7 +149,9 @@ class KernelColumns:
         import numpy as np
 
         area = tile_m * tile_n
-        self.sum_bytes, self.line_bytes = self.blocks * area * 4, self.tile_k.astype(float) * 2
+        self.sum_us = self.blocks * area * 4 / _REDUCE_BYTES_US
+        #: What a thread block itself loads for each row of its tile of an operand.
+        self.load_bytes = self.tile_k.astype(float) * 2 / self.sharing
         mhz = _CLOCK_MHZ * self.rates.clock
         mma_us = area * self.tile_k * (2 / _FLOPS_CLK / mhz)
         moved = tile_m + tile_m / 64 * tile_n + tile_m + tile_n
@@ -165,8 +172,32 @@ class KernelColumns:
             found = self._runs[layout] = np.where(self.swap_ab, sides[::-1, None], sides[:, None])
         return found
 
+    def constant(self, layout: str) -> Array:
+        """Return the features with those rows that no size decides; the others are zero."""
+        import numpy as np
 
-class _Scalars(NamedTuple):
+        found = np.zeros((len(FEATURES), len(self.tile_k)), np.float32)
+        found[:_STATIC], found[18], found[27:29] = self.static, self.smem_to_mma_log, self.runs(layout)
+        return found
+
+
+class Look(NamedTuple):
+    """A first look at kernels, one element for each.
+
+    Attributes:
+        logs: Logarithms of times by the first trees.
+        likely: Whether it suits the problem.
+        splits: Its ``split_k``.
+        more: What the other trees add, for some of the kernels by their places.
+    """
+
+    logs: Array
+    likely: NDArray[numpy.bool_]
+    splits: Array
+    more: Callable[[NDArray[numpy.intp]], Array]
+
+
+class Scalars(NamedTuple):
     """Numbers as arrays without axes, which numpy takes in half the time that it needs for Python's."""
 
     none: Doubles
@@ -176,15 +207,13 @@ class _Scalars(NamedTuple):
     most_clusters: Doubles
     fixed_us: Doubles
     reduce_us: Doubles
-    reduce_bytes_us: Doubles
 
 
 @cache
-def _scalars() -> _Scalars:
+def scalars() -> Scalars:
     import numpy as np
 
-    rates = (_FIXED_US, _REDUCE_US, _REDUCE_BYTES_US)
-    return _Scalars(*(np.array(number) for number in (0.0, 0.5, 1.0, 8.0, 12.0, *rates)))
+    return Scalars(*(np.array(number) for number in (0.0, 0.5, 1.0, 8.0, 12.0, _FIXED_US, _REDUCE_US)))
 
 
 class Cover(NamedTuple):
@@ -210,6 +239,11 @@ class Cover(NamedTuple):
         return cls(extents, clusters, clusters[0] * clusters[1] * problem.batch)
 
 
+def memory_us(problem: Problem, rates: Rates) -> float:
+    """Return the microseconds that device memory needs at least."""
+    return problem.min_bytes / (_HBM_BYTES_US * rates.memory)
+
+
 def rooflines(
     problem: Problem,
     kernels: KernelColumns,
@@ -226,32 +260,45 @@ def rooflines(
     """
     import numpy as np
 
-    c, one = kernels, _scalars()
+    c, one = kernels, scalars()
     extents, clusters, total = cover or Cover.of(problem, kernels)
+    k = np.array(problem.k, np.float32)
     parts = splits.astype(float)
     units = total * parts
     rounds = units / c.resident
-    waves, steps = np.ceil(rounds), np.ceil(np.float32(problem.k) / c.tile_k / splits)
-    busy = np.minimum(units, c.resident) * c.blocks
-    loads = np.minimum(c.tiles, extents) / c.sharing
-    l2_us = (loads[0] + loads[1]) * c.line_bytes / np.minimum(c.l2_us_sm, c.l2_us / busy)
-    main = steps.astype(float) * np.maximum(c.inner_us, l2_us)
+    waves, steps = np.ceil(rounds), np.ceil(k / c.tile_k / splits)
+    busy = np.minimum(units, c.resident)
+    busy *= c.blocks
+    inside = np.minimum(c.tiles, extents)
+    loads = inside * c.load_bytes
+    l2_us = loads[0] + loads[1]
+    l2_us /= np.minimum(c.l2_us_sm, c.l2_us / busy)
+    main = steps.astype(float)
+    main *= np.maximum(c.inner_us, l2_us)
     # Two groups take turns: one's epilogue hides behind the other's main loop, if there is another tile.
-    turns = np.maximum(one.none, (c.epilogue_us - main) * one.half) * waves
-    turns = np.where(waves > one.one, turns, one.none) + c.epilogue_us
-    epilogue = np.where(c.pingpong, turns, waves * c.epilogue_us)
-    compute = waves * main + epilogue
-    memory = np.array(problem.min_bytes / (_HBM_BYTES_US * c.rates.memory))
-    sums = one.reduce_us + units * c.sum_bytes / one.reduce_bytes_us
-    reduce = np.where(parts > one.one, sums, one.none)
-    time = one.fixed_us + reduce + np.maximum(compute, memory)
+    turns = c.epilogue_us - main
+    turns *= one.half
+    np.maximum(turns, one.none, out=turns)
+    turns *= waves
+    np.putmask(turns, waves <= one.one, one.none)
+    turns += c.epilogue_us
+    epilogue = waves * c.epilogue_us
+    np.putmask(epilogue, c.pingpong, turns)
+    compute = waves * main
+    compute += epilogue
+    memory = np.array(memory_us(problem, c.rates))
+    reduce = units * c.sum_us
+    reduce += one.reduce_us
+    np.putmask(reduce, parts <= one.one, one.none)
+    time = one.fixed_us + reduce
+    time += np.maximum(compute, memory)
     found = np.empty((len(FEATURES), len(splits)), np.float32)
     found[:_STATIC] = c.static
     found[_STATIC] = np.log(splits)
-    sizes = ((problem.m * problem.batch,), (problem.n,), (problem.k,))
-    found[_STATIC + 1 : _STATIC + 4] = np.log(np.array(sizes, np.float32))
+    sizes = np.log(np.array((problem.m * problem.batch, problem.n, problem.k), np.float32))
+    found[_STATIC + 1 : _STATIC + 4] = sizes[:, None]
     # The last tiles end with D and take as long as others, unless D is smaller than a tile.
-    inside = np.minimum(extents / c.tiles, one.one)
+    inside /= c.tiles
     found[13], found[14], found[15] = np.log(rounds), rounds / waves, np.log(compute / memory)
     found[16], found[17], found[18] = np.log(time), reduce / time, c.smem_to_mma_log
     found[19], found[20] = np.log(l2_us / c.mma_us), epilogue / time
@@ -285,28 +332,31 @@ class Fit:
         found: Array = time * np.exp(self.trees.sums(features) + self.trees.base)
         return found
 
-    def fastest(
+    def look(
         self,
         problem: Problem,
         kernels: KernelColumns,
         splits: Array,
         likely: NDArray[numpy.bool_],
         cover: Cover | None = None,
-        most: int = KEPT,
-    ) -> Iterator[tuple[float, int]]:
+    ) -> Look:
+        """Return what the first trees say of each kernel."""
+        _, features = rooflines(problem, kernels, splits, cover)
+        logs = features[_TIME_LOG] + self.trees.sums(features, 0, FIRST_TREES)
+        return Look(logs, likely, splits, lambda kept: self.trees.sums(features.take(kept, 1), FIRST_TREES))
+
+    def fastest(self, look: Look, most: int = KEPT) -> Iterator[tuple[float, int]]:
         """Yield times with the places of their kernels, fastest first; those behind the ``most`` are coarse.
 
-        The ``likely`` ones come before all others.
+        The likely ones come before all others.
         """
         import numpy as np
 
-        _, features = rooflines(problem, kernels, splits, cover)
-        logs = features[_TIME_LOG] + self.trees.sums(features, 0, _FIRST_TREES)
-        last = ~likely * np.float32(_LAST)
+        logs = look.logs
+        last = ~look.likely * np.float32(_LAST)
         order = (logs + last).argsort()
         kept = order[:most]
-        sums = self.trees.sums(features.take(kept, 1), _FIRST_TREES)
-        best = logs.take(kept) + sums
+        best = logs.take(kept) + look.more(kept)
         again = (best + last.take(kept)).argsort()
         for found, places in ((best.take(again), kept.take(again)), (None, order[most:])):
             found = logs.take(places) if found is None else found

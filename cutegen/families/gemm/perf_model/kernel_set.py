@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from cutegen.families.gemm.perf_model.fitted import KEPT, Cover, KernelColumns, fit_of
+from cutegen.families.gemm.perf_model.fitted import KEPT, Cover, KernelColumns, Look, fit_of, scalars
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cutegen.families.gemm.perf_model.fitted import Array
+    from cutegen.family import OpenLibrary
 
 __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 
@@ -73,6 +75,7 @@ class KernelSet:
         along_n = np.where(c.swap_ab, problem.layout[0] == "m", problem.layout[1] == "n")
         self._short_runs = along_n & (c.tiles[1] % _RUN != 0)
         self._any_short = bool(self._short_runs.any())
+        self._native: NativeModel | None = None
         self._last: tuple[Problem, Config, float] | None = None
         orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
         self._orders = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
@@ -82,12 +85,11 @@ class KernelSet:
 
         Those that hardly suit it follow if the ``rest`` is asked for.
         """
-        cover = Cover.of(problem, self._columns)
-        splits, likely = self._splits(problem, cover)
-        for time_us, at in self._fit.fastest(problem, self._columns, splits, likely, cover, self._kept):
-            if not (rest or likely[at]):
+        look = self._look(problem)
+        for time_us, at in self._fit.fastest(look, self._kept):
+            if not (rest or look.likely[at]):
                 continue
-            split = 1 if at < self._whole else int(splits[at])
+            split = 1 if at < self._whole else int(look.splits[at])
             if self._valid(at, split, problem):
                 yield time_us, self._ordered(problem, self._configs[at], split)
 
@@ -103,6 +105,37 @@ class KernelSet:
         last = self._last
         return last[2] if last is not None and last[:2] == (problem, config) else None
 
+    def prepare(self, library: OpenLibrary) -> None:
+        """Ask now what a first choice would ask, and leave looks to a library, if it is there."""
+        for at in range(self._whole):
+            self._valid.prepare(at, 1)
+        opened = library(SOURCE) if self._native is None else None
+        if opened is None:
+            return
+        known, c = scalars(), self._columns
+        names = ("fixed_us", "reduce_us", "most_waves", "most_clusters")
+        numbers = {name: float(getattr(known, name)) for name in names}
+        arrays = {"least": self._least, "filling": self._filling, "part": self._part}
+        self._native = NativeModel(
+            opened,
+            c,
+            {**arrays, "short_runs": self._short_runs},
+            {**numbers, "split_tiles": _SPLIT_TILES, "narrow": _NARROW, "most_split": self._most},
+            self._whole,
+            self._fit,
+        )
+
+    def _look(self, problem: Problem) -> Look:
+        if self._native is not None:
+            return self._native.look(problem, swapped=self._swapped_is_likely(problem))
+        cover = Cover.of(problem, self._columns)
+        splits, likely = self._splits(problem, cover)
+        return self._fit.look(problem, self._columns, splits, likely, cover)
+
+    def _swapped_is_likely(self, problem: Problem) -> bool:
+        few = not problem.epilogue.beta or problem.m <= _SWAPPED_C
+        return few and problem.m <= _SWAPPED_ROWS
+
     def _splits(self, problem: Problem, cover: Cover) -> tuple[Array, NDArray[numpy.bool_]]:
         """``split_k`` of each kernel, which fills the GPU as far as there are k steps for it; and whether
         the kernel is valid by those rules of the space that forbid most, and suits the layout."""
@@ -111,12 +144,10 @@ class KernelSet:
         first, c = self._whole, self._columns
         inside = cover.extents > self._least
         likely = inside[0] & inside[1]
-        if problem.m > _SWAPPED_ROWS:
+        if not self._swapped_is_likely(problem):
             likely &= ~c.swap_ab
         if self._any_short:
             likely &= ~(self._short_runs & (cover.extents[1] > _NARROW))
-        if problem.epilogue.beta and problem.m > _SWAPPED_C:
-            likely &= ~c.swap_ab
         count = cover.total[first:]
         most = np.minimum(self._most, np.floor(np.float32(problem.k) / self._part))
         splits = np.ones(len(likely), np.float32)
@@ -151,13 +182,16 @@ class _Valid:
         self._left: dict[tuple[int, int], tuple[Callable[..., bool], ...] | None] = {}
 
     def __call__(self, at: int, split: int, problem: Problem) -> bool:
-        try:
-            left = self._left[at, split]
-        except KeyError:
-            config = self._configs[at]
-            config = config if config["split_k"] == split else config.replace(split_k=split)
-            left = self._left[at, split] = self._checks.left(config)
+        if (at, split) not in self._left:
+            self.prepare(at, split)
+        left = self._left[at, split]
         return left is not None and all(holds(problem=problem) for holds in left)
+
+    def prepare(self, at: int, split: int) -> None:
+        """Ask the rules that sizes do not decide."""
+        config = self._configs[at]
+        config = config if config["split_k"] == split else config.replace(split_k=split)
+        self._left[at, split] = self._checks.left(config)
 
 
 def default_kernels(space: Space, problem: Problem) -> list[Config]:

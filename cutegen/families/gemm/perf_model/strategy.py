@@ -18,7 +18,7 @@ from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kerne
 from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import Predictor, is_heavy
+from cutegen.family import OpenLibrary, Predictor, is_heavy
 from cutegen.space import Config, Space, Value, as_pair
 
 __all__ = ["GemmStrategy", "defaults_by_time"]
@@ -189,6 +189,11 @@ class GemmStrategy:
 
     refine = staticmethod(proposals.refine)
     precompute = staticmethod(proposals.precompute)
+
+    def prepare(self, space: Space, problem: Problem, sm_count: int, library: OpenLibrary) -> None:
+        """Make the default candidates ready to be looked at, in C where that was compiled."""
+        if is_fitted(problem, space.arch):
+            kernel_set(space, problem, sm_count).prepare(library)
 
     def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
         """Return the fastest predicted of the space's default candidates.

@@ -1,0 +1,70 @@
+"""C files of the package as libraries for the host: compiled into a store, where there is a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from cutegen.build.store import Store
+from cutegen.digest import digest
+from cutegen.errors import StoreError
+from cutegen.system.private import make_private
+from cutegen.system.publish import publish
+from cutegen.system.temporary import TemporaryFolder
+
+__all__ = ["build_library", "open_library"]
+
+_log = logging.getLogger("cutegen")
+
+_COMPILERS = ("gcc", "cc", "clang")
+#: Nothing that changes a result by a bit: no contraction, no fast mathematics.
+_FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
+_TIME_LIMIT_S = 60.0
+
+
+def build_library(source: Path, store: Store) -> ctypes.PyDLL | None:
+    """Return the library of ``source``, compiled into the store if it is not there.
+
+    None without a compiler, or where the store cannot be written: callers have another way.
+
+    Raises:
+        StoreError: Another user may have written what is in the store.
+    """
+    path = _path(source, store)
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if not path.is_file() and compiler is not None and not store.shared:
+        try:
+            with TemporaryFolder() as scratch:
+                made = scratch.path / path.name
+                command = [compiler, *_FLAGS, str(source), "-o", str(made), "-lm"]
+                subprocess.run(command, capture_output=True, check=True, timeout=_TIME_LIMIT_S)
+                make_private(path.parent)
+                publish(path, made.read_bytes(), "library")
+        except (OSError, StoreError, subprocess.SubprocessError) as error:
+            _log.info("%s is not compiled, so Python does its work: %s", source.name, error)
+    return open_library(source, store)
+
+
+def open_library(source: Path, store: Store) -> ctypes.PyDLL | None:
+    """Return the library of ``source`` if the store holds it. Calls of it keep Python's lock.
+
+    Raises:
+        StoreError: Another user may have written what is in the store.
+    """
+    path = _path(source, store)
+    try:
+        return ctypes.PyDLL(str(path)) if path.is_file() else None
+    except OSError as error:
+        _log.info("%s cannot be loaded, so Python does its work: %s", path, error)
+        return None
+
+
+def _path(source: Path, store: Store) -> Path:
+    """Return where the library of ``source`` is in the store, for machines of this kind."""
+    text = source.read_text(encoding="utf-8")
+    name = digest([text, *_FLAGS, platform.machine(), platform.system()], length=16)
+    return store.host_folder() / f"{source.stem}-{name}.so"

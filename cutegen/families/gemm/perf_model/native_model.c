@@ -1,0 +1,164 @@
+// The loops of kernel_set.py, fitted.py and trees.py for one problem. numpy takes longer to begin each of their
+// many operations than to do it, which a first call waits for.
+//
+// The numbers are the same to the last bit: operations come in the same order, are never contracted, and
+// logarithms stay numpy's. tests/test_native_model.py compares all of it.
+#include <math.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { LANES = 8 };
+
+// Rows of features that sizes decide, in the order of native_model.ROWS.
+enum { SPLIT, M, N, K, WAVES_LOG, LAST_WAVE, TO_MEMORY, TIME, REDUCE, L2, EPILOGUE, CLUSTERS_N, INSIDE_M,
+       INSIDE_N, STEPS, BUSY, WAVES };
+
+// Of every kernel: members of KernelColumns and KernelSet of the same names, by axis of the kernel where they
+// have one.
+struct kernels {
+    int64_t count, whole, stride;
+    const double *tiles, *sides, *load_bytes, *blocks, *resident, *sum_us, *inner_us, *mma_us, *epilogue_us,
+        *least, *filling;
+    const float *tile_k, *part;
+    const uint8_t *swap_ab, *pingpong, *short_runs;
+    const int32_t *rows;
+    double sms, l2_us, l2_us_sm, fixed_us, reduce_us, most_waves, most_clusters, split_tiles, narrow;
+    float most_split;
+};
+
+struct problem {
+    double m, n, batch, memory_us;
+    float k;
+    int32_t swapped;  // whether swapped kernels are likely
+};
+
+// Of one thread. raw: rounds, compute to memory, time, L2 to MMA; logs: splits, steps, and m, n, k.
+struct scratch {
+    float *splits, *features, *logs, *found;
+    double *raw;
+    uint8_t *likely;
+};
+
+struct trees {
+    int64_t depth, count;
+    const int32_t *asked;  // by question and tree
+    const float *limits;
+    const float *leaves;  // by tree and answers
+};
+
+static inline double smaller(double x, double y) { return x < y ? x : y; }
+static inline double larger(double x, double y) { return x > y ? x : y; }
+
+// KernelSet._splits and rooflines, without logarithms.
+EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, const struct scratch *s) {
+    const int64_t count = c->count;
+    for (int64_t at = 0; at < count; at++) {
+        const double rows = c->swap_ab[at] ? p->n : p->m, columns = c->swap_ab[at] ? p->m : p->n;
+        const double clusters_m = ceil(rows / c->sides[at]), clusters_n = ceil(columns / c->sides[count + at]);
+        const double total = clusters_m * clusters_n * p->batch;
+        int likely = rows > c->least[at] && columns > c->least[count + at];
+        likely &= p->swapped || !c->swap_ab[at];
+        likely &= !(c->short_runs[at] && columns > c->narrow);
+        float split = 1.0f;
+        if (at >= c->whole) {
+            const float enough = floorf(p->k / c->part[at - c->whole]);
+            const float most = c->most_split < enough ? c->most_split : enough;
+            const double filling = larger(floor(c->filling[at - c->whole] / total), 2.0);
+            split = (float)smaller(filling, most > 2.0f ? most : 2.0f);
+            likely &= most >= 2.0f && total * c->blocks[at] <= c->split_tiles;
+        }
+        s->splits[at] = split;
+        s->likely[at] = (uint8_t)likely;
+        const double parts = split, units = total * parts, rounds = units / c->resident[at];
+        const double waves = ceil(rounds);
+        const float steps = ceilf(p->k / c->tile_k[at] / split);
+        const double busy = smaller(units, c->resident[at]) * c->blocks[at];
+        const double inside_m = smaller(c->tiles[at], rows), inside_n = smaller(c->tiles[count + at], columns);
+        double l2_us = inside_m * c->load_bytes[at] + inside_n * c->load_bytes[count + at];
+        l2_us /= smaller(c->l2_us_sm, c->l2_us / busy);
+        const double main_us = (double)steps * larger(c->inner_us[at], l2_us);
+        double epilogue = waves * c->epilogue_us[at];
+        if (c->pingpong[at]) {
+            const double turns = larger((c->epilogue_us[at] - main_us) * 0.5, 0.0) * waves;
+            epilogue = (waves <= 1.0 ? 0.0 : turns) + c->epilogue_us[at];
+        }
+        const double compute = waves * main_us + epilogue;
+        const double reduce = parts <= 1.0 ? 0.0 : units * c->sum_us[at] + c->reduce_us;
+        const double time = c->fixed_us + reduce + larger(compute, p->memory_us);
+        s->raw[at] = rounds;
+        s->raw[count + at] = compute / p->memory_us;
+        s->raw[2 * count + at] = time;
+        s->raw[3 * count + at] = l2_us / c->mma_us[at];
+        s->logs[at] = split;
+        s->logs[count + at] = steps;
+#define PUT(row, value) s->features[c->rows[row] * c->stride + at] = (float)(value)
+        PUT(LAST_WAVE, rounds / waves);
+        PUT(REDUCE, reduce / time);
+        PUT(EPILOGUE, epilogue / time);
+        PUT(CLUSTERS_N, smaller(clusters_n, c->most_clusters));
+        PUT(INSIDE_M, inside_m / c->tiles[at]);
+        PUT(INSIDE_N, inside_n / c->tiles[count + at]);
+        PUT(BUSY, busy / c->sms);
+        PUT(WAVES, smaller(waves, c->most_waves));
+    }
+    s->logs[2 * count] = (float)(p->m * p->batch);
+    s->logs[2 * count + 1] = (float)p->n;
+    s->logs[2 * count + 2] = p->k;
+}
+
+// The sum of trees first to last for each column of features. Rows are padded to whole LANES.
+EXPORT WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
+                    int64_t stride, float *sums) {
+    for (int64_t at = 0; at < stride; at += LANES) {
+        float found[LANES] = {0};
+        for (int64_t tree = first; tree < last; tree++) {
+            int32_t numbers[LANES] = {0};
+            for (int64_t question = 0; question < trees->depth; question++) {
+                const int64_t place = question * trees->count + tree;
+                const float *values = features + trees->asked[place] * stride + at;
+                const float limit = trees->limits[place];
+                const int32_t yes = 1 << question;
+                for (int lane = 0; lane < LANES; lane++) numbers[lane] |= values[lane] > limit ? yes : 0;
+            }
+            const float *leaves = trees->leaves + (tree << trees->depth);
+            for (int lane = 0; lane < LANES; lane++) found[lane] += leaves[numbers[lane]];
+        }
+        for (int lane = 0; lane < LANES; lane++) sums[at + lane] = found[lane];
+    }
+}
+
+// Puts logarithms into the features, and the logarithms of times by the first trees into found.
+EXPORT void coarse(const struct kernels *c, const struct trees *trees, int64_t last, const struct scratch *s) {
+    const int64_t count = c->count;
+    for (int64_t at = 0; at < count; at++) {
+        PUT(WAVES_LOG, s->raw[at]);
+        PUT(TO_MEMORY, s->raw[count + at]);
+        PUT(TIME, s->raw[2 * count + at]);
+        PUT(L2, s->raw[3 * count + at]);
+        PUT(SPLIT, s->logs[at]);
+        PUT(STEPS, s->logs[count + at]);
+        PUT(M, s->logs[2 * count]);
+        PUT(N, s->logs[2 * count + 1]);
+        PUT(K, s->logs[2 * count + 2]);
+    }
+    sum_trees(trees, 0, last, s->features, c->stride, s->found);
+    const float *time = s->features + c->rows[TIME] * c->stride;
+    for (int64_t at = 0; at < count; at++) s->found[at] = time[at] + s->found[at];
+}
+
+// The sums of the other trees for some kernels; columns has room for their features, padded to whole LANES.
+EXPORT void fine(const struct kernels *c, const struct trees *trees, int64_t first, int64_t features,
+          const struct scratch *s, const int64_t *kept, int64_t count, float *columns, float *sums) {
+    const int64_t stride = (count + LANES - 1) / LANES * LANES;
+    for (int64_t row = 0; row < features; row++)
+        for (int64_t at = 0; at < count; at++)
+            columns[row * stride + at] = s->features[row * c->stride + kept[at]];
+    sum_trees(trees, first, trees->count, columns, stride, sums);
+}

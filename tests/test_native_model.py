@@ -1,0 +1,155 @@
+"""The fit's loops in C: the numbers of numpy, to the last bit; without a library, numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.build import host_library
+from cutegen.build.host_library import build_library, open_library
+from cutegen.build.store import Store
+from cutegen.errors import StoreError
+from cutegen.families.gemm.perf_model import kernel_set as module
+from cutegen.families.gemm.perf_model.fitted import FEATURES, Cover, rooflines
+from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kernels
+from cutegen.families.gemm.perf_model.native_model import SOURCE
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.registry import find_space
+from cutegen.runtime.warming import Wanted, prepare_choices
+from cutegen.search.defaults import default_config
+
+ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
+#: Signatures, each as a problem of it.
+KINDS = (
+    Problem(64, 64, 64),
+    Problem(64, 64, 64, ab_dtype="fp16", layout="kn"),
+    Problem(64, 64, 64, layout="mn", epilogue=Epilogue(beta=True)),
+    Problem(64, 64, 64, layout="mk", out_dtype="fp32"),
+    Problem(64, 64, 64, batch=3, epilogue=Epilogue(bias="n", activation="silu")),
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
+    found = build_library(SOURCE, Store(tmp_path_factory.mktemp("cache")))
+    assert found is not None  # gcc is needed for kernels too
+    return found
+
+
+def drawn(kind: Problem, count: int) -> list[Problem]:
+    """Return problems of a kind with sizes from the smallest to the largest."""
+    generator, found = Random(str(kind)), []
+    for _ in range(count):
+        m, n, k = (int(2 ** (14 * generator.random())) for _ in range(3))
+        m = m if kind.layout[0] == "k" else -(-m // 8) * 8
+        found.append(replace(kind, m=m, n=-(-n // 8) * 8, k=-(-k // 8) * 8))
+    return found
+
+
+def sets(kind: Problem, sm_count: int, library: ctypes.PyDLL) -> tuple[KernelSet, KernelSet]:
+    """Return the default kernels twice: looked at by numpy, and in C."""
+    kernels = default_kernels(SPACE, kind)
+    plain, native = (KernelSet(SPACE, kind, sm_count, kernels) for _ in range(2))
+    native.prepare(lambda source: library)
+    assert native._native is not None
+    return plain, native
+
+
+@pytest.mark.parametrize("sm_count", [132, 114])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ctypes.PyDLL) -> None:
+    """First looks, splits, which are likely, all features, and the order of all kernels with their times."""
+    plain, native = sets(kind, sm_count, library)
+    for problem in drawn(kind, 50):
+        want, got = plain._look(problem), native._look(problem)
+        assert (want.logs == got.logs).all() and (want.splits == got.splits).all()
+        assert (want.likely == got.likely).all()
+        _, features = rooflines(problem, plain._columns, want.splits, Cover.of(problem, plain._columns))
+        assert native._native is not None
+        own = native._native._local.scratch.features[:, : features.shape[1]]
+        differ = [
+            name for name, row, other in zip(FEATURES, features, own, strict=True) if (row != other).any()
+        ]
+        assert not differ
+        for kept in (np.arange(3), want.logs.argsort()[:8], want.logs.argsort()[::-1][:17]):
+            assert (want.more(kept) == got.more(kept)).all()
+        assert list(plain.by_time(problem)) == list(native.by_time(problem))
+        assert plain.fastest(problem) == native.fastest(problem)
+
+
+def test_looks_do_not_disturb_each_other(library: ctypes.PyDLL) -> None:
+    """One that is still being read while another is made, and those of other threads."""
+    plain, native = sets(KINDS[0], 132, library)
+    problems = drawn(KINDS[0], 40)
+    expected = [list(plain.by_time(problem)) for problem in problems]
+    both = zip(native.by_time(problems[0]), native.by_time(problems[1]), strict=False)
+    for (own, other), first, second in zip(both, expected[0], expected[1], strict=False):
+        assert (own, other) == (first, second)
+    wrong: list[Problem] = []
+
+    def work() -> None:
+        for problem, want in zip(problems, expected, strict=True):
+            if list(native.by_time(problem)) != want:
+                wrong.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_warm_up_prepares_choices_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is compiled into the store, found there by others, and answers as numpy did."""
+    problem = Problem(300, 1024, 4096)
+    monkeypatch.setattr(module, "_made", module._made.__wrapped__)  # sets of other tests may be prepared
+    before = default_config(SPACE, problem, 132)
+    store = Store(tmp_path / "cache")
+    assert open_library(SOURCE, store) is None
+    prepare_choices([Wanted(problem, before)], store, ARCH, 132)
+    assert len(list(store.host_folder().iterdir())) == 1
+    assert open_library(SOURCE, Store(tmp_path / "cache")) is not None
+    monkeypatch.setattr(host_library.shutil, "which", lambda name: None)
+    assert build_library(SOURCE, store) is not None  # nothing is compiled again
+    assert default_config(SPACE, problem, 132) == before
+
+
+def test_without_a_library_numpy_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, one that fails, a file that is no library, a store that is only read."""
+    kind = KINDS[0]
+    kernels = default_kernels(SPACE, kind)
+    expected = list(KernelSet(SPACE, kind, 132, kernels).by_time(kind))
+    store = Store(tmp_path / "cache")
+    monkeypatch.setattr(host_library.shutil, "which", lambda name: None)
+    assert build_library(SOURCE, store) is None
+    monkeypatch.setattr(host_library.shutil, "which", lambda name: "/bin/false")
+    assert build_library(SOURCE, store) is None
+    monkeypatch.undo()
+    assert build_library(SOURCE, Store(tmp_path / "other", shared=True)) is None
+    assert build_library(SOURCE, store) is not None
+    broken = Store(tmp_path / "broken")
+    path = host_library._path(SOURCE, broken)
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_bytes(b"no library")
+    assert open_library(SOURCE, broken) is None
+    found = KernelSet(SPACE, kind, 132, kernels)
+    found.prepare(lambda source: open_library(source, broken))
+    assert found._native is None and list(found.by_time(kind)) == expected
+
+
+def test_a_library_that_others_may_have_written_is_refused(tmp_path: Path) -> None:
+    """As kernels are: it would be run."""
+    store = Store(tmp_path / "cache")
+    assert build_library(SOURCE, store) is not None
+    store.host_folder().chmod(0o777)
+    with pytest.raises(StoreError, match="another user"):
+        open_library(SOURCE, Store(tmp_path / "cache"))
