@@ -127,7 +127,8 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out-dtype", help="of the output of a GEMM (default: as --dtype where it can be)")
     group.add_argument(
         "--layout",
-        help=f"contiguous axis of a GEMM's A, then of B: {_values('layout')} (default kk, torch's x @ w.T)",
+        help=f"contiguous axis of a GEMM's A, then of B: {_values('layout', 'gemm')} (default kk, torch's "
+        f"x @ w.T); where gates lie: {_values('layout', 'gated_gemm')} (default halves)",
     )
     group.add_argument(
         "--options",
@@ -245,9 +246,9 @@ def _from_word(word: str, family: Family, options: Mapping[str, str | bool]) -> 
     return NamedRange(name, Range(low, high))
 
 
-def _values(option: str) -> str:
-    """Return what an option of the shipped families may be."""
-    found = [o.values for name in families() for o in find_family(name).options if o.name == option]
+def _values(option: str, *named: str) -> str:
+    """Return what an option of the shipped families, or of those that are named, may be."""
+    found = [o.values for name in named or families() for o in find_family(name).options if o.name == option]
     return ", ".join(dict.fromkeys(value for values in found for value in values))
 
 
