@@ -51,8 +51,8 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return the product of each group's rows of ``a`` with the group's matrix, in one launch.
 
-    Experimental: its kernels were right in all checks on an H200; those with counts and those with an
-    activation were not timed yet.
+    Experimental: its kernels were right in all checks on an H200; those with an activation were not timed
+    yet.
 
     For group ``i`` and its rows ``r`` it is ``out[r] = a[r] @ b[i].T``. How many rows each group has is read
     on the device only, so that a call needs no synchronisation and goes into CUDA graphs. Sums are in fp32
