@@ -46,11 +46,11 @@ def may_repeat(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 def is_aligned(shape: Sequence[int], stride: Sequence[int], inner: int, size: int) -> bool:
     """Whether every step but the contiguous one is a multiple of 16 bytes; axes of size 1 take no step."""
-    return all(
-        extent == 1 or step * size % TMA_ALIGN_BYTES == 0
-        for at, (extent, step) in enumerate(zip(shape, stride, strict=True))
-        if at != len(shape) + inner
-    )
+    multiples = [
+        extent == 1 or step * size % TMA_ALIGN_BYTES == 0 for extent, step in zip(shape, stride, strict=True)
+    ]
+    multiples[inner] = True
+    return all(multiples)
 
 
 def normal_view(shape: tuple[int, ...], stride: tuple[int, ...], inner: int, multiple: int) -> View | None:
@@ -82,7 +82,9 @@ def span_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes from a tensor's first element to behind its last, 0 if it is empty."""
     if tensor.numel() == 0:
         return 0
-    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    last = 0  # a generator takes as long again
+    for extent, step in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (extent - 1) * step
     return (last + 1) * tensor.element_size()
 
 

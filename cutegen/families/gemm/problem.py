@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
@@ -188,6 +188,10 @@ class Signature:
     promote: bool = False
 
 
+#: Equal signatures are mostly one object, so that dictionaries of what they decide need not compare fields.
+_signature = lru_cache(maxsize=1024)(Signature)
+
+
 @dataclass(frozen=True)
 class Problem:
     """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent GEMMs.
@@ -308,16 +312,9 @@ class Problem:
     @cached_property
     def signature(self) -> Signature:
         """The compiled-in part of this problem."""
-        return Signature(
-            family=self.family,
-            ab_dtype=self.ab_dtype,
-            out_dtype=self.out_dtype,
-            layout=_TEMPLATE_LETTERS[self.layout],
-            batched=self.batch > 1,
-            unaligned_out=self.unaligned_out,
-            epilogue=self.epilogue,
-            promote=self.promote,
-        )
+        letters = _TEMPLATE_LETTERS[self.layout]
+        kind = self.family, self.ab_dtype, self.out_dtype, letters, self.batch > 1, self.unaligned_out
+        return _signature(*kind, self.epilogue, self.promote)
 
     @property
     def has_factors(self) -> bool:
