@@ -41,6 +41,7 @@ def test_what_calls_compile_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         tool, "_parts", lambda torch, gemm, shapes: [(shape, {"launch": 2.0}) for shape in shapes]
     )
+    monkeypatch.setattr(tool, "_firsts_of_torch", lambda torch, shapes: [3.0] * len(shapes))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     keys = [("a",), ("a", "b")]
     monkeypatch.setattr(tool.Store, "keys", lambda self, arch: keys.pop(0))

@@ -20,6 +20,7 @@ from cutegen.families.gemm.perf_model import kernel_set as module
 from cutegen.families.gemm.perf_model.fitted import FEATURES, Cover, rooflines
 from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kernels
 from cutegen.families.gemm.perf_model.native_model import SOURCE
+from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime.warming import Wanted, prepare_choices
@@ -83,6 +84,20 @@ def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ct
             assert (want.more(kept) == got.more(kept)).all()
         assert list(plain.by_time(problem)) == list(native.by_time(problem))
         assert plain.fastest(problem) == native.fastest(problem)
+
+
+def test_what_torch_takes_is_that_of_numpy(library: ctypes.PyDLL) -> None:
+    """The same microseconds, of all layouts and sizes."""
+    plain = load_torch_mm()
+    native = replace(plain)
+    native.prepare(lambda source: library)
+    assert native._native and not replace(plain)._native
+    generator = Random(3)
+    for layout in ("kk", "kn", "mn", "mk"):
+        for _ in range(200):
+            m, n, k = (int(2 ** (14 * generator.random())) for _ in range(3))
+            want = replace(plain).time_us(m, n, k, 132, layout)
+            assert native.time_us(m, n, k, 132, layout) == want
 
 
 def test_looks_do_not_disturb_each_other(library: ctypes.PyDLL) -> None:

@@ -68,6 +68,8 @@ _STEPS = {
 }
 #: The rest: the probe of the plans, and the launch, of a kernel or by torch.
 _LAUNCH = "launch"
+#: First calls of torch.mm that are timed beside ours.
+_OF_TORCH = 60
 #: So many of the slowest calls are listed.
 _SLOWEST = 8
 
@@ -129,6 +131,7 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
     shapes = random_shapes(_UNTIMED + args.shapes, args.seed)
     times = [_calls(torch, cutegen.gemm, shape) for shape in shapes][_UNTIMED:]
     parts = _parts(torch, cutegen.gemm, random_shapes(args.shapes, args.seed + 2))
+    of_torch = _firsts_of_torch(torch, random_shapes(_OF_TORCH, args.seed + 3))
     cutegen.wait_for_kernels()
     compiled = sorted(set(store.keys(device.arch.name)) - set(before))
     first, second = (sorted(column) for column in zip(*times, strict=True))
@@ -148,6 +151,7 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
         "compiled_by_calls": len(compiled),
         "first_us": _spread(first),
         "by_answer": _by_answer(shapes[_UNTIMED:], times),
+        "torch_mm_first_us": _spread(of_torch),
         "parts_us": {
             part: _spread(sorted(each.get(part, 0.0) for _, each in parts)) for part in _names(parts)
         },
@@ -249,6 +253,18 @@ def _operands(torch: Any, shape: tuple[int, int, int]) -> tuple[Any, Any, Any]:
     return a, b, torch.empty(m, n, device=_DEVICE, dtype=torch.bfloat16)
 
 
+def _firsts_of_torch(torch: Any, shapes: Sequence[tuple[int, int, int]]) -> list[float]:
+    """Return sorted microseconds of first calls of torch.mm itself."""
+    times = []
+    for shape in shapes:
+        a, b, out = _operands(torch, shape)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.mm(a, b, out=out)
+        times.append((time.perf_counter() - began) * 1e6)
+    return sorted(times)
+
+
 def _spread(times: Sequence[float]) -> dict[str, Json]:
     """Return median, 95th percentile and largest of sorted times."""
     at = round(0.95 * (len(times) - 1))
@@ -261,12 +277,14 @@ def summary(results: dict[str, Json]) -> str:
     second: Any = results["second_us"]
     choice: Any = results["choice_us"]
     parts: Any = results["parts_us"]
+    torch_us: Any = results["torch_mm_first_us"]
     longest = ", ".join(f"{name} {us['median']}" for name, us in parts.items())
     return (
         f"{results['kernels']} kernels warm after {results['warm_s']} s; first calls of {results['shapes']} "
         f"shapes: median {first['median']} us, 95 % within {first['p95']}, most {first['most']}; second "
         f"calls: {second['median']} us; the choice alone: {choice['median']} us; "
-        f"{results['compiled_by_calls']} kernels compiled by calls; parts of a first call: {longest}"
+        f"{results['compiled_by_calls']} kernels compiled by calls; parts of a first call: {longest}; "
+        f"first calls of torch.mm: {torch_us['median']} us, 95 % within {torch_us['p95']}"
     )
 
 

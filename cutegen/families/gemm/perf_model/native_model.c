@@ -134,6 +134,18 @@ EXPORT WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t las
     }
 }
 
+// The leaf of every tree for one column of features.
+EXPORT void find_leaves(const struct trees *trees, const float *features, float *found) {
+    for (int64_t tree = 0; tree < trees->count; tree++) {
+        int32_t number = 0;
+        for (int64_t question = 0; question < trees->depth; question++) {
+            const int64_t place = question * trees->count + tree;
+            number |= (features[trees->asked[place]] > trees->limits[place]) << question;
+        }
+        found[tree] = trees->leaves[(tree << trees->depth) + number];
+    }
+}
+
 // Puts logarithms into the features, and the logarithms of times by the first trees into found.
 EXPORT void coarse(const struct kernels *c, const struct trees *trees, int64_t last, const struct scratch *s) {
     const int64_t count = c->count;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from ctypes import PyDLL, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cutegen.families.gemm.perf_model.fitted import Array
+    from cutegen.families.gemm.perf_model.trees import Trees
 
-__all__ = ["SOURCE", "NativeModel"]
+__all__ = ["SOURCE", "NativeModel", "NativeTrees"]
 
 SOURCE = Path(__file__).with_name("native_model.c")
 #: Features that sizes decide, in the order of the library.
@@ -73,6 +75,43 @@ class _Pointers(Structure):
     ]
 
 
+class _Forest:
+    """Trees as the library takes them, at an address."""
+
+    def __init__(self, trees: Trees) -> None:
+        import numpy as np
+
+        self._asked = np.ascontiguousarray(trees.asked, np.int32)
+        self._limits = np.ascontiguousarray(trees.limits, np.float32)
+        self._leaves = np.ascontiguousarray(trees.leaves, np.float32)
+        arrays = (array.ctypes.data for array in (self._asked, self._limits, self._leaves))
+        self._trees = _Trees(trees.depth, len(trees), *arrays)
+        self.at = ctypes.addressof(self._trees)
+
+
+class NativeTrees:
+    """Sums of all trees for one row of features.
+
+    Args:
+        library: What :data:`SOURCE` was compiled to.
+        trees: The trees.
+    """
+
+    def __init__(self, library: PyDLL, trees: Trees) -> None:
+        self._forest, self._count = _Forest(trees), len(trees)
+        self._find = library.find_leaves
+        self._find.restype, self._find.argtypes = None, [c_void_p] * 3
+
+    def sum(self, features: Sequence[float]) -> float:
+        """Return the sum, as :meth:`Trees.sums` adds it up."""
+        import numpy as np
+
+        asked, leaves = np.array(features, np.float32), np.empty((self._count, 1), np.float32)
+        self._find(self._forest.at, asked.ctypes.data, leaves.ctypes.data)
+        found: float = np.add.reduce(leaves, 0)[0]
+        return found
+
+
 class NativeModel:
     """Looks at the kernels of one set.
 
@@ -121,14 +160,8 @@ class NativeModel:
             **scalars,
             **numbers,
         )
-        trees = fit.trees
-        asked = np.ascontiguousarray(trees.asked, np.int32)
-        limits, leaves = (np.ascontiguousarray(each, np.float32) for each in (trees.limits, trees.leaves))
-        self._held |= {"asked": asked, "limits": limits, "leaves": leaves}
-        self._trees = _Trees(
-            trees.depth, len(trees), asked.ctypes.data, limits.ctypes.data, leaves.ctypes.data
-        )
-        self._at = ctypes.addressof(self._kernels), ctypes.addressof(self._trees)
+        self._trees = _Forest(fit.trees)
+        self._at = ctypes.addressof(self._kernels), self._trees.at
         self._describe, self._coarse, self._fine = library.describe, library.coarse, library.fine
         for function in (self._describe, self._coarse, self._fine):
             function.restype = None

@@ -16,6 +16,7 @@ from cutegen.families.gemm.perf_model.fitted import fit_of, fitted_times_us, fit
 from cutegen.families.gemm.perf_model.gpu_params import is_modelled
 from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kernels, every_kernel, kernel_set
 from cutegen.families.gemm.perf_model.ranking import Ranker
+from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import OpenLibrary, Predictor, is_heavy
@@ -194,6 +195,7 @@ class GemmStrategy:
         """Make the default candidates ready to be looked at, in C where that was compiled."""
         if is_fitted(problem, space.arch):
             kernel_set(space, problem, sm_count).prepare(library)
+            torch_mm_of(space.arch).prepare(library)
 
     def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
         """Return the fastest predicted of the space's default candidates.

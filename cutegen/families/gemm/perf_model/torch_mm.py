@@ -7,7 +7,7 @@ The library chooses among tiles of its own by rules that nobody tells: a rooflin
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import ceil, log
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch, Calibration
 from cutegen.errors import StoreError
+from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeTrees
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.system.documents import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from cutegen.family import OpenLibrary
 
 __all__ = [
     "FILE",
@@ -30,6 +33,7 @@ __all__ = [
     "load_torch_mm",
     "read_torch_mm",
     "reading_c_us",
+    "torch_mm_of",
     "torch_mm_us",
 ]
 
@@ -69,14 +73,25 @@ class TorchMm:
     arch: str
     provenance: Mapping[str, Any]
     trees: Trees
+    #: The same trees in C, if anything.
+    _native: list[NativeTrees] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def time_us(self, m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> float:
         """Return microseconds of the product of m x k and k x n, in 16 bits, back to back."""
         import numpy as np
 
         time, features = describe(m, n, k, sm_count, layout)
-        column = np.array(features, np.float32)[:, None]
-        return time * float(np.exp(self.trees.sums(column)[0] + self.trees.base))
+        if self._native:
+            added = self._native[0].sum(features)
+        else:
+            added = self.trees.sums(np.array(features, np.float32)[:, None])[0]
+        return time * float(np.exp(added + self.trees.base))
+
+    def prepare(self, library: OpenLibrary) -> None:
+        """Leave the trees to a library from now on, if it is there."""
+        opened = None if self._native else library(SOURCE)
+        if opened is not None:
+            self._native.append(NativeTrees(opened, self.trees))
 
 
 @cache
@@ -84,6 +99,15 @@ def load_torch_mm() -> TorchMm:
     """Return the fit that the package ships."""
     found = json.loads(FILE.read_text(encoding="utf-8"))
     return TorchMm(found["arch"], found["provenance"], Trees.of(found))
+
+
+def torch_mm_of(arch: Arch) -> TorchMm:
+    """Return the fit for ``arch``: that of its calibration, else the shipped.
+
+    Raises:
+        StoreError: The file of its calibration cannot be read, or says nothing.
+    """
+    return load_torch_mm() if arch.calibration is None else _calibrated(arch.calibration)
 
 
 @lru_cache(maxsize=8)
@@ -135,5 +159,4 @@ def torch_mm_us(problem: Problem, arch: Arch, sm_count: int) -> float | None:
     plain = plain and not problem.unaligned_out
     if not plain or arch.name != load_torch_mm().arch:
         return None
-    known = load_torch_mm() if arch.calibration is None else _calibrated(arch.calibration)
-    return known.time_us(problem.m, problem.n, problem.k, sm_count, problem.layout)
+    return torch_mm_of(arch).time_us(problem.m, problem.n, problem.k, sm_count, problem.layout)
