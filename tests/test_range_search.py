@@ -26,6 +26,7 @@ from cutegen.search.range_plan import (
     first_sizes,
     most_disputed,
     most_doubtful,
+    ready_first,
     settle,
     shortlist,
 )
@@ -132,6 +133,18 @@ def test_sizes_in_doubt_are_those_with_rivals_between_far_neighbours() -> None:
     for size in (1, 64):
         known.learn(size, {A: 10.0})
     assert most_doubtful(known, few, lambda size: [A], 5) == []
+
+
+def test_sizes_that_wait_for_nothing_come_first() -> None:
+    """Of the next few, asked about anew each time; where none is ready the order stays."""
+    assert list(ready_first([1, 8, 4], lambda size: size == 4, 2)) == [1, 4, 8]
+    assert list(ready_first([1, 8, 4], lambda size: False, 3)) == [1, 8, 4]
+    ready: set[int] = set()
+    found: list[int] = []
+    for size in ready_first([1, 8, 4, 2, 64], lambda size: size in ready, 3):
+        found.append(size)
+        ready.add(2)
+    assert found == [1, 2, 8, 4, 64]
 
 
 def test_disputed_sizes_lie_where_the_baseline_takes_over() -> None:

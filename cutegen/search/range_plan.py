@@ -21,6 +21,7 @@ __all__ = [
     "first_sizes",
     "most_disputed",
     "most_doubtful",
+    "ready_first",
     "settle",
     "shortlist",
 ]
@@ -95,6 +96,15 @@ def _apart(sizes: Sequence[int], step: float) -> list[int]:
         if log2(size / chosen[-1]) >= step and log2(sizes[-1] / size) >= step / 2:
             chosen.append(size)
     return [*chosen, sizes[-1]]
+
+
+def ready_first(sizes: Sequence[int], is_ready: Callable[[int], bool], ahead: int) -> Iterator[int]:
+    """Yield ``sizes`` in their order, but of the next ``ahead`` the first that is ready, if one is."""
+    left = list(sizes)
+    while left:
+        size = next(filter(is_ready, left[:ahead]), left[0])
+        left.remove(size)
+        yield size
 
 
 def shortlist(

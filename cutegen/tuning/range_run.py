@@ -31,6 +31,7 @@ from cutegen.search.range_plan import (
     first_sizes,
     most_disputed,
     most_doubtful,
+    ready_first,
     shortlist,
 )
 from cutegen.search.range_predict import Predictions
@@ -59,6 +60,8 @@ _LIKELY_OF, _DEFAULTS = 24, 0.7
 _NEARBY = 2
 #: Where all contenders fail others are tried, so often.
 _FURTHER_TRIES = 2
+#: So many sizes ahead are looked at for one that waits for no kernel: a look takes some 10 ms.
+_AHEAD = 6
 #: To find them takes a tenth of a second, in which the GPU idles.
 _DOUBTFUL_AT_A_TIME = 4
 
@@ -134,8 +137,8 @@ class RangeRun:
         sizes = _coarse_first(first_sizes(self._cells, effort.sizes))
         self._planned = len(sizes) + effort.doubtful + effort.random
         self._submit(sizes)
-        for at, size in enumerate(sizes):
-            if at < 2 or not self._late(budget_s):
+        for size in ready_first(sizes, self._is_compiled, _AHEAD):
+            if size in sizes[:2] or not self._late(budget_s):
                 self._measure(size, "sizes")
         self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
@@ -269,12 +272,18 @@ class RangeRun:
 
     def _submit(self, sizes: Sequence[int]) -> None:
         """Ask the compiler for every kernel, those that the first sizes need before the others."""
-        for size in sizes:
-            problem = self.request.range.at(size)
-            assert problem is not None
-            self._children.submit(
-                [self._render(problem, config, self._space.arch) for config in self._contenders(size)]
-            )
+        for at, size in enumerate(sizes):
+            self._children.submit(self._sources_at(size), urgent=at < 2)
+
+    def _sources_at(self, size: int) -> list[Source]:
+        """Return the kernels of what is to be measured at ``size``."""
+        problem = self.request.range.at(size)
+        assert problem is not None
+        return [self._render(problem, config, self._space.arch) for config in self._contenders(size)]
+
+    def _is_compiled(self, size: int) -> bool:
+        self._children.poll(0.0)
+        return all(self._children.result(source) is not None for source in self._sources_at(size))
 
     def _render(self, problem: Problem, config: Config, arch: Arch) -> Source:
         """Render a kernel once: sizes share it."""
