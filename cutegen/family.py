@@ -555,6 +555,10 @@ class Family(ABC):
         """Return the microseconds that what is fused adds to the predicted time of a kernel."""
         return 0.0
 
+    def doubt(self, problem: Any) -> float:
+        """Return how many times as large as usual an expected lead over PyTorch must be to be believed."""
+        return 1.0
+
     def is_fitted(self, problem: Any, arch: Arch) -> bool:
         """Return whether predicted times of kernels for ``problem`` are fitted to measurements.
 

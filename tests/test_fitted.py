@@ -132,11 +132,11 @@ def _plain_choice(problem: Problem) -> Config | None:
         return None
     orders = [(s, along) for s in (1, 2, 4, 8) for along in (False, True)]
     geometry = tiling.geometry(chosen)
-    if geometry.clusters > geometry.resident:
+    swizzle, along = 1, False
+    if geometry.clusters > geometry.resident and not tiling.fits_l2:
         swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
-    else:
-        lone = chosen["split_k"] == 1 and geometry.clusters_n > 1
-        swizzle, along = 1, lone and geometry.clusters_m > geometry.clusters_n
+    elif chosen["split_k"] == 1 and geometry.clusters_n > 1 < geometry.clusters_m:
+        along = (problem.n < problem.m) if chosen["swap_ab"] else (problem.m < problem.n)
     return chosen.replace(swizzle_size=swizzle, raster_along_m=along)
 
 

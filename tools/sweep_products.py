@@ -52,8 +52,8 @@ KIND = "sweep of products"
 #: Products of each kind in a hundred of the first, and the rows of most of them.
 _OTHERS = {
     "bf16 kn": 9,
-    "bf16 mn": 12,
-    "bf16 mk": 12,
+    "bf16 mn": 16,
+    "bf16 mk": 16,
     "bf16 kk bias": 5,
     "bf16 kk bias silu": 5,
     "bf16 kk beta": 4,

@@ -518,7 +518,10 @@ def _measured_slower(answer: Answer) -> str | None:
 
 
 def _expected_slower(answer: Answer, space: Space, sm_count: int, lead: float) -> str:
-    """Return in words that PyTorch is expected to take less than ``lead`` times as long; else nothing."""
+    """Return in words that PyTorch is expected to take less than ``lead`` times as long; else nothing.
+
+    More than ``lead`` is asked for where the family doubts what it expects.
+    """
     problem, predict = answer.problem, predictor(space, answer.problem, sm_count)
     family = find_family(problem.family)
     torch_us = family.baseline_us(problem, space.arch, sm_count)
@@ -526,7 +529,7 @@ def _expected_slower(answer: Answer, space: Space, sm_count: int, lead: float) -
     if torch_us is None or own_us is None:
         return ""
     own_us += family.fused_us(problem)
-    if torch_us >= own_us * lead:
+    if torch_us >= own_us * lead * family.doubt(problem):
         return ""
     return f"expected {torch_us:.1f} us of torch, {own_us:.1f} us of the kernel"
 

@@ -45,6 +45,7 @@ __all__ = [
     "fitted_us",
     "is_fitted",
     "load_fit",
+    "lying",
     "memory_us",
     "read_fit",
     "rooflines",
@@ -62,6 +63,8 @@ _SMEM_BYTES_CLK = 128 / 0.6
 _L2_BYTES_US, _L2_BYTES_US_SM = 17e6, 0.2e6
 _HBM_BYTES_US = 4.4e6
 _EPILOGUE_CLK, _STORE_BYTES_CLK = 600.0, 14.0
+#: Elements of a line of L2.
+_LINE = 64
 _FIXED_US, _REDUCE_US, _REDUCE_BYTES_US = 2.3, 1.0, 5e6
 #: What the trees ask about, in the order of the rows of the array. Names ending in _log are logarithms.
 FEATURES = (
@@ -137,7 +140,7 @@ class KernelColumns:
         groups = column([config["mma_warpgroups"] for config in configs])
         pdl = column([config["use_pdl"] for config in configs])
         self.rates = rates
-        self._runs: dict[str, NDArray[numpy.bool_]] = {}
+        self._runs: dict[tuple[float, float], Array] = {}
         self._time_tiles(*tiles)
         static = (*np.log(tiles), self.tile_k, *cluster)
         switches = (groups, self.pingpong, self.swap_ab, pdl)
@@ -162,23 +165,35 @@ class KernelColumns:
         self.l2_us = np.array(_L2_BYTES_US * self.rates.clock)
         self.l2_us_sm = np.array(_L2_BYTES_US_SM * self.rates.clock)
 
-    def runs(self, layout: str) -> NDArray[numpy.bool_]:
-        """Return whether each kernel's operands are contiguous along its m, and along its n; not along k."""
+    def runs(self, sides: tuple[float, float]) -> Array:
+        """Return how each kernel's operands lie along its m and n; ``sides`` is what :func:`lying` says."""
         import numpy as np
 
-        found = self._runs.get(layout)
+        found = self._runs.get(sides)
         if found is None:
-            sides = np.array([layout[0] == "m", layout[1] == "n"])
-            found = self._runs[layout] = np.where(self.swap_ab, sides[::-1, None], sides[:, None])
+            along = np.array(sides, np.float32)[:, None]
+            found = self._runs[sides] = np.where(self.swap_ab, along[::-1], along)
         return found
 
-    def constant(self, layout: str) -> Array:
-        """Return the features with those rows that no size decides; the others are zero."""
+    def constant(self, sides: tuple[float, float]) -> Array:
+        """Return the features with those rows that sizes do not decide but for ``sides``; others are zero."""
         import numpy as np
 
         found = np.zeros((len(FEATURES), len(self.tile_k)), np.float32)
-        found[:_STATIC], found[18], found[27:29] = self.static, self.smem_to_mma_log, self.runs(layout)
+        found[:_STATIC], found[18], found[27:29] = self.static, self.smem_to_mma_log, self.runs(sides)
         return found
+
+
+def lying(m: int, n: int, layout: str) -> tuple[float, float]:
+    """Return for A along m, and for B along n: 0 if it is contiguous along k, else 1, or 2 with ragged rows.
+
+    What is contiguous along m or n is read in rows of that length. If they do not begin at multiples of 128
+    bytes, each piece that TMA fetches touches a line more.
+    """
+    return (
+        float(layout[0] == "m" and 1 + (m % _LINE != 0)),
+        float(layout[1] == "n" and 1 + (n % _LINE != 0)),
+    )
 
 
 class Look(NamedTuple):
@@ -304,7 +319,7 @@ def rooflines(
     found[19], found[20] = np.log(l2_us / c.mma_us), epilogue / time
     found[21], found[22:24] = np.minimum(clusters[1], one.most_clusters), inside
     found[24], found[25], found[26] = np.log(steps), busy / c.sms, np.minimum(waves, one.most_waves)
-    found[27:29] = c.runs(problem.layout)
+    found[27:29] = c.runs(lying(problem.m, problem.n, problem.layout))
     return time.astype(np.float32), found
 
 

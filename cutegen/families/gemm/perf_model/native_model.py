@@ -12,7 +12,15 @@ from ctypes import PyDLL, Structure, c_double, c_float, c_int32, c_int64, c_void
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cutegen.families.gemm.perf_model.fitted import FEATURES, FIRST_TREES, Fit, KernelColumns, Look, memory_us
+from cutegen.families.gemm.perf_model.fitted import (
+    FEATURES,
+    FIRST_TREES,
+    Fit,
+    KernelColumns,
+    Look,
+    lying,
+    memory_us,
+)
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -181,8 +189,9 @@ class NativeModel:
         import numpy as np
 
         scratch: _Scratch | None = getattr(self._local, "scratch", None)
-        if scratch is None or scratch.layout != problem.layout:
-            scratch = self._local.scratch = _Scratch(self._kernel_columns, self._stride, problem.layout)
+        sides = lying(problem.m, problem.n, problem.layout)
+        if scratch is None or scratch.sides != sides:
+            scratch = self._local.scratch = _Scratch(self._kernel_columns, self._stride, sides)
         p = scratch.problem
         p.m, p.n, p.k, p.batch = problem.m, problem.n, problem.k, problem.batch
         p.memory_us, p.swapped = memory_us(problem, self._kernel_columns.rates), swapped
@@ -208,16 +217,16 @@ class NativeModel:
 class _Scratch:
     """What a thread's looks at one set of kernels are written to."""
 
-    def __init__(self, kernels: KernelColumns, stride: int, layout: str) -> None:
+    def __init__(self, kernels: KernelColumns, stride: int, sides: tuple[float, float]) -> None:
         import numpy as np
 
-        count, self.layout = len(kernels.tile_k), layout
+        count, self.sides = len(kernels.tile_k), sides
         self.splits, self.likely = np.empty(count, np.float32), np.empty(count, bool)
         self.features, self.found = (
             np.zeros((len(FEATURES), stride), np.float32),
             np.empty(stride, np.float32),
         )
-        self.features[:, :count] = kernels.constant(layout)
+        self.features[:, :count] = kernels.constant(sides)
         self.raw, self.logs = np.empty((4, count)), np.empty(2 * count + 3, np.float32)
         arrays = (self.splits, self.features, self.logs, self.found, self.raw, self.likely)
         self._pointers, self.problem = _Pointers(*(array.ctypes.data for array in arrays)), _Problem()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch, Calibration
 from cutegen.errors import StoreError
+from cutegen.families.gemm.perf_model.fitted import lying
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeTrees
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
@@ -56,7 +57,7 @@ def describe(m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> tuple
         rounds = ceil(m / rows) * ceil(n / columns) / sm_count
         waves = ceil(rounds)
         found += [log(rounds), rounds / waves, min(waves, 8)]
-    found += [float(layout[0] == "m"), float(layout[1] == "n")]
+    found += lying(m, n, layout)
     return _START_US + max(memory, math), found
 
 
