@@ -88,16 +88,16 @@ def test_only_what_calls_of_torch_compute_is_left_to_it() -> None:
 
 
 def test_what_is_fused_counts_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls behind the product take torch longer; a bias adds half a microsecond to a kernel."""
+    """Calls behind the product take torch longer; a bias adds a microsecond to a kernel."""
     arch = find_arch("sm_90a")
     base = GEMM.baseline_us(PROBLEM, arch, 132)
     added = {
         words: (GEMM.baseline_us(Problem.parse(f"{PROBLEM} {words}"), arch, 132) or 0.0) - (base or 0.0)
         for words in ("bias=n", "beta", "act=silu")
     }
-    assert added["bias=n"] == 0.0 < added["beta"] < 0.1 and 1.5 < added["act=silu"] < 1.6
-    assert GEMM.fused_us(FUSED) == pytest.approx(1.2 + 1.3e-6 * 128 * 256)
-    assert GEMM.fused_us(replace(FUSED, k=4096)) == pytest.approx(1.2 + 1.3e-6 * 128 * 256 / 16)
+    assert added["bias=n"] == 0.0 and all(1.5 < added[words] < 1.6 for words in ("beta", "act=silu"))
+    assert GEMM.fused_us(FUSED) == pytest.approx(0.3 + 1.3e-6 * 128 * 256)
+    assert GEMM.fused_us(replace(FUSED, k=4096)) == pytest.approx(0.3 + 1.3e-6 * 128 * 256 / 16)
     assert GEMM.fused_us(replace(FUSED, m=32)) < 0.5
     biased = replace(PROBLEM, epilogue=Epilogue(bias="n"))
     own = (predictor(SPACE, biased, 132) or (lambda _: None))(default_config(SPACE, biased, 132))
@@ -105,6 +105,17 @@ def test_what_is_fused_counts_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> 
     for torch_us, kernel in (((own + 1.2) * 1.01, False), ((own + 1.2) * 1.03, True)):
         monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
         assert (ask(None, biased).config is not None) == kernel
+
+
+def test_leads_of_products_with_a_along_m_must_be_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expectations are off by twice as much there."""
+    for layout, least in (("kk", 1.02), ("kn", 1.02), ("mn", 1.122), ("mk", 1.122)):
+        problem = replace(PROBLEM, layout=layout)
+        own = (predictor(SPACE, problem, 132) or (lambda _: None))(default_config(SPACE, problem, 132))
+        assert own is not None
+        for lead in (least - 0.01, least + 0.01):
+            monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=own * lead: took)
+            assert (ask(None, problem).config is not None) == (lead > least), (layout, lead)
 
 
 def test_expectations_count_where_nothing_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
