@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 
 from cutegen.arch import find_arch
@@ -17,7 +17,7 @@ from cutegen.build.host_library import build_library, open_library
 from cutegen.build.store import Store
 from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model import kernel_set as module
-from cutegen.families.gemm.perf_model.fitted import FEATURES, Cover, rooflines
+from cutegen.families.gemm.perf_model.fitted import FEATURES, KEPT, Cover, lying, rooflines
 from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kernels
 from cutegen.families.gemm.perf_model.native_model import SOURCE
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
@@ -67,21 +67,22 @@ def sets(kind: Problem, sm_count: int, library: ctypes.PyDLL) -> tuple[KernelSet
 @pytest.mark.parametrize("sm_count", [132, 114])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ctypes.PyDLL) -> None:
-    """First looks, splits, which are likely, all features, and the order of all kernels with their times."""
+    """Features, splits, which are likely, first looks, and the order of all kernels with their times."""
     plain, native = sets(kind, sm_count, library)
+    assert native._native is not None
     for problem in drawn(kind, 50):
-        want, got = plain._look(problem), native._look(problem)
-        assert (want.logs == got.logs).all() and (want.splits == got.splits).all()
-        assert (want.likely == got.likely).all()
-        _, features = rooflines(problem, plain._columns, want.splits, Cover.of(problem, plain._columns))
-        assert native._native is not None
-        own = native._native._local.scratch.features[:, : features.shape[1]]
+        look = plain._look(problem)
+        want = list(islice(plain._found(problem), KEPT))
+        assert native._native.best(problem, swapped=plain._swapped_is_likely(problem)) == want
+        scratch = native._native._scratch(lying(problem.m, problem.n, problem.layout))
+        _, features = rooflines(problem, plain._columns, look.splits, Cover.of(problem, plain._columns))
+        own = scratch.features[:, : features.shape[1]]
         differ = [
             name for name, row, other in zip(FEATURES, features, own, strict=True) if (row != other).any()
         ]
         assert not differ
-        for kept in (np.arange(3), want.logs.argsort()[:8], want.logs.argsort()[::-1][:17]):
-            assert (want.more(kept) == got.more(kept)).all()
+        assert (look.splits == scratch.splits).all() and (look.likely == scratch.likely).all()
+        assert (look.logs == scratch.found[: len(look.logs)]).all()
         assert list(plain.by_time(problem)) == list(native.by_time(problem))
         assert plain.fastest(problem) == native.fastest(problem)
 

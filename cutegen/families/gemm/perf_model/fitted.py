@@ -34,8 +34,10 @@ __all__ = [
     "FIRST_TREES",
     "H200",
     "KEPT",
+    "LAST",
     "Cover",
     "Fit",
+    "Found",
     "KernelColumns",
     "Look",
     "Rates",
@@ -80,7 +82,7 @@ _LOOKED_AT = (
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind.
 FIRST_TREES, KEPT = 32, 8
 #: Larger than any difference of logarithms of times.
-_LAST = 100.0
+LAST = 100.0
 _TIME_LOG = FEATURES.index("time_log")
 
 
@@ -194,6 +196,22 @@ def lying(m: int, n: int, layout: str) -> tuple[float, float]:
         float(layout[0] == "m" and 1 + (m % _LINE != 0)),
         float(layout[1] == "n" and 1 + (n % _LINE != 0)),
     )
+
+
+class Found(NamedTuple):
+    """A kernel that was looked at.
+
+    Attributes:
+        time_us: Its time.
+        at: Its place among all.
+        split: Its ``split_k``.
+        likely: Whether it suits the problem.
+    """
+
+    time_us: float
+    at: int
+    split: int
+    likely: bool
 
 
 class Look(NamedTuple):
@@ -360,22 +378,24 @@ class Fit:
         logs = features[_TIME_LOG] + self.trees.sums(features, 0, FIRST_TREES)
         return Look(logs, likely, splits, lambda kept: self.trees.sums(features.take(kept, 1), FIRST_TREES))
 
-    def fastest(self, look: Look, most: int = KEPT) -> Iterator[tuple[float, int]]:
-        """Yield times with the places of their kernels, fastest first; those behind the ``most`` are coarse.
+    def fastest(self, look: Look, most: int = KEPT) -> Iterator[Found]:
+        """Yield kernels, fastest first; the times of those behind the ``most`` are coarse.
 
-        The likely ones come before all others.
+        The likely ones come before all others, and equals in the order in which they are given.
         """
         import numpy as np
 
         logs = look.logs
-        last = ~look.likely * np.float32(_LAST)
-        order = (logs + last).argsort()
+        last = ~look.likely * np.float32(LAST)
+        order = (logs + last).argsort(kind="stable")
         kept = order[:most]
         best = logs.take(kept) + look.more(kept)
-        again = (best + last.take(kept)).argsort()
+        again = (best + last.take(kept)).argsort(kind="stable")
         for found, places in ((best.take(again), kept.take(again)), (None, order[most:])):
             found = logs.take(places) if found is None else found
-            yield from zip(np.exp(found + self.trees.base).tolist(), places.tolist(), strict=True)
+            times = np.exp(found + self.trees.base).tolist()
+            for time_us, at in zip(times, places.tolist(), strict=True):
+                yield Found(time_us, at, int(look.splits[at]), bool(look.likely[at]))
 
 
 @cache

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from cutegen.families.gemm.perf_model.fitted import KEPT, Cover, KernelColumns, Look, fit_of, scalars
+from cutegen.families.gemm.perf_model.fitted import (
+    KEPT,
+    Cover,
+    Found,
+    KernelColumns,
+    Look,
+    fit_of,
+    scalars,
+)
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.traffic import Tiling
@@ -85,13 +93,9 @@ class KernelSet:
 
         Those that hardly suit it follow if the ``rest`` is asked for.
         """
-        look = self._look(problem)
-        for time_us, at in self._fit.fastest(look, self._kept):
-            if not (rest or look.likely[at]):
-                continue
-            split = 1 if at < self._whole else int(look.splits[at])
-            if self._valid(at, split, problem):
-                yield time_us, self.ordered(problem, self._configs[at], split)
+        for found in self._found(problem):
+            if (rest or found.likely) and self._valid(found.at, found.split, problem):
+                yield found.time_us, self.ordered(problem, self._configs[found.at], found.split)
 
     def fastest(self, problem: Problem) -> Config | None:
         """Return the first of :meth:`by_time` as :meth:`in_a_row`, None if no kernel is valid."""
@@ -139,12 +143,20 @@ class KernelSet:
             {**arrays, "short_runs": self._short_runs},
             {**numbers, "split_tiles": _SPLIT_TILES, "narrow": _NARROW, "most_split": self._most},
             self._whole,
+            self._kept,
             self._fit,
         )
 
-    def _look(self, problem: Problem) -> Look:
+    def _found(self, problem: Problem) -> Iterator[Found]:
+        """Yield all kernels, the fastest predicted first; few ever ask for more than a library finds."""
+        known = 0
         if self._native is not None:
-            return self._native.look(problem, swapped=self._swapped_is_likely(problem))
+            best = self._native.best(problem, swapped=self._swapped_is_likely(problem))
+            yield from best
+            known = len(best)
+        yield from islice(self._fit.fastest(self._look(problem), self._kept), known, None)
+
+    def _look(self, problem: Problem) -> Look:
         cover = Cover.of(problem, self._columns)
         splits, likely = self._splits(problem, cover)
         return self._fit.look(problem, self._columns, splits, likely, cover)

@@ -23,14 +23,14 @@ enum { SPLIT, M, N, K, WAVES_LOG, LAST_WAVE, TO_MEMORY, TIME, REDUCE, L2, EPILOG
 // Of every kernel: members of KernelColumns and KernelSet of the same names, by axis of the kernel where they
 // have one.
 struct kernels {
-    int64_t count, whole, stride;
+    int64_t count, whole, stride, features;
     const double *tiles, *sides, *load_bytes, *blocks, *resident, *sum_us, *inner_us, *mma_us, *epilogue_us,
         *least, *filling;
     const float *tile_k, *part;
     const uint8_t *swap_ab, *pingpong, *short_runs;
     const int32_t *rows;
     double sms, l2_us, l2_us_sm, fixed_us, reduce_us, most_waves, most_clusters, split_tiles, narrow;
-    float most_split;
+    float most_split, last;
 };
 
 struct problem {
@@ -39,11 +39,13 @@ struct problem {
     int32_t swapped;  // whether swapped kernels are likely
 };
 
-// Of one thread. raw: rounds, compute to memory, time, L2 to MMA; logs: splits, steps, and m, n, k.
+// Of one thread. raw: rounds, compute to memory, time, L2 to MMA; logs: splits, steps, and m, n, k. What is
+// asked for: the kernels in their order, with logarithms of their times.
 struct scratch {
-    float *splits, *features, *logs, *found;
+    float *splits, *features, *logs, *found, *keys, *columns, *sums, *times;
     double *raw;
     uint8_t *likely;
+    int64_t *kept, *kernels;
 };
 
 struct trees {
@@ -114,7 +116,7 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
 }
 
 // The sum of trees first to last for each column of features. Rows are padded to whole LANES.
-EXPORT WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
+static WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
                     int64_t stride, float *sums) {
     for (int64_t at = 0; at < stride; at += LANES) {
         float found[LANES] = {0};
@@ -146,8 +148,10 @@ EXPORT void find_leaves(const struct trees *trees, const float *features, float 
     }
 }
 
-// Puts logarithms into the features, and the logarithms of times by the first trees into found.
-EXPORT void coarse(const struct kernels *c, const struct trees *trees, int64_t last, const struct scratch *s) {
+// Puts logarithms into the features and finds the most kernels that the first trees put first, likely ones
+// before others; puts them in the order of all trees. Equals stay in the order of the kernels.
+EXPORT void rank(const struct kernels *c, const struct trees *trees, int64_t first, int64_t most,
+                 const struct scratch *s) {
     const int64_t count = c->count;
     for (int64_t at = 0; at < count; at++) {
         PUT(WAVES_LOG, s->raw[at]);
@@ -160,17 +164,37 @@ EXPORT void coarse(const struct kernels *c, const struct trees *trees, int64_t l
         PUT(N, s->logs[2 * count + 1]);
         PUT(K, s->logs[2 * count + 2]);
     }
-    sum_trees(trees, 0, last, s->features, c->stride, s->found);
+    sum_trees(trees, 0, first, s->features, c->stride, s->found);
     const float *time = s->features + c->rows[TIME] * c->stride;
-    for (int64_t at = 0; at < count; at++) s->found[at] = time[at] + s->found[at];
-}
-
-// The sums of the other trees for some kernels; columns has room for their features, padded to whole LANES.
-EXPORT void fine(const struct kernels *c, const struct trees *trees, int64_t first, int64_t features,
-          const struct scratch *s, const int64_t *kept, int64_t count, float *columns, float *sums) {
-    const int64_t stride = (count + LANES - 1) / LANES * LANES;
-    for (int64_t row = 0; row < features; row++)
+    for (int64_t at = 0; at < count; at++) {
+        s->found[at] = time[at] + s->found[at];
+        s->keys[at] = s->found[at] + (s->likely[at] ? 0.0f : c->last);
+    }
+    for (int64_t place = 0; place < most; place++) {
+        int64_t best = -1;
         for (int64_t at = 0; at < count; at++)
-            columns[row * stride + at] = s->features[row * c->stride + kept[at]];
-    sum_trees(trees, first, trees->count, columns, stride, sums);
+            if (s->keys[at] < INFINITY && (best < 0 || s->keys[at] < s->keys[best])) best = at;
+        best = best < 0 ? 0 : best;  // times are finite; whatever a fit says, nothing beyond the arrays is read
+        s->kept[place] = best;
+        s->keys[best] = INFINITY;
+    }
+    const int64_t stride = (most + LANES - 1) / LANES * LANES;
+    for (int64_t row = 0; row < c->features; row++)
+        for (int64_t at = 0; at < most; at++)
+            s->columns[row * stride + at] = s->features[row * c->stride + s->kept[at]];
+    sum_trees(trees, first, trees->count, s->columns, stride, s->sums);
+    for (int64_t at = 0; at < most; at++) {
+        const int64_t place = s->kept[at];
+        const float value = s->found[place] + s->sums[at];
+        const float key = value + (s->likely[place] ? 0.0f : c->last);
+        int64_t before = at;
+        for (; before > 0 && s->keys[before - 1] > key; before--) {
+            s->keys[before] = s->keys[before - 1];
+            s->times[before] = s->times[before - 1];
+            s->kernels[before] = s->kernels[before - 1];
+        }
+        s->keys[before] = key;
+        s->times[before] = value;
+        s->kernels[before] = place;
+    }
 }

@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cutegen.families.gemm.perf_model.fitted import (
     FEATURES,
     FIRST_TREES,
+    LAST,
     Fit,
+    Found,
     KernelColumns,
-    Look,
     lying,
     memory_us,
 )
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
-    import numpy
     from numpy.typing import NDArray
 
-    from cutegen.families.gemm.perf_model.fitted import Array
     from cutegen.families.gemm.perf_model.trees import Trees
 
 __all__ = ["SOURCE", "NativeModel", "NativeTrees"]
@@ -55,10 +54,11 @@ _NUMBERS = (
 
 class _Kernels(Structure):
     _fields_: ClassVar = [
-        *((name, c_int64) for name in ("count", "whole", "stride")),
+        *((name, c_int64) for name in ("count", "whole", "stride", "features")),
         *((name, c_void_p) for name in _ARRAYS),
         *((name, c_double) for name in _NUMBERS),
         ("most_split", c_float),
+        ("last", c_float),
     ]
 
 
@@ -77,10 +77,14 @@ class _Trees(Structure):
     ]
 
 
+_WRITTEN = (
+    "splits", "features", "logs", "found", "keys", "columns", "sums", "times", "raw", "likely", "kept",
+    "kernels",
+)  # fmt: skip
+
+
 class _Pointers(Structure):
-    _fields_: ClassVar = [
-        (name, c_void_p) for name in ("splits", "features", "logs", "found", "raw", "likely")
-    ]
+    _fields_: ClassVar = [(name, c_void_p) for name in _WRITTEN]
 
 
 class _Forest:
@@ -129,6 +133,7 @@ class NativeModel:
         arrays: What else the library's ``struct kernels`` points to, by name.
         numbers: What else it holds.
         whole: So many of the kernels, the first, do not split k.
+        most: So many of those that a first look puts first are looked at closely.
         fit: The fit.
     """
 
@@ -139,12 +144,13 @@ class NativeModel:
         arrays: dict[str, NDArray[Any]],
         numbers: dict[str, float],
         whole: int,
+        most: int,
         fit: Fit,
     ) -> None:
         import numpy as np
 
         count = len(kernels.tile_k)
-        self._count, self._stride, self._fit = count, -(-count // _LANES) * _LANES, fit
+        self._stride, self._most, self._fit = -(-count // _LANES) * _LANES, min(most, count), fit
         self._kernel_columns = kernels
         rows = np.array([FEATURES.index(name) for name in _ROWS], np.int32)
         names = ("tiles", "sides", "load_bytes", "blocks", "resident", "sum_us", "inner_us", "mma_us")
@@ -164,23 +170,32 @@ class NativeModel:
             count=count,
             whole=whole,
             stride=self._stride,
+            features=len(FEATURES),
+            last=LAST,
             **{name: array.ctypes.data for name, array in self._held.items()},
             **scalars,
             **numbers,
         )
         self._trees = _Forest(fit.trees)
         self._at = ctypes.addressof(self._kernels), self._trees.at
-        self._describe, self._coarse, self._fine = library.describe, library.coarse, library.fine
-        for function in (self._describe, self._coarse, self._fine):
-            function.restype = None
+        self._describe, self._rank = library.describe, library.rank
+        self._describe.restype = self._rank.restype = None
         self._describe.argtypes = [c_void_p] * 3
-        self._coarse.argtypes = [c_void_p, c_void_p, c_int64, c_void_p]
-        places: list[Any] = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
-        self._fine.argtypes = [c_void_p, c_void_p, c_int64, c_int64, *places]
+        self._rank.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
         self._local = threading.local()
 
-    def look(self, problem: Problem, *, swapped: bool) -> Look:
-        """Return what the first trees say of each kernel.
+    def _scratch(self, sides: tuple[float, float]) -> _Scratch:
+        """Return where this thread's looks are written to."""
+        known: dict[tuple[float, float], _Scratch] | None = getattr(self._local, "scratch", None)
+        if known is None:
+            known = self._local.scratch = {}
+        found = known.get(sides)
+        if found is None:
+            found = known[sides] = _Scratch(self._kernel_columns, self._stride, self._most, sides)
+        return found
+
+    def best(self, problem: Problem, *, swapped: bool) -> list[Found]:
+        """Return what :meth:`Fit.fastest` yields first, as long as it is exact.
 
         Args:
             problem: What is computed.
@@ -188,10 +203,7 @@ class NativeModel:
         """
         import numpy as np
 
-        scratch: _Scratch | None = getattr(self._local, "scratch", None)
-        sides = lying(problem.m, problem.n, problem.layout)
-        if scratch is None or scratch.sides != sides:
-            scratch = self._local.scratch = _Scratch(self._kernel_columns, self._stride, sides)
+        scratch = self._scratch(lying(problem.m, problem.n, problem.layout))
         p = scratch.problem
         p.m, p.n, p.k, p.batch = problem.m, problem.n, problem.k, problem.batch
         p.memory_us, p.swapped = memory_us(problem, self._kernel_columns.rates), swapped
@@ -199,35 +211,30 @@ class NativeModel:
         self._describe(kernels, scratch.problem_at, scratch.at)
         np.log(scratch.raw, scratch.raw)
         np.log(scratch.logs, scratch.logs)
-        self._coarse(kernels, trees, FIRST_TREES, scratch.at)
-
-        def more(kept: NDArray[numpy.intp]) -> Array:
-            kept = np.ascontiguousarray(kept, np.int64)
-            stride = -(-len(kept) // _LANES) * _LANES
-            columns, sums = np.empty((len(FEATURES), stride), np.float32), np.empty(stride, np.float32)
-            at = kept.ctypes.data, columns.ctypes.data, sums.ctypes.data
-            self._fine(kernels, trees, FIRST_TREES, len(FEATURES), scratch.at, at[0], len(kept), *at[1:])
-            found: Array = sums[: len(kept)]
-            return found
-
-        count = self._count
-        return Look(scratch.found[:count].copy(), scratch.likely.copy(), scratch.splits.copy(), more)
+        self._rank(kernels, trees, FIRST_TREES, self._most, scratch.at)
+        times, places = np.exp(scratch.times + self._fit.trees.base).tolist(), scratch.kernels.tolist()
+        splits, likely = scratch.splits, scratch.likely
+        return [
+            Found(time, at, int(splits[at]), bool(likely[at])) for time, at in zip(times, places, strict=True)
+        ]
 
 
 class _Scratch:
     """What a thread's looks at one set of kernels are written to."""
 
-    def __init__(self, kernels: KernelColumns, stride: int, sides: tuple[float, float]) -> None:
+    def __init__(self, kernels: KernelColumns, stride: int, most: int, sides: tuple[float, float]) -> None:
         import numpy as np
 
-        count, self.sides = len(kernels.tile_k), sides
+        count = len(kernels.tile_k)
+        few = -(-most // _LANES) * _LANES
         self.splits, self.likely = np.empty(count, np.float32), np.empty(count, bool)
-        self.features, self.found = (
-            np.zeros((len(FEATURES), stride), np.float32),
-            np.empty(stride, np.float32),
-        )
+        self.features = np.zeros((len(FEATURES), stride), np.float32)
         self.features[:, :count] = kernels.constant(sides)
+        self.found, self.keys = np.empty(stride, np.float32), np.empty(stride, np.float32)
         self.raw, self.logs = np.empty((4, count)), np.empty(2 * count + 3, np.float32)
-        arrays = (self.splits, self.features, self.logs, self.found, self.raw, self.likely)
-        self._pointers, self.problem = _Pointers(*(array.ctypes.data for array in arrays)), _Problem()
+        self.columns = np.zeros((len(FEATURES), few), np.float32)
+        self.sums, self.times = np.empty(few, np.float32), np.empty(most, np.float32)
+        self.kept, self.kernels = np.empty(most, np.int64), np.empty(most, np.int64)
+        self._pointers = _Pointers(*(getattr(self, name).ctypes.data for name in _WRITTEN))
+        self.problem = _Problem()
         self.at, self.problem_at = ctypes.addressof(self._pointers), ctypes.addressof(self.problem)
