@@ -126,12 +126,13 @@ def predictor(
     if strategy is None:
         return None
     predictors = {space.algorithm: strategy.predictor(space, problem, sms, configs)}
-    for other in spaces_beside(space):
-        chooser = strategy_of(other)
-        if chooser is not None:
-            predictors[other.algorithm] = chooser.predictor(other, problem, sms, configs)
 
     def predict(config: Config) -> float | None:
+        if config.algorithm not in predictors:
+            for other in spaces_beside(space):
+                chooser = strategy_of(other)
+                if chooser is not None:
+                    predictors[other.algorithm] = chooser.predictor(other, problem, sms, configs)
         known = predictors.get(config.algorithm)
         return known(config) if known is not None else None
 

@@ -349,6 +349,9 @@ def _input(name: str, tensor: torch.Tensor, axes: str) -> tuple[str, View | None
     """Return the axis along which an input is contiguous, and a view if its strides would not pass."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     size = tensor.element_size()
+    dense = _dense_axis(shape, stride)
+    if dense and shape[dense] * size % TMA_ALIGN_BYTES == 0 and tensor.data_ptr() % TMA_ALIGN_BYTES == 0:
+        return axes[dense], None
     ones = [at for at in (-1, -2) if stride[at] == 1]
     if not ones:
         raise OperandError(
@@ -377,12 +380,29 @@ def _outputs(tensors: dict[str, torch.Tensor]) -> tuple[bool, list[View | None]]
     views: list[View | None] = []
     for name, tensor in tensors.items():
         shape, stride, size = tuple(tensor.shape), tensor.stride(), tensor.element_size()
+        if _dense_axis(shape, stride) == -1:
+            aligned &= (shape[1] * size) % TMA_ALIGN_BYTES == 0 and tensor.data_ptr() % TMA_ALIGN_BYTES == 0
+            views.append(None)
+            continue
         if shape[-1] > 1 and stride[-1] != 1:
             raise OperandError(f"{name} has strides {stride}: its rows must be contiguous (stride 1 along n)")
         _check_repeats(name, shape, stride)
         aligned &= is_aligned(shape, stride, -1, size) and tensor.data_ptr() % TMA_ALIGN_BYTES == 0
         views.append(normal_view(shape, stride, -1, TMA_ALIGN_BYTES // size))
     return aligned, views
+
+
+def _dense_axis(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Return the contiguous axis of a matrix without gaps, counted from the end; 0 for all others.
+
+    Most operands are such: nothing else is to be asked of their strides.
+    """
+    if len(shape) == 2 and shape[0] > 1 and shape[1] > 1:
+        if stride == (shape[1], 1):
+            return -1
+        if stride == (1, shape[0]):
+            return -2
+    return 0
 
 
 def _check_repeats(name: str, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
