@@ -84,6 +84,7 @@ class KernelSet:
         self._short_runs = along_n & (c.tiles[1] % _RUN != 0)
         self._any_short = bool(self._short_runs.any())
         self._native: NativeModel | None = None
+        self._tiled: tuple[Problem, Tiling] | None = None
         self._last: tuple[Problem, Config, float] | None = None
         orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
         self._orders = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
@@ -113,13 +114,20 @@ class KernelSet:
         than as :meth:`ordered` says, 3.8 % with up to 512 rows and long weights; 57 that are longer along n
         1.6 %; 34 of more waves 2 to 9 % (docs/results/gemm_products_h200.json.xz).
         """
-        tiling = Tiling(problem, self._sm_count, find_machine(self._space.arch))
+        tiling = self._tiling(problem)
         geometry = tiling.geometry(config)
         least_traffic = geometry.clusters > geometry.resident and not tiling.fits_l2
         if least_traffic or min(geometry.clusters_m, geometry.clusters_n) == 1 or config["split_k"] != 1:
             return config
         rows, columns = tiling.sizes(config.flag("swap_ab"))
         return config.replace(raster_along_m=rows < columns)
+
+    def _tiling(self, problem: Problem) -> Tiling:
+        """Return how tiles cover ``problem``; asked several times for one problem and then for another."""
+        known = self._tiled
+        if known is None or known[0] is not problem:
+            known = self._tiled = problem, Tiling(problem, self._sm_count, find_machine(self._space.arch))
+        return known[1]
 
     def last_us(self, problem: Problem, config: Config) -> float | None:
         """Return the microseconds of ``config`` if :meth:`fastest` chose it last, else None."""
@@ -192,7 +200,7 @@ class KernelSet:
         wave with 3 tiles along m: swapped 128x112 at 328x5632x3072 took 18.9 us so and 19.8 otherwise
         (without clusters 18.2 and 19.8), 128x72 at 213 16.1 and 17.4, 128x200 at 582 29.0 and 29.1.
         """
-        tiling = Tiling(problem, self._sm_count, find_machine(self._space.arch))
+        tiling = self._tiling(problem)
         geometry = tiling.geometry(config)
         swizzle, along = self._orders[0]
         if geometry.clusters <= geometry.resident and split == 1 and geometry.clusters_n > 1:
