@@ -181,6 +181,7 @@ def test_what_waits_is_compiled_and_compared_first(
 
 
 def test_parts_keep_the_order_in_which_they_are_named() -> None:
+    assert tool._counts("none") == () and tool._counts("1,8") == (1, 8)
     assert tool._parts("training,decode,training") == ("training", "decode")
     with pytest.raises(argparse.ArgumentTypeError, match="decoding; valid: decode, prefill"):
         tool._parts("decode,decoding")

@@ -54,9 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", default="8B", help="of examples/llama.py (%(default)s)")
     parser.add_argument("--layers", type=int, default=0, metavar="N", help="0, all of them, by default")
     parser.add_argument("--parts", type=_parts, default=PARTS, metavar="A,B", help=f"of {','.join(PARTS)}")
-    parser.add_argument("--decode", type=_counts, default=(1, 8, 64), metavar="N,...", help="texts")
+    parser.add_argument("--decode", type=_counts, default=(1, 8, 64), metavar="N,...", help="texts, or none")
     parser.add_argument("--context", type=positive_int, default=1024, help="places of a text (%(default)s)")
-    parser.add_argument("--prefill", type=_counts, default=(2048, 8192), metavar="N,...", help="tokens")
+    parser.add_argument(
+        "--prefill", type=_counts, default=(2048, 8192), metavar="N,...", help="tokens, or none"
+    )
     parser.add_argument("--training", type=positive_int, default=8192, metavar="N", help="tokens")
     parser.add_argument("--training-layers", type=positive_int, default=4, metavar="N")
     parser.add_argument("--compiled-layers", type=positive_int, default=4, metavar="N")
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(positive_int(part) for part in text.split(","))
+    return () if text == "none" else tuple(positive_int(part) for part in text.split(","))
 
 
 def _parts(text: str) -> tuple[str, ...]:
