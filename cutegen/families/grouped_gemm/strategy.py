@@ -32,9 +32,7 @@ _LOOKED_AT = 12
 #: From so many rows of a group in the mean on, kernels take longer than the GEMM's model says if tiles have
 #: 64 rows, 256 swapped rows, or are swapped in clusters of one block. Source: times of 50 untuned problems
 #: and 8 kernels each on an H200; with these factors, and :func:`row_tiles`, defaults of these were at 0.985
-#: of the fastest in geometric mean, where the model alone was at 0.950. That rows are expected to fill tiles
-#: of some groups better counts for groups of about equal rows, too: nothing changed for these problems, and
-#: products with factors of blocks for 32 and 128 groups of 256 rows came from 0.83 of the fastest to 1.00.
+#: of the fastest in geometric mean, where the model alone was at 0.950.
 _MANY, _SHORT, _TALL, _ALONE = 128, 1.1, 1.05, 1.03
 
 
@@ -47,7 +45,7 @@ def _slower(config: Config, problem: DeclaredProblem) -> float:
         factor *= _SHORT if tile[0] == 64 else 1.0
         factor *= _TALL if swapped and tile[0] == 256 else 1.0
         factor *= _ALONE if swapped and cluster == (1, 1) else 1.0
-    if rows >= _MANY // 2:
+    if rows >= _MANY // 2 and problem.tokens == "zipf":
         height = tile[swapped] * cluster[swapped]
         factor *= math.sqrt(row_tiles(problem, height) / (gemm.batch * -(-gemm.m // height)))
     return factor
