@@ -63,7 +63,9 @@ def proposals(
     for problem in problems:
         size = problem.sizes[whole.size]
         timed = [(us, c.digest, c) for c in known if (us := predict(size, c)) is not None]
-        kept = [c for _, _, c in sorted(timed) if all(c[k] in values for k, values in (fixed or {}).items())]
+        kept = [
+            c for _, _, c in sorted(timed) if all(c.get(k) in values for k, values in (fixed or {}).items())
+        ]
         found[problem] = kept[:limit]
     return found
 
@@ -172,6 +174,21 @@ def test_kernels_are_checked_once_and_measured_at_many_sizes(tmp_path: Path) -> 
     timed = [name for _, names in rig.bench.timed for name in names]
     assert set(timed) == set(rig.bench.checked) and len(timed) > 2 * len(set(timed))
     assert all(policy.rounds == 3 and policy.context == "behind" for policy, _ in rig.bench.timed)
+
+
+def test_both_orders_of_tiles_are_tried(tmp_path: Path) -> None:
+    """The model hardly tells them apart; no kernel is compiled for that, and what is fixed stays."""
+    rig = Rig(tmp_path / "both")
+    rig.tune()
+    orders: dict[Config, set[Any]] = {}
+    for config in map(_NAMED.__getitem__, {name for _, names in rig.bench.timed for name in names}):
+        if not config.get("algorithm"):
+            orders.setdefault(config.replace(raster_along_m=None), set()).add(config["raster_along_m"])
+    assert {False, True} in orders.values()
+    fixed = Rig(tmp_path / "fixed")
+    fixed.tuner.tune_range(fixed.gpu.range, fixed={"raster_along_m": (False,)})
+    timed = {_NAMED[name] for _, names in fixed.bench.timed for name in names}
+    assert {config.get("raster_along_m") for config in timed} <= {False, None}
 
 
 def test_the_same_command_answers_from_the_table(tmp_path: Path) -> None:

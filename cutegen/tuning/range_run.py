@@ -180,7 +180,20 @@ class RangeRun:
             for config in configs:
                 if self._kernel_of(config) in kernels:
                     self._pool.setdefault(config, []).append(size)
+        for config, proposed in [*self._pool.items()]:
+            for other in self._switched(config):
+                self._pool.setdefault(other, []).extend(proposed)
         self._predict.expect(self._pool)
+
+    def _switched(self, config: Config) -> list[Config]:
+        """Return the config with each switch among its run-time knobs, such as the order of tiles, turned.
+
+        Models hardly see what these change, and they cost no compilation. Source: in one wave the order of
+        tiles made 3 to 7 % on an H200, one way with two tiles along m, the other with three.
+        """
+        base, space = self.request.base, space_of(config, self._space.family, self._space.arch)
+        switches = [k for k in sorted(space.run_time_knobs) if set(space.domains[k]) == {False, True}]
+        return [config.replace(**{k: not config[k]}) for k in switches if k not in base.fixed]
 
     def _searched(
         self, problems: Mapping[int, Problem], proposals: Mapping[int, Sequence[Config]]
