@@ -265,7 +265,8 @@ def _record(item: Pinned) -> dict[str, Json]:
 
 def _range(item: PinnedRange) -> dict[str, Json]:
     """Return what the loader finds the kernel and the integers of each size of a range by."""
-    kernels = {kernel["symbol"]: kernel for kernel in map(_kernel, item.pinned)}
+    shipped = [_kernel(step.pinned) for step in item.steps if step.pinned is not None]
+    kernels = {(str(kernel["symbol"]), str(kernel["config"])): kernel for kernel in shipped}
     call = _call(item.range.low)
     sizes = [*FIELDS] if "key" in call else [*item.range.low.sizes]
     values = cast("list[Json]", call["key" if "key" in call else "sizes"])
@@ -276,7 +277,8 @@ def _range(item: PinnedRange) -> dict[str, Json]:
             steps.append([step.last, None, 0, False, []])
             continue
         launch = step.pinned.launch or Launch((), 0)
-        at = [*kernels].index(_kernel(step.pinned)["symbol"])
+        kernel = _kernel(step.pinned)
+        at = [*kernels].index((str(kernel["symbol"]), str(kernel["config"])))
         steps.append([step.last, at, launch.workspace_bytes, launch.zeroed, list(launch.scalars)])
     return {
         "problem": str(item.range),

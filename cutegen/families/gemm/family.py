@@ -280,7 +280,7 @@ class GemmFamily(Family):
 
         Source: 106 such products in four runs on an H200, beside what the fit to plain products says. Up to
         32 rows each of the three added 0.3 to 0.6 us in the median; beyond, a bias 1.3 us, C 2 to 3 us and
-        its reading it. Bias and silu together added 0.3 to 0.4 us to products of up to 14 us, and 4.6 and
+        reading it. Bias and silu together added 0.3 to 0.4 us to products of up to 14 us, and 4.6 and
         9.6 us to 289 and 1448 rows of 18992x2048; with a longer k they hide behind the product.
         """
         few, epilogue = problem.m <= _FEW_ROWS, problem.epilogue
