@@ -149,8 +149,8 @@ def torch_mm_us(problem: Problem, arch: Arch, sm_count: int) -> float | None:
     """Return what ``torch.mm`` is expected to take for ``problem``, None where it is not known.
 
     Nothing is expected where rows of D do not start at multiples of 16 bytes: of eight such products on an
-    H200 (docs/results/untuned.json) it took 1.3 to 2.6 times as long as of aligned ones for up to 13 rows,
-    and 7 to 9 times for more.
+    H200 (docs/results/untuned_seed11.json.xz) it took 1.3 to 2.6 times as long as of aligned ones for up to
+    13 rows, and 7 to 9 times for more.
 
     Raises:
         StoreError: The file of the target's calibration cannot be read.
