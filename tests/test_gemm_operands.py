@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutegen.errors import OperandError
+from cutegen.families.gemm import operands
 from cutegen.families.gemm.operands import Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.strides import View, overlap, span_bytes
@@ -42,6 +44,48 @@ def test_layout_follows_strides() -> None:
         found = see(a, b)
         assert found.problem == Problem(16, 8, 32, layout=letters)
         assert found.views == (None,) * 3
+
+
+UNUSUAL = (
+    *(("alpha", 2.0), ("alpha", "1"), ("alpha", 1), ("beta", 0.5), ("activation", "relu")),
+    *(("out_dtype", BF16), ("out_dtype", torch.float32), ("fast_accum", True), ("any_order", True)),
+)
+
+
+def test_usual_requests_are_described_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense matrices and almost dense ones, aligned or not, with an output or an option that is not usual."""
+    generator = Random(5)
+    sizes, dtypes = (1, 2, 7, 8, 16, 24, 64), (BF16, BF16, torch.float16, torch.float32)
+    usual = 0
+    for _ in range(3000):
+        m, n, k = (generator.choice(sizes) for _ in range(3))
+        dtype, odd = generator.choice(dtypes), generator.random() < 0.1
+
+        def operand(rows: int, columns: int, dtype: Any = dtype, odd: bool = odd) -> Any:
+            pad, offset = (generator.choice((0, 1, 8)) if odd else 0 for _ in range(2))
+            if generator.random() < 0.5:
+                return matrix(rows, columns, dtype=dtype, stride=(columns + pad, 1), offset=offset)
+            return matrix(rows, columns, dtype=dtype, stride=(1, rows + pad), offset=offset)
+
+        options: dict[str, Any] = {}
+        if generator.random() < 0.9:
+            out_dtype = dtype if generator.random() < 0.9 else torch.float32
+            options["out"] = operand(m, n, out_dtype) if odd else matrix(m, n, dtype=out_dtype, stride=(n, 1))
+        if generator.random() < 0.2:
+            name, value = generator.choice(UNUSUAL)
+            options[name] = value
+        request = Request(operand(m, k), operand(k, n + (generator.random() < 0.02)), **options)
+        found = []
+        for quick in (operands._usual, lambda request, device_type: None):
+            with monkeypatch.context() as patch:
+                patch.setattr(operands, "_usual", quick)
+                try:
+                    found.append(describe(request, device_type="cpu"))
+                except OperandError as error:
+                    found.append(str(error))
+        assert found[0] == found[1], request
+        usual += operands._usual(request, "cpu") is not None
+    assert usual > 300
 
 
 def test_batches_and_pitches_are_taken_as_they_are() -> None:

@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
+#: What most operands are: bytes of their elements by dtype, and where these are.
+_USUAL, _STRIDED = {"bf16": 2, "fp16": 2}, "torch.strided"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,9 @@ def describe(request: Request, *, device_type: str = "cuda") -> Operands:
     Raises:
         OperandError: A tensor or a number cannot be an operand: names it, the rule, and what would be valid.
     """
+    usual = _usual(request, device_type)
+    if usual is not None:
+        return usual
     _check_kinds(request, device_type)
     _check_numbers(request)
     ab_dtype, out_dtype = _check_dtypes(request)
@@ -134,6 +139,45 @@ def describe(request: Request, *, device_type: str = "cuda") -> Operands:
     except ProblemError as error:
         raise OperandError(str(error)) from error
     return Operands(problem, shape, out_dtype, epilogue, (*first, *extras))
+
+
+def _usual(request: Request, device_type: str) -> Operands | None:
+    """Return what a plain product of dense, aligned matrices in 16 bits amounts to; None for all others.
+
+    Most requests are such, and a first call waits for the checks: whatever is in doubt is left to them.
+    """
+    a, b, out = request.a, request.b, request.out
+    plain = request.c is None and request.bias is None and request.scale_a is None and request.scale_b is None
+    plain = plain and type(request.alpha) is type(request.beta) is float
+    plain = plain and request.alpha == 1.0 == request.beta
+    if not plain or request.activation or request.fast_accum or out is None:
+        return None
+    try:
+        dtype = _short_name(a.dtype)
+        same = a.dtype == b.dtype == out.dtype and dtype in _USUAL
+        same = same and request.out_dtype in (None, out.dtype)
+        alike = a.device == b.device == out.device and a.device.type == device_type
+        if not (same and alike and str(a.layout) == _STRIDED and a.layout == b.layout == out.layout):
+            return None
+        shapes = tuple(a.shape), tuple(b.shape), tuple(out.shape)
+        strides = a.stride(), b.stride(), out.stride()
+        axes = [_dense_axis(shape, stride) for shape, stride in zip(shapes, strides, strict=True)]
+        addresses = a.data_ptr() | b.data_ptr() | out.data_ptr()
+    except AttributeError:
+        return None
+    if 0 in axes or axes[2] != -1 or addresses % TMA_ALIGN_BYTES:
+        return None
+    (m, k), (rows, n), result = shapes
+    step = TMA_ALIGN_BYTES // _USUAL[dtype]
+    ragged = [shape[axis] % step for shape, axis in zip(shapes, axes, strict=True)]
+    if rows != k or result != (m, n) or any(ragged):
+        return None
+    layout = _LAYOUT_OF["mk"[axes[0]], "kn"[axes[1]]]
+    try:
+        problem = Problem(m, n, k, 1, dtype, dtype, layout, any_order=request.any_order)
+    except ProblemError:
+        return None
+    return Operands(problem, result, dtype, problem.epilogue, (None, None, None))
 
 
 def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
