@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -199,7 +198,6 @@ def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
     return found
 
 
-@cache
 def _short_name(dtype: torch.dtype) -> str:
     """Return our name of a torch dtype, empty if there is none."""
     return SHORT_NAMES.get(str(dtype), "")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
@@ -188,10 +188,6 @@ class Signature:
     promote: bool = False
 
 
-#: Equal signatures are mostly one object, so that dictionaries of what they decide need not compare fields.
-_signature = lru_cache(maxsize=1024)(Signature)
-
-
 @dataclass(frozen=True)
 class Problem:
     """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent GEMMs.
@@ -314,7 +310,7 @@ class Problem:
         """The compiled-in part of this problem."""
         letters = _TEMPLATE_LETTERS[self.layout]
         kind = self.family, self.ab_dtype, self.out_dtype, letters, self.batch > 1, self.unaligned_out
-        return _signature(*kind, self.epilogue, self.promote)
+        return Signature(*kind, self.epilogue, self.promote)
 
     @property
     def has_factors(self) -> bool:
