@@ -26,6 +26,9 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"threads_per_row": 16, "rows_per_thread": 2, "rows_per_cta": 16},
     ),
     ("sm_90a", "16x1001 bf16 stats", {"pdl": "late"}),
+    ("sm_90a", "4096x32768 bf16 stats", {}),  # two rows at a time
+    ("sm_90a", "4001x65536 fp16 bias=none", {}),
+    ("sm_90a", "3001x40960 bf16 weight=none", {}),
     (
         "sm_90a",
         "256x32768 bf16 weight=fp32 bias=fp32 stats",
@@ -93,8 +96,9 @@ def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(compiler: Bui
 def test_there_is_one_exchange() -> None:
     for line in ("16384x4096 bf16", "32768x32768 bf16", "1024x131072 bf16"):
         problem = parse_problem(f"layernorm {line}")
-        text = render(problem, HOPPER.default(problem), HOPPER.arch).text
-        assert text.count("share_pair(") == 2 and text.count("over_row(") == 2
+        config = HOPPER.default(problem)
+        text, rows = render(problem, config, HOPPER.arch).text, config.integer("rows_per_thread")
+        assert text.count("share_pair(") == 1 + rows and text.count("over_row(") == 1 + rows
 
 
 @pytest.mark.parametrize(

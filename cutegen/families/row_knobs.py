@@ -15,7 +15,7 @@ ROW_KNOBS: Mapping[str, str] = {
     "rows_per_cta": "Rows of a CTA at a time. More than one fills a CTA where rows are short.",
     "rows_per_thread": (
         "Rows that a thread works on at a time. More than one keeps more loads in flight where a thread has "
-        "one or two accesses to a row."
+        "one or two accesses to a row; of LayerNorm in shared memory, weight and bias are read once for two."
     ),
     "cluster_n": (
         "CTAs of a cluster that share a row and exchange their sums through distributed shared memory. Pays "

@@ -48,10 +48,12 @@ def derive(
     has = part(problem, cluster_n)
     shortest = vectors(problem) - (cluster_n - 1) * has
     sums = slots(threads_per_row, cluster_n) * 4 * groups * sums_of_row if threads_per_row > WARP else 0
-    staged, barriers = 0, int(cluster_n > 1)
+    staged, barriers, at_a_time = 0, int(cluster_n > 1), 1
     ring: dict[str, Value] = {}
     if config["row_in"] == "smem":
-        staged = staged_bytes(problem, cluster_n)
+        at_a_time = config.integer("rows_per_thread")
+        staged = staged_bytes(problem, cluster_n) * at_a_time
+        sums, barriers = sums * at_a_time, barriers * at_a_time
         barriers += -(-steps(problem, threads_per_row, cluster_n) // config.integer("turn"))
     elif config["row_in"] == "ring":
         held = config.get("prefetch_weight") is True
@@ -70,7 +72,9 @@ def derive(
         "vectors": vectors(problem),
         "part": has,
         "steps": steps(problem, threads_per_row, cluster_n),
-        "whole_steps": max(0, shortest) // threads_per_row if rows_per_cta == 1 or ring else 0,
+        "whole_steps": max(0, shortest) // threads_per_row
+        if rows_per_cta == 1 or ring or at_a_time > 1
+        else 0,
         "groups": groups,
         "threads": groups * threads_per_row,
         "warps_per_row": max(1, threads_per_row // WARP),
@@ -112,7 +116,12 @@ def min_blocks(
     if config["row_in"] == "ring":
         held = config.get("prefetch_weight") is True
         return ring_ctas(threads_per_row, config.integer("rows_per_cta"), cluster_n, held, problem)
-    taken = staged_bytes(problem, cluster_n) + SUMS_BYTES
-    wide = is_wide(problem) or config.integer("turn") * access_elements(problem) > values_at_a_time
+    several = config.integer("rows_per_thread")
+    taken = staged_bytes(problem, cluster_n) * several + SUMS_BYTES
+    wide = (
+        several > 1
+        or is_wide(problem)
+        or config.integer("turn") * access_elements(problem) > values_at_a_time
+    )
     threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
     return max(1, min(arch.smem_bytes // taken, threads // threads_per_row))

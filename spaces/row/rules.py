@@ -21,12 +21,14 @@ from .sizes import (
     WARP,
     access_elements,
     along_row,
+    is_wide,
     part,
     part_bytes,
     staged_bytes,
     steps,
     values_per_thread,
     values_registers,
+    vectors,
 )
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
@@ -130,11 +132,18 @@ def bare_row_fits_registers(
 
 
 def several_rows_per_thread_are_for_short_rows(
-    threads_per_row: int, rows_per_thread: int, problem: Any
+    threads_per_row: int, rows_per_thread: int, cluster_n: int, row_in: str, turn: int, problem: Any
 ) -> bool:
     """rows_per_thread above 1 gives a thread more loads at a time, which it lacks only where a warp holds
-    whole rows and has up to 2 accesses to each."""
-    return rows_per_thread == 1 or (threads_per_row <= WARP and steps(problem, threads_per_row, 1) <= 2)
+    whole rows and has up to 2 accesses to each. With row_in=smem it is for LayerNorm, of which a thread then
+    reads its part of weight and bias once for 2 rows, 4 accesses with turn 2, the same number for each."""
+    if rows_per_thread == 1 or row_in == "ring":
+        return rows_per_thread == 1
+    if row_in == "smem":
+        takes = problem.family == "layernorm" and problem.signature.dtype != "fp32" and not is_wide(problem)
+        even = vectors(problem) == 4 * threads_per_row * cluster_n
+        return takes and bool(along_row(problem)) and even and turn == 2
+    return threads_per_row <= WARP and steps(problem, threads_per_row, 1) <= 2
 
 
 def cluster_shares_long_or_few_rows(threads_per_row: int, cluster_n: int, problem: Any, arch: Arch) -> bool:
@@ -185,24 +194,29 @@ def turns_are_for_rows_in_smem(
     return 1 < turn < steps(problem, threads_per_row, cluster_n)
 
 
-def smem_is_for_long_rows(cluster_n: int, row_in: str, problem: Any) -> bool:
-    """row_in=smem needs rows of more than 64 KiB, of cross-entropy 32 KiB, at multiples of 16 bytes, and a
-    cluster. Each CTA keeps its part of x, and of a residual: together more than 16 KiB, since smaller parts
-    take longer, and up to 64 KiB unless 16 CTAs share the row, so that a multiprocessor has room for
-    several."""
+def smem_is_for_long_rows(cluster_n: int, rows_per_thread: int, row_in: str, problem: Any) -> bool:
+    """row_in=smem needs rows of more than 64 KiB, of cross-entropy and with two rows_per_thread 32 KiB, at
+    multiples of 16 bytes, and a cluster. Each CTA keeps its part of x, and of a residual: together more than
+    16 KiB, since smaller parts take longer, and up to 64 KiB unless 16 CTAs share the row, so that a
+    multiprocessor has room for several."""
     if row_in != "smem":
         return True
-    short = SHORT_FOR_SMEM // 2 if problem.family == "cross_entropy" else SHORT_FOR_SMEM
+    short = SHORT_FOR_SMEM
+    if problem.family == "cross_entropy" or rows_per_thread > 1:
+        short //= 2
     long = not problem.signature.unaligned and part_bytes(problem, 1) > short
-    staged = staged_bytes(problem, cluster_n)
+    staged = staged_bytes(problem, cluster_n) * rows_per_thread
     return bool(long and cluster_n > 1 and staged > SMALL_PART and (staged <= LARGE_PART or cluster_n == 16))
 
 
-def smem_has_threads_for_its_bytes(threads_per_row: int, cluster_n: int, row_in: str, problem: Any) -> bool:
+def smem_has_threads_for_its_bytes(
+    threads_per_row: int, cluster_n: int, rows_per_thread: int, row_in: str, problem: Any
+) -> bool:
     """With row_in=smem 128, 256 or 512 threads_per_row keep 64 to 160 bytes of a row in flight each, or more
-    where that takes more than 512: CTAs of 512 threads, of which a multiprocessor has fewer, take longer."""
-    if row_in != "smem":
-        return True
+    where that takes more than 512: CTAs of 512 threads, of which a multiprocessor has fewer, take longer.
+    With two rows_per_thread 128 threads_per_row or more have 64 bytes of each."""
+    if row_in != "smem" or rows_per_thread > 1:
+        return row_in != "smem" or threads_per_row >= 128
     staged = staged_bytes(problem, cluster_n)
     enough = threads_per_row in (128, 256, 512) and threads_per_row * 64 <= staged
     return enough and (staged <= threads_per_row * 160 or threads_per_row == 512)

@@ -39,7 +39,15 @@ MANY_ROWS = (
     "1101x32768 fp32 weight=none bias=none",
     "1101x100008 bf16",
 )
+#: An odd number of rows, of which two come at a time.
+TWO_AT_A_TIME = (
+    "401x32768 bf16 stats",
+    "201x65536 fp16 bias=none",
+    "67x131072 bf16",
+    "331x28672 fp16 weight=none",
+)
 RING = {"row_in": ["ring"]}
+PAIRS = {"row_in": ["smem"], "rows_per_thread": [2]}
 LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
 TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 NORMALISE = f"normalise(x_part, weight_row, bias_row, y_row, shift, rms, {TURN}"
@@ -137,6 +145,7 @@ MUTANTS = mutants(
 CASES = {
     **cases((f"layernorm {line}" for line in LINES), 2),
     **cases((f"layernorm {line}" for line in MANY_ROWS), 3, RING),
+    **cases((f"layernorm {line}" for line in TWO_AT_A_TIME), 2, PAIRS),
 }
 test_a_config_computes_the_norm = config_is_right
 test_a_broken_kernel_is_rejected = broken_kernel_is_rejected
