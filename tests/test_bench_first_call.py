@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ torch = pytest.importorskip("torch")
 from fake_kernels import H200, FakeGpu  # noqa: E402
 
 import cutegen  # noqa: E402
+from cutegen.errors import UsageError  # noqa: E402
 from cutegen.runtime.warming import Warming  # noqa: E402
 from cutegen.runtime.workspace import Workspaces  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 from tools import bench_first_call as tool  # noqa: E402
+from tools.benchmark.first_call_table import FIRST_CALLS, FirstCalls  # noqa: E402
 from tools.benchmark.stopwatch import COLLECTOR, Stopwatch  # noqa: E402
 
 
@@ -57,6 +60,34 @@ def test_what_calls_compile_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(each["shapes"] for each in results["by_answer"].values()) == 20
     assert results["parts_us"] == {"launch": {"median": 2.0, "p95": 2.0, "most": 2.0}}
     assert "1 kernels compiled by calls" in tool.summary(results)
+
+
+def test_results_are_rendered(tmp_path: Path) -> None:
+    """Medians, limits and parts are in the document; a file that lacks something is refused."""
+    spread = {"median": 11.11, "p95": 22.0, "most": 33.0}
+    facts: dict[str, Any] = {
+        "kind": tool.KIND,
+        "shapes": 20,
+        "kernels": 103,
+        "compiled_by_calls": 0,
+        "limit_us": 300.0,
+        "choice_limit_us": 100.0,
+        "by_answer": {"kernel": {"shapes": 18, **spread}, "torch": {"shapes": 2, **spread}},
+        "parts_us": {"choice": {**spread, "median": 44.0}, "launch": spread, "collector": spread},
+        "session": {"cpu": "a CPU", "cores": 16},
+        "device": {"name": "NVIDIA H200"},
+        "commit": "0123456789abcdef",
+        "date": "2026-11-23",
+        **dict.fromkeys(("first_us", "second_us", "choice_us", "torch_mm_first_us"), spread),
+    }
+    path = tmp_path / "first.json"
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    text = FirstCalls.load(path).render()
+    assert tool.KIND == FIRST_CALLS and "median **12 us**" in text  # never rounded in our favour
+    assert "| part: lookup and choice | 44.0 | 22.0 | 33.0 |" in text and "collector" not in text
+    path.write_text(json.dumps({**facts, "parts_us": None}), encoding="utf-8")
+    with pytest.raises(UsageError, match="bench_first_call"):
+        FirstCalls.load(path)
 
 
 def test_parts_of_a_call_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
