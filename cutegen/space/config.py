@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import TypeAlias
 
 from cutegen.digest import Json, digest
@@ -91,7 +91,11 @@ class Config(Mapping[str, Value]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self._values == other._values
+        return self is other or (isinstance(other, Config) and self._values == other._values)
+
+    def items(self) -> ItemsView[str, Value]:
+        """Return knobs with their values; those of a Mapping ask for each value again."""
+        return self._values.items()
 
     def __str__(self) -> str:
         return " ".join(f"{knob}={format_value(value)}" for knob, value in self._values.items())
