@@ -106,6 +106,7 @@ class RangeRun:
         self._estimates = Estimates(self._predict, self._predict.tile_of)
         self._sources: dict[str, Source] = {}
         self._pool: dict[Config, list[int]] = {}
+        self._named: dict[int, list[Config]] = {}
         self._checked: set[Config] = set()
         self._results: dict[int, dict[Config, given.Measured]] = {}
         self._keys: dict[Config, str] = {}
@@ -137,12 +138,21 @@ class RangeRun:
         sizes = _coarse_first(first_sizes(self._cells, effort.sizes))
         self._planned = len(sizes) + effort.doubtful + effort.random
         self._submit(sizes)
+        due = self._due(sizes)
         for size in ready_first(sizes, self._is_compiled, _AHEAD):
             if size in sizes[:2] or not self._late(budget_s):
-                self._measure(size, "sizes")
+                self._measure(size, "sizes", also=due.get(size, ()))
         self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
         return self._conclude()
+
+    def _due(self, sizes: Sequence[int]) -> dict[int, list[Config]]:
+        """Return what the table names now, by that of ``sizes`` which is nearest: it is measured there."""
+        found: dict[int, list[Config]] = {}
+        for at, configs in self._named.items():
+            size = min(sizes, key=lambda other: abs(log2(other / at)))
+            found.setdefault(size, []).extend(c for c in configs if self._predict(size, c) is not None)
+        return found
 
     def _late(self, limit_s: float | None) -> bool:
         return limit_s is not None and self._clock() - self._start >= limit_s
@@ -160,7 +170,7 @@ class RangeRun:
         sizes = first_sizes(self._cells, effort.ranked)
         problems = {size: problem for size in sizes if (problem := request.range.at(size)) is not None}
         fixed = base.fixed or None
-        named = self._incumbents()
+        named = self._named = self._incumbents()
         self._predict.trust(config for configs in named.values() for config in configs)
         kernels = dict.fromkeys(self._kernel_of(config) for configs in named.values() for config in configs)
         kernels = dict.fromkeys(islice(kernels, effort.kernels))
@@ -330,7 +340,7 @@ class RangeRun:
             checked=self._checked,
         )
         try:
-            run.screen([*also, *self._contenders(size)])
+            run.screen([*dict.fromkeys([*also, *self._contenders(size)])])
             for _ in range(_FURTHER_TRIES):
                 self._drop_failed(run)
                 if any(attempt.ok for attempt in run.attempts.values()):
