@@ -26,8 +26,8 @@ def activate(
 ) -> torch.Tensor:
     """Return an activation of every element.
 
-    Experimental: its kernels were right in all tests on an H200, and none was timed. ``torch.compile`` fuses
-    an activation with what is around it; this is for eager programs, and for activations that stand alone.
+    ``torch.compile`` fuses an activation with what is around it; this is for eager programs, and for
+    activations that stand alone.
 
     Arithmetic is in fp32 and the result is rounded once. Differentiable: what the gradient needs is ``x``.
 
