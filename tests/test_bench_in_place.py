@@ -91,6 +91,14 @@ def test_quack_turns_what_it_takes(line: str, peers: bool) -> None:
     assert {name for name in call_names(problem, in_place=True) if "quack" in name} <= {*PEERS}
 
 
+@pytest.mark.parametrize("family", ["softmax", "layernorm"])
+@pytest.mark.parametrize(
+    ("row", "known"), [("4096 bf16", True), ("4099 bf16", False), ("4100 bf16", False), ("4100 fp32", True)]
+)
+def test_quack_reads_rows_of_whole_vectors(family: str, row: str, known: bool) -> None:
+    assert (f"quack {family}" in call_names(parse_problem(f"{family} 64x{row}"))) == known
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

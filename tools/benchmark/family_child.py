@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cutegen.dtypes import DTYPE_BYTES
 from cutegen.errors import LaunchError
 from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import Baseline, Inputs, Problem, Tensors
@@ -68,8 +69,14 @@ def call_names(problem: Problem, *, peers: bool = True, in_place: bool = False) 
 
 
 def _beyond_peers(problem: Any) -> bool:
-    """Return whether peers of the family do not know ``problem``: QuACK turns with a row of the tables for
-    each token, in multiples of 8 elements, and takes no norm."""
+    """Return whether peers of the family do not know ``problem``.
+
+    QuACK turns with a row of the tables for each token, in multiples of 8 elements, and takes no norm. Its
+    softmax and LayerNorm read 16 bytes at a time: other rows end in an assertion, or in an error of the
+    compiler that ends the process.
+    """
+    if problem.family in ("softmax", "layernorm"):
+        return bool(problem.n * DTYPE_BYTES[problem.dtype] % 16)
     if problem.family != "rope":
         return False
     return bool(problem.table != "tokens" or problem.norm or problem.d % 8 or problem.pairs % 4)
