@@ -48,7 +48,7 @@ def single_stores_leave_registers(
     return accumulators(tile_shape_mn, mma_warpgroups) <= 176
 
 
-def _of_gemm(rule: Rule) -> Rule:
+def of_gemm(rule: Rule) -> Rule:
     """Return a rule of the GEMM, asked about the product inside a gated one."""
     if "problem" not in rule.context:
         return rule
@@ -57,7 +57,7 @@ def _of_gemm(rule: Rule) -> Rule:
 
 _FOREIGN = ("tf32_is_for_blackwell", "int8_tiles_have_widths_of_the_mma")
 RULES = (
-    *(_of_gemm(rule) for rule in gemm.RULES if "reduction" not in rule.knobs and rule.name not in _FOREIGN),
+    *(of_gemm(rule) for rule in gemm.RULES if "reduction" not in rule.knobs and rule.name not in _FOREIGN),
     *(Rule.of(function) for function in (halves_fit_the_tile, single_stores_leave_registers)),
 )
 

@@ -220,7 +220,7 @@ def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
 
 def choose_default(space: Space, problem: Problem) -> Config:
     """Return the first default candidate that is valid, else the first legal config."""
-    candidates = map(Config, default_candidates(problem))
+    candidates = map(Config, space.default_candidates(problem))
     valid = (config for config in candidates if not space.explain(problem, config))
     return next(valid, None) or next(space.configs(problem))
 

@@ -16,7 +16,7 @@ from hopper import GPU
 from cutegen.arch import find_arch
 from cutegen.build import Artifact
 from cutegen.build.render import Source, render
-from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.registry import find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.candidate import CheckResult
@@ -67,7 +67,8 @@ def mutants(*groups: tuple[str, Mapping[str, Value], Mapping[str, Broken]]) -> d
     found: dict[str, Mutant] = {}
     for line, knobs, broken in groups:
         problem = parse_problem(line)
-        config = find_space(problem.family, ARCH).default(problem).replace(**knobs)
+        space = find_space(problem.family, ARCH, algorithm=str(knobs.get("algorithm", "")))
+        config = space.default(problem).replace(**knobs)
         sound = render(problem, config, ARCH)
         for name, (old, new, says) in broken.items():
             assert sound.text.count(old) == 1, f"{name}: the kernel's text has changed"
@@ -79,7 +80,7 @@ def mutants(*groups: tuple[str, Mapping[str, Value], Mapping[str, Broken]]) -> d
 def _check(bench: Bench, result: object, problem: Problem, config: Config) -> CheckResult:
     assert GPU is not None
     assert isinstance(result, Artifact), result
-    space = find_space(problem.family, ARCH)
+    space = space_of(config, problem.family, ARCH)
     library, symbol = result.shared_object, result.symbol
     return bench.check(Candidate.of("kernel", library, symbol, space, config, problem, GPU.sm_count))
 

@@ -1,4 +1,4 @@
-"""Gated products on a real GPU: tails, clusters, split k, both outputs, broken kernels, the operator."""
+"""Gated products on a real GPU: tails, clusters, split k, few rows, both outputs, broken kernels, the operator."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("37x1x64 bf16", {}),
     ("1x7x8 fp16 layout=interleaved pre", {}),
 )
+FEW = {"algorithm": "few_rows", "threads_per_cta": 128}
+#: The same of few rows.
+FEW_ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *((f"{m}x1000x4096 bf16", {"algorithm": "few_rows"}) for m in range(1, 5)),
+    ("1x14336x4096 bf16", {**FEW, "columns_per_warp": 4, "warps_along_k": 4, "unroll": 4}),
+    ("1x1001x1032 fp16 activation=gelu", {**FEW, "columns_per_warp": 4, "warps_along_k": 2, "unroll": 1}),
+    ("3x515x520 bf16 layout=interleaved", {**FEW, "columns_per_warp": 2, "warps_along_k": 1, "unroll": 2}),
+    ("4x3000x4096 bf16 pre", {**FEW, "threads_per_cta": 512, "columns_per_warp": 8, "unroll": 1}),
+    (
+        "3x333x2048 fp16 pre layout=interleaved activation=gelu_tanh",
+        {**FEW, "threads_per_cta": 64, "columns_per_warp": 2, "warps_along_k": 1, "unroll": 4},
+    ),
+    (
+        "1x64x7176 bf16 activation=relu pre",
+        {**FEW, "columns_per_warp": 2, "warps_along_k": 4, "unroll": 2, "cluster_k": 4},
+    ),
+    ("4x63x7176 fp16", {**FEW, "columns_per_warp": 8, "warps_along_k": 4, "unroll": 1, "cluster_k": 4}),
+    ("1x1x8 bf16", {"algorithm": "few_rows"}),
+)
 KNOBS: dict[str, Any] = {"tile_shape_mn": (128, 128), "mma_warpgroups": 2, "cluster_shape_mn": (2, 1)}
 BROKEN = {
     "gates are what they multiply": Broken(
@@ -74,15 +93,35 @@ BROKEN_PRE = {
 }
 
 
+#: Of kernels of few rows.
+BROKEN_FEW = {
+    "gates are what they multiply": Broken(
+        "gate = sums[2 * result, 0]", "gate = sums[2 * result + 1, 0]", r"out\[\d+.* should be"
+    ),
+    "halves one row too close": Broken("pair + half * n", "pair + half * (n - 1)", r"out\[\d+.* should be"),
+    "one warp's part of k": Broken("up += sums[2 * result + 1, other]", "up += 0.0", r"out\[\d+.* should be"),
+    "end of k left out": Broken("* STRIDE) < vectors:", "* STRIDE) < 0:", r"\[\d+.* should be"),
+    "columns beyond the last written": Broken(
+        "row < m and column < n:", "row < m:", r"should be|outside of the output"
+    ),
+    "one output half written": Broken("        m_p[row, column] = out[0]\n", "", r"pre: .*never written"),
+}
+
+
 def _case(line: str, changes: dict[str, Any]) -> tuple[Any, Any]:
     problem = parse_problem(f"gated_gemm {line}")
-    return problem, find_space("gated_gemm", ARCH).default(problem).replace(**changes)
+    space = find_space("gated_gemm", ARCH, algorithm=changes.get("algorithm", ""))
+    config = space.default(problem).replace(**changes)
+    space.require(problem, config)
+    return problem, config
 
 
-PAIRS = [_case(*given) for given in GIVEN] if GPU is not None else []
+PAIRS = [_case(*given) for given in (*GIVEN, *FEW_ROWS)] if GPU is not None else []
 CASES = {f"{problem} | {config}": (problem, config) for problem, config in PAIRS}
 MUTANTS = mutants(
-    ("gated_gemm 700x2048x1032 bf16", KNOBS, BROKEN), ("gated_gemm 700x2048x1032 bf16 pre", KNOBS, BROKEN_PRE)
+    ("gated_gemm 700x2048x1032 bf16", KNOBS, BROKEN),
+    ("gated_gemm 700x2048x1032 bf16 pre", KNOBS, BROKEN_PRE),
+    ("gated_gemm 3x2001x1096 bf16 pre", {"algorithm": "few_rows"}, BROKEN_FEW),
 )
 test_a_config_computes_the_product = config_is_right
 test_a_broken_kernel_is_rejected = broken_kernel_is_rejected

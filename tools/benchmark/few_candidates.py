@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product, zip_longest
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact
 from cutegen.build.builder import Builder
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
-from cutegen.families.registry import find_family
+from cutegen.families.registry import spaces_beside
 from cutegen.family import Problem
-from cutegen.search.defaults import default_config
+from cutegen.search.defaults import default_config, default_of_algorithm, strategy_of
+from cutegen.search.strategies import rank
 from cutegen.space import Config, Space, Value
 
 __all__ = ["Compilation", "few_candidates", "most_like_default"]
@@ -27,13 +28,22 @@ _CHANGED = 2
 def few_candidates(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:
     """Return the default config for ``problem`` and what to try beside it, ``count`` in all.
 
-    These are what the family's model puts first, or, where it has none, the configs most like the default.
+    These are what the family's model puts first, of each algorithm by turns, or, where it has none, the configs
+    most like the default.
     """
-    strategy = find_family(problem.family).strategy(space.arch)
-    if strategy is None:
+    if strategy_of(space) is None:
         return most_like_default(space, problem, sm_count, count)
     default = default_config(space, problem, sm_count)
-    return strategy.rank(space, problem, sm_count, count, default=default)[:count]
+    ways = [space, *(other for other in spaces_beside(space) if not other.explain(problem, {}))]
+    ranked = [_ranked(way, problem, sm_count, count, default) for way in ways]
+    turns = chain.from_iterable(zip_longest(*ranked))
+    return list(dict.fromkeys([default, *(config for config in turns if config is not None)]))[:count]
+
+
+def _ranked(space: Space, problem: Problem, sm_count: int, count: int, default: Config) -> list[Config]:
+    """Return what the model of one algorithm puts first."""
+    lead = default if default.algorithm == space.algorithm else default_of_algorithm(space, problem, sm_count)
+    return rank(space, problem, sm_count, count, default=lead)
 
 
 def most_like_default(space: Space, problem: Problem, sm_count: int, count: int) -> list[Config]:

@@ -27,7 +27,7 @@ from cutegen.families.declared import (
 from cutegen.families.gated.family import ACTIVATIONS, LAYOUTS
 from cutegen.families.gated_gemm.as_gemm import as_gemm
 from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
-from cutegen.families.gemm.family import GEMM
+from cutegen.families.gemm.family import FEW_ROWS, GEMM
 from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
@@ -111,18 +111,21 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
 _NAMES = (
     "tile_shape_mn tile_k cluster_shape_mn mma_warpgroups pingpong swap_ab use_tma_store use_pdl stream_k "
-    "split_k swizzle_size raster_along_m"
+    "split_k swizzle_size raster_along_m algorithm rows_per_cta threads_per_cta columns_per_warp warps_along_k "
+    "unroll cluster_k"
 )
 _KNOBS = {knob: KNOBS[knob] for knob in _NAMES.split()}
 _KNOBS["tile_shape_mn"] += (
     " Half of its columns, of its rows with swap_ab, are gates; the output has half as many."
 )
+_KNOBS["columns_per_warp"] += " Half of them are gates; the output has half as many."
 
 
 class GatedGemm(DeclaredFamily):
     """The declared family, with the GEMM's tails, limits and performance model."""
 
     metric = "TFLOP/s"
+    algorithms = (FEW_ROWS,)
 
     def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> DeclaredProblem:
         """Return the problem of sizes and options by name; raises :class:`ProblemError`."""
@@ -159,7 +162,7 @@ class GatedGemm(DeclaredFamily):
 
     def strategy(self, arch: Arch, algorithm: str = "") -> Strategy | None:
         """Return the GEMM's performance model, if it is known for ``arch``."""
-        return GatedGemmStrategy.of(arch)
+        return GatedGemmStrategy.of(arch, algorithm)
 
     def is_fitted(self, problem: DeclaredProblem, arch: Arch) -> bool:
         """Return whether a recorded sweep says how fast such products are."""

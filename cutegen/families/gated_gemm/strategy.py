@@ -1,4 +1,4 @@
-"""The GEMM's performance model, asked about gated products: they cost as a GEMM with twice the columns."""
+"""The GEMM's performance models, asked about gated products: they cost as a GEMM with twice the columns."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.families.gated_gemm.as_gemm import as_gemm
-from cutegen.families.gemm.perf_model.strategy import GemmStrategy
-from cutegen.family import Predictor
+from cutegen.families.gemm.family import GEMM
+from cutegen.family import Predictor, Strategy
 from cutegen.space import Config, Space, Value
 
 __all__ = ["GatedGemmStrategy"]
 
 
 class GatedGemmStrategy:
-    """Chooses configs by the time that the GEMM's model predicts; arguments as its methods have them."""
+    """Chooses configs by the time that a model of the GEMM predicts; arguments as its methods have them."""
 
-    def __init__(self, gemm: GemmStrategy) -> None:
+    def __init__(self, gemm: Strategy) -> None:
         self._gemm = gemm
 
     @classmethod
-    def of(cls, arch: Arch) -> GatedGemmStrategy | None:
-        """Return the strategy for ``arch``; None where the model's constants are not known."""
-        gemm = GemmStrategy.of(arch)
+    def of(cls, arch: Arch, algorithm: str = "") -> GatedGemmStrategy | None:
+        """Return the strategy for an algorithm on ``arch``; None where the model's constants are not known."""
+        gemm = GEMM.strategy(arch, algorithm)
         return None if gemm is None else cls(gemm)
 
     def rank(
@@ -85,7 +85,7 @@ class GatedGemmStrategy:
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""
         extent = self._gemm.tile(config, size)
-        return extent // 2 if size == "n" else extent
+        return max(1, extent // 2) if size == "n" else extent
 
     def predictor(
         self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config] = ()

@@ -51,7 +51,7 @@ from cutegen.text import shown
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BLOCKS_GEMM", "BLOCK_SCALED_GEMM", "GEMM", "GemmFamily"]
+__all__ = ["BLOCKS_GEMM", "BLOCK_SCALED_GEMM", "FEW_ROWS", "GEMM", "GemmFamily"]
 
 _PLAIN = Epilogue()
 _UNMEASURED = (

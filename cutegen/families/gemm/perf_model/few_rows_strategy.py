@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, UsageError
@@ -11,9 +12,12 @@ from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitte
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Predictor
+from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Space, Value, as_integer
 
 __all__ = ["FewRowsStrategy"]
+
+_P = TypeVar("_P", bound=AnyProblem)
 
 #: So many rows have kernels of their own at most; the space says which.
 _MOST_ROWS = 4
@@ -128,12 +132,12 @@ class FewRowsStrategy:
         near = (config for config, time in zip(found, times, strict=True) if time <= _SLACK * min(times))
         return next(near, None) or space.default(problem)
 
-    def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
+    def default_set(self, space: Space, problem: _P, sm_count: int) -> Sequence[tuple[_P, Config]]:
         """Return the space's default candidates, as far as they are valid.
 
         Where none is, the general algorithm is the default.
         """
-        found: dict[Config, tuple[Problem, Config]] = {}
+        found: dict[Config, tuple[_P, Config]] = {}
         for kin in _few_rows_of(problem):
             if not space.explain(kin, {}):
                 for config in _candidates(space, kin):
@@ -177,17 +181,17 @@ def _times(space: Space, problem: Problem, sm_count: int) -> _Times:
     return _Times(space, problem, sm_count)
 
 
-def _few_rows_of(problem: Problem) -> Iterator[Problem]:
+def _few_rows_of(problem: _P) -> Iterator[_P]:
     """Yield problems of the signature of ``problem`` with few rows, where rows may be so few."""
-    others = {(kin.batch, kin.n, kin.k) for kin in problems_of_kind(problem, 1500)}
+    others = problems_of_kind(problem, 1500)
     for m in range(1, _MOST_ROWS + 1):
         try:
-            yield from (problem.with_sizes(m=m, n=n, k=k, batch=batch) for batch, n, k in sorted(others))
+            yield from dict.fromkeys(kin.with_sizes(m=m) for kin in others)
         except ProblemError:
             continue
 
 
-def _candidates(space: Space, problem: Problem) -> Iterator[Config]:
+def _candidates(space: Space, problem: AnyProblem) -> Iterator[Config]:
     complete = (Config(dict(knobs)) for knobs in space.default_candidates(problem))
     return (config for config in complete if space.is_valid(problem, config))
 

@@ -1,0 +1,52 @@
+"""Which kernels for gated products of few rows exist: those of the GEMM whose warps have pairs of columns.
+
+A gated product reads as many weights as the GEMM with all their rows, so rules, resources and knobs are the
+GEMM's, asked about that product. Of the columns of a warp every other one is a gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.families.gated_gemm.as_gemm import as_gemm
+from cutegen.space import Config, Launch, Rule, Space, Value
+
+from ..gemm import few_rows as gemm
+from .sm90 import of_gemm
+
+DOMAINS: Mapping[str, tuple[Value, ...]] = {
+    **gemm.DOMAINS,
+    "columns_per_warp": tuple(c for c in gemm.DOMAINS["columns_per_warp"] if c != 1),
+}
+"""Those of the GEMM, with an even number of columns: a gate and what it multiplies come to the same warp."""
+
+RULES = tuple(map(of_gemm, gemm.RULES))
+
+
+def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
+    """Return what the GEMM derives."""
+    return gemm.derive(config, as_gemm(problem), arch)
+
+
+def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
+    """Yield the GEMM's, with pairs of columns."""
+    for knobs in gemm.default_candidates(as_gemm(problem)):
+        if knobs["columns_per_warp"] != 1:
+            yield knobs
+
+
+def build_space(arch: Arch) -> Space:
+    """Return the space of gated products of few rows bound to ``arch``."""
+    return Space(
+        family="gated_gemm",
+        arch=arch,
+        domains=DOMAINS,
+        rules=RULES,
+        derive=derive,
+        choose_default=gemm.choose_default,
+        launch=lambda config, problem, sm_count: Launch((), 0),
+        compile_view=lambda config: config,
+        default_candidates=default_candidates,
+    )
