@@ -20,9 +20,9 @@ def tma_store_needs_aligned_output(use_tma_store: bool, problem: Problem) -> boo
 
 
 def swap_ab_is_for_narrow_m(swap_ab: bool, problem: Problem) -> bool:
-    """swap_ab puts m on the finely divisible side of the MMA; with m above 4096 the last tile along m is a
+    """swap_ab puts m on the finely divisible side of the MMA; with m above 16384 the last tile along m is a
     small part of the work, and the plain order stores better."""
-    return not swap_ab or problem.m <= 4096
+    return not swap_ab or problem.m <= 16384
 
 
 def split_k_stores_partial_sums(use_tma_store: bool, split_k: int) -> bool:

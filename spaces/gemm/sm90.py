@@ -51,7 +51,7 @@ MAX_STREAM_PARTS = 32
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(8, 257, 8)),
     "tile_k": (64, 128, 256),
-    "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)),
+    "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)),
     "mma_warpgroups": (2, 1, 3),
     "pingpong": (False, True),
     "swap_ab": (False, True),

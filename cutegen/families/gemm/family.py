@@ -58,7 +58,7 @@ _UNMEASURED = (
     "Nothing was measured on this target: times are those of a model whose constants are from public sources "
     "or taken from Hopper. The order is worth a try, the microseconds are not."
 )
-FEW_ROWS = "few_rows"
+FEW_ROWS, CLUSTER_SPLIT = "few_rows", "cluster_split"
 _FLAGS = {
     "alpha": "multiply by a factor that the caller gives",
     "beta": "add beta * C",
@@ -91,7 +91,7 @@ class GemmFamily(Family):
         self.name = name
         self.meaning = meaning
         self._dtypes = dtypes
-        self.algorithms = (FEW_ROWS,) if name == "gemm" else ()
+        self.algorithms = (FEW_ROWS, CLUSTER_SPLIT) if name == "gemm" else ()
         self.knobs = KNOBS
         self.options = (
             Option("dtype", "of A and B", dtypes, dtypes[0]),
