@@ -86,8 +86,8 @@ def sums_fit_the_stages(
     problem: Problem,
     arch: Arch,
 ) -> bool:
-    """What other blocks send of the sums takes the place of the stages: cluster_k - 1 times a block's share of
-    tile_m * tile_n * 4 bytes must fit there."""
+    """What other blocks send of the sums takes the place of the stages: cluster_k - 1 times a block's share
+    of tile_m * tile_n * 4 bytes must fit there."""
     config = Config(
         {
             "tile_shape_mn": tile_shape_mn,
@@ -171,7 +171,7 @@ def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
 
 
 def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
-    """Yield nothing: what the general algorithm has for any problem is enough before anything was measured."""
+    """Yield nothing: before anything was measured the general algorithm answers."""
     return iter(())
 
 

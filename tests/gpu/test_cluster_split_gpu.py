@@ -1,4 +1,4 @@
-"""GEMMs whose clusters split k on a real GPU: on poisoned outputs with guards around them, against fp64, twice.
+"""GEMMs whose clusters split k on a real GPU: on poisoned outputs with guards, against fp64, twice.
 
 Every way to share a tile, tails of m, n and k, one and several waves, every epilogue, batches. The check runs
 each problem and a smaller one of odd extents, and compares the bits of two runs.
