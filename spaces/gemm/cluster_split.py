@@ -18,11 +18,13 @@ from cutegen.space import Config, Launch, Rule, Space, Value
 
 from . import sm90
 from .hopper_resources import SLAB, accumulators, epilogue_columns, stage_bytes
-from .shared import sizes_round_up_below_2_to_31, tile_counts, tma_store_needs_aligned_output
+from .shared import padded_blocks, sizes_round_up_below_2_to_31, tma_store_needs_aligned_output
 
 ALGORITHM = "cluster_split"
 MIN_K_TILES = 4
 """K tiles that a block must have, or filling its pipeline and adding up take longer than its MMAs."""
+LARGEST_TILE = 256 * 200
+"""Elements of D in the largest tile whose sums two warpgroups hold."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "algorithm": (ALGORITHM,),
@@ -43,6 +45,12 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 def cluster_split_is_for_hopper(arch: Arch) -> bool:
     """The kernel's MMAs are those of sm_90a."""
     return arch.family == "sm90"
+
+
+def product_has_few_tiles(problem: Problem, arch: Arch) -> bool:
+    """cluster_k makes up for missing tiles; where there is one of the largest, of 256 x 200, for every
+    multiprocessor, none are missing."""
+    return problem.m * problem.n * problem.batch < LARGEST_TILE * arch.nominal_sm_count
 
 
 def operands_have_16_bits(problem: Problem) -> bool:
@@ -114,12 +122,19 @@ def parts_leave_work(tile_k: int, cluster_k: int, problem: Problem) -> bool:
     return cluster_k * MIN_K_TILES * tile_k <= problem.k
 
 
-def cluster_split_is_for_few_tiles(
-    tile_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem, arch: Arch
+def tiles_are_few(
+    tile_shape_mn: tuple[int, int],
+    cluster_shape_mn: tuple[int, int],
+    cluster_k: int,
+    swap_ab: bool,
+    problem: Problem,
+    arch: Arch,
 ) -> bool:
-    """cluster_k makes up for missing tiles; with one for every multiprocessor all of them are busy anyway."""
-    tiles = prod(tile_counts(tile_shape_mn, swap_ab, problem)) * problem.batch
-    return tiles <= arch.nominal_sm_count
+    """There may be twice as many clusters as run at once, no more: cluster_k makes up for missing tiles, and
+    the next tile of a block waits for the exchange of the one before."""
+    cluster = prod(cluster_shape_mn)
+    clusters = padded_blocks(tile_shape_mn, cluster_shape_mn, swap_ab, problem) // cluster
+    return clusters <= 2 * resident_clusters(arch.nominal_sm_count, cluster * cluster_k)
 
 
 RULES = tuple(
@@ -128,6 +143,7 @@ RULES = tuple(
         cluster_split_is_for_hopper,
         sizes_round_up_below_2_to_31,
         operands_have_16_bits,
+        product_has_few_tiles,
         sm90.warpgroups_divide_tile,
         sm90.tile_k_is_one_or_two_swizzle_rows,
         sm90.accumulators_fit_registers,
@@ -138,7 +154,7 @@ RULES = tuple(
         cluster_is_portable,
         sm90.cluster_is_no_larger_than_problem,
         parts_leave_work,
-        cluster_split_is_for_few_tiles,
+        tiles_are_few,
         sums_fit_the_stages,
     )
 )

@@ -13,6 +13,7 @@ from cutegen.errors import ProblemError, UsageError
 from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.perf_model.accuracy import measured_accuracy
+from cutegen.families.gemm.perf_model.cluster_split import ClusterSplitStrategy
 from cutegen.families.gemm.perf_model.few_rows_strategy import FewRowsStrategy
 from cutegen.families.gemm.perf_model.fitted import is_fitted
 from cutegen.families.gemm.perf_model.gpu_params import is_measured
@@ -261,6 +262,8 @@ class GemmFamily(Family):
         """Return the analytic model of an algorithm where its constants are known for ``arch``."""
         if self.name == BLOCK_SCALED_FAMILY:
             return None
+        if algorithm == CLUSTER_SPLIT:
+            return ClusterSplitStrategy.of(arch)
         return FewRowsStrategy.of(arch) if algorithm == FEW_ROWS else GemmStrategy.of(arch)
 
     def baseline_us(self, problem: Problem, arch: Arch, sm_count: int) -> float | None:
