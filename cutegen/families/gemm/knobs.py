@@ -75,7 +75,9 @@ KNOBS = {
     ),
     "algorithm": (
         "A way to compute some GEMMs beside the one that computes all. few_rows is for m of at most 4: it "
-        "uses no tensor cores, and reads B once, from device memory straight into registers."
+        "uses no tensor cores, and reads B once, from device memory straight into registers. cluster_split is "
+        "for few tiles: the CTAs of a cluster share a tile, each with a part of k, so that more of them work "
+        "on tiles that are large."
     ),
     "rows_per_cta": (
         "Of few_rows: rows of A that a CTA multiplies with what it reads of B, at least m. Each costs a "
@@ -99,8 +101,9 @@ KNOBS = {
         "threads run at once."
     ),
     "cluster_k": (
-        "Of few_rows: CTAs of a cluster that share columns, each with a part of k; their sums meet in shared "
-        "memory, always in the same order. Pays where columns are too few to keep all multiprocessors busy."
+        "CTAs of a cluster that share columns (few_rows) or a tile (cluster_split), each with a part of k; "
+        "their sums meet in shared memory, always in the same order. Pays where columns or tiles are too few "
+        "to keep all multiprocessors busy."
     ),
     "source": "Whose kernel it is (provider): operators is NVIDIA's Operator API.",
     "operator": "Name of the kernel class in NVIDIA's Operator API.",
