@@ -253,7 +253,7 @@ def row_fits_registers(
     if row_in == "ring":
         held = values_per_thread(problem, threads_per_row, cluster_n)
         needed = ring_registers(threads_per_row, rows_per_cta, cluster_n, prefetch_weight, problem)
-        return 16 <= held <= RING_VALUES and needed <= (120 if threads_per_row * rows_per_cta <= 512 else 64)
+        return 16 <= held <= RING_VALUES and needed <= (112 if threads_per_row * rows_per_cta <= 512 else 64)
     groups = max(1, rows_per_cta // rows_per_thread)
     accesses = steps(problem, threads_per_row, cluster_n) * rows_per_thread
     if accesses * access_elements(problem) > MAX_VALUES:
