@@ -6,7 +6,7 @@ Nothing here imports torch; tensors are asked for their shape, strides, dtype an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
 from cutegen.errors import OperandError, ProblemError
@@ -24,7 +24,7 @@ from cutegen.family import Option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["describe_call", "output_shapes", "refuse_overlap"]
+__all__ = ["describe_call", "output_shapes", "refuse_overlap", "require_tensor"]
 
 
 def describe_call(
@@ -107,11 +107,20 @@ def _agree_with_option(declared: Declared, present: bool, named: Mapping[str, st
         )
 
 
+def require_tensor(name: str, value: Any) -> None:
+    """Do nothing if an argument of that name is a tensor.
+
+    Raises:
+        OperandError: It is none.
+    """
+    if not hasattr(value, "stride"):
+        raise OperandError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
+
+
 def _check_place(
     name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor], device_type: str
 ) -> None:
-    if not hasattr(tensor, "stride"):
-        raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    require_tensor(name, tensor)
     first, other = next(iter(tensors.items()))
     if tensor.device.type != device_type:
         raise OperandError(f"{name} is on {tensor.device}; it must be on a {device_type} device")

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.errors import OperandError
+from cutegen.families.calls import require_tensor
 from cutegen.families.cross_entropy.family import CROSS_ENTROPY
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
@@ -97,8 +98,7 @@ def cross_entropy(
 
 def _require(x: Any, target: Any, ignore_index: int, label_smoothing: float, reduction: str) -> None:
     require_rows(x)
-    if not hasattr(target, "stride"):
-        raise OperandError(f"target is a {type(target).__name__}; it must be a torch.Tensor")
+    require_tensor("target", target)
     if target.shape != x.shape[:-1]:
         raise OperandError(
             f"target has shape {tuple(target.shape)}; it must be that of x without its last dimension, "

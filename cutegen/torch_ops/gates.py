@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import OperandError
+from cutegen.families.calls import require_tensor
 from cutegen.families.gated.family import ACTIVATIONS, GATED, GATED_BACKWARD, LAYOUTS
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
@@ -102,9 +103,9 @@ def reglu(x: torch.Tensor, up: torch.Tensor | None = None, **options: Any) -> to
 
 
 def _require(x: Any, up: Any, activation: str, layout: str) -> None:
-    for name, tensor in (("x", x), ("up", up)):
-        if not hasattr(tensor, "stride") and (name == "x" or tensor is not None):
-            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    require_tensor("x", x)
+    if up is not None:
+        require_tensor("up", up)
     if x.dim() == 0:
         raise OperandError("x has no dimensions; it must have rows, (..., 2n), or (..., n) with up")
     if activation not in ACTIVATIONS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import OperandError
-from cutegen.families.calls import refuse_overlap
+from cutegen.families.calls import refuse_overlap, require_tensor
 from cutegen.families.gated.family import ACTIVATIONS
 from cutegen.families.gated_gemm.family import WEIGHT_LAYOUTS
 from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
@@ -183,9 +183,8 @@ def scaled_grouped_gemm(
 
 def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[str, Any]:
     """Return the name and value of what says where rows are."""
-    for name, tensor in (("a", a), ("b", b)):
-        if not hasattr(tensor, "stride"):
-            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    require_tensor("a", a)
+    require_tensor("b", b)
     if (offs is None) == (counts is None):
         raise OperandError("give either offs, with a of (m, k), or counts, with a of (groups, m, k)")
     if b.dim() != 3:

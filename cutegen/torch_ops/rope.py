@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.errors import OperandError
+from cutegen.families.calls import require_tensor
 from cutegen.families.rope.family import ROPE, STYLES
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
@@ -147,8 +148,7 @@ def _call(
     optional = {"positions": positions, "q_weight": weights[0], "k_weight": weights[1]}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     for name, tensor in {"q": q, "k": k, "cos": cos, "sin": sin, **given}.items():
-        if not hasattr(tensor, "stride"):
-            raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+        require_tensor(name, tensor)
     if style not in STYLES:
         raise OperandError(f"style={style!r} is not valid; valid: {', '.join(STYLES)}")
     if q.dim() < 3 or k.dim() < 3 or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:

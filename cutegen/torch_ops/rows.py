@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutegen.errors import OperandError
+from cutegen.families.calls import require_tensor
 
 __all__ = ["as_rows", "require_rows"]
 
@@ -15,8 +16,7 @@ def require_rows(x: Any) -> None:
     Raises:
         OperandError: It is none, or has no dimensions.
     """
-    if not hasattr(x, "stride"):
-        raise OperandError(f"x is a {type(x).__name__}; it must be a torch.Tensor")
+    require_tensor("x", x)
     if x.dim() == 0:
         raise OperandError("x has no dimensions; it must have rows, (..., n)")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.errors import OperandError, UsageError
+from cutegen.families.calls import require_tensor
 from cutegen.families.declared import Declared, DeclaredProblem
 from cutegen.families.registry import load_kernel
 from cutegen.runtime.dispatch import Dispatcher
@@ -121,9 +122,7 @@ class _Slow:
         for argument, value in zip(operator.tensors, values, strict=True):
             if value is None or value is MAKE:
                 continue
-            if not hasattr(value, "stride"):
-                name = type(value).__name__
-                raise OperandError(f"{argument.name} is a {name}; it must be a torch.Tensor")
+            require_tensor(argument.name, value)
             if value.requires_grad and state.is_grad_enabled():
                 raise OperandError(
                     f"{argument.name} requires grad, but {operator.family.name} computes no gradients; "
