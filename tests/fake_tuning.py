@@ -15,8 +15,9 @@ from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure import Candidate, CheckResult, Opened, TimingRun
 from cutegen.measure.context import BACK_TO_BACK
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import Interval
+from cutegen.measure.timing import Timing
 from cutegen.search.strategies import rank
 from cutegen.space import Config, Space
 from cutegen.tuning import AutoTuner, Effort

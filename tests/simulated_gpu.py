@@ -18,7 +18,8 @@ from cutegen.arch import find_arch
 from cutegen.families.ranges import Range
 from cutegen.families.registry import find_space, space_of
 from cutegen.measure import Candidate, TimingRun
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.search.defaults import default_config
 from cutegen.search.range_predict import Predictions
 from cutegen.space import Config

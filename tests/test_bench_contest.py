@@ -14,7 +14,8 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.shapes import NamedProblem
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.measure.check import Verdict
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.space import Launch
 from tools.benchmark.contest import Arena, Entrant, Finalist, UnsupportedError, require_ok, run_contest
 from tools.benchmark.results import Results, ShapeResult

@@ -17,7 +17,8 @@ from cutegen.errors import LaunchError, MeasureError  # noqa: E402
 from cutegen.families.gemm.problem import Epilogue, Problem  # noqa: E402
 from cutegen.measure import Candidate, CheckResult, TimingRun  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
-from cutegen.measure.policy import Policy, Timing  # noqa: E402
+from cutegen.measure.policy import Policy  # noqa: E402
+from cutegen.measure.timing import Timing  # noqa: E402
 from tools.benchmark.contest import UnsupportedError  # noqa: E402
 from tools.benchmark.cublaslt import Algorithm, CublasLt, LtCall, LtOrder, loaded_library  # noqa: E402
 from tools.benchmark.vendor import Vendor  # noqa: E402

@@ -16,7 +16,8 @@ from cutegen.families import registry
 from cutegen.families.registry import find_space
 from cutegen.families.shapes import NamedProblem, read_shapes
 from cutegen.measure import Candidate, CheckResult
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.measure.timing_run import TimingRun
 from cutegen.search.defaults import default_config
 from cutegen.space import Launch

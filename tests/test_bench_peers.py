@@ -20,7 +20,8 @@ from cutegen.errors import BuildError, MeasureError
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.measure import Candidate, CheckResult, TimingRun
 from cutegen.measure.check import Verdict
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.operator_api import Offers, Refused
 from cutegen.space import Config
 from tools.benchmark import child, operators

@@ -30,8 +30,9 @@ from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_family, find_space
 from cutegen.measure import Candidate, TimingRun
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
+from cutegen.measure.timing import Timing
 from cutegen.records.calibrations import calibrated_arch, calibration_path, require_calibration
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import Dispatcher

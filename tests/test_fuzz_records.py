@@ -19,7 +19,8 @@ from cutegen.build import Resources
 from cutegen.build.render import Source
 from cutegen.errors import CutegenError, StoreError
 from cutegen.families.gemm.problem import Problem
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.records.trials import Trial, TrialStore
 from cutegen.space import Config, Launch
 from cutegen.tuning.attempt import Attempt

@@ -10,7 +10,8 @@ from fake_kernels import H200
 from cutegen.build.render import Source
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.space import Launch

@@ -14,7 +14,7 @@ from cutegen.errors import ConfigError, ResourceError
 from cutegen.families.gemm.perf_model import accuracy
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import SOURCES, families, find_family, find_space
-from cutegen.measure.policy import Timing
+from cutegen.measure.timing import Timing
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.trials import TrialStore
 from cutegen.space import Config

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cutegen.errors import UsageError
 from cutegen.families.gemm.problem import Problem
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from tools import results_table as rt
 from tools.benchmark.results import Entry, InContext, Results, ShapeResult
 

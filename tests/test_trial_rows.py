@@ -12,7 +12,8 @@ from fake_kernels import H200
 
 from cutegen.errors import StoreError
 from cutegen.families.gemm.problem import Problem
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.records.trials import Trial, TrialStore
 from cutegen.space import Config
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from cutegen.errors import MeasureError, StoreError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.device import Device
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.records.trials import OUTCOMES, Trial, TrialStore
 from cutegen.space import Config
 

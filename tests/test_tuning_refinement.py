@@ -15,7 +15,8 @@ from test_tuning import DEFAULT, PROBLEM, view
 
 from cutegen.build.render import Source
 from cutegen.families.gemm.problem import Problem
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.space import Config, Space
 from cutegen.tuning import TuneResult
 from cutegen.tuning.finalists import comparable_us

@@ -44,7 +44,8 @@ from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Launch

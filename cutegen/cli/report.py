@@ -12,8 +12,8 @@ from cutegen.cli.range_report import range_json, range_lines
 from cutegen.cli.wrapped_text import Column, columns, fold
 from cutegen.digest import Json
 from cutegen.families.registry import find_family, space_of
-from cutegen.measure.policy import Timing
 from cutegen.measure.statistics import geometric_mean
+from cutegen.measure.timing import Timing
 from cutegen.space import Config
 from cutegen.text import printable
 from cutegen.tuning import Failed, RangeResult, Row, TuneResult

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from cutegen.errors import MeasureError
 from cutegen.measure.candidate import REFERENCE
 from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
-from cutegen.measure.policy import Timing
-from cutegen.measure.statistics import Race, common_drift
+from cutegen.measure.statistics import common_drift
+from cutegen.measure.stopping import Race
+from cutegen.measure.timing import Timing
 
 __all__ = ["COMMON", "Series"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cutegen.digest import Json
 from cutegen.measure.candidate import CheckResult
-from cutegen.measure.policy import Timing
+from cutegen.measure.timing import Timing
 
 __all__ = ["TimingRun"]
 

@@ -16,7 +16,8 @@ from cutegen.errors import MeasureError
 from cutegen.families.registry import SOURCES, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.device import Device
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.space import Config
 from cutegen.text import shown
 

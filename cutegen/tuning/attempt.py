@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from cutegen.build import Artifact, Resources
 from cutegen.build.render import Source
-from cutegen.measure.policy import Timing
+from cutegen.measure.timing import Timing
 from cutegen.records.trial import Key
 from cutegen.space import Config, Launch
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from cutegen.errors import MeasureError
 from cutegen.families.registry import SOURCES, space_of
-from cutegen.measure.policy import Policy, Timing, against
+from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import Interval, choose, choose_in_both, tied
+from cutegen.measure.timing import Timing, against
 from cutegen.space import Config, Space
 
 __all__ = ["Choice", "choose_winner", "comparable_us", "pick_finalists", "preference"]

@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from cutegen.build import Artifact, Resources
 from cutegen.family import Problem
 from cutegen.measure.device import Device
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.tuning.attempt import Attempt

@@ -15,8 +15,9 @@ from cutegen.errors import MeasureError, NoWinnerError
 from cutegen.families.registry import find_family, space_of
 from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.measure.policy import Policy, Timing
+from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import TIE_BAND
+from cutegen.measure.timing import Timing
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, log2
 
-from cutegen.measure.policy import Timing
 from cutegen.measure.statistics import TIE_BAND, geometric_mean
+from cutegen.measure.timing import Timing
 from cutegen.records.range_entry import Piece, Point, Regret
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import Cell, few_configs, settle

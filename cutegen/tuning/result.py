@@ -9,8 +9,8 @@ from cutegen.build import Resources
 from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.measure.context import DEFAULT_CONTEXT
-from cutegen.measure.policy import Timing, against
 from cutegen.measure.statistics import Interval
+from cutegen.measure.timing import Timing, against
 from cutegen.space import Config
 
 __all__ = ["Row", "TuneResult"]

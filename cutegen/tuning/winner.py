@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from cutegen.errors import StoreError
 from cutegen.families.registry import space_of
 from cutegen.measure.device import Device
-from cutegen.measure.policy import Timing, against, cost_ratio
 from cutegen.measure.statistics import Interval
+from cutegen.measure.timing import Timing, against, cost_ratio
 from cutegen.records.entry import Entry
 from cutegen.records.trial import Trial
 from cutegen.search.defaults import default_config

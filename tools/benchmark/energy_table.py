@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cutegen.measure.policy import Timing, cost_ratio
 from cutegen.measure.statistics import Interval, tied
+from cutegen.measure.timing import Timing, cost_ratio
 from tools.benchmark.markdown import down, line, up, where
 from tools.benchmark.results import OWN, Entry, Results, ShapeResult
 

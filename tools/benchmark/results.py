@@ -12,7 +12,7 @@ from cutegen.digest import Json
 from cutegen.errors import CutegenError, StoreError, UsageError
 from cutegen.families.registry import parse_problem
 from cutegen.family import Problem
-from cutegen.measure.policy import Timing
+from cutegen.measure.timing import Timing
 from cutegen.system.publish import publish
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cutegen.measure.policy import Timing
 from cutegen.measure.statistics import Interval, geometric_mean, tied
+from cutegen.measure.timing import Timing
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.results import Entry, Results, ShapeResult
 
