@@ -347,5 +347,5 @@ def test_trees_learn_what_questions_tell() -> None:
     assert off.mean() < 0.03 and off.max() < 0.3
     both = trees.joined(Boosting(trees=5, depth=2, rate=1.0).fit(features, -wanted))
     assert both.depth == 3 and len(both) == 45
-    again = type(trees).of(json.loads(json.dumps(trees.to_json())))
+    again = type(trees).of(json.loads(json.dumps(trees.to_json())), len(rows))
     assert np.allclose(again.sums(rows) + again.base, trees.sums(rows) + trees.base, atol=1e-3)

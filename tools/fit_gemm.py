@@ -227,7 +227,7 @@ def train(points: Points, chosen: NDArray[np.bool_]) -> Trees:
     others = [at for at, name in enumerate(FEATURES) if name not in _OF_SHAPE]
     level = boosted({**LEVEL, "ignored_features": others}, asked, left, weight)
     parts = (as_arrays(order, DEPTH), answered(as_arrays(level, int(LEVEL["depth"])), len(FEATURES)))
-    return Trees.of(parts[0]).joined(Trees.of(parts[1]))
+    return Trees.of(parts[0], len(FEATURES)).joined(Trees.of(parts[1], len(FEATURES)))
 
 
 def answered(trees: dict[str, Any], feature: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from functools import lru_cache
@@ -11,11 +10,16 @@ from pathlib import Path
 from cutegen.arch import Arch, Calibration, with_calibration
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, DeviceError, StoreError
-from cutegen.families.gemm.perf_model.fitted import read_fit
-from cutegen.families.gemm.perf_model.gpu_params import read_factors
-from cutegen.families.gemm.perf_model.torch_mm import read_torch_mm
+from cutegen.families.gemm.perf_model.calibration_file import (
+    CALIBRATION,
+    calibration_digest,
+    read_calibration,
+)
+from cutegen.families.gemm.perf_model.fitted import fit_of
+from cutegen.families.gemm.perf_model.gpu_params import find_machine, is_measured
+from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.measure.device import Device
-from cutegen.system.documents import read_json
+from cutegen.system.documents import read_bytes
 from cutegen.text import printable, shown
 
 __all__ = ["calibrated_arch", "calibration_path", "made_on", "require_calibration"]
@@ -44,9 +48,11 @@ def require_calibration(path: Path, device: Device) -> Calibration:
         DeviceError: It is of another GPU or driver; the message names the field.
         StoreError: There is no such file, it is none, or another version of cutegen made it.
     """
-    found = read_json(path, "calibration", malformed=StoreError)
-    said = found.get("made_on") if isinstance(found, dict) else None
-    if not isinstance(said, dict) or not isinstance(found, dict):
+    data = read_bytes(path, CALIBRATION, malformed=StoreError)
+    calibration = Calibration(str(path), calibration_digest(data))
+    found = read_calibration(path, calibration.digest)
+    said = found.get("made_on")
+    if not isinstance(said, dict):
         raise StoreError(f"{path} is no calibration: it does not say what GPU it was made on")
     if found.get("arch") != device.arch.name:
         raise DeviceError(f"calibration {path} is for {shown(found.get('arch'))}, not for {device.arch}")
@@ -56,12 +62,14 @@ def require_calibration(path: Path, device: Device) -> Calibration:
                 f"calibration {path} is of another GPU or driver: {name} is {shown(said.get(name))} there "
                 f"and {here!r} here; python -m cutegen.calibrate measures this one"
             )
-    if "factors" in found:
-        read_factors(path)
+    # Read and kept here: calls go on with it when the file is replaced or deleted.
+    arch = with_calibration(device.arch, calibration)
+    if is_measured(arch):
+        fit_of(arch)
+        torch_mm_of(arch)
     else:
-        read_fit(path)
-        read_torch_mm(path)
-    return Calibration(str(path), hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        find_machine(arch)
+    return calibration
 
 
 def calibrated_arch(root: Path, device: Device) -> Arch:
@@ -70,9 +78,13 @@ def calibrated_arch(root: Path, device: Device) -> Arch:
     One that cannot be used counts as none, with one warning.
     """
     path = calibration_path(root, device)
-    if not path.is_file():
+    try:
+        changed_ns = path.stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
         return device.arch
-    found = _usable(path, path.stat().st_mtime_ns, device)
+    except OSError:
+        changed_ns = 0  # it is there and cannot be read, which the warning says
+    found = _usable(path, changed_ns, device)
     return device.arch if found is None else with_calibration(device.arch, found)
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.arch import Arch, Calibration, resident_clusters
 from cutegen.errors import StoreError
+from cutegen.families.gemm.perf_model.calibration_file import read_calibration
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
-from cutegen.system.documents import read_json
 
 if TYPE_CHECKING:
     import numpy
@@ -402,7 +402,7 @@ class Fit:
 def load_fit() -> Fit:
     """Return the fit that the package ships."""
     found = json.loads(FILE.read_text(encoding="utf-8"))
-    return Fit(found["arch"], found["provenance"], Trees.of(found))
+    return Fit(found["arch"], found["provenance"], Trees.of(found, len(FEATURES), FIRST_TREES))
 
 
 def fit_of(arch: Arch) -> Fit:
@@ -416,18 +416,21 @@ def fit_of(arch: Arch) -> Fit:
 
 @lru_cache(maxsize=8)
 def _calibrated(calibration: Calibration) -> Fit:
-    return read_fit(Path(calibration.path))
+    return read_fit(Path(calibration.path), calibration.digest)
 
 
-def read_fit(path: Path) -> Fit:
+def read_fit(path: Path, digest: str = "") -> Fit:
     """Return the fit in a file that a calibration wrote.
+
+    Args:
+        path: The file.
+        digest: Of the content that is meant; empty for any.
 
     Raises:
         StoreError: There is no such file, or it is no fit that this version of cutegen understands.
     """
-    found = read_json(path, "calibration", malformed=StoreError)
+    found = read_calibration(path, digest)
     try:
-        assert isinstance(found, dict)
         if found["features"] != list(FEATURES):
             raise StoreError(f"calibration {path} was made by another version of cutegen; calibrate again")
         rates = Rates(**found["rates"])
@@ -435,11 +438,9 @@ def read_fit(path: Path) -> Fit:
             raise StoreError(
                 f"calibration {path} says that the GPU is {max(rates):g} times as fast as an H200"
             )
-        trees = Trees.of(found)
-        if not 0 <= trees.asked.min(initial=0) <= trees.asked.max(initial=0) < len(FEATURES):
-            raise ValueError("trees ask about features that there are not")
+        trees = Trees.of(found, len(FEATURES), FIRST_TREES)
         return Fit(str(found["arch"]), found["provenance"], trees, rates)
-    except (AssertionError, LookupError, TypeError, ValueError) as error:
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cutegen.arch import Arch, Calibration
 from cutegen.errors import ArchError, StoreError
-from cutegen.system.documents import read_json
+from cutegen.families.gemm.perf_model.calibration_file import read_calibration
 
 __all__ = [
     "B200",
@@ -210,26 +210,30 @@ def scaled(machine: Machine, factors: Factors) -> Machine:
     )
 
 
-def read_factors(path: Path) -> Factors:
+def read_factors(path: Path, digest: str = "") -> Factors:
     """Return the factors in the file of a calibration.
+
+    Args:
+        path: The file.
+        digest: Of the content that is meant; empty for any.
 
     Raises:
         StoreError: There is no such file, or it holds no factors that make sense.
     """
-    found = read_json(path, "calibration", malformed=StoreError)
+    found = read_calibration(path, digest)
     try:
-        assert isinstance(found, dict) and isinstance(found["factors"], dict)
         factors = Factors(**{name: float(value) for name, value in found["factors"].items()})
-        if not all(0.01 < factor < 100 for factor in factors):
-            raise ValueError(f"a factor of {max(factors):g}")
+        for name, factor in factors._asdict().items():
+            if not 0.01 < factor < 100:
+                raise ValueError(f"{name} is {factor:g}; valid: 0.01 to 100")
         return factors
-    except (AssertionError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
 
 
 @lru_cache(maxsize=8)
 def _calibrated(calibration: Calibration, name: str) -> Machine:
-    return scaled(_MACHINES[name], read_factors(Path(calibration.path)))
+    return scaled(_MACHINES[name], read_factors(Path(calibration.path), calibration.digest))
 
 
 def find_machine(arch: Arch) -> Machine:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch, Calibration
 from cutegen.errors import StoreError
+from cutegen.families.gemm.perf_model.calibration_file import read_calibration
 from cutegen.families.gemm.perf_model.fitted import lying
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeTrees
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
-from cutegen.system.documents import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +41,8 @@ __all__ = [
 FILE = Path(__file__).with_name("torch_mm.json")
 #: Tiles of D that libraries have kernels for. Source: names of cuBLAS kernels in profiles of an H200.
 _TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (256, 64), (64, 64))
+#: What :func:`describe` describes a product by: sizes, three numbers for each tile, how operands lie.
+_FEATURES = 7 + 3 * len(_TILES) + 2
 #: 16-bit types, which all take as long.
 _DTYPES = ("bf16", "fp16")
 #: Round constants of the roofline; the trees correct what they get wrong. Source: NVIDIA H200 datasheet, less
@@ -99,7 +101,7 @@ class TorchMm:
 def load_torch_mm() -> TorchMm:
     """Return the fit that the package ships."""
     found = json.loads(FILE.read_text(encoding="utf-8"))
-    return TorchMm(found["arch"], found["provenance"], Trees.of(found))
+    return TorchMm(found["arch"], found["provenance"], Trees.of(found, _FEATURES))
 
 
 def torch_mm_of(arch: Arch) -> TorchMm:
@@ -113,20 +115,23 @@ def torch_mm_of(arch: Arch) -> TorchMm:
 
 @lru_cache(maxsize=8)
 def _calibrated(calibration: Calibration) -> TorchMm:
-    return read_torch_mm(Path(calibration.path))
+    return read_torch_mm(Path(calibration.path), calibration.digest)
 
 
-def read_torch_mm(path: Path) -> TorchMm:
+def read_torch_mm(path: Path, digest: str = "") -> TorchMm:
     """Return what a calibration's file says of the library.
+
+    Args:
+        path: The file.
+        digest: Of the content that is meant; empty for any.
 
     Raises:
         StoreError: There is no such file, or it says nothing that this version of cutegen understands.
     """
-    found = read_json(path, "calibration", malformed=StoreError)
+    found = read_calibration(path, digest)
     try:
-        assert isinstance(found, dict)
-        return TorchMm(str(found["arch"]), found["provenance"], Trees.of(found["torch_mm"]))
-    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        return TorchMm(str(found["arch"]), found["provenance"], Trees.of(found["torch_mm"], _FEATURES))
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"calibration {path} is malformed: {type(error).__name__}: {error}") from error
 
 

@@ -22,6 +22,9 @@ __all__ = ["Trees"]
 _UNIT, _NEVER = 1e-5, 1e30
 #: Questions of a tree whose answers fit a byte.
 _MOST_DEPTH = 8
+#: What all trees together may add to a logarithm. Source: those that the package ships add 4.9 at most; the
+#: exponential of this is still a finite time in single precision.
+_MOST_ADDED = 60.0
 #: Parts of a model that are remembered, and the most columns that they are written out for: programs ask
 #: again and again for a few of them, tools for many sizes of sets.
 _MOST_PARTS, _WIDE = 16, 128
@@ -51,24 +54,44 @@ class Trees:
     )
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Trees:
+    def of(cls, found: Mapping[str, Any], features: int, least: int = 1) -> Trees:
         """Return the trees of a file: its ``asked``, ``limits``, ``leaves`` in ``unit``, and ``base``.
+
+        Whatever a file says, sums of the trees stay within their arrays and are finite.
+
+        Args:
+            found: What the file says.
+            features: So many features there are to ask about.
+            least: Fewest trees.
 
         Raises:
             LookupError: One of these is missing.
+            OverflowError: A number is too large.
+            TypeError: Something else stands where numbers should.
             ValueError: They do not fit each other.
         """
         import numpy as np
 
-        asked = np.array(found["asked"], np.intp)
-        leaves = np.array(found["leaves"], np.float32) * np.float32(found["unit"])
-        limits = np.array(found["limits"], np.float32)
-        fits = asked.ndim == 2 and limits.shape == asked.shape and len(asked) <= _MOST_DEPTH
+        with np.errstate(over="ignore", invalid="ignore"):
+            asked = np.array(found["asked"], np.intp)
+            leaves = np.array(found["leaves"], np.float32) * np.float32(float(found["unit"]))
+            limits = np.array(found["limits"], np.float32)
+        base = float(found["base"])
+        fits = asked.ndim == 2 and limits.shape == asked.shape and 1 <= len(asked) <= _MOST_DEPTH
         if not fits or leaves.shape != (asked.shape[1], 1 << len(asked)):
             raise ValueError(
                 f"trees of {asked.shape}, {limits.shape} and {leaves.shape} do not fit each other"
             )
-        return cls(asked, limits, leaves, len(asked), float(found["base"]))
+        if len(leaves) < least:
+            raise ValueError(f"{len(leaves)} trees; valid: {least} and more")
+        if not 0 <= asked.min(initial=0) <= asked.max(initial=0) < features:
+            raise ValueError(f"trees ask about features that there are not; valid: 0 to {features - 1}")
+        if not np.isfinite(limits).all():
+            raise ValueError("limits are larger than single precision holds")
+        added = abs(base) + float(abs(leaves).max(1).sum())
+        if not added <= _MOST_ADDED:
+            raise ValueError(f"trees that add up to {added:g} to a logarithm; valid: {_MOST_ADDED:g} at most")
+        return cls(asked, limits, leaves, len(asked), base)
 
     def to_json(self) -> dict[str, Any]:
         """Return what :meth:`of` reads: leaves as integers, each rounded to a hundred-thousandth."""
