@@ -17,8 +17,8 @@ from torch import library as registry  # noqa: E402
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.errors import ConfigError, OperandError, ProblemError  # noqa: E402
-from cutegen.families.gated_gemm.as_gemm import as_gemm  # noqa: E402
 from cutegen.families.gated_gemm.family import GATED_GEMM  # noqa: E402
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm  # noqa: E402
 from cutegen.families.registry import find_space, is_legal, parse_problem  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
 from cutegen.torch_ops import gated_gemm as operator  # noqa: E402
@@ -232,10 +232,10 @@ def test_a_problem_that_no_kernel_computes_is_refused(line: str, message: str) -
 
 def test_it_costs_what_a_gemm_of_all_rows_of_w_costs() -> None:
     problem = parse_problem("gated_gemm 100x2048x512 bf16 activation=gelu pre")
-    product = as_gemm(problem)
+    product = plain_gemm(problem)
     assert (product.m, product.n, product.k) == (100, 4096, 512) and product.flops == problem.flops
     strategy = GATED_GEMM.strategy(SPACE.arch)
-    assert strategy is not None and as_gemm(product) is product
+    assert strategy is not None and plain_gemm(product) is product
     config = strategy.default(SPACE, problem, 132)
     assert strategy.predictor(SPACE, problem, 132)(config) > 1.0  # type: ignore[operator]
     columns = config.pair("tile_shape_mn")[config.flag("swap_ab") is False]

@@ -20,8 +20,9 @@ import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.build.render import render  # noqa: E402
 from cutegen.errors import OperandError, ProblemError  # noqa: E402
-from cutegen.families.grouped_gemm.as_gemm import as_gemm, expected_rows, row_tiles  # noqa: E402
+from cutegen.families.grouped_gemm.batched_gemm import batched_gemm  # noqa: E402
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED  # noqa: E402
+from cutegen.families.grouped_gemm.group_rows import expected_rows, row_tiles  # noqa: E402
 from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
 from cutegen.measure.check import Verdict, judge  # noqa: E402
 from cutegen.measure.guarded import Guarded  # noqa: E402
@@ -390,7 +391,7 @@ def test_a_default_is_for_the_groups_that_have_rows(tokens: str) -> None:
         chance = random.Random(7)
         draws = [Counter(chance.choices(range(g), odds, k=m)) for _ in range(20)]
         groups = sum(map(len, draws)) / len(draws)
-        like = as_gemm(problem)
+        like = batched_gemm(problem)
         assert 0.8 * groups - 1 < like.batch < 1.2 * groups + 1
         assert sum(rows * count for rows, count in expected_rows(problem)) == pytest.approx(m)
         assert like.m * like.batch >= m and like.m <= m
@@ -399,7 +400,7 @@ def test_a_default_is_for_the_groups_that_have_rows(tokens: str) -> None:
             assert 0.8 * tiles < row_tiles(problem, height) < 1.2 * tiles
     masked: Any = parse_problem("grouped_gemm_masked 128x1536x2048x64 bf16 mean=4")
     assert sum(rows * count for rows, count in expected_rows(masked)) == 256
-    assert as_gemm(masked).m == 9 and as_gemm(masked.with_sizes(g=1)).m == 4
+    assert batched_gemm(masked).m == 9 and batched_gemm(masked.with_sizes(g=1)).m == 4
 
 
 def test_large_groups_default_to_clusters_along_the_columns() -> None:

@@ -9,8 +9,8 @@ from cutegen.families.calls import refuse_overlap, require_tensor
 from cutegen.families.gated.family import ACTIVATIONS
 from cutegen.families.gated_gemm.family import WEIGHT_LAYOUTS
 from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
-from cutegen.families.grouped_gemm.as_gemm import ALL
 from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED, MEANS, SPREADS
+from cutegen.families.grouped_gemm.group_rows import ALL
 from cutegen.families.grouped_gemm_blocks.family import GROUPED_GEMM_BLOCKS
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator

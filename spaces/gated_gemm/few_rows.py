@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.families.gated_gemm.as_gemm import as_gemm
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.space import Config, Launch, Rule, Space, Value
 
 from ..gemm import few_rows as gemm
@@ -28,7 +28,7 @@ def two_tensors_leave_registers(
 ) -> bool:
     """With layout=split the columns of a warp are of two tensors, and each has an address of its own, which
     takes about 3 registers: these must have room (8 columns of 4 rows in CTAs of 512 threads spill)."""
-    if as_gemm(problem) is problem or problem.layout != "split":
+    if plain_gemm(problem) is problem or problem.layout != "split":
         return True
     room = min(arch.registers // threads_per_cta, arch.registers_per_thread)
     taken = gemm.registers(rows_per_cta, columns_per_warp, unroll) + 3 * columns_per_warp
@@ -40,12 +40,12 @@ RULES = (*map(of_gemm, gemm.RULES), Rule.of(two_tensors_leave_registers))
 
 def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     """Return what the GEMM derives."""
-    return gemm.derive(config, as_gemm(problem), arch)
+    return gemm.derive(config, plain_gemm(problem), arch)
 
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield the GEMM's, with pairs of columns."""
-    for knobs in gemm.default_candidates(as_gemm(problem)):
+    for knobs in gemm.default_candidates(plain_gemm(problem)):
         if knobs["columns_per_warp"] != 1:
             yield knobs
 

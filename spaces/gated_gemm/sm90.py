@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.families.gated_gemm.as_gemm import as_gemm
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.space import Config, Launch, Rule, Space, Value
 
 from ..gemm import sm90 as gemm
@@ -47,7 +47,7 @@ def single_stores_leave_registers(
 ) -> bool:
     """Without a TMA store, swap_ab or an unaligned output makes every element a store of its own, whose
     address takes registers: a thread may then hold at most 176 accumulators."""
-    if use_tma_store or split_k > 1 or not (swap_ab or as_gemm(problem).unaligned_out):
+    if use_tma_store or split_k > 1 or not (swap_ab or plain_gemm(problem).unaligned_out):
         return True
     return accumulators(tile_shape_mn, mma_warpgroups) <= 176
 
@@ -55,7 +55,7 @@ def single_stores_leave_registers(
 def two_tensors_leave_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: int, problem: Any) -> bool:
     """With layout=split a thread exchanges gates and what they multiply where these come first in memory,
     which takes registers: it may then hold at most 176 accumulators (192 spill)."""
-    apart = as_gemm(problem) is not problem and problem.layout == "split"
+    apart = plain_gemm(problem) is not problem and problem.layout == "split"
     return not apart or accumulators(tile_shape_mn, mma_warpgroups) <= 176
 
 
@@ -63,7 +63,7 @@ def of_gemm(rule: Rule) -> Rule:
     """Return a rule of the GEMM, asked about the product inside a gated one."""
     if "problem" not in rule.context:
         return rule
-    return replace(rule, holds=lambda problem, **values: rule.holds(problem=as_gemm(problem), **values))
+    return replace(rule, holds=lambda problem, **values: rule.holds(problem=plain_gemm(problem), **values))
 
 
 _FOREIGN = ("tf32_is_for_blackwell", "int8_tiles_have_widths_of_the_mma")
@@ -83,17 +83,17 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     """Return what the GEMM derives, with store buffers of half a tile."""
     columns = config.pair("tile_shape_mn")[1]
     stored = columns if config.flag("swap_ab") else columns // 2
-    return {**gemm.derive(config, as_gemm(problem), arch, stored), "reduction": "fixed"}
+    return {**gemm.derive(config, plain_gemm(problem), arch, stored), "reduction": "fixed"}
 
 
 def launch(config: Config, problem: Any, sm_count: int) -> Launch:
     """Return clusters, swizzle_size, raster_along_m (and split_k if it is not 1), and the workspace."""
-    return gemm.launch(config.replace(reduction="fixed"), as_gemm(problem), sm_count)
+    return gemm.launch(config.replace(reduction="fixed"), plain_gemm(problem), sm_count)
 
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return a safe config as the GEMM does; swapped, with tiles that have two halves."""
-    config = halved(gemm.choose_default(space, as_gemm(problem)))
+    config = halved(gemm.choose_default(space, plain_gemm(problem)))
     assert config is not None, "its tiles are 8 columns wide if swapped, else 128 or 256"
     return Config({knob: config[knob] for knob in DOMAINS})
 
@@ -110,7 +110,7 @@ def halved(config: Config) -> Config | None:
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield the GEMM's without those of long clusters or tall tiles; if swapped, with tiles of two halves."""
-    known = map(Config, gemm.default_candidates(as_gemm(problem)))
+    known = map(Config, gemm.default_candidates(plain_gemm(problem)))
     found = (halved(config) for config in known if config.pair("cluster_shape_mn") != LONG)
     yield from (
         dict(config) for config in dict.fromkeys(found) if config is not None and not _is_tall(config)

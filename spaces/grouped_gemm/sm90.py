@@ -1,8 +1,8 @@
 """Which Hopper grouped GEMM configs exist, which are legal, and what follows from each of them.
 
-They are those of the Hopper GEMM without a cut along k. Its rules judge the GEMM of as many tiles, see
-:func:`cutegen.families.grouped_gemm.as_gemm.as_gemm`; rows of a group are its m. Those of gated products have
-tiles of which half are gates.
+They are those of the Hopper GEMM without a cut along k. Its rules judge the batched GEMM of about the same
+tiles, :func:`cutegen.families.grouped_gemm.batched_gemm.batched_gemm`; rows of a group are its m. Half of a
+tile of a gated GEMM are gates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.grouped_gemm.as_gemm import activation_of, as_gemm, is_masked, uncut, whole
+from cutegen.families.grouped_gemm.batched_gemm import (
+    GEMM_ONLY_KNOBS,
+    activation_of,
+    batched_gemm,
+    with_gemm_knobs,
+    without_gemm_knobs,
+)
+from cutegen.families.grouped_gemm.group_rows import is_masked
 from cutegen.space import Config, Launch, Rule, Space, Value
 
 from ..gated_gemm import sm90 as gated
@@ -44,7 +51,7 @@ def fits_registers(tile: Any) -> bool:
 
 
 DOMAINS: dict[str, tuple[Value, ...]] = {
-    **{knob: domain for knob, domain in gemm.DOMAINS.items() if knob not in whole({})},
+    **{knob: domain for knob, domain in gemm.DOMAINS.items() if knob not in GEMM_ONLY_KNOBS},
     "tile_shape_mn": tuple(filter(fits_registers, gemm.DOMAINS["tile_shape_mn"])),
     "tile_k": (64, 128),
 }
@@ -105,7 +112,7 @@ def work_units_have_31_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, probl
     """Tiles are numbered with 31 bits: those of all groups, and those along rows even if every group ended
     with the last row, as wrong offsets may say."""
     long, wide = tile_shape_mn[::-1] if swap_ab else tile_shape_mn
-    rows, width = -(-problem.m // long), -(-as_gemm(problem).n // wide)
+    rows, width = -(-problem.m // long), -(-batched_gemm(problem).n // wide)
     count = rows * problem.g if is_masked(problem) else rows + problem.g
     return bool(count * width < 2**30 and rows * problem.g < 2**30)
 
@@ -122,11 +129,11 @@ def short_groups_leave_registers(
 
 def of_one_group(rule: Rule) -> Rule:
     """Return a rule of the GEMM, asked about the GEMM of as many tiles."""
-    missing = {knob: value for knob, value in whole({}).items() if knob in rule.knobs}
+    missing = {knob: value for knob, value in GEMM_ONLY_KNOBS.items() if knob in rule.knobs}
 
     def holds(**values: Any) -> bool:
         if "problem" in values:
-            values["problem"] = as_gemm(values["problem"])
+            values["problem"] = batched_gemm(values["problem"])
         if "arch" in values:
             values["arch"] = room(values["arch"])
         return rule.holds(**values, **missing)
@@ -164,20 +171,25 @@ def derive(config: Config, problem: Any, arch: Arch, beside_tiles: int = 0) -> d
     ``beside_tiles`` bytes beside tiles of A and B."""
     columns = config.pair("tile_shape_mn")[1]
     stored = columns // 2 if activation_of(problem) and not config.flag("swap_ab") else columns
-    found = gemm.derive(whole(config), as_gemm(problem), room(arch), stored, beside_tiles)
+    found = gemm.derive(with_gemm_knobs(config), batched_gemm(problem), room(arch), stored, beside_tiles)
     found["smem_bytes"] += TABLE_BYTES  # type: ignore[operator]
     return {**found, "experts_per_lane": EXPERTS_PER_LANE}
 
 
 def launch(config: Config, problem: Any, sm_count: int) -> Launch:
     """Return clusters, swizzle_size and raster_along_m."""
-    return gemm.launch(whole(config), as_gemm(problem), sm_count)
+    return gemm.launch(with_gemm_knobs(config), batched_gemm(problem), sm_count)
 
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return the GEMM's safe config for as many tiles, or one of large tiles where there are too many."""
-    config = _of_product(gemm.choose_default(space, as_gemm(problem)), problem)
+    config = _of_product(gemm.choose_default(space, batched_gemm(problem)), problem)
     assert config is not None, "its tiles are 8 columns wide if swapped, else 128 or 256"
+    return with_few_tiles(config, problem)
+
+
+def with_few_tiles(config: Config, problem: Any) -> Config:
+    """Return ``config``, or with large tiles where its own are too many to be numbered."""
     if work_units_have_31_bits(config.pair("tile_shape_mn"), config.flag("swap_ab"), problem):
         return config
     return config.replace(tile_shape_mn=(128, 128), mma_warpgroups=2, swap_ab=False)
@@ -185,10 +197,10 @@ def choose_default(space: Space, problem: Any) -> Config:
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield the GEMM's, or those of gated products, without those that cut k, then our own."""
-    one = as_gemm(problem)
+    one = batched_gemm(problem)
     theirs = gated.default_candidates(one) if activation_of(problem) else gemm.default_candidates(one)
-    own = (_of_product(whole(knobs), problem) for knobs in _own(problem))
-    found = (*(uncut(knobs) for knobs in theirs if knobs["split_k"] == 1), *own)
+    own = (_of_product(with_gemm_knobs(knobs), problem) for knobs in _own(problem))
+    found = (*(without_gemm_knobs(knobs) for knobs in theirs if knobs["split_k"] == 1), *own)
     yield from (dict(config) for config in dict.fromkeys(found) if config is not None)
 
 
@@ -200,7 +212,7 @@ def _own(problem: Any) -> Iterator[dict[str, Value]]:
 def _of_product(config: Config, problem: Any) -> Config | None:
     """Return a config of the GEMM for plain products, or for gated ones, if there is one like it."""
     changed = gated.halved(config) if activation_of(problem) else config
-    return None if changed is None else uncut(changed)
+    return None if changed is None else without_gemm_knobs(changed)
 
 
 def build(family: str, arch: Arch, *more: Rule) -> Space:
@@ -218,7 +230,7 @@ def build(family: str, arch: Arch, *more: Rule) -> Space:
         choose_default=choose_default,
         launch=launch,
         compile_view=compile_view,
-        run_time_knobs=RUN_TIME_KNOBS - whole({}).keys(),
+        run_time_knobs=RUN_TIME_KNOBS - GEMM_ONLY_KNOBS.keys(),
         default_candidates=default_candidates,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.families.grouped_gemm.as_gemm import as_gemm, uncut, whole
+from cutegen.families.grouped_gemm.batched_gemm import GEMM_ONLY_KNOBS, batched_gemm, without_gemm_knobs
 from cutegen.space import Config, Rule, Space, Value
 
 from ..gemm import sm90 as gemm
@@ -18,7 +18,7 @@ from ..gemm_blocks import sm90 as blocks
 from ..grouped_gemm import sm90 as grouped
 
 DOMAINS: dict[str, tuple[Value, ...]] = {
-    **{knob: domain for knob, domain in gemm.DOMAINS.items() if knob not in whole({})},
+    **{knob: domain for knob, domain in gemm.DOMAINS.items() if knob not in GEMM_ONLY_KNOBS},
     "tile_k": blocks.DOMAINS["tile_k"],
 }
 RULES = (
@@ -49,16 +49,14 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 def choose_default(space: Space, problem: Any) -> Config:
     """Return the GEMM's safe config for as many tiles, or one of large tiles where there are too many."""
-    config = uncut(gemm.choose_default(space, as_gemm(problem)))
-    if grouped.work_units_have_31_bits(config.pair("tile_shape_mn"), config.flag("swap_ab"), problem):
-        return config
-    return config.replace(tile_shape_mn=(128, 128), mma_warpgroups=2, swap_ab=False)
+    config = without_gemm_knobs(gemm.choose_default(space, batched_gemm(problem)))
+    return grouped.with_few_tiles(config, problem)
 
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield those of one such GEMM that leave k whole."""
-    found = (whole_k for whole_k in blocks.default_candidates(as_gemm(problem)) if whole_k["split_k"] == 1)
-    yield from (dict(uncut(knobs)) for knobs in found if not knobs.get("stream_k"))
+    found = (knobs for knobs in blocks.default_candidates(batched_gemm(problem)) if knobs["split_k"] == 1)
+    yield from (dict(without_gemm_knobs(knobs)) for knobs in found if not knobs.get("stream_k"))
 
 
 def build_space(arch: Arch) -> Space:
@@ -72,6 +70,6 @@ def build_space(arch: Arch) -> Space:
         choose_default=choose_default,
         launch=grouped.launch,
         compile_view=compile_view,
-        run_time_knobs=RUN_TIME_KNOBS - whole({}).keys(),
+        run_time_knobs=RUN_TIME_KNOBS - GEMM_ONLY_KNOBS.keys(),
         default_candidates=default_candidates,
     )

@@ -29,10 +29,10 @@ from cutegen.families.declared.arguments import (
     update,
     write,
 )
-from cutegen.families.declared.check import DeclaredReference, rounding_error
 from cutegen.families.declared.drawing import with_gaps
 from cutegen.families.declared.family import DeclaredFamily
 from cutegen.families.declared.problem import DeclaredProblem, DeclaredSignature
+from cutegen.families.declared.reference import DeclaredReference, rounding_error
 
 __all__ = [
     "Declared",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
 from cutegen.errors import FamilyError, ProblemError, UsageError
 from cutegen.families.declared.arguments import NONE, Declared, dtype_of
-from cutegen.families.declared.check import DeclaredReference, default_tolerance
 from cutegen.families.declared.consistent import require_consistent
 from cutegen.families.declared.drawing import draw
 from cutegen.families.declared.problem import UNALIGNED, DeclaredProblem
+from cutegen.families.declared.reference import DeclaredReference, default_tolerance
 from cutegen.family import Argument, Baseline, Family, Inputs, Option, Repeat, Size, StandIn, Tensors
 
 if TYPE_CHECKING:

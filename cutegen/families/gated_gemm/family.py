@@ -25,7 +25,7 @@ from cutegen.families.declared import (
     write,
 )
 from cutegen.families.gated.family import ACTIVATIONS, LAYOUTS
-from cutegen.families.gated_gemm.as_gemm import as_gemm
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
 from cutegen.families.gemm.family import FEW_ROWS, GEMM
 from cutegen.families.gemm.knobs import KNOBS
@@ -160,12 +160,12 @@ class GatedGemm(DeclaredFamily):
                 f"k={problem.k} must be a multiple of {step}, for rows of x and w start at multiples of "
                 f"{TMA_ALIGN_BYTES} bytes; pad k to {-(-problem.k // step) * step}"
             )
-        as_gemm(problem)  # refuses sizes that a GEMM does not take
+        plain_gemm(problem)  # refuses sizes that a GEMM does not take
         return problem
 
     def tails(self, problem: DeclaredProblem) -> Sequence[DeclaredProblem]:
         """Return sizes that leave remainders for every tile."""
-        like = tail_problems(replace(as_gemm(problem), n=problem.n))
+        like = tail_problems(replace(plain_gemm(problem), n=problem.n))
         found = (problem.with_sizes(m=tail.m, n=tail.n, k=tail.k) for tail in like)
         return [tail for tail in found if tail.signature == problem.signature]
 
@@ -191,7 +191,7 @@ class GatedGemm(DeclaredFamily):
 
     def is_fitted(self, problem: DeclaredProblem, arch: Arch) -> bool:
         """Return whether a recorded sweep says how fast such products are."""
-        return GEMM.is_fitted(as_gemm(problem), arch)
+        return GEMM.is_fitted(plain_gemm(problem), arch)
 
     def files(self) -> Sequence[Path]:
         """Return what the GEMM's candidates depend on, for ours are chosen as they are."""

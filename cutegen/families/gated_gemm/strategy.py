@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from cutegen.arch import Arch
-from cutegen.families.gated_gemm.as_gemm import as_gemm
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
@@ -28,13 +28,13 @@ class GatedGemmStrategy(BorrowedStrategy):
     def of(cls, arch: Arch, algorithm: str = "") -> GatedGemmStrategy | None:
         """Return the strategy of an algorithm on ``arch``; None where the model's constants are unknown."""
         gemm = GEMM.strategy(arch, algorithm)
-        return None if gemm is None else cls(gemm, as_gemm)
+        return None if gemm is None else cls(gemm, plain_gemm)
 
     def default(self, space: Space, problem: Any, sm_count: int) -> Config:
         """Return the fastest predicted of the default candidates, of which weights apart have fewer."""
         if not isinstance(self._gemm, GemmStrategy):
             return super().default(space, problem, sm_count)
-        by_time = defaults_by_time(space, as_gemm(problem), sm_count)
+        by_time = defaults_by_time(space, plain_gemm(problem), sm_count)
         found = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
         if problem.m < _MANY_ROWS or len(found) < 2:
             return next(iter(found), None) or space.default(problem)

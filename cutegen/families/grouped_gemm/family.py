@@ -20,7 +20,8 @@ from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, integers, read, update
 from cutegen.families.gated_gemm.family import HALF_IS_GATES
 from cutegen.families.gemm.knobs import KNOBS
-from cutegen.families.grouped_gemm.as_gemm import ALL, activation_of, gemm_of, is_masked, mean_rows
+from cutegen.families.grouped_gemm.batched_gemm import activation_of, gemm_of
+from cutegen.families.grouped_gemm.group_rows import ALL, is_masked, mean_rows
 from cutegen.families.grouped_gemm.groups import (
     GroupedReference,
     KnownRanges,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.family import GATED_GEMM
-from cutegen.families.grouped_gemm.as_gemm import activation_of, gemm_of, has_factors, is_masked, mean_rows
+from cutegen.families.grouped_gemm.batched_gemm import activation_of, gemm_of, has_factors
+from cutegen.families.grouped_gemm.group_rows import is_masked, mean_rows
 from cutegen.family import Chunk, Inputs, Reference
 
 if TYPE_CHECKING:

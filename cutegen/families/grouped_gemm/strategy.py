@@ -14,14 +14,13 @@ from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy, Fixed
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
-from cutegen.families.grouped_gemm.as_gemm import (
+from cutegen.families.grouped_gemm.batched_gemm import (
     activation_of,
-    as_gemm,
-    mean_rows,
-    row_tiles,
-    uncut,
-    whole,
+    batched_gemm,
+    with_gemm_knobs,
+    without_gemm_knobs,
 )
+from cutegen.families.grouped_gemm.group_rows import mean_rows, row_tiles
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Space, Value
 
@@ -38,7 +37,7 @@ _MANY, _SHORT, _TALL, _ALONE = 128, 1.1, 1.05, 1.03
 
 def _slower(config: Config, problem: DeclaredProblem) -> float:
     """Return how much longer a kernel takes than the GEMM's model says, by what is known of groups."""
-    gemm, factor = as_gemm(problem), 1.0
+    gemm, factor = batched_gemm(problem), 1.0
     rows, swapped = mean_rows(problem), config.flag("swap_ab")
     tile, cluster = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
     if rows >= _MANY:
@@ -54,7 +53,7 @@ def _slower(config: Config, problem: DeclaredProblem) -> float:
 @lru_cache(maxsize=256)
 def _own_candidates(space: Space, asked: Space, problem: DeclaredProblem) -> tuple[Mapping[str, Value], ...]:
     """Return default candidates that the GEMM does not have."""
-    theirs = [uncut(knobs) for knobs in asked.default_candidates(as_gemm(problem))]
+    theirs = [without_gemm_knobs(knobs) for knobs in asked.default_candidates(batched_gemm(problem))]
     return tuple(knobs for knobs in space.default_candidates(problem) if Config(knobs) not in theirs)
 
 
@@ -65,7 +64,7 @@ class GroupedStrategy(BorrowedStrategy):
     def of(cls, arch: Arch) -> GroupedStrategy | None:
         """Return the strategy for ``arch``; None where the model's constants are not known."""
         gemm = GemmStrategy.of(arch)
-        return None if gemm is None else cls(gemm, as_gemm)
+        return None if gemm is None else cls(gemm, batched_gemm)
 
     def asked_space(self, space: Space, problem: DeclaredProblem) -> Space:
         """Return the space of the GEMM, or of gated products."""
@@ -73,11 +72,12 @@ class GroupedStrategy(BorrowedStrategy):
 
     def theirs(self, asked: Space, config: Mapping[str, Value]) -> Config:
         """Return a config with the knobs of a GEMM whose k is whole."""
-        return Config({knob: value for knob, value in whole(config).items() if knob in asked.domains})
+        known = with_gemm_knobs(config)
+        return Config({knob: value for knob, value in known.items() if knob in asked.domains})
 
     def ours(self, space: Space, problem: DeclaredProblem, configs: Iterable[Config]) -> list[Config]:
         """Return configs that leave k whole and are valid, each once."""
-        found = dict.fromkeys(uncut(config) for config in configs if config["split_k"] == 1)
+        found = dict.fromkeys(without_gemm_knobs(config) for config in configs if config["split_k"] == 1)
         return [config for config in found if space.is_valid(problem, config)]
 
     def rank(
@@ -122,7 +122,7 @@ class GroupedStrategy(BorrowedStrategy):
         """Yield the GEMM's default candidates that are ours, the fastest predicted first."""
         seen = set()
         for theirs in defaults_by_time(self.asked_space(space, problem), self._as_gemm(problem), sm_count):
-            config = uncut(theirs)
+            config = without_gemm_knobs(theirs)
             if theirs["split_k"] == 1 and config not in seen and space.is_valid(problem, config):
                 seen.add(config)
                 yield config

@@ -6,7 +6,7 @@ from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy
 from cutegen.families.gemm.problem import BLOCKS_FAMILY, MAX_SIZE, Problem
-from cutegen.families.grouped_gemm.as_gemm import as_gemm
+from cutegen.families.grouped_gemm.batched_gemm import batched_gemm
 from cutegen.families.grouped_gemm.strategy import GroupedStrategy
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Space
@@ -24,7 +24,7 @@ def side_by_side(problem: DeclaredProblem) -> Problem:
     Groups that have rows, that is. It has as many tiles, cut off alike along rows, and reads as much of b;
     there are no batches of such GEMMs.
     """
-    one = as_gemm(problem)
+    one = batched_gemm(problem)
     wide = min(one.n * one.batch, MAX_SIZE)
     return Problem(
         one.m,

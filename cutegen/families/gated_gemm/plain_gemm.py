@@ -1,4 +1,4 @@
-"""The plain product inside a gated one: what the GEMM's rules and performance model are asked about."""
+"""The plain GEMM inside a gated one: what the GEMM's rules and performance model are asked about."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from cutegen.families.gemm.problem import Epilogue, Problem
 
-__all__ = ["as_gemm"]
+__all__ = ["plain_gemm"]
 
 
 @lru_cache(maxsize=4096)
-def as_gemm(problem: Any) -> Problem:
-    """Return the product of x with all rows of w, which costs what the gated one does; a GEMM is its own.
+def plain_gemm(problem: Any) -> Problem:
+    """Return the GEMM of x with all rows of w, which costs what the gated one does; a GEMM is its own.
 
     Raises:
         ProblemError: A size is not one that a GEMM takes.
