@@ -26,6 +26,7 @@ from torch import library as registry  # noqa: E402
 import cutegen  # noqa: E402
 from cutegen.errors import OperandError  # noqa: E402
 from cutegen.torch_ops import cross_entropy as operator_module  # noqa: E402
+from cutegen.torch_ops import gemm as state  # noqa: E402
 
 N = 64
 HOPPER = find_space("cross_entropy", find_arch("sm_90a"))
@@ -142,6 +143,33 @@ def test_labels_need_not_start_at_16_bytes(gpu: FakeFamilies) -> None:
     got = cutegen.cross_entropy(x[1:], target[1:])
     assert torch.allclose(got.double(), wanted(x[1:], target[1:], 0, 0, "mean"), rtol=1e-5)
     assert not gpu.compiled[-1].signature.unaligned
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+def test_labels_that_are_no_columns_are_harmless_without_a_kernel(tmp_path: Path, smoothing: float) -> None:
+    """Of an index that is out of range torch ends the process' use of a GPU; what computes while the kernel
+    compiles must do with such labels what the kernel does: a loss of NaN, and a gradient without a target."""
+    x, _ = logits(4, N)
+    target, good = torch.tensor([5, N, -3, 7]), torch.tensor([True, False, False, True])
+    fake = FakeFamilies(tmp_path)
+    fake.gate.clear()
+    before = state._dispatcher
+    state.use(fake.dispatcher(build="background"))
+    try:
+        x.requires_grad_()
+        losses = cutegen.cross_entropy(x, target, label_smoothing=smoothing, reduction="none")
+        losses[good].sum().backward()
+        assert isinstance(losses, torch.Tensor) and not fake.calls
+        loss = cutegen.cross_entropy(x, target, label_smoothing=smoothing, reduction="none", return_lse=True)
+    finally:
+        state.use(before)
+        fake.gate.set()
+    want = torch.nn.functional.cross_entropy(
+        x.detach()[good].double(), target[good], label_smoothing=smoothing, reduction="none"
+    )
+    assert torch.equal(losses.isnan(), ~good) and torch.equal(loss[0].isnan(), ~good)
+    assert torch.allclose(losses[good].double(), want) and loss[1].isfinite().all()
+    assert x.grad is not None and x.grad.isfinite().all()
 
 
 def test_nothing_to_do_is_done(gpu: FakeFamilies) -> None:

@@ -39,15 +39,20 @@ def _reference(
     z_loss: float,
     smoothing: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return the outputs, and what their differences are made of."""
+    """Return the outputs, and what their differences are made of.
+
+    A label that is no column is no index either, which would end every later call on a GPU: the loss of its
+    row is NaN, and its gradient that of a target that is not there.
+    """
     import torch
 
     n, labels = x.shape[-1], target.long()
     s = label_smoothing if smoothing else 0.0
     counts = labels != ignore_index
+    is_column = (labels >= 0) & (labels < n)
     lse = x.logsumexp(-1)
-    at = torch.where(counts, labels, 0)[:, None]
-    logit = x.gather(-1, at)[:, 0]
+    at = torch.where(is_column, labels, 0)[:, None]
+    logit = torch.where(is_column | ~counts, x.gather(-1, at)[:, 0], torch.nan)
     mean, sizes = (x.mean(-1), x.abs().mean(-1)) if smoothing else (0.0 * lse, 0.0 * lse)
     steep = 1 + 2 * z_loss * lse
     loss = lse - (1 - s) * logit - s * mean + z_loss * lse.square()
@@ -58,7 +63,7 @@ def _reference(
         scale = torch.where(counts, row_scale, 0.0)[:, None]
         away = (lse[:, None] - x).clamp_max(1e4)
         even = (-away).exp() * steep[:, None]
-        hit = torch.zeros_like(x).scatter_(-1, at, 1 - s)
+        hit = torch.zeros_like(x).scatter_(-1, at, (1 - s) * is_column[:, None].to(x.dtype))
         found["grad"] = (even - s / n - hit) * scale
         errors = _POWERS + _ARGUMENT * (away.abs() + math.log(max(2, n)))
         found["grad terms"] = (even.abs() * errors + s / n + hit) * scale.abs() + 2.0**-100
