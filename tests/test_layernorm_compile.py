@@ -35,6 +35,14 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {**REGISTERS, "threads_per_row": 256, "cluster_n": 4, "prefetch_weight": True},
     ),
     ("sm_90a", "16384x8192 bf16", {"threads_per_row": 256, "prefetch_weight": False, "pdl": "late"}),
+    # A weight that comes late beside statistics, as in every step of training.
+    ("sm_90a", "8192x7168 bf16 stats", {}),
+    ("sm_90a", "8192x8192 fp32 stats", {}),
+    (
+        "sm_100a",
+        "64x7168 bf16 weight=fp32 bias=fp32 stats",
+        {**REGISTERS, "threads_per_row": 256, "prefetch_weight": False, "pdl": "off"},
+    ),
     ("sm_90a", "1x262143 bf16", {}),
     ("sm_90a", "2048x65536 bf16", {}),
     ("sm_90a", "64x100008 bf16 stats", {"pdl": "late"}),
