@@ -169,3 +169,22 @@ def test_a_library_that_others_may_have_written_is_refused(tmp_path: Path) -> No
     store.host_folder().chmod(0o777)
     with pytest.raises(StoreError, match="another user"):
         open_library(SOURCE, Store(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed", "empty"])
+def test_a_damaged_library_is_made_again(tmp_path: Path, damage: str) -> None:
+    """The system's loader would end the process in a signal, of each program that uses the cache folder."""
+    source = tmp_path / "small.c"
+    source.write_text('__attribute__((visibility("default"))) int answer(void) { return 42; }\n')
+    store = Store(tmp_path / "cache")
+    path = host_library._path(source, store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_library.ctypes, "PyDLL", lambda path: None)
+        build_library(source, store)
+    whole = path.read_bytes()
+    changed = whole[:200] + bytes(8) + whole[208:]
+    path.write_bytes({"cut short": whole[: len(whole) // 2], "changed": changed, "empty": b""}[damage])
+    assert open_library(source, store) is None
+    found = build_library(source, store)
+    assert found is not None and found["answer"]() == 42
+    assert path.read_bytes() == whole

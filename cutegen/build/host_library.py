@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import platform
 import shutil
@@ -24,6 +25,8 @@ _COMPILERS = ("gcc", "cc", "clang")
 #: Nothing that changes a result by a bit: no contraction, no fast mathematics.
 _FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
 _TIME_LIMIT_S = 60.0
+#: Comes behind the library in its file, before the SHA-256 of what is before it. Loaders do not read so far.
+_MARK = b"\ncutegen sha256 "
 
 
 def build_library(source: Path, store: Store) -> ctypes.PyDLL | None:
@@ -34,30 +37,39 @@ def build_library(source: Path, store: Store) -> ctypes.PyDLL | None:
     Raises:
         StoreError: Another user may have written what is in the store.
     """
+    found = open_library(source, store)
     path = _path(source, store)
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if not path.is_file() and compiler is not None and not store.shared:
+    if found is None and compiler is not None and not store.shared:
         try:
             with TemporaryFolder() as scratch:
                 made = scratch.path / path.name
                 command = [compiler, *_FLAGS, str(source), "-o", str(made), "-lm"]
                 subprocess.run(command, capture_output=True, check=True, timeout=_TIME_LIMIT_S)
                 make_private(path.parent)
-                publish(path, made.read_bytes(), "library")
+                library = made.read_bytes()
+                publish(path, library + _MARK + _digest(library), "library")
         except (OSError, StoreError, subprocess.SubprocessError) as error:
             _log.info("%s is not compiled, so Python does its work: %s", source.name, error)
-    return open_library(source, store)
+            return None
+        found = open_library(source, store)
+    return found
 
 
 def open_library(source: Path, store: Store) -> ctypes.PyDLL | None:
-    """Return the library of ``source`` if the store holds it. Calls of it keep Python's lock.
+    """Return the library of ``source`` if the store holds it whole. Calls of it keep Python's lock.
 
     Raises:
         StoreError: Another user may have written what is in the store.
     """
     path = _path(source, store)
     try:
-        return ctypes.PyDLL(str(path)) if path.is_file() else None
+        library, mark, said = path.read_bytes().rpartition(_MARK)
+        if not mark or said != _digest(library):  # the system's loader dies of a file that is cut short
+            raise OSError("it is damaged")
+        return ctypes.PyDLL(str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         _log.info("%s cannot be loaded, so Python does its work: %s", path, error)
         return None
@@ -66,5 +78,9 @@ def open_library(source: Path, store: Store) -> ctypes.PyDLL | None:
 def _path(source: Path, store: Store) -> Path:
     """Return where the library of ``source`` is in the store, for machines of this kind."""
     text = source.read_text(encoding="utf-8")
-    name = digest([text, *_FLAGS, platform.machine(), platform.system()], length=16)
+    name = digest([text, *_FLAGS, _MARK.decode(), platform.machine(), platform.system()], length=16)
     return store.host_folder() / f"{source.stem}-{name}.so"
+
+
+def _digest(library: bytes) -> bytes:
+    return hashlib.sha256(library).hexdigest().encode()
