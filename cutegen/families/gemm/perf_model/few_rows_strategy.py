@@ -140,12 +140,7 @@ class FewRowsStrategy:
 
         Where none is, the general algorithm is the default.
         """
-        found: dict[Config, tuple[_P, Config]] = {}
-        for kin in _few_rows_of(problem):
-            if not space.explain(kin, {}):
-                for config in _candidates(space, kin):
-                    found.setdefault(space.compile_view(config), (kin, config))
-        return tuple(found.values())
+        return _default_set(space, problem)
 
     def predictor(
         self, space: Space, problem: Problem, sm_count: int, configs: Sequence[Config] = ()
@@ -184,12 +179,24 @@ def _times(space: Space, problem: Problem, sm_count: int) -> _Times:
     return _Times(space, problem, sm_count)
 
 
+@lru_cache(maxsize=16)
+def _default_set(space: Space, problem: _P) -> tuple[tuple[_P, Config], ...]:
+    """Return the default candidates, remembered for the steps of a range."""
+    found: dict[Config, tuple[_P, Config]] = {}
+    for kin in _few_rows_of(problem):
+        if not space.explain(kin, {}):
+            for config in _candidates(space, kin):
+                found.setdefault(space.compile_view(config), (kin, config))
+    return tuple(found.values())
+
+
 def _few_rows_of(problem: _P) -> Iterator[_P]:
     """Yield problems of the signature of ``problem`` with few rows, where rows may be so few."""
-    others = problems_of_kind(problem, 1500)
+    kinds = problems_of_kind(problem, 1500)
+    by_others = {tuple(size for name, size in kin.sizes.items() if name != "m"): kin for kin in kinds}
     for m in range(1, _MOST_ROWS + 1):
         try:
-            yield from dict.fromkeys(kin.with_sizes(m=m) for kin in others)
+            yield from dict.fromkeys(kin.with_sizes(m=m) for kin in by_others.values())
         except ProblemError:
             continue
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -21,6 +21,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import OpenLibrary, Predictor, is_heavy
 from cutegen.space import Config, Space, Value, as_pair
+from cutegen.space.checks import Checks
 
 __all__ = ["GemmStrategy", "defaults_by_time"]
 
@@ -48,6 +49,8 @@ _STEADY: Mapping[str, tuple[Value, ...]] = {
     "split_k": (1,),
 }
 _STEADY_SLACK = 1.1
+#: Rules that are to be asked of each problem.
+_Left = Sequence[Callable[..., bool]]
 
 
 def defaults_by_time(space: Space, problem: Problem, sm_count: int) -> Iterator[Config]:
@@ -59,6 +62,36 @@ def defaults_by_time(space: Space, problem: Problem, sm_count: int) -> Iterator[
     valid = (config for config in default_kernels(space, problem) if not space.explain(problem, config))
     found = sorted((ranker.finish(config) for config in valid), key=lambda candidate: candidate.time_us)
     yield from (candidate.config for candidate in found)
+
+
+@lru_cache(maxsize=16)
+def _default_set(space: Space, problem: Problem) -> tuple[tuple[Problem, Config], ...]:
+    """Return the default candidates that are valid somewhere, and the space's default where none is.
+
+    Remembered, since a range asks for them at each step.
+    """
+    checks = Checks(space, problem)
+    kernels: list[tuple[Config, Config, _Left]] | None = None
+    found: dict[Config, tuple[Problem, Config]] = {}
+    for kin in problems_of_kind(problem, 1500):
+        if space.explain(kin, {}):
+            continue
+        if kernels is None:
+            asked = [(config, checks.left(config)) for config in default_kernels(space, kin)]
+            kernels = [
+                (config, space.compile_view(config), left) for config, left in asked if left is not None
+            ]
+        new = [(view, config) for config, view, left in kernels if view not in found and _hold(left, kin)]
+        if not new and not any(_hold(left, kin) for _, view, left in kernels if view in found):
+            safe = space.default(kin)
+            new = [(space.compile_view(safe), safe)]
+        for view, config in new:
+            found.setdefault(view, (kin, config))
+    return tuple(found.values())
+
+
+def _hold(rules: _Left, problem: Problem) -> bool:
+    return all(holds(problem=problem) for holds in rules)
 
 
 def _keeps_to(config: Config, fixed: Mapping[str, Sequence[Value]] | None) -> bool:
@@ -208,19 +241,7 @@ class GemmStrategy:
 
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
         """Return the space's default candidates, and its own default where none of them is valid."""
-        found: dict[Config, tuple[Problem, Config]] = {}
-        views: dict[Config, Config] = {}
-        for kin in problems_of_kind(problem, 1500):
-            if space.explain(kin, {}):
-                continue
-            views = views or {config: space.compile_view(config) for config in default_kernels(space, kin)}
-            known = [config for config, view in views.items() if view in found]
-            valid = [c for c, view in views.items() if view not in found and not space.explain(kin, c)]
-            if not valid and all(space.explain(kin, c) for c in known):
-                valid = [space.default(kin)]
-            for config in valid:
-                found.setdefault(space.compile_view(config), (kin, config))
-        return tuple(found.values())
+        return _default_set(space, problem)
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile along m or n; swapped kernels have them the other way round."""
