@@ -77,7 +77,7 @@ class GroupedFamily(DeclaredFamily):
         self, problem: DeclaredProblem, config: Config, derived: Mapping[str, Value], arch: Arch
     ) -> Mapping[str, Any]:
         """Return the signature of the GEMM whose template this one's extends."""
-        return {"as_gemm": gemm_of(problem, int(problem.m), 2).signature}
+        return {"gemm": gemm_of(problem, int(problem.m), 2).signature}
 
     def reference(self, problem: DeclaredProblem, inputs: Inputs) -> GroupedReference:  # type: ignore[override]
         """Return the product of each group in fp64, with the error bound of a GEMM."""
