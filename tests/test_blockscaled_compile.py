@@ -145,7 +145,7 @@ def test_without_a_gpu_candidates_are_compiled_and_listed(
     ]
     assert main([*line, "--candidates", "2", "--cache-dir", str(tmp_path)]) == 0
     found = " ".join(capsys.readouterr().out.split())
-    assert "nvfp4 kk on sm_103a, nothing measured: no performance model for this target" in found
+    assert "nvfp4 kk on sm_103a, nothing measured: there is no performance model" in found
     assert "(2 candidates, " in found and "regs" in found
 
 

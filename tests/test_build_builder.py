@@ -139,7 +139,7 @@ def test_an_abort_names_the_signal_and_the_line(built) -> None:  # type: ignore[
 
 def test_an_exception_becomes_one_plain_line_and_a_log(built) -> None:  # type: ignore[no-untyped-def]
     got = failure(built, "raise")
-    assert (got.outcome, got.message) == ("error", "ValueError: no such tile")
+    assert (got.outcome, got.message) == ("error", "ValueError: no such tile at line 1 of the source")
     assert "second line" in got.log and "\x1b" not in got.log
     assert str(built[0].folder("sm_90a", got.key) / "kernel.py") in got.log
     error = got.error()
@@ -161,7 +161,7 @@ def test_a_source_without_the_agreed_names_is_an_error(built) -> None:  # type: 
 
 
 def test_compilation_sees_no_torch_no_gpu_and_no_inherited_switches(built) -> None:  # type: ignore[no-untyped-def]
-    assert failure(built, "environment").message == "RuntimeError: as promised"
+    assert failure(built, "environment").message == "RuntimeError: as promised at line 6 of the source"
 
 
 def test_what_is_not_the_sources_fault_is_not_kept(built) -> None:  # type: ignore[no-untyped-def]
@@ -351,7 +351,7 @@ def test_a_daemon_that_dies_under_its_work_is_replaced(tmp_path: Path) -> None:
     )
     with Builder(Store(tmp_path / "cache")) as builder:
         [(_, result)] = builder.build([source(text)])
-    assert isinstance(result, Failure) and result.message == "ValueError: second life"
+    assert isinstance(result, Failure) and result.message.startswith("ValueError: second life at line 7")
 
 
 def test_a_daemon_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,22 @@ def test_its_space_is_listed_and_explained(folder: Path, capsys: pytest.CaptureF
     assert run(folder, "space", "scaled_add", "--lint") == 0
 
 
+def test_a_family_that_is_not_loaded_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["space", "scaled_added", "--arch", "sm_90a", "--shape", "64x4096"]) == 2
+    assert "--families DIR adds families of your own" in capsys.readouterr().err
+
+
+@pytest.mark.dsl
+def test_a_mistake_in_the_template_is_told_with_its_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = folder / "scaled_add" / "kernel.py.j2"
+    template.write_text(template.read_text().replace("make_rmem_tensor", "make_rmem_tensr"))
+    assert run(folder, "tune", "scaled_add", "--candidates", "2", "--quiet") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"no attribute 'make_rmem_tensr' at line \d+ of the source", out)
+
+
 def test_its_reference_finds_what_is_wrong(folder: Path) -> None:
     """Inputs, reference and tolerance agree with torch, and not with a kernel in which alpha is compiled."""
     torch = pytest.importorskip("torch")

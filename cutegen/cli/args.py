@@ -37,11 +37,10 @@ __all__ = [
 ]
 
 EXIT_CODES = """exit codes:
-  0    every shape has a winner (or: the question was answered)
-  1    some shape has no winner
+  0    success
   2    bad usage: an argument, a shape, a shapes file, a knob
   3    the environment: no GPU, no compiler, an unusable cache, table or database
-  130  interrupted; everything measured is kept and the same command continues
+  130  interrupted
 """
 
 
@@ -110,34 +109,35 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MxNxK",
-        help="sizes of the problem, as the family writes them; repeatable. tune takes a range for one size, "
-        "such as 1..8192x7168x2048",
+        help="sizes of a problem as in its problem line: MxNxK for a GEMM, ROWSxCOLUMNS for a norm; "
+        "repeatable. tune also takes a range for one size, such as 1..8192x7168x2048",
     )
     group.add_argument(
         "--shapes",
         type=file_path,
         metavar="FILE.toml",
-        help="[[shape]] tables: id, sizes and options",
+        help="file of problems: [[shape]] tables with id, sizes and options (docs/tuning.md)",
     )
     group.add_argument(
         "--dtype",
-        help=f"of the operands: {_values('dtype')}, or torch's names (default: the family's first; tf32, "
-        "mxfp8 and nvfp4 are for Blackwell)",
+        help=f"dtype of the operands: {_values('dtype')}, or PyTorch's names (default: the first of the "
+        "family; tf32, mxfp8 and nvfp4 are for Blackwell)",
     )
-    group.add_argument("--out-dtype", help="of the output of a GEMM (default: as --dtype where it can be)")
+    group.add_argument("--out-dtype", help="dtype of the output of a GEMM (default: --dtype if possible)")
     group.add_argument(
         "--layout",
-        help=f"contiguous axis of a GEMM's A, then of B: {_values('layout', 'gemm')} (default kk, torch's "
-        f"x @ w.T); where gates lie: {_values('layout', 'gated_gemm')} (default halves)",
+        help=f"GEMM: contiguous axis of A, then of B: {_values('layout', 'gemm')} (default kk, torch's "
+        f"x @ w.T). Gated families: how gate and up are stored: {_values('layout', 'gated_gemm')} "
+        "(default halves)",
     )
     group.add_argument(
         "--options",
         metavar="WORDS",
-        help="what else a problem may say, such as 'beta bias=n activation=relu any_order'",
+        help="further options of the problem, such as 'beta bias=n activation=relu any_order'",
     )
     add_kernel_arguments(group)
     parser.add_argument(
-        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+        "--arch", metavar="NAME", help=f"compile target: {', '.join(ARCHES)} (default: that of the local GPU)"
     )
 
 
@@ -157,13 +157,13 @@ def add_kernel_arguments(parser: argparse._ActionsContainer) -> None:
         "--families",
         type=file_path,
         metavar="DIR",
-        help="folder of further kernel families, each in a folder",
+        help="folder with further kernel families, one folder each (docs/new_family.md)",
     )
     parser.add_argument(
         "--kernel",
         type=file_path,
         metavar="FILE.py",
-        help="declaration of a kernel of yours (docs/own_kernel.md)",
+        help="declaration file of your own kernel (docs/own_kernel.md)",
     )
 
 
@@ -191,7 +191,11 @@ def load_given_families(args: argparse.Namespace, *, needed: bool = True) -> Non
                     f"{args.kernel} declares {declared}, not {args.family}; leave out {args.family}"
                 )
         if args.family is not None:
-            find_family(args.family)
+            try:
+                find_family(args.family)
+            except ResourceError as error:
+                hint = "; --families DIR adds families of your own" * (args.families is None)
+                raise UsageError(f"{error}{hint}") from error
         elif needed:
             raise UsageError(f"no FAMILY given; known: {', '.join(families())}; or --kernel FILE.py")
     except ResourceError as error:

@@ -26,18 +26,18 @@ __all__ = ["main"]
 
 _EXAMPLES = """examples:
   python -m cutegen.calibrate                           # 240 problems, some minutes
-  python -m cutegen.calibrate --budget 60               # end after a minute, and fit what there is
-  python -m cutegen.calibrate --out h100.json           # write a file, and use it nowhere yet
+  python -m cutegen.calibrate --budget 60               # start no problem after a minute, then fit
+  python -m cutegen.calibrate --out h100.json           # write a file, do not use it yet
   python -m cutegen.calibrate --use h100.json           # use a file that was made on such a GPU
 
-The file in the cache folder is what untuned GEMMs and predictions follow from on this GPU: on Hopper those
-in 16 bits. Delete it to go back to what the package ships.
+The result is calibrations/<gpu name>.json in the cache folder. Untuned GEMMs and predictions on this GPU then
+use it (on Hopper those in 16 bits). Delete the file to go back to the package's model.
 
 exit codes:
   0    the calibration is in use, or written
   2    bad usage
   3    the environment: no GPU, another GPU or driver, too few measurements, an unusable file or cache
-  130  interrupted; everything measured is kept and the same command continues
+  130  interrupted; everything measured is stored and the same command continues
 """
 
 
@@ -52,33 +52,39 @@ def main(
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.calibrate",
-        description="Fit the performance model of GEMMs to the GPU at hand.",
+        description="Fit the performance model of GEMMs to the local GPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--problems", type=positive_int, default=240, metavar="N", help="how many to measure (240)"
+        "--problems", type=positive_int, default=240, metavar="N", help="problems to measure (default 240)"
     )
     parser.add_argument(
-        "--kernels", type=positive_int, default=14, metavar="N", help="how many to time on each (14)"
+        "--kernels", type=positive_int, default=14, metavar="N", help="kernels to time on each (default 14)"
     )
     parser.add_argument(
-        "--budget", type=positive_float, metavar="SECONDS", help="begin no problem later (default: no limit)"
+        "--budget", type=positive_float, metavar="SECONDS", help="start no problem later (default: no limit)"
     )
-    parser.add_argument("--out", type=file_path, metavar="FILE", help="write here, not into the cache folder")
     parser.add_argument(
-        "--use", type=file_path, metavar="FILE", help="measure nothing: put this file into the cache folder"
+        "--out", type=file_path, metavar="FILE", help="write the calibration here, not into the cache folder"
     )
-    parser.add_argument("--again", action="store_true", help="measure anew what earlier runs did")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument(
+        "--use",
+        type=file_path,
+        metavar="FILE",
+        help="measure nothing; check this file and copy it into the cache folder",
+    )
+    parser.add_argument("--again", action="store_true", help="measure again what is already stored")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
     parser.add_argument(
         "--busy",
         choices=BUSY_MODES,
         default="wait",
-        help="while others use the GPU (wait, 10 minutes at most)",
+        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
+        "(default wait)",
     )
     parser.add_argument(
-        "--cache-dir", type=file_path, metavar="DIR", help="kernels, trials and the calibration in use"
+        "--cache-dir", type=file_path, metavar="DIR", help="cache folder: kernels, trials, calibration"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--quiet", action="store_true", help="show no progress")

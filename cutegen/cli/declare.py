@@ -20,7 +20,12 @@ _EPILOG = """examples:
   python -m cutegen.declare my_norm:RMSNorm                       # prints it
   python -m cutegen.declare my_norm:RMSNorm --folder src --out src/my_norm_kernel.py
 
-The entry's file is read, nothing is imported. What the draft cannot know is marked TODO: docs/own_kernel.md.
+The command reads the source of the kernel and imports nothing. What it cannot know is marked TODO in the
+draft. Then see docs/own_kernel.md.
+
+exit codes:
+  0    success
+  2    bad usage: no such module or name, the file exists
 """
 
 
@@ -33,17 +38,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.declare",
-        description="Write the first draft of a declaration of a kernel of yours.",
+        description="Write a first draft of the declaration file of your own kernel.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "entry", metavar="MODULE:NAME", help="a @cute.jit function, a @cute.kernel or a class"
+        "entry", metavar="MODULE:NAME", help="the kernel: a @cute.jit function, a @cute.kernel or a class"
     )
     parser.add_argument(
-        "--folder", type=file_path, default=Path(), metavar="DIR", help="where the module is (default: here)"
+        "--folder",
+        type=file_path,
+        default=Path(),
+        metavar="DIR",
+        help="folder of the module (default: the current one)",
     )
-    parser.add_argument("--out", type=file_path, metavar="FILE.py", help="a new file (default: print it)")
+    parser.add_argument(
+        "--out",
+        type=file_path,
+        metavar="FILE.py",
+        help="write the draft to this new file (default: print it)",
+    )
     return parser
 
 

@@ -26,14 +26,14 @@ __all__ = ["main"]
 
 _EXAMPLES = """examples:
   python -m cutegen.explain gemm --arch sm_90a --table TABLE.json --shape 63x7168x2048
-  python -m cutegen.explain gemm --shape 63x7168x2048           # on the GPU here, from the cache's table
+  python -m cutegen.explain gemm --shape 63x7168x2048           # local GPU, table of the cache folder
 
-Nothing is compiled or measured. A call is answered by the first of these that has a valid config:
-  exact    the table has this very problem
-  range    a range of sizes that was tuned as a whole holds it
-  bucket   an entry of the same kind whose sizes round up to the same powers of two
-  nearest  the closest entry, less than a factor of four away in each size
-  default  no entry serves: the default config, chosen by the performance model where there is one
+Nothing is compiled or measured. The first of these rules that finds a valid config serves the call:
+  exact    the table has an entry for this problem
+  range    the table has a range of sizes that contains it
+  bucket   the table has an entry of the same kind whose sizes round up to the same powers of two
+  nearest  the closest entry, with each size less than a factor of four away
+  default  the default config, selected by the performance model if there is one
 
 """
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.explain",
-        description="Say which config a library call would run for each problem, and why.",
+        description="Show which config a call would use for each problem, and why.",
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,17 +57,17 @@ def _parser() -> argparse.ArgumentParser:
         "--table",
         type=file_path,
         metavar="FILE",
-        help="dispatch table (default: that of the cache folder for the GPU here; none with --arch)",
+        help="dispatch table (default: the one in the cache folder for the local GPU; none with --arch)",
     )
     parser.add_argument(
         "--fallback",
         choices=FALLBACKS,
         default="",
-        help="where PyTorch's own call answers: torch (where the kernel is not sure to be faster), "
-        "expected (where a measurement, or else the model, says that PyTorch is), measured, "
-        f"or none (default: as the table says, else {DEFAULT_FALLBACK})",
+        help="which calls PyTorch computes: torch (where the kernel is not clearly faster), expected (where "
+        "PyTorch was measured or, untuned, is predicted to be faster), measured, or none "
+        f"(default: what the table says, else {DEFAULT_FALLBACK})",
     )
-    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="where the cache's tables are")
+    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="cache folder with the tables")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser
 

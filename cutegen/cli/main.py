@@ -15,13 +15,13 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "tune": ("cutegen.tune", "find the fastest kernel for each shape"),
-    "space": ("cutegen.space.__main__", "say which configs are valid, and why others are not"),
-    "explain": ("cutegen.explain", "say which config a call would run, and why"),
+    "space": ("cutegen.space.__main__", "show which configs are valid, and why others are not"),
+    "explain": ("cutegen.explain", "show which config a call would use, and why"),
     "warm": ("cutegen.warm", "compile kernels before the first calls that need them"),
-    "calibrate": ("cutegen.calibrate", "fit the performance model to the GPU at hand"),
+    "calibrate": ("cutegen.calibrate", "fit the performance model to the local GPU"),
     "shrink": ("cutegen.shrink", "reduce a family's space to the few configs that some shapes need"),
-    "declare": ("cutegen.declare", "write the first draft of a declaration of your kernel"),
-    "pin": ("cutegen.pin", "write winners as a folder that needs neither compiler nor cutegen"),
+    "declare": ("cutegen.declare", "write a first draft of the declaration file of your own kernel"),
+    "pin": ("cutegen.pin", "export winners into a folder that needs neither cutegen nor a compiler"),
 }
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _usage() -> str:
     lines = ["usage: cutegen COMMAND ...", "", "commands:"]
-    lines += [f"  {name:<9} {what}" for name, (_, what) in _COMMANDS.items()]
+    lines += [f"  {name:<10} {what}" for name, (_, what) in _COMMANDS.items()]
     return "\n".join(
         [*lines, "", "cutegen COMMAND --help shows its options; cutegen --version prints the version"]
     )

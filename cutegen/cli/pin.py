@@ -33,8 +33,9 @@ _EXAMPLES = """examples:
   python -m cutegen.pin --table TABLE.json --out deploy/ --range m=1..8192 --outside torch
   python -m cutegen.pin --recorded model.jsonl --m 1:8192 --out deploy/ --cpp
 
-then, with deploy/ on sys.path and only torch and tvm-ffi installed:
+To use the folder, put it on sys.path. Only torch and tvm-ffi must be installed:
   import pinned; c = pinned.gemm(a, b); y = pinned.call("rmsnorm", x=x, weight=w, eps=1e-6)
+More: docs/deploy.md.
 
 """
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.pin",
-        description="Write a dispatch table's winners into a folder that needs no cutegen and no compiler.",
+        description="Export the winners of a table into a folder that needs neither cutegen nor a compiler.",
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--table",
         type=file_path,
         metavar="FILE.json",
-        help="the dispatch table; by default, with --recorded, that of the cache folder for the GPU at hand",
+        help="dispatch table (with --recorded the default is the one in the cache folder for the local GPU)",
     )
     parser.add_argument(
         "--recorded",
@@ -64,45 +65,48 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="FILE.jsonl",
-        help="pin what cutegen.record saw called forward, answered by the table, and nothing else",
+        help="pin only the problems of forward calls in these recordings of cutegen.record, with the "
+        "configs that the table gives them",
     )
     parser.add_argument(
         "--m",
         metavar="FIRST:LAST",
         default="",
-        help="serve all of these m of every recorded problem that has one, such as 1:8192",
+        help="with --recorded: serve all of these m for every problem that has an m, such as 1:8192",
     )
     parser.add_argument(
         "--out",
         type=file_path,
         required=True,
         metavar="FOLDER",
-        help="new, empty, or pinned before and unchanged since",
+        help="folder to write: new, empty, or pinned before and unchanged",
     )
     parser.add_argument(
         "--problem",
         action="append",
         default=[],
         metavar="LINE",
-        help="a further problem, answered as a library call would be, or a range of them such as "
-        "'gemm 1..8192x7168x2048 bf16 kk'; repeatable",
+        help="also pin this problem, or range such as 'gemm 1..8192x7168x2048 bf16 kk', with the config that "
+        "a library call would use; repeatable",
     )
     parser.add_argument(
         "--range",
         action="append",
         default=[],
         metavar="SIZE=FIRST..LAST",
-        help="serve all of these sizes of every kind of problem in the table, such as m=1..8192; repeatable",
+        help="serve all of these sizes for every kind of problem in the table, such as m=1..8192; repeatable",
     )
     _add_torch_arguments(parser)
     parser.add_argument(
         "--cpp",
         action="store_true",
-        help="also build libcutegen_ops.so, the GEMMs as an operator for C++ programs and AOTInductor",
+        help="also build libcutegen_ops.so: the GEMMs as an operator for C++ programs and AOTInductor",
     )
     add_kernel_arguments(parser)
-    parser.add_argument("--cache-dir", type=file_path, metavar="FOLDER", help="where compiled kernels are")
-    parser.add_argument("--no-build", action="store_true", help="refuse kernels that are not compiled yet")
+    parser.add_argument(
+        "--cache-dir", type=file_path, metavar="FOLDER", help="cache folder with the compiled kernels"
+    )
+    parser.add_argument("--no-build", action="store_true", help="fail if a kernel is not compiled yet")
     return parser
 
 
@@ -112,14 +116,14 @@ def _add_torch_arguments(parser: Parser) -> None:
         "--outside",
         choices=OUTSIDE,
         default="none",
-        help="what answers a call that is not pinned: none refuses it (default), torch a plain product",
+        help="what computes a call that is not pinned: none (an error, default), or torch for a plain GEMM",
     )
     parser.add_argument(
         "--fallback",
         choices=PINNED_FALLBACKS,
         default="none",
-        help="what answers a plain product where torch was measured to be faster: none the kernel all the "
-        "same (default), measured torch",
+        help="what computes a plain GEMM where torch was measured to be faster: none (the kernel, default) "
+        "or measured (torch)",
     )
 
 

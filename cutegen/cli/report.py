@@ -94,7 +94,7 @@ def _folded(lines: Iterable[str], width: int | None) -> list[str]:
 
 def _headline(name: str, result: TuneResult) -> str:
     known = result.predicted_us is not None
-    unmeasured = "times are predicted" if known else "no performance model for this target, so no times"
+    unmeasured = "times are predicted" if known else "there is no performance model, so no times"
     where = result.device or f"{result.arch}, nothing measured: {unmeasured}"
     how = "from records" if result.reused else f"{result.candidates} candidates"
     how += f", {result.kernels} kernels" if result.kernels else ""

@@ -42,15 +42,15 @@ _EXAMPLES = """examples:
   python -m cutegen.shrink rope --shapes tools/shapes/rope.toml --arch sm_90a --results docs/results/rope.json
   python -m cutegen.shrink rope --shapes my.toml --out short_list.json
 
-Times come from --results, then from the trial database, then from the GPU. The list that stands beside a
-family's spaces leads every search of configs, and says which of them answers a shape that was measured, and
-sizes like it, where nothing was tuned.
+Times come from --results, then from the trial database, then from the GPU. As short_list.json beside a
+family's spaces the list is tried first in every search, and provides the default of untuned problems whose
+sizes are like those of a measured shape. GEMMs have a performance model instead. More: docs/tuning.md.
 
 exit codes:
   0    there is a list
   2    bad usage, or some shape was not measured
   3    the environment: no GPU and no --arch, no compiler, an unusable cache or database
-  130  interrupted; everything measured is kept and the same command continues
+  130  interrupted; everything measured is stored and the same command continues
 """
 
 
@@ -65,7 +65,7 @@ def main(
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.shrink",
-        description="Reduce a family's space to the few configs that are enough for some shapes.",
+        description="Reduce the space of a family to the few configs that its shapes need.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -77,30 +77,37 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="FILE.json",
-        help="results of tools/bench_family.py, the latest last",
+        help="results files of tools/bench_family.py; later ones override",
     )
     parser.add_argument(
         "--most",
         type=positive_int,
         default=MOST,
         metavar="N",
-        help=f"configs of the list at most, the default counted ({MOST})",
+        help=f"maximum length of the list, including the default (default {MOST})",
     )
     parser.add_argument(
-        "--kernels", type=positive_int, default=24, metavar="N", help="configs to time on each shape (24)"
+        "--kernels",
+        type=positive_int,
+        default=24,
+        metavar="N",
+        help="configs to time on each shape (default 24)",
     )
     parser.add_argument(
-        "--budget", type=positive_float, metavar="SECONDS", help="begin no shape later (default: no limit)"
+        "--budget", type=positive_float, metavar="SECONDS", help="start no shape later (default: no limit)"
     )
-    parser.add_argument("--out", type=file_path, metavar="FILE", help="put the list into this file")
-    parser.add_argument("--db", type=file_path, metavar="FILE", help="trial database (default: the cache's)")
-    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="kernels and trials")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument("--out", type=file_path, metavar="FILE", help="write the list to this file")
+    parser.add_argument(
+        "--db", type=file_path, metavar="FILE", help="database of trials (default: in the cache folder)"
+    )
+    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="cache folder: kernels, trials")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
     parser.add_argument(
         "--busy",
         choices=BUSY_MODES,
         default="wait",
-        help="while others use the GPU (wait, 10 minutes at most)",
+        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
+        "(default wait)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--quiet", action="store_true", help="show no progress")

@@ -31,10 +31,13 @@ from cutegen.space.census import MOST_COMPLETIONS, Census, blockers, take_census
 __all__ = ["main", "refuse"]
 
 _EXAMPLES = """examples:
-  python -m cutegen.space gemm --arch sm_90a --shape 4096x4096x4096
+  python -m cutegen.space gemm --arch sm_90a --shape 4096x4096x4096             # count, knobs, rules
   python -m cutegen.space gemm --arch sm_90a --shape 4096x4096x4096 --explain tile_shape_mn=256x256
   python -m cutegen.space gemm --arch sm_90a --shape 4096x4096x4096 --set tile_shape_mn=128x256 --list 10
   python -m cutegen.space gemm --arch sm_90a --lint
+  python -m cutegen.space --kernel my_norm_kernel.py --arch sm_90a --shape 4096x4096
+
+Nothing is compiled or measured. docs/knobs.md describes every knob.
 
 """
 
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.space",
-        description="Say which configs of a kernel family are valid for a problem, and why others are not.",
+        description="Show which configs of a kernel family are valid for a problem, and why others are not.",
         epilog=_EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,26 +62,26 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KNOB=V1,V2",
-        help="look only at these values; repeatable",
+        help="consider only these values of a knob; repeatable",
     )
     parser.add_argument(
         "--source",
         choices=SOURCES,
         default="cutegen",
-        help="provider of the kernels: cutegen, or NVIDIA's Operator API",
+        help="provider of the kernels: cutegen, or NVIDIA's Operator API (default cutegen)",
     )
     parser.add_argument(
         "--algorithm",
         default="",
         metavar="NAME",
-        help="another algorithm of the family than its general one, such as few_rows of gemm",
+        help="a special algorithm of the family, such as few_rows of gemm (default: the general one)",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--explain",
         nargs="+",
         metavar="KNOB=VALUE",
-        help="say which rules a (partial) config breaks, with reasons",
+        help="show which rules a config breaks, and why; the config may be partial",
     )
     what.add_argument(
         "--list",
@@ -86,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         type=positive_int,
         const=20,
         metavar="N",
-        help="print N valid configs from all over the space (20)",
+        help="print N valid configs, spread over the space (default 20)",
     )
     what.add_argument("--lint", action="store_true", help="report knob values that no valid config uses")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")

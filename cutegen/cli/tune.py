@@ -11,7 +11,6 @@ from cutegen import __version__
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
 from cutegen.cli.args import (
-    EXIT_CODES,
     Parser,
     add_family_argument,
     add_problem_arguments,
@@ -48,22 +47,30 @@ __all__ = ["main"]
 
 _EXAMPLES = """examples:
   python -m cutegen.tune gemm --shape 4096x4096x4096 --shape 64x7168x2048 --dtype bf16
-  python -m cutegen.tune gemm --shape 1..8192x7168x2048                  # every m at once
+  python -m cutegen.tune gemm --arch sm_90a --shape 4096x4096x4096       # no GPU: compile and predict
+  python -m cutegen.tune gemm --shape 1..8192x7168x2048                  # every m from 1 to 8192
   python -m cutegen.tune gemm --shapes shapes.toml --budget 600 --table mine.json
   python -m cutegen.tune gemm --shape 8192x8192x8192 --objective energy --table green.json
   python -m cutegen.tune gemm --shape 4096x4096x4096 --set cluster_shape_mn=2x1,1x2
   python -m cutegen.tune gemm --shape 4096x4096x4096 --sources cutegen,operators
-  python -m cutegen.tune --recorded model.jsonl --budget 600
+  python -m cutegen.tune --recorded model.jsonl --budget 600             # what a program called
+  python -m cutegen.tune --kernel my_norm_kernel.py --shape 4096x4096    # your own kernel
 
-Candidates are compiled while others are checked against an fp64 reference on the GPU; the correct ones are
-timed in turn with the baseline, such as torch.mm. Every result is kept: the same command continues an
-interrupted run, or answers from the records. With --arch nothing is measured: candidates are compiled and
-inspected, and times are the model's predictions.
+Every candidate is compiled and checked against an fp64 reference on the GPU. The correct ones are timed in
+rounds with the baseline, such as torch.mm. Every result is stored: the same command continues an interrupted
+run, or answers from the stored trials. With --arch nothing is measured: candidates are compiled and
+inspected, and times are predictions of the performance model. More: docs/tuning.md.
 
-Carry candidates from a machine that compiles to one that measures:
-  1. here:  python -m cutegen.tune gemm --arch sm_90a --shapes shapes.toml --export candidates.tar
-  2. there: python -m cutegen.tune gemm --import candidates.tar        # no compiler, no --shapes needed
+To compile on one machine and measure on another:
+  1. python -m cutegen.tune gemm --arch sm_90a --shapes shapes.toml --export candidates.tar
+  2. python -m cutegen.tune gemm --import candidates.tar       # needs no compiler and no --shapes
 
+exit codes:
+  0    every shape has a winner
+  1    some shape has no winner
+  2    bad usage: an argument, a shape, a shapes file, a knob
+  3    the environment: no GPU, no compiler, an unusable cache, table or database
+  130  interrupted; everything measured is stored and the same command continues
 """
 
 
@@ -76,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m cutegen.tune",
-        description="Find the fastest kernel for each shape: search, compile, check, measure, choose.",
-        epilog=_EXAMPLES + EXIT_CODES,
+        description="Find the fastest correct kernel for each problem, and write it to the dispatch table.",
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_family_argument(parser, "--kernel or --recorded")
@@ -88,15 +95,17 @@ def _parser() -> argparse.ArgumentParser:
         action="extend",
         nargs="+",
         metavar="FILE",
-        help="recordings of cutegen.record, those of ranks beside them included: their problems, those of "
-        "most calls times predicted time first",
+        help="tune the problems of these recordings of cutegen.record, files of other ranks beside them "
+        "included; problems with the most predicted time come first",
     )
     _add_effort(parser)
     _add_measuring(parser)
     _add_files(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--wide", action="store_true", help="show all columns and the names of all knobs")
+    parser.add_argument(
+        "--wide", action="store_true", help="show all columns, and all knobs with their names"
+    )
     parser.add_argument("--legend", action=_Legend, help="explain the columns of the tables and exit")
     return parser
 
@@ -118,41 +127,47 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         "--effort",
         choices=EFFORTS,
         default="standard",
-        help="quick tries the model's best few and decides in one set of rounds, exhaustive takes minutes "
-        "per shape (default standard)",
+        help="how much to try: quick takes seconds per shape, exhaustive takes minutes (default standard)",
     )
     group.add_argument(
-        "--budget", type=positive_float, metavar="SECONDS", help="for all shapes together (default: no limit)"
+        "--budget",
+        type=positive_float,
+        metavar="SECONDS",
+        help="time limit for all shapes together (default: none)",
     )
     group.add_argument(
         "--candidates",
         type=positive_int,
         metavar="N",
-        help="compile at most N kernels per shape beside the default config (default by effort: "
-        f"{', '.join(str(effort.kernels) for effort in EFFORTS.values())}); further values of run-time knobs "
-        "cost no compilation and come on top; a measured run of more than quick effort then refines: it "
-        f"compiles up to {2 * Effort().refine} more around the fastest, and again a quarter as many",
+        help="compile at most N kernels per shape besides the default config (default by effort: "
+        f"{', '.join(str(effort.kernels) for effort in EFFORTS.values())}). Further values of run-time knobs "
+        "cost no compilation and do not count. Refinement in measured runs (not of quick effort) then "
+        f"compiles up to {2 * Effort().refine} more around the fastest, and a quarter as many again",
     )
     group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KNOB=V1,V2",
-        help="try only these values, beside the default; repeatable",
+        help="try only these values of a knob, and the default config; repeatable",
     )
     group.add_argument(
         "--sources",
         type=_words,
         default=("cutegen",),
         metavar="S1,S2",
-        help=f"providers whose kernels to try, as many of each: {','.join(SOURCES)} (NVIDIA's, which need "
-        f"pip install '{EXTRA}'; default cutegen)",
+        help=f"providers of kernels: {','.join(SOURCES)} (NVIDIA's Operator API, which needs pip install "
+        f"'{EXTRA}'); each may try as many (default cutegen)",
     )
     group.add_argument(
-        "--seed", type=integer, default=0, help="of the order within measuring rounds (default 0)"
+        "--seed",
+        type=integer,
+        default=0,
+        metavar="N",
+        help="seed of the random order within rounds (default 0)",
     )
-    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
-    group.add_argument("--again", action="store_true", help="measure anew what the records already answer")
+    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
+    group.add_argument("--again", action="store_true", help="measure again what is already stored")
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
@@ -161,33 +176,31 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=OBJECTIVES,
         default="time",
-        help="what the finalists are chosen by: time per launch, energy per launch, or edp, their product "
-        "(default time); energy takes longer to measure",
+        help="what to minimize: time per launch, energy per launch, or edp, their product (default time). "
+        "Energy takes longer to measure",
     )
     group.add_argument(
         "--context",
         choices=CONTEXTS,
         default=DEFAULT_CONTEXT,
-        help="what runs before each launch that is timed: an element-wise kernel that writes the first "
-        "input, as in a model (behind), a kernel that touches no operand (alone), or the same kernel "
-        f"(back_to_back); its own time is taken off (default {DEFAULT_CONTEXT})",
+        help="what runs before each timed launch: an element-wise kernel that writes the first input, as in "
+        "a model (behind); a kernel that touches no operand (alone); or the same kernel (back_to_back). Its "
+        f"time is subtracted (default {DEFAULT_CONTEXT})",
     )
     group.add_argument(
         "--busy",
         choices=BUSY_MODES,
         default="wait",
-        help="while another process uses the GPU: wait for it (up to 10 minutes), warn and go on, or refuse "
+        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
         "(default wait)",
     )
-    group.add_argument(
-        "--allow-torch", action="store_true", help="allow torch.mm to win an entry of the table"
-    )
+    group.add_argument("--allow-torch", action="store_true", help="allow torch.mm to win a table entry")
     group.add_argument(
         "--fallback",
         choices=FALLBACKS,
-        help="what the table says of calls that PyTorch's own call answers: torch (where the kernel is "
-        "not sure to be faster), expected (where a measurement, or else the model, says that PyTorch is), "
-        "measured, or none (default: what it says already)",
+        help="write into the table which calls PyTorch computes: torch (where the kernel is not clearly "
+        "faster), expected (where PyTorch was measured or, untuned, is predicted to be faster), measured, or "
+        "none (default: keep what the table says)",
     )
 
 
@@ -201,28 +214,35 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--table",
         type=file_path,
         metavar="FILE",
-        help="dispatch table to write winners to (JSON; default: one per GPU name in the cache folder)",
+        help="write the winners to this dispatch table (JSON; default: tables/<gpu name>.json in the cache "
+        "folder)",
     )
-    group.add_argument("--db", type=file_path, metavar="FILE", help="database of all trials (SQLite)")
+    group.add_argument(
+        "--db",
+        type=file_path,
+        metavar="FILE",
+        help="database of trials (SQLite; default: in the cache folder)",
+    )
     group.add_argument(
         "--cache-dir",
         type=file_path,
         metavar="DIR",
-        help="compiled kernels, and table and database unless named (default: CUTEGEN_CACHE_DIR, else the "
-        "user's cache folder)",
+        help="cache folder: compiled kernels, tables, trials (default: CUTEGEN_CACHE_DIR, else "
+        "~/.cache/cutegen)",
     )
     group.add_argument(
         "--export",
         type=file_path,
         metavar="FILE.tar",
-        help="write the compiled candidates to a file, to be measured on another machine",
+        help="write the compiled candidates to a bundle, to be measured on another machine",
     )
     group.add_argument(
         "--import",
         type=file_path,
         metavar="FILE.tar",
         dest="bundle",
-        help="measure candidates that --export wrote; needs no compiler; import only what you trust",
+        help="measure the candidates of a bundle; needs no compiler. A bundle is executable code: import "
+        "only what you trust",
     )
 
 

@@ -35,23 +35,23 @@ from cutegen.tuning.progress import Progress
 __all__ = ["main"]
 
 _EXAMPLES = """examples:
-  python -m cutegen.warm gemm                                     # bf16, both operands contiguous along k
+  python -m cutegen.warm gemm                                                  # bf16, layout kk
   python -m cutegen.warm gemm --dtype bf16,fp16 --layout kk,kn --options '' --options 'bias=n act=silu'
   python -m cutegen.warm gemm --dtype e4m3 --options 'scale promote'           # cutegen.scaled_gemm
   python -m cutegen.warm gemm --arch sm_90a --cache-dir image/cache            # on a machine without a GPU
   python -m cutegen.warm gemm --table TABLE.json --shapes shapes.toml
-  python -m cutegen.warm rmsnorm --shape 1x4096 --shape 1x7168                 # columns are compiled in
+  python -m cutegen.warm rmsnorm --shape 1x4096 --shape 1x7168                 # row lengths are compiled in
 
-For each kind (dtype, layout, options) this compiles every kernel that a problem nobody tuned may need,
-whatever its sizes: calls then compile nothing. What the cache has is left alone, so the same command
-continues an interrupted run.
+For each kind of problem (dtype, layout, options) this compiles every kernel that an untuned problem may need,
+whatever its sizes. Calls then compile nothing. Kernels that the cache has are skipped, so the same command
+continues an interrupted run. More: docs/pytorch.md, "Warm-up".
 
 exit codes:
   0    everything is compiled
-  1    some kernel does not compile, or the budget was over
+  1    some kernel does not compile, or the budget was used up
   2    bad usage: an argument, a shape, a shapes file
   3    the environment: no GPU, no compiler, an unusable cache or table
-  130  interrupted; everything compiled is kept
+  130  interrupted; the same command continues
 """
 
 
@@ -71,16 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     add_family_argument(parser)
     _add_wanted(parser)
     parser.add_argument(
-        "--arch", metavar="NAME", help=f"target: {', '.join(ARCHES)} (default: the present GPU's)"
+        "--arch", metavar="NAME", help=f"compile target: {', '.join(ARCHES)} (default: that of the local GPU)"
     )
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
+    parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="time limit (default: none)")
     parser.add_argument(
-        "--budget", type=positive_float, metavar="SECONDS", help="compile no longer (default: no limit)"
+        "--launch", action="store_true", help="also load and launch each kernel once on the local GPU"
     )
-    parser.add_argument(
-        "--launch", action="store_true", help="then load and launch each kernel once on the present GPU"
-    )
-    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="where compiled kernels go")
+    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="cache folder")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser
@@ -88,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_wanted(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("kernels")
-    group.add_argument("--dtype", type=_words, default=(), metavar="D1,D2", help="default: the first")
+    group.add_argument(
+        "--dtype", type=_words, default=(), metavar="D1,D2", help="dtypes (default: the first of the family)"
+    )
     group.add_argument(
         "--layout", type=_words, default=(), metavar="L1,L2", help="layouts of a GEMM (default: kk)"
     )
@@ -97,20 +97,23 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="WORDS",
-        help="one kind of epilogue, such as 'bias=n act=silu', or '' for none; repeatable",
+        help="options of one kind of problem, such as 'bias=n act=silu', or '' for none; repeatable",
     )
     group.add_argument(
         "--shape",
         action="append",
         default=[],
         metavar="SIZES",
-        help="sizes of which some are compiled in, or whose table entries are wanted; repeatable",
+        help="sizes, for families that compile some in, or with --table; repeatable",
     )
     group.add_argument(
-        "--shapes", type=file_path, metavar="FILE.toml", help="[[shape]] tables: id, sizes and options"
+        "--shapes",
+        type=file_path,
+        metavar="FILE.toml",
+        help="file of problems: [[shape]] tables (docs/tuning.md)",
     )
     group.add_argument(
-        "--table", type=file_path, metavar="FILE", help="dispatch table, all of whose kernels are wanted"
+        "--table", type=file_path, metavar="FILE", help="compile all kernels of this dispatch table"
     )
     add_kernel_arguments(group)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections import Counter, deque
@@ -34,6 +35,8 @@ __all__ = ["ProblemRun"]
 _BESIDE = 6
 #: Finalists that are there since they were fastest in bursts, at most.
 _BURST_FINALISTS = 3
+#: Where an error is in the text of a kernel, which differs between configs.
+_LINE = re.compile(r" at line \d+ of the source(, in \S+)?")
 #: Seconds between looks at the compiler while nothing else is to do.
 _PATIENCE_S = 0.2
 
@@ -290,15 +293,15 @@ class ProblemRun:
     @property
     def failed(self) -> tuple[str, ...]:
         """Sentences on why candidates do not work: each reason once, with the first config that has it."""
-        reasons: dict[str, list[Config]] = {}
+        reasons: dict[str, list[Attempt]] = {}
         for attempt in self.attempts.values():
             if attempt.done and not attempt.ok and attempt.outcome not in ("invalid", "pruned"):
-                reasons.setdefault(attempt.error, []).append(attempt.config)
+                reasons.setdefault(_LINE.sub("", attempt.error), []).append(attempt)
         request = self.request
         return tuple(
-            f"{space_of(first, request.problem.family, request.arch).short(first, names=True)}"
-            f"{f' and {len(others)} more' if others else ''}: {reason}"
-            for reason, (first, *others) in reasons.items()
+            f"{space_of(first.config, request.problem.family, request.arch).short(first.config, names=True)}"
+            f"{f' and {len(others)} more' if others else ''}: {first.error}"
+            for first, *others in reasons.values()
         )
 
     def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
