@@ -77,7 +77,7 @@ def _quick_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         _NAMED.update((config.digest, config) for config in found)
         return found
 
-    monkeypatch.setattr("cutegen.tuning.range_run.rank_all", proposals)
+    monkeypatch.setattr("cutegen.tuning.range_proposals.rank_all", proposals)
     monkeypatch.setattr("cutegen.tuning.range_run.contenders", contenders)
 
 
@@ -538,7 +538,7 @@ def test_kernels_that_the_model_is_wrong_about_do_not_crowd_out_better_ones(
     def flood(problems: Sequence[AnyProblem], *_: Any, **__: Any) -> Any:
         return {each: [c for c in others if not space.explain(each, c)] for each in problems}
 
-    monkeypatch.setattr("cutegen.tuning.range_run.rank_all", flood)
+    monkeypatch.setattr("cutegen.tuning.range_proposals.rank_all", flood)
     monkeypatch.setattr("cutegen.search.range_predict.predictor", boasting)
     effort = RangeEffort(ranked=12, sizes=14, doubtful=8, random=2)
     rig = Rig(tmp_path, "gemm 65..512x5632x3072 bf16 kk", range_effort=effort)

@@ -1,26 +1,23 @@
-"""The dispatch table: which config won each problem and on what evidence, as JSON that people can read."""
+"""The dispatch table: the winner of each problem and its evidence, as a JSON file that people can read."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from math import log2
 from pathlib import Path
-from typing import Any
 
 from cutegen.digest import Json, digest
-from cutegen.errors import ConfigError, CutegenError, ProblemError, StoreError, TableError, UsageError
+from cutegen.errors import CutegenError, StoreError, TableError, UsageError
 from cutegen.families.ranges import overlapping, parse_range
-from cutegen.families.registry import find_family, parse_problem
+from cutegen.families.registry import parse_problem
 from cutegen.family import Problem
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.lookup import Estimate, Index, Legal, Lookup, order_of
 from cutegen.records.range_entry import RangeEntry
-from cutegen.space import Config
 from cutegen.system.documents import read_json
 from cutegen.system.publish import publish, real_path
 from cutegen.text import shown
@@ -29,18 +26,12 @@ __all__ = [
     "ANY",
     "FALLBACKS",
     "Entry",
-    "Estimate",
     "Fingerprint",
-    "Legal",
-    "Lookup",
     "RangeEntry",
     "Table",
     "require_fallback",
 ]
 
-#: How far a neighbour's sizes may be, as a factor on each axis. Source: judgement; waves, and with them
-#: the best tile, repeat within a few doublings but not beyond.
-REACH = 4.0
 _SCHEMA = 2
 #: A table without ranges and fallback is written as version 0.1 wrote it, and read by it.
 _SCHEMA_OF_ENTRIES = 1
@@ -48,30 +39,6 @@ _SCHEMA_OF_ENTRIES = 1
 #: Where PyTorch's own call answers instead of a kernel: wherever the kernel is not sure to be faster; where a
 #: measurement or, of what nobody measured, the model says that PyTorch is; where a measurement does; nowhere.
 FALLBACKS = ("torch", "expected", "measured", "none")
-
-#: Whether a config may be used for the problem that is looked up; it may raise ConfigError for "no".
-Legal = Callable[[Config], bool]
-#: Predicted microseconds of a config on that problem.
-Estimate = Callable[[Config], float]
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """What a table says about a problem.
-
-    Attributes:
-        entry: The entry that answers; None means use the default config. For a range, what it says of this
-            problem.
-        how: ``exact``; ``range``; ``bucket`` (same sizes rounded up to powers of two); ``nearest`` (a
-            measured neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
-        skipped: Why closer entries could not answer, for people.
-        within: The range that answers.
-    """
-
-    entry: Entry | None
-    how: str
-    skipped: tuple[str, ...] = ()
-    within: RangeEntry | None = None
 
 
 def require_fallback(name: str) -> str:
@@ -110,8 +77,8 @@ class Table:
         self.fingerprint = fingerprint
         self.fallback = require_fallback(fallback)
         by_problem = {entry.problem: entry for entry in entries}
-        self._entries = {p: by_problem[p] for p in sorted(by_problem, key=_order)}
-        self._ranges = tuple(sorted(_latest(ranges), key=lambda each: _order(each.range.low)))
+        self._entries = {p: by_problem[p] for p in sorted(by_problem, key=order_of)}
+        self._ranges = tuple(sorted(_latest(ranges), key=lambda each: order_of(each.range.low)))
 
     @property
     def entries(self) -> Mapping[Problem, Entry]:
@@ -158,77 +125,19 @@ class Table:
         """Return the entry to use for ``problem`` and how it was found.
 
         Tried in turn: the problem itself; a range that holds it; an entry of the same signature in the same
-        power-of-two bucket;
-        the nearest entry of its kin (as the family says) whose sizes differ by less than a
-        factor of four each. An entry whose config is not valid for ``problem`` is passed over.
+        power-of-two bucket; the nearest entry of its kin (as the family says) whose sizes differ by less than
+        a factor of four each. An entry whose config is not valid for ``problem`` is passed over.
 
         Args:
             problem: What is to be computed.
             legal: Whether a config is valid for ``problem``, by its space's rules.
             estimate: If given, the neighbour with the fastest predicted config answers, not the closest.
         """
-        skipped: list[str] = []
-        exact = self._entries.get(problem)
-        if exact is not None and _usable(exact, problem, legal, skipped):
-            return Lookup(exact, "exact", tuple(skipped))
-        for within in self._holding(problem):
-            if _usable(entry := within.entry(problem), problem, legal, skipped):
-                return Lookup(entry, "range", tuple(skipped), within)
-        bucket = self._buckets.get((problem.signature, _bucket(problem)), ())
-        near = [e for e in bucket if e is not exact and _usable(e, problem, legal, skipped)]
-        if near:
-            return Lookup(_closest(near, problem, estimate), "bucket", tuple(skipped))
-        family = find_family(problem.family)
-        kin = self._kin.get((problem.family, family.kin(problem)), ())
-        near = [e for e in kin if e not in bucket and _within_reach(e.problem, problem)]
-        near = [e for e in near if _usable(e, problem, legal, skipped)]
-        same = [e for e in near if e.problem.signature == problem.signature]
-        plain = [e for e in near if family.is_plain(e.problem)]
-        plain_here = [e for e in plain if _bucket(e.problem) == _bucket(problem)]
-        for choice in (plain_here, same, plain, near):
-            if choice:
-                return Lookup(_closest(choice, problem, estimate), "nearest", tuple(skipped))
-        return Lookup(None, "default", tuple(skipped))
-
-    def _holding(self, problem: Problem) -> Iterator[RangeEntry]:
-        """Yield the ranges that hold ``problem``, each found by the first problem of its kind."""
-        for size, first in self._beginnings.get(problem.family, ()):
-            if problem.sizes.get(size, 0) < first:
-                continue
-            try:
-                low = problem.with_sizes(**{size: first})
-            except ProblemError:
-                continue
-            entry = self._by_low.get((size, low))
-            if entry is not None and problem in entry.range:
-                yield entry
+        return self._index.lookup(problem, legal, estimate)
 
     @cached_property
-    def _by_low(self) -> dict[tuple[str, Problem], RangeEntry]:
-        return {(entry.range.size, entry.range.low): entry for entry in self._ranges}
-
-    @cached_property
-    def _beginnings(self) -> dict[str, tuple[tuple[str, int], ...]]:
-        """The sizes that have ranges, with the values that these begin at, by family."""
-        found: dict[str, dict[tuple[str, int], None]] = {}
-        for each in (entry.range for entry in self._ranges):
-            found.setdefault(each.low.family, {})[each.size, each.first] = None
-        return {family: tuple(names) for family, names in found.items()}
-
-    @cached_property
-    def _buckets(self) -> dict[tuple[Hashable, tuple[int, ...]], list[Entry]]:
-        found: dict[tuple[Hashable, tuple[int, ...]], list[Entry]] = {}
-        for problem, entry in self._entries.items():
-            found.setdefault((problem.signature, _bucket(problem)), []).append(entry)
-        return found
-
-    @cached_property
-    def _kin(self) -> dict[tuple[str, Hashable], list[Entry]]:
-        found: dict[tuple[str, Hashable], list[Entry]] = {}
-        for problem, entry in self._entries.items():
-            kin = find_family(problem.family).kin(problem)
-            found.setdefault((problem.family, kin), []).append(entry)
-        return found
+    def _index(self) -> Index:
+        return Index(self._entries, self._ranges)
 
     @cached_property
     def digest(self) -> str:
@@ -371,55 +280,6 @@ def _latest(ranges: Iterable[RangeEntry]) -> list[RangeEntry]:
 
 def _unreadable(message: str) -> TableError:
     return TableError(f"{message}; repair it or tune again")
-
-
-def _order(problem: Problem) -> tuple[Any, ...]:
-    return problem.family, tuple(problem.sizes.values()), str(problem)
-
-
-def _bucket(problem: Problem) -> tuple[int, ...]:
-    """The exponents of the powers of two that the sizes round up to."""
-    return tuple((size - 1).bit_length() for size in problem.sizes.values())
-
-
-def _usable(entry: Entry, problem: Problem, legal: Legal, skipped: list[str]) -> bool:
-    if entry.source == "torch":
-        # Nothing of ours to check, but the library computes this kind of problem only.
-        return entry.problem.signature == problem.signature
-    assert entry.config is not None
-    reason = "it breaks a rule of its space"
-    try:
-        if legal(entry.config):
-            return True
-    except ConfigError as error:
-        reason = str(error)
-    skipped.append(f"the config of {entry.problem} is not valid for {problem}: {reason}")
-    return False
-
-
-def _logs(a: Problem, b: Problem) -> tuple[float, ...]:
-    return tuple(abs(log2(size / b.sizes[name])) for name, size in a.sizes.items())
-
-
-def _within_reach(a: Problem, b: Problem) -> bool:
-    return max(_logs(a, b)) < log2(REACH)
-
-
-def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | None) -> Entry:
-    """The entry nearest in sizes or, if predictions are to be had, the one with the fastest config."""
-
-    def distance(entry: Entry) -> tuple[float, tuple[Any, ...]]:
-        return sum(d * d for d in _logs(entry.problem, problem)), _order(entry.problem)
-
-    closest = min(entries, key=distance)
-    if estimate is None or closest.source != "cutegen":
-        return closest  # the model knows our kernels only
-    predicted = [
-        (estimate(entry.config), distance(entry), entry)
-        for entry in entries
-        if entry.source == "cutegen" and entry.config is not None
-    ]
-    return min(predicted, key=lambda item: item[:2])[2]
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from cutegen.family import Problem, Signature
 from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.lookup import Lookup
 from cutegen.records.range_entry import RangeEntry
-from cutegen.records.table import Lookup, Table, require_fallback
+from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.kernel_cache import Kernel, Kernels, frozen_error, not_in_capture
 from cutegen.runtime.tally import AWAITED, MISSED, TORCH

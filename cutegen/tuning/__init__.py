@@ -1,11 +1,12 @@
 """The loop: search, build, check, measure, record, choose; and :class:`AutoTuner` around it."""
 
-from cutegen.tuning.autotuner import AutoTuner, HistoryEntry
+from cutegen.tuning.autotuner import AutoTuner
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.range_request import RangeEffort, RangeRequest
 from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.request import EFFORTS, Effort, Request
 from cutegen.tuning.result import Row, TuneResult
+from cutegen.tuning.result_cache import HistoryEntry
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.sweep import Failed, Tuning
 

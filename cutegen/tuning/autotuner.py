@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, cast, overload
 
 from cutegen.arch import Arch, find_arch
@@ -31,37 +31,17 @@ from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.range_run import untuned_range
 from cutegen.tuning.request import Effort, Request, find_effort
 from cutegen.tuning.result import Row, TuneResult
+from cutegen.tuning.result_cache import HistoryEntry, ResultCache
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.sweep import Failed, Tuning
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AutoTuner", "HistoryEntry"]
+__all__ = ["AutoTuner"]
 
 #: How many kernels to compile, or the very configs to try.
 Candidates = int | Sequence[Config | Mapping[str, Value]]
-
-
-@dataclass(frozen=True)
-class HistoryEntry:
-    """One tuning that an :class:`AutoTuner` did.
-
-    Attributes:
-        problem: What was tuned.
-        candidates: How many candidates got an outcome.
-        best: The winning config.
-        objective: What it was chosen by.
-        time_us: Its measured microseconds; None where there is no GPU.
-        seconds: Wall-clock time of the tuning.
-    """
-
-    problem: Problem
-    candidates: int
-    best: Config
-    time_us: float | None
-    seconds: float
-    objective: str = "time"
 
 
 class AutoTuner:
@@ -154,10 +134,7 @@ class AutoTuner:
         self._context = require_context(context)
         self._observe = observe
         self._children: Children | None = None
-        self._cache: dict[tuple[Problem, str], TuneResult] = {}
-        self._history: list[HistoryEntry] = []
-        self._hits = 0
-        self._lookups = 0
+        self._results = ResultCache()
 
     def __enter__(self) -> Self:
         self._children = self.setting.children()
@@ -301,7 +278,7 @@ class AutoTuner:
             objective: What finalists are chosen by.
         """
         if candidates is None and not fixed:
-            known = self._lookup(problem, objective)
+            known = self._results.find(problem, objective or self._objective)
             if known is not None and not known.contended_by:
                 return known
         if autotune_disabled():
@@ -362,7 +339,7 @@ class AutoTuner:
                 tuning = Tuning(self.setting, children, trials, observe=self._observe, again=self._again)
                 for result in tuning.run_all(requests, budget_s, stakes):
                     if isinstance(result, TuneResult):
-                        self._remember(result)
+                        self._results.add(result)
                     yield result
         finally:
             if children is not self._children:
@@ -457,19 +434,6 @@ class AutoTuner:
 
     # -- memory
 
-    def _remember(self, result: TuneResult) -> None:
-        self._cache.pop((result.problem, result.objective), None)  # the newest is the last
-        self._cache[result.problem, result.objective] = result
-        r = result
-        entry = HistoryEntry(r.problem, r.candidates, r.config, r.time_us, r.seconds, r.objective)
-        self._history.append(entry)
-
-    def _lookup(self, problem: Problem, objective: str | None) -> TuneResult | None:
-        self._lookups += 1
-        known = self._cache.get((problem, objective or self._objective))
-        self._hits += known is not None
-        return known
-
     def get_cached(
         self,
         m: int,
@@ -485,33 +449,32 @@ class AutoTuner:
     ) -> TuneResult | None:
         """Return what this object found out about a problem, None if it did not tune it; never tunes."""
         problem = Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
-        return self._lookup(problem, objective)
+        return self._results.find(problem, objective or self._objective)
 
     @property
     def cache(self) -> Mapping[Problem, TuneResult]:
         """The results that this object remembers, by problem: the newest of those for several objectives."""
-        return MappingProxyType({problem: result for (problem, _), result in self._cache.items()})
+        return self._results.by_problem
 
     @property
     def cache_size(self) -> int:
         """How many results it remembers."""
-        return len(self._cache)
+        return len(self._results)
 
     @property
     def cache_hit_rate(self) -> float:
         """The share of lookups, by :meth:`tune` and :meth:`get_cached`, that were remembered; else 0."""
-        return self._hits / self._lookups if self._lookups else 0.0
+        return self._results.hit_rate
 
     @property
     def total_tunes(self) -> int:
         """How many tunings it did."""
-        return len(self._history)
+        return len(self._results.history)
 
     def clear_cache(self) -> None:
         """Forget all results and counts of lookups; the database, the table and the history stay."""
-        self._cache.clear()
-        self._hits = self._lookups = 0
+        self._results.clear()
 
     def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
         """Return every tuning of this object, oldest first."""
-        return tuple(self._history)
+        return self._results.history

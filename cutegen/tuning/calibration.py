@@ -17,10 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 from cutegen import __version__
-from cutegen.arch import Arch
-from cutegen.build.render import Source, recipe_of, render
 from cutegen.digest import Json, digest
-from cutegen.errors import CheckError, DeviceError, LaunchError, MeasureError, NoWinnerError
+from cutegen.errors import DeviceError, MeasureError
 from cutegen.families.gemm.perf_model.fitted import is_fitted, load_fit
 from cutegen.families.gemm.perf_model.fitting import MachineRefit, Measured, Refit, refit, refit_machine
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
@@ -28,7 +26,6 @@ from cutegen.families.gemm.perf_model.strategy import defaults_by_time
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.family import Problem as AnyProblem
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device
 from cutegen.measure.statistics import median
@@ -37,11 +34,11 @@ from cutegen.records.trials import TrialStore
 from cutegen.space import Config
 from cutegen.system.publish import publish
 from cutegen.tuning.backends import Children
-from cutegen.tuning.history import Ledger
-from cutegen.tuning.problem_run import ProblemRun
+from cutegen.tuning.problem_run import PROBLEM_FAILURES
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import Effort
+from cutegen.tuning.screening import Screening, SourceCache
 from cutegen.tuning.setting import Setting
 
 __all__ = ["FEWEST", "Calibrated", "CalibrationRun", "designed"]
@@ -56,8 +53,6 @@ _MOST_M, _STEP, _N, _K = 8192, 64, (512, 32768), (512, 16384)
 _ROWS_EACH = 3
 #: Of the kernels timed on a problem, so many are drawn from further behind the best predicted.
 _DRAWN, _DRAWN_OF = 3, 30
-#: What a problem may be given up for.
-_OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
 
 def designed(count: int) -> list[Problem]:
@@ -149,21 +144,19 @@ class CalibrationRun:
     ) -> None:
         if setting.device is None:
             raise DeviceError("a calibration measures the GPU at hand, and there is none")
-        self._setting, self._device = setting, setting.device
+        self._device = setting.device
         self._arch = setting.device.arch  # proposals must not follow from an earlier calibration
         self._problems = designed(problems)
         find_machine(self._arch)  # refuses a target without a model
         self._fitted = is_fitted(self._problems[0], self._arch)
-        self._children, self._trials = children, trials
+        self._children = children
         self._kernels = kernels
-        self._observe, self._again, self._clock = observe, again, clock
+        self._observe, self._clock = observe, clock
         self._space = find_space("gemm", self._arch)
-        self._sources: dict[str, Source] = {}
-        self._checked: set[Config] = set()
+        self._render = SourceCache()
         self._start = clock()
-        self._name = digest(
-            ["calibration", problems, kernels, self._device.key, time.time_ns() if again else 0]
-        )
+        run = digest(["calibration", problems, kernels, self._device.key, time.time_ns() if again else 0])
+        self._screening = Screening(setting, children, trials, run, render=self._render, forget=again)
 
     def run(self, budget_s: float | None = None) -> Calibrated:
         """Measure what is not known yet, and fit.
@@ -204,12 +197,6 @@ class CalibrationRun:
             self._render(problem, config, self._arch) for problem, configs in asked for config in configs
         )
 
-    def _render(self, problem: AnyProblem, config: Config, arch: Arch) -> Source:
-        recipe = recipe_of(problem, config, arch)
-        if recipe not in self._sources:
-            self._sources[recipe] = render(problem, config, arch)
-        return self._sources[recipe]
-
     def _measure(self, problem: Problem, configs: Sequence[Config]) -> Measured | None:
         """Time ``configs`` beside each other and ``torch.mm``; None if fewer than two of them work."""
         request = SizeRequest(
@@ -219,18 +206,10 @@ class CalibrationRun:
             effort=replace(Effort(), chunk=len(configs) + 1),
             context=BACK_TO_BACK,
         )
-        run = ProblemRun(
-            request,
-            self._children,
-            self._ledger(request),
-            self._setting.toolchain,
-            observe=ignore_progress,
-            render=self._render,
-            checked=self._checked,
-        )
+        run = self._screening.start(request)
         try:
             run.screen(configs)
-        except _OF_ONE_PROBLEM:
+        except PROBLEM_FAILURES:
             return None
         timed = {
             config: attempt.timing
@@ -242,17 +221,6 @@ class CalibrationRun:
             return None
         times = [timing.paired.mid for timing in timed.values()]
         return Measured(problem, list(timed), times, median(torch))
-
-    def _ledger(self, request: SizeRequest) -> Ledger:
-        return Ledger(
-            self._trials,
-            request.problem,
-            self._arch.name,
-            self._device,
-            self._name,
-            request.final_policy,
-            forget=self._again,
-        )
 
     def _conclude(self, found: Sequence[Measured]) -> Calibrated:
         sms = self._device.sm_count

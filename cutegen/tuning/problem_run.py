@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Toolchain, artifact_key
 from cutegen.build.render import Source, render
-from cutegen.errors import MeasureError, NoWinnerError
+from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError
 from cutegen.families.registry import find_family, space_of
 from cutegen.family import Problem
 from cutegen.measure import Candidate
@@ -29,7 +29,10 @@ from cutegen.tuning.proposals import Proposals
 from cutegen.tuning.request import Request
 from cutegen.tuning.same_kernels import SameKernels, unfit
 
-__all__ = ["ProblemRun"]
+__all__ = ["PROBLEM_FAILURES", "ProblemRun"]
+
+#: What may go wrong with one problem without touching the others, such as operands that do not fit the GPU.
+PROBLEM_FAILURES = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
 #: So many of the fastest run in a second set of rounds too, beside what is tried there.
 _BESIDE = 6

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
-from cutegen.arch import Arch
-from cutegen.build.render import Source, recipe_of, render
 from cutegen.digest import digest
-from cutegen.errors import CheckError, ConfigError, LaunchError, MeasureError, NoWinnerError, UsageError
+from cutegen.errors import ConfigError, UsageError
 from cutegen.families.registry import find_space
 from cutegen.family import Problem
 from cutegen.records.trials import TrialStore
 from cutegen.search.strategies import rank
 from cutegen.space import Config
-from cutegen.tuning.backends import Children
-from cutegen.tuning.history import FAILED, Ledger
-from cutegen.tuning.problem_run import ProblemRun
+from cutegen.tuning.history import FAILED
+from cutegen.tuning.problem_run import PROBLEM_FAILURES
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.request import EFFORTS, Request
+from cutegen.tuning.screening import Screening, SourceCache
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.shrinking import Times, relative
 
 __all__ = ["ShrinkRun"]
 
-#: What a problem may be given up for.
-_OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
+#: Problems whose kernels the compiler has at a time: the one that is measured and the next ones.
+_SUBMITTED_AHEAD = 3
 
 
 class ShrinkRun:
@@ -53,13 +52,12 @@ class ShrinkRun:
     ) -> None:
         self._setting, self._trials, self._results = setting, trials, results
         self._kernels, self._observe, self._clock = kernels, observe, clock
-        self._sources: dict[str, Source] = {}
-        self._checked: set[Config] = set()
+        self._render = SourceCache()
         self._start = clock()
         self._used: set[str] = set()
         self._failed: set[tuple[Problem, Config]] = set()
         self._gpus: set[str] = set()
-        self._name = digest(["shrink", time.time_ns()], length=16)
+        self._run_name = digest(["shrink", time.time_ns()], length=16)
 
     @property
     def recorded(self) -> int:
@@ -86,17 +84,8 @@ class ShrinkRun:
         missing = {p: self._missing(p, found[p]) for p in problems} if self._setting.device else {}
         missing = {problem: configs for problem, configs in missing.items() if configs}
         if missing:
-            with self._setting.children() as children:
-                for at, (problem, configs) in enumerate(missing.items()):
-                    if budget_s is None or self._clock() - self._start < budget_s:
-                        children.submit(
-                            self._render(p, c, self._setting.arch)
-                            for p, some in list(missing.items())[at : at + 3]
-                            for c in some
-                        )
-                        self._tell(problem, at, len(missing))
-                        self._measure(children, problem, configs)
-                        found[problem] = self.known(problem)
+            self._measure_all(missing, budget_s)
+            found |= {problem: self.known(problem) for problem in missing}
         return self._complete(found)
 
     def _missing(self, problem: Problem, known: Times) -> list[Config]:
@@ -108,26 +97,23 @@ class ShrinkRun:
         new = [config for config in asked if config not in done]
         return [default, *new] if new or default not in timed else []
 
-    def _measure(self, children: Children, problem: Problem, configs: Sequence[Config]) -> None:
-        setting, trials = self._setting, self._trials
-        assert trials is not None and setting.device is not None
-        request = Request(problem, setting.arch, setting.sm_count, effort=EFFORTS["quick"])
-        ledger = Ledger(
-            trials, problem, setting.arch.name, setting.device, self._name, request.final_policy, forget=True
-        )
-        run = ProblemRun(
-            request,
-            children,
-            ledger,
-            setting.toolchain,
-            observe=ignore_progress,
-            render=self._render,
-            checked=self._checked,
-        )
-        try:
-            run.screen(configs)
-        except _OF_ONE_PROBLEM:
-            return  # it has no times, which whoever asked is told
+    def _measure_all(self, missing: Mapping[Problem, Sequence[Config]], budget_s: float | None) -> None:
+        """Measure problem after problem while the kernels of the next two are compiled."""
+        setting, queue = self._setting, list(missing.items())
+        assert self._trials is not None
+        with setting.children() as children:
+            screening = Screening(
+                setting, children, self._trials, self._run_name, render=self._render, forget=True
+            )
+            for at, (problem, configs) in enumerate(queue):
+                if budget_s is not None and self._clock() - self._start >= budget_s:
+                    return
+                soon = queue[at : at + _SUBMITTED_AHEAD]
+                children.submit(self._render(p, c, setting.arch) for p, some in soon for c in some)
+                self._tell(problem, at, len(queue))
+                request = Request(problem, setting.arch, setting.sm_count, effort=EFFORTS["quick"])
+                with suppress(*PROBLEM_FAILURES):  # then it has no times, and _complete says so
+                    screening.start(request).screen(configs)
 
     def _complete(self, found: Mapping[Problem, Times]) -> dict[Problem, Times]:
         """Return ``found`` if every problem has times of all it could run, or of two configs at least."""
@@ -186,9 +172,3 @@ class ShrinkRun:
         except ConfigError:
             return False
         return self._render(problem, config, self._setting.arch).digest == source_digest
-
-    def _render(self, problem: Problem, config: Config, arch: Arch) -> Source:
-        recipe = recipe_of(problem, config, arch)
-        if recipe not in self._sources:
-            self._sources[recipe] = render(problem, config, arch)
-        return self._sources[recipe]

@@ -33,7 +33,7 @@ from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.lookahead import Lookahead
-from cutegen.tuning.problem_run import ProblemRun
+from cutegen.tuning.problem_run import PROBLEM_FAILURES, ProblemRun
 from cutegen.tuning.progress import Observer
 from cutegen.tuning.range_request import RangeRequest
 from cutegen.tuning.range_result import RangeResult
@@ -47,9 +47,6 @@ __all__ = ["Failed", "Tuning"]
 
 #: However little depends on a problem, it gets one part in so many of an equal share of the seconds.
 _LEAST = 4
-
-#: What may go wrong with one problem without touching the others.
-_OF_ONE_PROBLEM = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ class Tuning:
         )
         try:
             return run.run(budget_s)
-        except (*_OF_ONE_PROBLEM, ProblemError) as error:
+        except (*PROBLEM_FAILURES, ProblemError) as error:
             return Failed(request.range.low, error, self._clock() - begun, request.range)
 
     def _prepare_or_fail(self, request: Request, ahead: Lookahead) -> _Prepared | Failed:
@@ -196,15 +193,7 @@ class Tuning:
         run = request.run_name(setting.device, setting.toolchain.digest)
         if self._again:
             run = digest([run, time.time_ns()], length=16)
-        ledger = Ledger(
-            self._trials,
-            request.problem,
-            setting.arch.name,
-            setting.device,
-            run,
-            request.final_policy,
-            forget=self._again,
-        )
+        ledger = Ledger.of(self._trials, setting, request, run, forget=self._again)
         asked = "operators" in request.sources and not request.explicit
         offers = setting.offers(request.problem) if asked else Offers((), ())
         finished = self._finished(request, entry, ledger)
@@ -266,7 +255,7 @@ class Tuning:
         assert problem_run is not None
         try:
             result = self._result(problem_run, problem_run.run(budget_s))
-        except _OF_ONE_PROBLEM as error:
+        except PROBLEM_FAILURES as error:
             return Failed(prepared.request.problem, error, self._clock() - begun)
         return replace(
             result,

@@ -1,0 +1,207 @@
+"""Which configs compete over a range: those of the table, default candidates, the best of the whole space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+
+from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
+from cutegen.family import Problem
+from cutegen.measure.context import BACK_TO_BACK
+from cutegen.records.table import Table
+from cutegen.search.defaults import default_config
+from cutegen.search.parallel_rank import rank_all
+from cutegen.search.range_plan import Cell, first_sizes, shortlist
+from cutegen.search.range_predict import Predictions
+from cutegen.search.strategies import likely
+from cutegen.search.twins import alone
+from cutegen.space import Config
+from cutegen.tuning.range_request import RangeRequest
+
+__all__ = ["RangeProposals", "coarse_first"]
+
+#: Where a model proposes default candidates, the whole space is ranked at one in three sizes.
+_EVERY_THIRD = 3
+#: Default candidates are proposed as a search for so many kernels would: eight. They are this share of the
+#: kernels, since predictions are good enough to tell which of them is fast.
+_LIKELY_OF, _DEFAULTS = 24, 0.7
+#: A kernel that is proposed at a size is considered at this many sizes on either side of it.
+_NEARBY = 2
+
+#: Takes kernels to be compiled, each as a problem and a config of it, in order of urgency.
+Submit = Callable[[Iterable[tuple[Problem, Config]]], None]
+
+
+class RangeProposals:
+    """Chooses the kernels to compile for a range, and the sizes at which each config competes.
+
+    Args:
+        request: What is asked for.
+        cells: Of the range.
+        predict: Predicted times at every size.
+    """
+
+    def __init__(self, request: RangeRequest, cells: Sequence[Cell], predict: Predictions) -> None:
+        self._request = request
+        self._cells = cells
+        self._predict = predict
+        self._space = find_space(request.range.low.family, request.base.arch)
+
+    def incumbents(self, table: Table | None) -> dict[int, list[Config]]:
+        """Return cutegen's own configs that ``table`` names now, by size."""
+        whole = self._request.range
+        found: dict[int, list[Config]] = {}
+        if table is None:
+            return found
+        named = [(entry.problem, entry.config) for entry in table.entries.values() if entry.problem in whole]
+        for old in table.ranges:
+            if (old.range.size, old.range.kind) == (whole.size, whole.kind):
+                named += [
+                    (p, piece.config) for piece in old.pieces if (p := whole.at_most(piece.last)) is not None
+                ]
+        for problem, config in named:
+            own = config is not None and config.source == "cutegen"
+            if config is not None and own and is_legal(config, problem, self._request.base.arch):
+                found.setdefault(problem.sizes[whole.size], []).append(config)
+        return found
+
+    def choose(self, incumbents: Mapping[int, Sequence[Config]], submit: Submit) -> dict[Config, list[int]]:
+        """Return the configs that compete, each with the sizes at which it was proposed.
+
+        Default candidates are known at once, and many kernels are of these: they go to ``submit``, so that
+        the compiler works while the whole space is ranked.
+
+        Args:
+            incumbents: Configs that the table names now, by size.
+            submit: Asks the compiler for kernels.
+        """
+        request, effort, base = self._request, self._request.effort, self._request.base
+        sizes = first_sizes(self._cells, effort.ranked)
+        problems = {size: problem for size in sizes if (problem := request.range.at(size)) is not None}
+        named = [config for configs in incumbents.values() for config in configs]
+        self._predict.trust(named)
+        kernels = dict.fromkeys(islice(dict.fromkeys(map(self.kernel_of, named)), effort.kernels))
+
+        proposals = {size: self._likely(problem) for size, problem in problems.items()}
+        first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(kernels))))
+        submit(self._most_urgent_first(set(first), proposals))
+        kernels |= dict.fromkeys(first)
+
+        searched = self._searched(problems, proposals)
+        fixed = base.fixed or None
+        ranked = rank_all([*searched.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
+        for size, problem in searched.items():
+            more = (self._for_context(problem, config) for config in ranked[problem])
+            proposals[size] = [*dict.fromkeys([*proposals[size], *more])]
+        for size, configs in incumbents.items():
+            proposals[size] = [*configs, *proposals.get(size, [])]
+        kernels |= dict.fromkeys(self._shortlist(proposals, effort.kernels - len(kernels), kernels))
+        return self._pool(proposals, kernels)
+
+    def default(self, problem: Problem) -> Config:
+        """Return what a call of ``problem`` would run without the range."""
+        default = default_config(self._space, problem, self._request.base.sm_count)
+        return self._for_context(problem, default)
+
+    def kernel_of(self, config: Config) -> Config:
+        """Return the part of a config that is compiled in, which names its kernel."""
+        return space_of(config, self._space.family, self._space.arch).compile_view(config)
+
+    def _pool(
+        self, proposals: Mapping[int, Sequence[Config]], kernels: Collection[Config]
+    ) -> dict[Config, list[int]]:
+        """Return the proposed configs of ``kernels`` and their run-time variants, with their sizes."""
+        pool: dict[Config, list[int]] = {}
+        for size, configs in proposals.items():
+            for config in configs:
+                if self.kernel_of(config) in kernels:
+                    pool.setdefault(config, []).append(size)
+        for config, sizes in [*pool.items()]:
+            for variant in self._run_time_variants(config):
+                pool.setdefault(variant, []).extend(sizes)
+        self._predict.expect(pool)
+        return pool
+
+    def _run_time_variants(self, config: Config) -> list[Config]:
+        """Return ``config`` with each boolean run-time knob, such as the order of tiles, flipped in turn.
+
+        Models hardly see what these change, and they cost no compilation. Source: in one wave the order of
+        tiles made 3 to 7 % on an H200, one way with two tiles along m, the other with three.
+        """
+        base, space = self._request.base, space_of(config, self._space.family, self._space.arch)
+        flags = [k for k in sorted(space.run_time_knobs) if set(space.domains[k]) == {False, True}]
+        return [config.replace(**{k: not config[k]}) for k in flags if k not in base.fixed]
+
+    def _searched(
+        self, problems: Mapping[int, Problem], proposals: Mapping[int, Sequence[Config]]
+    ) -> dict[int, Problem]:
+        """Return the problems for which the whole space is ranked, which takes cores from the compiler.
+
+        Where a model proposes default candidates, these are one in three of them. Where the family has
+        further algorithms they are all: nothing else proposes configs of these.
+        """
+        every = _EVERY_THIRD if any(len(configs) > 1 for configs in proposals.values()) else 1
+        others = spaces_beside(self._space)
+        return {
+            size: problem
+            for at, (size, problem) in enumerate(problems.items())
+            if at % every == 0 or any(not other.explain(problem, {}) for other in others)
+        }
+
+    def _likely(self, problem: Problem) -> list[Config]:
+        """Return what a model puts first of the default candidates, or the default alone."""
+        base = self._request.base
+        found = likely(self._space, problem, base.sm_count, _LIKELY_OF, base.fixed or None)
+        found = list(map(partial(self._for_context, problem), found)) or [self.default(problem)]
+        return [c for c in found if all(c.get(knob) in values for knob, values in base.fixed.items())]
+
+    def _for_context(self, problem: Problem, config: Config) -> Config:
+        """Return ``config`` without the overlap of launches where that is likely to be slower.
+
+        Between launches of one kernel the overlap pays, behind another kernel mostly not.
+        """
+        base = self._request.base
+        if base.context == BACK_TO_BACK:
+            return config
+        space = space_of(config, self._space.family, self._space.arch)
+        return alone(space, problem, config, base.fixed)
+
+    def _shortlist(
+        self, proposals: Mapping[int, Sequence[Config]], limit: int, chosen: Collection[Config] = ()
+    ) -> list[Config]:
+        self._predict.expect(dict.fromkeys(config for configs in proposals.values() for config in configs))
+        return shortlist(self._times_of_kernels(proposals), limit, chosen)
+
+    def _times_of_kernels(self, proposals: Mapping[int, Sequence[Config]]) -> dict[int, dict[Config, float]]:
+        """Return what kernels are predicted to take at each size: those proposed there and nearby."""
+        sizes, found = sorted(proposals), {}
+        for at, size in enumerate(sizes):
+            near = sizes[max(0, at - _NEARBY) : at + _NEARBY + 1]
+            times: dict[Config, float] = {}
+            for config in dict.fromkeys(config for other in near for config in proposals[other]):
+                if (us := self._predict(size, config)) is not None:
+                    kernel = self.kernel_of(config)
+                    times[kernel] = min(us, times.get(kernel, us))
+            found[size] = times
+        return found
+
+    def _most_urgent_first(
+        self, kernels: Collection[Config], proposals: Mapping[int, Sequence[Config]]
+    ) -> Iterable[tuple[Problem, Config]]:
+        """Yield a problem and a config of each kernel, first of those proposed where measuring begins."""
+        found: dict[Config, tuple[int, Config]] = {}
+        for size in coarse_first([*proposals]):
+            for config in proposals[size]:
+                found.setdefault(self.kernel_of(config), (size, config))
+        for kernel, (size, config) in found.items():
+            problem = self._request.range.at(size)
+            if kernel in kernels and problem is not None:
+                yield problem, config
+
+
+def coarse_first(sizes: Sequence[int]) -> list[int]:
+    """Return the ends, then every fourth, then the others: what is known early tells what to try later."""
+    last = len(sizes) - 1
+    places = sorted(range(len(sizes)), key=lambda at: (at not in (0, last), at % 4 != 0, at % 2 != 0, at))
+    return [sizes[at] for at in places]

@@ -1,0 +1,76 @@
+"""Sets of candidates timed on many problems that share kernels: each kernel is rendered and checked once."""
+
+from __future__ import annotations
+
+from cutegen.arch import Arch
+from cutegen.build.render import Source, recipe_of, render
+from cutegen.family import Problem, Signature
+from cutegen.records.trials import TrialStore
+from cutegen.space import Config
+from cutegen.tuning.backends import Children
+from cutegen.tuning.history import Ledger
+from cutegen.tuning.problem_run import ProblemRun
+from cutegen.tuning.progress import ignore_progress
+from cutegen.tuning.request import Request
+from cutegen.tuning.setting import Setting
+
+__all__ = ["Screening", "SourceCache"]
+
+
+class SourceCache:
+    """Renders like :func:`~cutegen.build.render.render`, each kernel once: sizes of a problem share it."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}
+
+    def __call__(self, problem: Problem, config: Config, arch: Arch) -> Source:
+        """Return the source of ``config``; raises as :func:`~cutegen.build.render.render`."""
+        recipe = recipe_of(problem, config, arch)
+        if recipe not in self._sources:
+            self._sources[recipe] = render(problem, config, arch)
+        return self._sources[recipe]
+
+
+class Screening:
+    """Starts a :class:`ProblemRun` for one problem after another.
+
+    A config that passed the check on one problem is not checked on the next one of the same signature.
+
+    Args:
+        setting: Cache, database, GPU and toolchain.
+        children: Compiler and measuring child, shared by all problems.
+        trials: The open database.
+        run: Name of the run, written into every trial.
+        render: Rendered kernels.
+        forget: Whether to ignore what earlier runs recorded.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        children: Children,
+        trials: TrialStore,
+        run: str,
+        *,
+        render: SourceCache,
+        forget: bool = False,
+    ) -> None:
+        self._setting = setting
+        self._children = children
+        self._trials = trials
+        self._run = run
+        self._render = render
+        self._forget = forget
+        self._checked: dict[Signature, set[Config]] = {}
+
+    def start(self, request: Request) -> ProblemRun:
+        """Return the run of one problem, to which configs are given with :meth:`ProblemRun.screen`."""
+        return ProblemRun(
+            request,
+            self._children,
+            Ledger.of(self._trials, self._setting, request, self._run, forget=self._forget),
+            self._setting.toolchain,
+            observe=ignore_progress,
+            render=self._render,
+            checked=self._checked.setdefault(request.problem.signature, set()),
+        )
