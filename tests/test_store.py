@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cutegen.build.artifact import LIBRARY
-from cutegen.build.store import Store
+from cutegen.build.store import LIBRARY, Store
 from cutegen.errors import StoreError
 
 ARCH, KEY = "sm_90a", "0123456789abcdef0123456789abcdef"

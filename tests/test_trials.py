@@ -156,26 +156,6 @@ def test_rows_that_version_0_1_wrote_are_found(store: TrialStore) -> None:
     assert store.counts(PROBLEM) == {"ok": 2} and not store.find(Problem(4096, 4096, 4096, layout="kn"))
 
 
-def test_latest_says_what_need_not_be_tried_again(store: TrialStore) -> None:
-    """The newest trial of a kernel and its scalars counts; times under another policy do not, failures do."""
-    old, new = _trial(id="old", timing=_timing(9)), _trial(id="new", timing=_timing(8))
-    other_scalars = _trial(id="scalars", launch=(66, 4, 1))
-    screened = _trial(id="screened", artifact_key="q", policy=Policy.screen())
-    poison = Trial(PROBLEM, "timeout", CONFIG, artifact_key="p", device=H200)
-    elsewhere = _trial(id="elsewhere", device=None)
-    vendor = _trial(id="vendor", origin="torch", config=None)
-    for trial in (old, new, other_scalars, screened, poison, elsewhere, vendor):
-        store.add(trial)
-    final = store.latest(PROBLEM, H200.key, Policy.final().digest)
-    assert final == {
-        new.key: new,
-        other_scalars.key: other_scalars,
-        poison.key: poison,
-        ("torch", ()): vendor,
-    }
-    assert store.latest(PROBLEM, H200.key)[screened.key] == screened
-
-
 def test_nothing_written_is_edited(store: TrialStore) -> None:
     """The database itself refuses to change or delete a trial, and to hold two of one id."""
     trial = _trial()
@@ -259,8 +239,8 @@ def test_trials_are_written_together_or_not_at_all(store: TrialStore) -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "torn page", "cut short"])
-def test_a_damaged_database_is_named_and_set_aside_only_when_told(tmp_path: Path, damage: str) -> None:
-    """Opening a damaged file says so and what to do, touches nothing, and set_aside makes room."""
+def test_a_damaged_database_is_named_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    """Opening a damaged file says so and what to do, touches nothing; moved away, it makes room."""
     path = tmp_path / "trials.sqlite"
     with TrialStore(path) as store:
         for _ in range(100):
@@ -276,8 +256,7 @@ def test_a_damaged_database_is_named_and_set_aside_only_when_told(tmp_path: Path
     with pytest.raises(StoreError, match=r"trials\.sqlite is damaged .*move it away"):
         TrialStore(path)
     assert path.read_bytes() == data
-    aside = TrialStore.set_aside(path)
-    assert aside.read_bytes() == data and not path.exists()
+    path.rename(tmp_path / "aside")
     with TrialStore(path) as store:
         assert store.find() == []
 
@@ -315,15 +294,6 @@ def test_an_unreadable_trial_is_named(store: TrialStore) -> None:
     db.close()
     with TrialStore(store.path) as again, pytest.raises(StoreError, match=r"trial bad in .*speed"):
         again.find()
-
-
-def test_databases_that_are_set_aside_in_one_second_are_all_kept(tmp_path: Path) -> None:
-    """The second does not replace the first."""
-    kept = []
-    for text in ("first", "second"):
-        (tmp_path / "trials.sqlite").write_text(text)
-        kept.append(TrialStore.set_aside(tmp_path / "trials.sqlite"))
-    assert [path.read_text() for path in kept] == ["first", "second"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

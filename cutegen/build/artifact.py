@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from cutegen.build.store import Entry, Store
+from cutegen.build.store import LIBRARY, Entry, Store
 from cutegen.build.toolchain import Toolchain, is_artifact_key, key_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
@@ -29,8 +29,8 @@ __all__ = [
     "from_entry",
 ]
 
-#: Names of the files of an entry.
-SOURCE, OBJECT, LIBRARY, LOG = "kernel.py", "kernel.o", "kernel.so", "log.txt"
+#: Files of an entry beside :data:`~cutegen.build.store.LIBRARY`.
+SOURCE, OBJECT, LOG = "kernel.py", "kernel.o", "log.txt"
 #: How a build can fail.
 FAILURES = ("error", "abort", "timeout", "rejected")
 _SYMBOL = re.compile(r"cutegen_[a-z0-9_]+")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from cutegen.build.artifact import LIBRARY, OBJECT, SOURCE, Artifact, from_entry
-from cutegen.build.store import META, Entry, KeyLock, Store, file_digest
+from cutegen.build.artifact import OBJECT, SOURCE, Artifact, from_entry
+from cutegen.build.store import LIBRARY, META, Entry, KeyLock, Store, file_digest
 from cutegen.build.toolchain import host_name, host_runs, is_artifact_key
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError

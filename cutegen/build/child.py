@@ -23,10 +23,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from cutegen.arch import ARCHES
-from cutegen.build.artifact import LIBRARY, LOG, OBJECT, SOURCE, Resources
+from cutegen.build.artifact import LOG, OBJECT, SOURCE, Resources
 from cutegen.build.cubin import kernels_in
 from cutegen.build.link import Linker
 from cutegen.build.remarks import add_remarks
+from cutegen.build.store import LIBRARY
 from cutegen.build.user_code import Refused, UserCode
 from cutegen.digest import Json, digest
 from cutegen.errors import BuildError

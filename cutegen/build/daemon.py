@@ -6,21 +6,19 @@ import gc
 import importlib
 import json
 import os
-import re
 import selectors
 import shutil
-import signal
 import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutegen.build.artifact import LIBRARY, LOG, OBJECT, SOURCE, Failure, from_entry
-from cutegen.build.child import GO, Job, compile_into, plain, run_and_exit, warm_up
+from cutegen.build.artifact import SOURCE, Failure, from_entry
+from cutegen.build.child import GO, Job, compile_into, run_and_exit, warm_up
+from cutegen.build.compilation import Compilation
 from cutegen.build.link import Linker
 from cutegen.build.store import Entry, KeyLock, Store
 from cutegen.digest import Json, digest
@@ -36,43 +34,6 @@ RETRY_S = 0.05
 #: Seconds between looks at whether the parent still lives.
 IDLE_S = 1.0
 REAP_S = 0.005
-#: Characters of a compiler log that are kept, from its end.
-LOG_LIMIT = 65536
-
-
-@dataclass(eq=False)
-class _Running:
-    """A job that a child works on.
-
-    Attributes:
-        job: Which.
-        lock: Of its key.
-        folder: What the child fills.
-        pid: The child.
-        report: What the child writes to: what it traced on a line, then its answer.
-        orders: What the child reads from.
-        started: When, by the steady clock.
-        answer: What it has written.
-        ended: It writes no more.
-        timed_out: It was killed for taking too long.
-        trace: The kernel that it traced, if its source opens modules of users.
-        facts: What its code was told about the hardware.
-        same: Another job compiles that kernel, or did.
-    """
-
-    job: Job
-    lock: KeyLock
-    folder: Path
-    pid: int
-    report: int
-    orders: int
-    started: float
-    answer: bytearray = field(default_factory=bytearray)
-    ended: bool = False
-    timed_out: bool = False
-    trace: str = ""
-    facts: dict[str, Json] = field(default_factory=dict)
-    same: bool = False
 
 
 class Daemon:
@@ -109,9 +70,9 @@ class Daemon:
         self._parent = os.getppid()
         self._jobs: deque[Job] = deque()
         self._deferred: deque[tuple[float, Job]] = deque()
-        self._running: dict[int, _Running] = {}
-        #: Kernels that are being compiled, by what was traced, and jobs that wait for these.
-        self._tracing: dict[str, list[_Running]] = {}
+        self._running: dict[int, Compilation] = {}
+        #: Jobs that wait for a kernel which another job compiles, by the trace of that kernel.
+        self._waiting_for: dict[str, list[Compilation]] = {}
         self._in, self._out = bytearray(), bytearray()
         self._open = True
         self._selector = selectors.DefaultSelector()
@@ -124,7 +85,7 @@ class Daemon:
         try:
             while self._open and os.getppid() == self._parent:
                 self._start_jobs()
-                for key, events in self._selector.select(self._patience()):
+                for key, events in self._selector.select(self._select_timeout_s()):
                     self._handle(key, events)
                 self._finish_jobs()
         finally:
@@ -158,7 +119,7 @@ class Daemon:
         self._jobs.extendleft(job for job in reversed(jobs) if job.urgent)
         self._jobs.extend(job for job in jobs if not job.urgent)
 
-    def _read_answer(self, run: _Running) -> None:
+    def _read_answer(self, run: Compilation) -> None:
         data = os.read(run.report, 1 << 16)
         run.answer += data
         if run.job.opening is not None and not run.trace and b"\n" in run.answer:
@@ -166,27 +127,27 @@ class Daemon:
         if not data:
             self._close_report(run)
 
-    def _take_trace(self, run: _Running) -> None:
+    def _take_trace(self, run: Compilation) -> None:
         """Let the child go on if nobody has compiled, or compiles, the kernel that it traced."""
         line, _, rest = bytes(run.answer).partition(b"\n")
         run.answer = bytearray(rest)
         told = json.loads(line)
         if self._jobs:
-            _import_too(told["torch"])
+            _import_parts_of_torch(told["torch"])
         # Another compiler makes other code of it.
         run.trace = digest({"traced": told["traced"], "toolchain": self._toolchain})
         run.facts = told["facts"]
-        if run.trace in self._tracing:
-            self._tracing[run.trace].append(run)
-            run.same = True
+        if run.trace in self._waiting_for:
+            self._waiting_for[run.trace].append(run)
+            run.is_duplicate = True
         else:
-            run.same = self._entry_of_same(run) is not None
-            if not run.same:
-                self._tracing[run.trace] = []
+            run.is_duplicate = self._entry_of_trace(run) is not None
+            if not run.is_duplicate:
+                self._waiting_for[run.trace] = []
         with suppress(BrokenPipeError):
-            os.write(run.orders, b"s" if run.same else GO)
+            os.write(run.orders, b"s" if run.is_duplicate else GO)
 
-    def _close_report(self, run: _Running) -> None:
+    def _close_report(self, run: Compilation) -> None:
         if not run.ended:
             self._selector.unregister(run.report)
             os.close(run.report)
@@ -207,7 +168,8 @@ class Daemon:
         elif registered and not wanted:
             self._selector.unregister(self._outbox)
 
-    def _patience(self) -> float:
+    def _select_timeout_s(self) -> float:
+        """Return how long to wait for messages before a job is due to be started, reaped or killed."""
         now = time.monotonic()
         waits = [IDLE_S]
         if any(run.ended for run in self._running.values()):
@@ -277,7 +239,7 @@ class Daemon:
             )
         os.close(writing)
         os.close(ordered)
-        run = _Running(job, lock, folder, pid, reading, orders, time.monotonic())
+        run = Compilation(job, lock, folder, pid, reading, orders, time.monotonic())
         self._running[pid] = run
         self._selector.register(reading, selectors.EVENT_READ, pid)
 
@@ -286,7 +248,7 @@ class Daemon:
         for run in list(self._running.values()):
             if not run.timed_out and now > run.started + self._timeout_s:
                 run.timed_out = True
-                _kill_group(run.pid)
+                run.kill()
                 self._close_report(run)
             if run.ended:
                 pid, status = os.waitpid(run.pid, os.WNOHANG)
@@ -294,33 +256,33 @@ class Daemon:
                     del self._running[pid]
                     self._conclude(run, status)
 
-    def _conclude(self, run: _Running, status: int) -> None:
-        _kill_group(run.pid)  # anything the child started
-        if run.same and os.WIFEXITED(status):
-            if not any(run in waiting for waiting in self._tracing.values()):
-                self._answer_same(run, None)
+    def _conclude(self, run: Compilation, status: int) -> None:
+        run.kill()  # anything the child started
+        if run.is_duplicate and os.WIFEXITED(status):
+            if not any(run in waiting for waiting in self._waiting_for.values()):
+                self._answer_duplicate(run, None)
             return
-        for waiting in self._tracing.values():
+        for waiting in self._waiting_for.values():
             if run in waiting:  # it was killed before it could wait
                 waiting.remove(run)
-        log = _tidy_log(run.folder / LOG)
-        answer = _outcome(run, status, self._timeout_s, log)
+        log = run.read_log()
+        answer = run.outcome(status, self._timeout_s, log)
         ended = dict(answer)
         self._tell_answer(run, answer, log)
-        for other in self._tracing.pop(run.trace, []) if run.trace and not run.same else ():
-            self._answer_same(other, ended)
+        for other in self._waiting_for.pop(run.trace, []) if run.trace and not run.is_duplicate else ():
+            self._answer_duplicate(other, ended)
 
-    def _entry_of_same(self, run: _Running) -> Entry | None:
+    def _entry_of_trace(self, run: Compilation) -> Entry | None:
         """Return the entry of the kernel that a job traced, if another job has compiled it."""
-        key = self._store.same(run.job.arch, run.trace)
+        key = self._store.find_trace(run.job.arch, run.trace)
         return None if key is None else self._store.find(run.job.arch, key)
 
-    def _answer_same(self, run: _Running, failed: Mapping[str, Json] | None) -> None:
+    def _answer_duplicate(self, run: Compilation, failed: Mapping[str, Json] | None) -> None:
         """Answer a job whose kernel another one compiled: with that artifact, or with how it failed."""
-        entry = self._entry_of_same(run)
+        entry = self._entry_of_trace(run)
         answer: dict[str, Json]
         if entry is not None:
-            answer = _linked(run, entry)
+            answer = run.copy_from(entry)
         elif failed is not None and failed["outcome"] != "ok":
             answer = dict(failed)
         else:  # it was there a moment ago
@@ -330,7 +292,7 @@ class Daemon:
             return
         self._tell_answer(run, answer, "")
 
-    def _tell_answer(self, run: _Running, answer: dict[str, Json], log: str) -> None:
+    def _tell_answer(self, run: Compilation, answer: dict[str, Json], log: str) -> None:
         try:
             self._store_answer(run, answer, log)
         except StoreError as error:
@@ -339,7 +301,7 @@ class Daemon:
         run.lock.release()
         self.tell(answer)
 
-    def _store_answer(self, run: _Running, answer: dict[str, Json], log: str) -> None:
+    def _store_answer(self, run: Compilation, answer: dict[str, Json], log: str) -> None:
         """Publish ``answer`` and turn it into what the parent is told."""
         keep = answer.pop("keep", True)
         if run.trace:
@@ -349,19 +311,17 @@ class Daemon:
         if keep:
             self._write_log(run, log if answer["outcome"] != "ok" else "")
             self._store.publish(run.lock, {**self._about(run.job), **answer})
-            if run.trace and answer["outcome"] == "ok" and not run.same:
-                self._store.note_same(run.job.arch, run.trace, run.job.key)
+            if run.trace and answer["outcome"] == "ok" and not run.is_duplicate:
+                self._store.note_trace(run.job.arch, run.trace, run.job.key)
             answer.clear()
             answer.update(key=run.job.key, status="stored")
         else:
             self._store.unstage(run.lock)
             answer.update(key=run.job.key, status="failed", log=log)
 
-    def _write_log(self, run: _Running, log: str) -> None:
+    def _write_log(self, run: Compilation, log: str) -> None:
         try:
-            (run.folder / LOG).unlink(missing_ok=True)
-            if log:
-                (run.folder / LOG).write_text(log, encoding="utf-8")
+            run.write_log(log)
         except OSError as error:
             raise StoreError(f"cannot write to {self._store.root}: {error.strerror}") from error
 
@@ -377,17 +337,17 @@ class Daemon:
 
     def _kill_all(self) -> None:
         for run in self._running.values():
-            _kill_group(run.pid)
+            run.kill()
         for run in self._running.values():
             os.waitpid(run.pid, 0)
-        waiting = [run for runs in self._tracing.values() for run in runs]
+        waiting = [run for runs in self._waiting_for.values() for run in runs]
         for run in {id(run): run for run in (*self._running.values(), *waiting)}.values():
             self._store.unstage(run.lock)
             run.lock.release()
         self._running.clear()
 
 
-def _import_too(names: Sequence[str]) -> None:
+def _import_parts_of_torch(names: Sequence[str]) -> None:
     """Import parts of torch that a child has loaded, so that those to come need not: some take a second."""
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
@@ -395,56 +355,6 @@ def _import_too(names: Sequence[str]) -> None:
             importlib.import_module(name)
     if missing:
         gc.freeze()
-
-
-def _outcome(run: _Running, status: int, timeout_s: float, log: str) -> dict[str, Json]:
-    if run.timed_out:
-        return {"outcome": "timeout", "message": f"compilation took longer than {timeout_s:g} s"}
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        name = signal.Signals(number).name
-        if number == signal.SIGKILL:  # not the compiler's doing, so a later run may fare better
-            message = "compilation was killed (SIGKILL), probably for want of memory; use fewer workers"
-            return {"outcome": "abort", "message": message, "keep": False}
-        where = re.search(rf'/{SOURCE}", line (\d+) in (\S+)', log)  # the stack that the dying process left
-        place = f" at line {where[1]} of the source, in {where[2]}" if where else ""
-        return {"outcome": "abort", "message": f"the compiler died without a message ({name}){place}"}
-    try:
-        answer: dict[str, Json] = json.loads(run.answer)
-    except ValueError:
-        return {
-            "outcome": "abort",
-            "message": f"the compiler exited with status {os.WEXITSTATUS(status)} and no answer",
-        }
-    return answer
-
-
-def _linked(run: _Running, entry: Entry) -> dict[str, Json]:
-    """Take the files of another entry for the same kernel, and return what ``meta.json`` shall say.
-
-    Raises:
-        StoreError: They cannot be copied.
-    """
-    try:
-        for name in (OBJECT, LIBRARY):
-            shutil.copyfile(entry.folder / name, run.folder / name)
-    except OSError as error:
-        raise StoreError(f"cannot copy {entry.folder}: {error.strerror}") from error
-    kept = ("outcome", "message", "resources", "symbol")
-    found = {name: entry.meta[name] for name in kept if name in entry.meta}
-    return {**found, "same_as": entry.key, "build_s": round(time.monotonic() - run.started, 4)}
-
-
-def _tidy_log(path: Path) -> str:
-    try:
-        return plain(path.read_text(encoding="utf-8", errors="replace"))[-LOG_LIMIT:].strip()
-    except OSError:
-        return ""  # the child died before it wrote any
-
-
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it was gone already
-        os.killpg(pid, signal.SIGKILL)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cutegen.build.cache_trust import CacheTrust, store_failure
 from cutegen.digest import Json
 from cutegen.errors import StoreError
-from cutegen.system.private import make_private, why_untrusted
+from cutegen.system.private import make_private
 from cutegen.system.publish import publish
 
 __all__ = ["Entry", "KeyLock", "Store", "file_digest"]
@@ -101,7 +102,7 @@ class Store:
                 f"cannot find the cache {root}: {error}; set CUTEGEN_CACHE_DIR to a path without ~"
             ) from error
         self.shared = shared
-        self._trusted: set[Path] = set()
+        self._trust = CacheTrust(self.root, shared)
 
     @classmethod
     def default(cls) -> Store:
@@ -162,7 +163,7 @@ class Store:
 
     def _read(self, arch: str, key: str, verify: bool) -> tuple[Entry | None, str]:
         folder = self.folder(arch, key)
-        self._require_trusted(folder)
+        self._trust.require(folder)
         try:
             meta = json.loads((folder / META).read_bytes())
         except FileNotFoundError:
@@ -170,44 +171,9 @@ class Store:
         except (ValueError, RecursionError) as error:
             return None, f"{META} is unreadable: {error}"
         except OSError as error:
-            raise _failure(f"read {folder}", error) from error
+            raise store_failure(f"read {folder}", error) from error
         damage = _contradiction(meta, key) or (_changed_file(folder, meta["files"]) if verify else "")
         return (None, damage) if damage else (Entry(arch, key, folder, meta), "")
-
-    def _require_trusted(self, folder: Path) -> None:
-        """Refuse ``folder`` if it, or one above it up to the root, may hold what another user wrote.
-
-        Raises:
-            StoreError: It may; the message names the folder and the remedy.
-        """
-        if folder in self._trusted:
-            return
-        if folder != self.root:
-            self._require_trusted(folder.parent)
-        try:
-            reason = why_untrusted(folder, self._owners())
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _failure(f"read {folder}", error) from error
-        if reason:
-            raise StoreError(
-                f"cache {self.root} is refused: {folder} {reason}, so another user could have put code there "
-                f"that would be run; {self._remedy(reason)}"
-            )
-        self._trusted.add(folder)
-
-    def _owners(self) -> set[int]:
-        owners = {os.geteuid(), 0}
-        return owners | {self.root.stat().st_uid} if self.shared else owners
-
-    def _remedy(self, reason: str) -> str:
-        import shlex  # here, for it is never needed otherwise
-
-        own = "set CUTEGEN_CACHE_DIR to a folder of your own"
-        if "written" in reason:
-            return f"if all of it is yours, run: chmod -R go-w {shlex.quote(str(self.root))}; otherwise {own}"
-        return own if self.shared else f"{own}, or trust that user and only read: Store(root, shared=True)"
 
     def _is_only_read(self) -> bool:
         try:
@@ -222,7 +188,7 @@ class Store:
             StoreError: Another user may have put files there.
         """
         folder = self.root / LAYOUT / "host"
-        self._require_trusted(folder)
+        self._trust.require(folder)
         return folder
 
     def require_writable(self) -> None:
@@ -245,23 +211,23 @@ class Store:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _failure(f"set aside the corrupt entry {folder}", error) from error
+            raise store_failure(f"set aside the corrupt entry {folder}", error) from error
 
-    def same(self, arch: str, trace: str) -> str | None:
+    def find_trace(self, arch: str, trace: str) -> str | None:
         """Return the key of a kernel that was traced to ``trace``, None if none is known.
 
         Raises:
             StoreError: The folder may hold what another user wrote.
         """
         path = self.folder(arch, trace).with_suffix(".same")
-        self._require_trusted(path.parent)
+        self._trust.require(path.parent)
         try:
             key = path.read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return None
         return key if _KEY.fullmatch(key) else None
 
-    def note_same(self, arch: str, trace: str, key: str) -> None:
+    def note_trace(self, arch: str, trace: str, key: str) -> None:
         """Note that the entry of ``key`` is the kernel that was traced to ``trace``.
 
         Raises:
@@ -271,7 +237,7 @@ class Store:
         try:
             make_private(path.parent)
         except OSError as error:
-            raise _failure(f"write to {self.root}", error) from error
+            raise store_failure(f"write to {self.root}", error) from error
         publish(path, f"{key}\n".encode(), "note of a kernel")
 
     def try_lock(self, arch: str, key: str) -> KeyLock | None:
@@ -282,12 +248,12 @@ class Store:
         """
         self.require_writable()
         path = self.folder(arch, key).with_name(f"{key}.lock")
-        self._require_trusted(path.parent)
+        self._trust.require(path.parent)
         try:
             make_private(path.parent)
         except OSError as error:
-            raise _failure(f"write to {self.root}", error) from error
-        self._require_trusted(path.parent)  # what was missing may have been made by another user meanwhile
+            raise store_failure(f"write to {self.root}", error) from error
+        self._trust.require(path.parent)  # what was missing may have been made by another user meanwhile
         while True:
             descriptor = -1
             try:
@@ -302,7 +268,7 @@ class Store:
             except OSError as error:
                 if descriptor >= 0:
                     os.close(descriptor)
-                raise _failure(f"write to {self.root}", error) from error
+                raise store_failure(f"write to {self.root}", error) from error
             os.close(descriptor)
 
     @contextmanager
@@ -333,7 +299,7 @@ class Store:
                 shutil.rmtree(staged)
             staged.mkdir(mode=0o700)
         except OSError as error:
-            raise _failure(f"write to {self.root}", error) from error
+            raise store_failure(f"write to {self.root}", error) from error
         return staged
 
     def publish(self, lock: KeyLock, meta: Mapping[str, Json]) -> Entry:
@@ -353,7 +319,7 @@ class Store:
                 self._remove(folder)
             staged.rename(folder)
         except OSError as error:
-            raise _failure(f"write to {self.root}", error) from error
+            raise store_failure(f"write to {self.root}", error) from error
         return Entry(lock.arch, lock.key, folder, full)
 
     def unstage(self, lock: KeyLock) -> None:
@@ -371,7 +337,7 @@ class Store:
                 if self.folder(arch, key).exists():
                     self._remove(self.folder(arch, key))
             except OSError as error:
-                raise _failure(f"write to {self.root}", error) from error
+                raise store_failure(f"write to {self.root}", error) from error
 
     def set_aside(self, arch: str, key: str) -> None:
         """Move the entry of ``key`` out of the way, for readers to whom a whole entry makes no sense.
@@ -427,10 +393,3 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _failure(what: str, error: OSError) -> StoreError:
-    reason = error.strerror or str(error)
-    return StoreError(
-        f"cannot {what}: {reason}; free the space, change the permissions or set CUTEGEN_CACHE_DIR"
-    )

@@ -16,10 +16,8 @@ from cutegen.measure.check import Verdict
 from cutegen.measure.context import PREDECESSOR
 from cutegen.space import Config, Launch, Space
 
-__all__ = ["OUTCOMES", "REFERENCE", "Candidate", "CheckResult"]
+__all__ = ["REFERENCE", "Candidate", "CheckResult"]
 
-#: How a trial can end. A timing exists only for ``ok``.
-OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
 #: The name of the baseline among the entries that are timed; no candidate may have it.
 REFERENCE = "torch"
 #: Tails are launched as if on a GPU this small, so that persistent kernels do several tiles per block;

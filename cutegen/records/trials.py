@@ -1,31 +1,28 @@
 """Everything ever tried, in one SQLite file that many processes may write and nobody edits.
 
-Every trial is written down with its outcome as soon as it is known, so a killed run loses at most the one
-in flight, and running again continues where it stopped: :meth:`TrialStore.latest` answers what is known of
-a problem on a kind of GPU under a policy.
+Every trial is recorded with its outcome as soon as it is known, so a killed run loses at most the one in
+flight. :class:`cutegen.tuning.history.Ledger` decides which of them need not be tried again.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 from cutegen.errors import CutegenError, StoreError
 from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.records.sqlite_file import WAIT_S, connect, may_hold, set_journal_mode
-from cutegen.records.trial import ORIGINS, OUTCOMES, Key, Trial
+from cutegen.records.trial import OUTCOMES, Trial
 from cutegen.system.closing import Closing
 from cutegen.system.private import make_private
 from cutegen.text import printable, shown
 
-__all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial", "TrialStore"]
+__all__ = ["OUTCOMES", "Trial", "TrialStore"]
 
 _SCHEMA = 1
 _APPLICATION = int.from_bytes(b"cutg", "big")
@@ -225,17 +222,6 @@ class TrialStore(Closing):
         }
         return self._select({column: value for column, value in wanted.items() if value is not None}, problem)
 
-    def latest(self, problem: Problem, device_key: str, policy: str | None = None) -> dict[Key, Trial]:
-        """Return the newest trial of each kernel and its run-time arguments: what need not be tried again.
-
-        With a policy's digest, timings made under another are left out; failures count under any.
-
-        Raises:
-            StoreError: The database is damaged.
-        """
-        trials = self.find(problem, device_key)
-        return {t.key: t for t in trials if policy is None or t.timing is None or _digest(t) == policy}
-
     def get(self, trial_id: str) -> Trial | None:
         """Return the trial of that name, or None.
 
@@ -286,32 +272,6 @@ class TrialStore(Closing):
             yield
         except (sqlite3.Error, UnicodeError) as error:  # the latter of names and messages in a damaged file
             raise StoreError(_reason(self.path, error)) from error
-
-    @staticmethod
-    def set_aside(path: Path | str) -> Path:
-        """Rename a damaged database (and its log), so that a new one can be begun; return the new path.
-
-        Raises:
-            StoreError: There is no such file, or it cannot be renamed.
-        """
-        path = Path(path)
-        when = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
-        aside = path.with_name(
-            f"{path.name}.damaged-{when}-{uuid.uuid4().hex[:8]}"
-        )  # replaces no earlier one
-        try:
-            path.rename(aside)
-            for suffix in ("-wal", "-shm"):
-                log = path.with_name(path.name + suffix)
-                if log.exists():
-                    log.rename(aside.with_name(aside.name + suffix))
-        except OSError as error:
-            raise StoreError(f"trial database {path} cannot be set aside: {error}") from error
-        return aside
-
-
-def _digest(trial: Trial) -> str:
-    return trial.policy.digest if trial.policy else ""
 
 
 def _text(data: bytes) -> str | bytes:

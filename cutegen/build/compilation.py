@@ -1,0 +1,127 @@
+"""A source that a forked child compiles, as the daemon sees it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cutegen.build.artifact import LOG, OBJECT, SOURCE
+from cutegen.build.child import Job, plain
+from cutegen.build.store import LIBRARY, Entry, KeyLock
+from cutegen.digest import Json
+from cutegen.errors import StoreError
+
+__all__ = ["Compilation"]
+
+#: Characters of a compiler log that are kept, from its end.
+LOG_LIMIT = 65536
+
+
+@dataclass(eq=False)
+class Compilation:
+    """A job that a child works on.
+
+    Attributes:
+        job: What is compiled.
+        lock: The lock of its key.
+        folder: The staging folder that the child fills.
+        pid: Process id of the child, which leads a process group of its own.
+        report: Descriptor that the child writes to: what it traced on a line, then its answer.
+        orders: Descriptor that the child reads from.
+        started: When it was forked, by the steady clock.
+        answer: What the child has written so far.
+        ended: Whether the child writes no more.
+        timed_out: Whether it was killed for taking too long.
+        trace: Names the kernel that was traced, if the source opens modules of users.
+        facts: What the user's code was told about the hardware.
+        is_duplicate: Whether another job compiles that kernel, or has compiled it.
+    """
+
+    job: Job
+    lock: KeyLock
+    folder: Path
+    pid: int
+    report: int
+    orders: int
+    started: float
+    answer: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    timed_out: bool = False
+    trace: str = ""
+    facts: dict[str, Json] = field(default_factory=dict)
+    is_duplicate: bool = False
+
+    def kill(self) -> None:
+        """Kill the child and everything that it started."""
+        with suppress(ProcessLookupError):  # it was gone already
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def read_log(self) -> str:
+        """Return the end of what the compiler printed, without colour codes."""
+        try:
+            text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""  # the child died before it wrote any
+        return plain(text)[-LOG_LIMIT:].strip()
+
+    def write_log(self, log: str) -> None:
+        """Put ``log`` in place of what the child wrote; an empty one leaves no file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        (self.folder / LOG).unlink(missing_ok=True)
+        if log:
+            (self.folder / LOG).write_text(log, encoding="utf-8")
+
+    def outcome(self, status: int, limit_s: float, log: str) -> dict[str, Json]:
+        """Return the child's answer, or how it died.
+
+        Args:
+            status: As ``os.waitpid`` gives it.
+            limit_s: Seconds that it was allowed to take.
+            log: What the compiler printed.
+        """
+        if self.timed_out:
+            return {"outcome": "timeout", "message": f"compilation took longer than {limit_s:g} s"}
+        if os.WIFSIGNALED(status):
+            return _death(os.WTERMSIG(status), log)
+        try:
+            answer: dict[str, Json] = json.loads(self.answer)
+        except ValueError:
+            code = os.WEXITSTATUS(status)
+            return {"outcome": "abort", "message": f"the compiler exited with status {code} and no answer"}
+        return answer
+
+    def copy_from(self, entry: Entry) -> dict[str, Json]:
+        """Take the files of ``entry``, which is the same kernel; return what ``meta.json`` shall say.
+
+        Raises:
+            StoreError: They cannot be copied.
+        """
+        try:
+            for name in (OBJECT, LIBRARY):
+                shutil.copyfile(entry.folder / name, self.folder / name)
+        except OSError as error:
+            raise StoreError(f"cannot copy {entry.folder}: {error.strerror}") from error
+        kept = ("outcome", "message", "resources", "symbol")
+        found = {name: entry.meta[name] for name in kept if name in entry.meta}
+        return {**found, "same_as": entry.key, "build_s": round(time.monotonic() - self.started, 4)}
+
+
+def _death(number: int, log: str) -> dict[str, Json]:
+    """Return the answer for a child that died of a signal."""
+    if number == signal.SIGKILL:  # not the compiler's doing, so a later run may fare better
+        message = "compilation was killed (SIGKILL), probably for want of memory; use fewer workers"
+        return {"outcome": "abort", "message": message, "keep": False}
+    where = re.search(rf'/{SOURCE}", line (\d+) in (\S+)', log)  # the stack that the dying process left
+    place = f" at line {where[1]} of the source, in {where[2]}" if where else ""
+    name = signal.Signals(number).name
+    return {"outcome": "abort", "message": f"the compiler died without a message ({name}){place}"}
