@@ -1,8 +1,8 @@
-"""One candidate on its way through a run: rendered, built, checked, screened, and how it ended."""
+"""One candidate of a run: its source, its artifact, its timings, and how it ended."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cutegen.build import Artifact, Resources
 from cutegen.build.render import Source
@@ -20,14 +20,16 @@ class Attempt:
     Attributes:
         config: All its knobs.
         source: Its rendered kernel.
-        artifact_key: What its artifact is, or would be, called.
+        artifact_key: Key of its artifact, whether or not it is compiled yet.
         launch: Its run-time arguments on the problem.
-        artifact: The compiled kernel, once it is needed and there.
-        resources: What it takes on the device, once known.
+        artifact: The compiled kernel; None until it is there, or while records make it unnecessary.
+        resources: Registers, shared memory and so on; None until they are known.
         outcome: How it ended; empty while it has not.
         error: Why it failed.
-        timing: Screened time.
-        trial: Record of the outcome.
+        timing: Timing from screening.
+        trial: Id of the recorded outcome.
+        final: Timing from the finals; None unless it was a finalist.
+        final_trial: Id of the recorded final.
     """
 
     config: Config
@@ -40,7 +42,7 @@ class Attempt:
     error: str = ""
     timing: Timing | None = None
     trial: str = ""
-    final: Timing | None = field(default=None)
+    final: Timing | None = None
     final_trial: str = ""
 
     @property
@@ -50,12 +52,12 @@ class Attempt:
 
     @property
     def key(self) -> Key:
-        """What is run, as trials know it."""
+        """What is run, as in :attr:`cutegen.records.trial.Trial.key`."""
         return self.artifact_key, self.launch.scalars
 
     @property
     def kernel(self) -> str:
-        """Names the kernel: different sources of a user's code may be one."""
+        """Names the kernel. Different sources that open a user's module may be one kernel."""
         return (self.artifact.trace if self.artifact else "") or self.artifact_key
 
     @property
@@ -65,7 +67,7 @@ class Attempt:
 
     @property
     def ok(self) -> bool:
-        """Whether it works, as far as it was tried."""
+        """Whether it works, as far as it was run."""
         return self.outcome == "ok"
 
     def fail(self, outcome: str, error: str, trial: str) -> None:
@@ -77,5 +79,5 @@ class Attempt:
         self.artifact, self.resources = artifact, artifact.resources
 
     def screened(self, timing: Timing | None, trial: str) -> None:
-        """End it well; without a timing where nothing is measured."""
+        """End it with a success; the timing is None where nothing is measured."""
         self.outcome, self.timing, self.trial = "ok", timing, trial

@@ -1,4 +1,4 @@
-"""What a run works with, compiler and measuring child: started when first needed, ended together."""
+"""The processes of a tuning run, compiler and measuring child: started when first needed, ended together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cutegen.system.closing import Closing
 __all__ = ["Backends", "Bench", "Children", "Compiler"]
 
 
-#: Seconds after which a problem is opened only behind another thorough look, which takes up to a second where
-#: NVML cannot tell whose use of the GPU it sees. Source: judgement; who comes in between is seen after the
-#: rounds that decide, or at the next look.
+#: A thorough look for other users of the GPU is repeated before a problem is opened if the last one is older
+#: than this many seconds: it takes up to a second where NVML cannot attribute utilisation to processes.
+#: Source: judgement; a process that starts in between is found after the deciding rounds or at the next look.
 _LOOK_AFTER_S = 10.0
 
 
@@ -56,7 +56,7 @@ class Bench(Protocol):
         """Make operands and reference of ``problem``."""
 
     def check(self, candidate: Candidate) -> CheckResult:
-        """Say whether ``candidate`` computes the right thing."""
+        """Compare what ``candidate`` computes with the reference."""
 
     def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
         """Time ``candidates`` and the reference in interleaved rounds; ``keep`` as in the real Bench."""
@@ -72,8 +72,8 @@ class Backends:
     Attributes:
         compiler: Makes the builder.
         bench: Makes the measuring child.
-        watch: Makes what says which other processes use the GPU, instead of NVML.
-        offers: Says which kernels of NVIDIA's Operator API are candidates for a problem.
+        watch: Makes what reports the processes on the GPU, instead of NVML.
+        offers: Returns the kernels of NVIDIA's Operator API that are candidates for a problem.
     """
 
     compiler: Callable[[], Compiler] | None = None
@@ -88,7 +88,7 @@ class Children(Closing):
     Args:
         make_compiler: Starts nothing by itself; the builder starts its daemon when something is missing.
         make_bench: Likewise for the measuring child; None where there is no GPU.
-        make_guard: Makes what looks out for other users of the GPU; None where there is no GPU.
+        make_guard: Makes the guard against other users of the GPU; None where there is no GPU.
         clock: Seconds of a steady clock.
     """
 
@@ -154,20 +154,20 @@ class Children(Closing):
         *,
         decides: bool = False,
     ) -> TimingRun:
-        """Time ``candidates`` as :meth:`Bench.time` while nobody else uses the GPU.
+        """Time ``candidates`` as :meth:`Bench.time`, while no other process uses the GPU.
 
-        If somebody came in between, they are timed once more. Timings that were disturbed again, or that the
-        user wants all the same, are marked.
+        If another process started to use it meanwhile, all are timed once more. Timings are marked as
+        contended if that was disturbed again, or if the user chose to go on beside other processes.
 
         Args:
-            candidates: Who is timed; all for the open problem.
-            policy: How.
-            keep: Names of candidates whose energy is measured if anyone's is.
-            left_s: Seconds to wait for others at most; None for the usual.
+            candidates: What to time; all for the open problem.
+            policy: How to time it.
+            keep: Names of candidates whose energy is measured if any is.
+            left_s: Seconds to wait for other processes at most; None for the usual.
             decides: Whether to look thoroughly afterwards.
 
         Raises:
-            DeviceError: Somebody uses the GPU, and the user does not want to go on.
+            DeviceError: Another process uses the GPU, and the user chose not to go on then.
         """
         guard = self._watching()
         if guard is None:
@@ -184,21 +184,23 @@ class Children(Closing):
         return run.contended(who) if who else run
 
     def open(self, problem: Problem, left_s: float | None = None) -> None:
-        """Open ``problem`` on the bench, if need be after a thorough look: our own use is over by then.
+        """Open ``problem`` on the bench, after a thorough look for other users if the last one is old.
+
+        Nothing of this run is on the GPU at that moment, so any use of it is another process's.
 
         Args:
             problem: What candidates will compute.
-            left_s: Seconds to wait for others at most; None for the usual.
+            left_s: Seconds to wait for other processes at most; None for the usual.
 
         Raises:
-            DeviceError: Somebody uses the GPU, and the user does not want to go on.
+            DeviceError: Another process uses the GPU, and the user chose not to go on then.
         """
         if (guard := self._watching()) and self._clock() - self._looked_s > _LOOK_AFTER_S:
             self._look(guard, thorough=True, left_s=left_s)
         self.bench.open(problem)
 
     def _watching(self) -> Guard | None:
-        """Return what looks out for others, None where nobody does."""
+        """Return the guard against other users of the GPU; None without a GPU."""
         if self._guard is None and self._make_guard is not None:
             self._guard = self._make_guard()
         return self._guard
@@ -218,11 +220,11 @@ class Children(Closing):
             self._looked_s = self._clock()
 
     def result(self, source: Source) -> Result | None:
-        """Return what became of ``source``, None while it is not finished or was not asked for."""
+        """Return the artifact or failure of ``source``; None if it is unfinished or was not submitted."""
         return self._results.get(source.digest)
 
     def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
-        """Ask for artifacts, each once; ``urgent`` ones before all that wait."""
+        """Submit ``sources`` to the compiler, each once; ``urgent`` ones go before all that wait."""
         new = {source.digest: source for source in sources if source.digest not in self._asked}
         self._asked.update(new)
         if new:
@@ -237,7 +239,7 @@ class Children(Closing):
         return bool(finished)
 
     def close(self) -> None:
-        """End the bench and the compiler; what is being compiled is lost."""
+        """End the bench and the compiler; compilations in flight are lost."""
         bench, self._bench = self._bench, None
         compiler, self._compiler = self._compiler, None
         guard, self._guard = self._guard, None

@@ -1,4 +1,4 @@
-"""Which config wins: the cheapest, ties going to the default, then the incumbent, then the simpler one."""
+"""Which configs become finalists, and which of them wins: the cheapest, ties by a fixed preference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Choice", "choose_winner", "comparable_us", "pick_finalists", "prefer
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided and why.
+    """The decision between finalists.
 
     Attributes:
         config: The config to use.
@@ -35,7 +35,7 @@ class Choice:
 def preference(
     space: Space, default: Config, incumbent: Config | None
 ) -> Callable[[Config], tuple[bool, bool, int, tuple[int, ...]]]:
-    """Return the sort key of equals: the default, what the table names, our own kernels, the simpler."""
+    """Return the sort key for ties: the default, the incumbent, cutegen's own kernels, the simpler config."""
 
     def key(config: Config) -> tuple[bool, bool, int, tuple[int, ...]]:
         own = space_of(config, space.family, space.arch)
@@ -57,17 +57,17 @@ def choose_winner(
 
     The one that costs least wins unless others are tied with it. Among those the default comes first, since
     an entry must beat it to be worth having; then the config that the table already names, so that tuning
-    again does not flip between equals; then our own kernels, and of one source the simpler one. Where several
-    were timed in bursts as well, one that loses less there may win though it is slower when settled: see
-    :func:`~cutegen.measure.statistics.choose_in_both`.
+    again does not flip between equals; then cutegen's own kernels, and of one source the simpler one. Where
+    several were timed in bursts as well, one that loses less there may win although it is slower when
+    settled: see :func:`~cutegen.measure.statistics.choose_in_both`.
 
     Args:
-        space: Our own; with those of other sources it says which of two configs is simpler.
+        space: Of the family's general algorithm.
         timings: Settled timings, at least one.
         default: What is used without a table.
         incumbent: What the table names now.
-        objective: What it costs: one of :data:`~cutegen.measure.policy.OBJECTIVES`. Configs whose energy
-            could not be read do not compete for objectives that need it.
+        objective: What counts as cost: one of :data:`~cutegen.measure.policy.OBJECTIVES`. Configs whose
+            energy could not be read do not compete for objectives that need it.
         torch: The baseline's timing in the same run.
 
     Raises:
@@ -109,7 +109,7 @@ def pick_finalists(
     kernel_of: Callable[[Config], Hashable] = lambda config: config,
     alike: int = 1,
 ) -> tuple[Config, ...]:
-    """Return the configs to measure with care: ``always``, then the fastest within ``band`` of the best.
+    """Return the configs to measure in the finals: ``always``, then the fastest within ``band`` of the best.
 
     Args:
         times_us: Screened microseconds, drift removed.
@@ -134,12 +134,12 @@ def pick_finalists(
 
 
 def comparable_us(timing: Timing | None, policy: Policy) -> float:
-    """Return a time that compares between groups of candidates that were screened one after another.
+    """Return a time that can be compared between groups of candidates that were screened one after another.
 
     Bursts run at the highest clock, so their microseconds compare as they are. Under load the clock differs
-    from group to group, and only the baseline's time next to a candidate's is common to all: then it
-    is parts per million of that. The library is no better a yardstick than that; in bursts on an H200 it took
-    56.3 or 60.9 us for the same 16x28672x4096 from group to group, while candidates took what they always do.
+    between groups, so the result is the ratio to the baseline of the same group, in parts per million. In
+    bursts the baseline is the worse yardstick: on an H200 it took 56.3 us in one group and 60.9 us in another
+    for the same 16x28672x4096, while the times of candidates agreed.
     """
     assert timing is not None
     if policy.clock == "burst" or not timing.ratio:

@@ -1,4 +1,4 @@
-"""One run's view of the trial store: what is known already, and writing down what happens."""
+"""One run's view of the trial store: what earlier runs found out, and recording what this one does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILED", "Ledger", "resources_of"]
 
-#: What a candidate may be remembered for; what failed once is not tried again.
+#: Outcomes that are not tried again: the same kernel would fail in the same way.
 FAILED = ("invalid", "build_failed", "launch_failed", "wrong_result", "timeout")
 
 
@@ -36,7 +36,7 @@ class Ledger:
         device: The GPU, None where candidates are only compiled.
         run: Name of the run, written into every trial.
         final: The policy of the finals.
-        forget: Whether earlier trials count for nothing.
+        forget: Whether to ignore earlier trials.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Ledger:
                 attempt.resources = resources_of(trial)
 
     def compiled(self, attempt: Attempt) -> str:
-        """Return the trial that says that ``attempt`` compiles, empty if there is none."""
+        """Return the id of the trial that recorded that ``attempt`` compiles; empty if there is none."""
         return next((t.id for t in self._known if t.key == attempt.key and t.outcome == "ok"), "")
 
     def finals(self) -> list[Trial]:
-        """Return the undisturbed finals of earlier runs of this name, the vendor's included, newest last."""
+        """Return the undisturbed finals of earlier runs of this name and their baselines, newest last."""
         return [t for t in self._known if t.run == self.run and t.policy == self._final and _is_sound(t)]
 
     def outcomes(self) -> Counter[str]:
@@ -98,7 +98,7 @@ class Ledger:
         return Counter(latest.values())
 
     def together(self) -> AbstractContextManager[None]:
-        """Write what is written meanwhile in one step; raises as :meth:`write`."""
+        """Record all trials of the ``with`` block in one transaction; raises as :meth:`write`."""
         return self._trials.together()
 
     def write(
@@ -110,7 +110,7 @@ class Ledger:
         timing: Timing | None = None,
         policy: Policy | None = None,
     ) -> str:
-        """Write down how ``attempt`` ended and return the trial's id.
+        """Record how ``attempt`` ended and return the trial's id.
 
         Raises:
             StoreError: It could not be written.
@@ -138,7 +138,7 @@ class Ledger:
         return trial.id
 
     def write_baseline(self, timing: Timing, policy: Policy) -> str:
-        """Write down the baseline's time and return the trial's id.
+        """Record the baseline's time and return the trial's id.
 
         Raises:
             StoreError: It could not be written.
@@ -163,7 +163,7 @@ def _is_timed(trial: Trial, policy: Policy | None) -> bool:
 
 
 def _is_sound(trial: Trial) -> bool:
-    """Whether a trial has a timing that nobody disturbed; others are measured again."""
+    """Whether a trial has a timing made while no other process used the GPU; others are measured again."""
     return trial.timing is not None and not trial.timing.contended_by
 
 

@@ -34,34 +34,34 @@ __all__ = ["PROBLEM_FAILURES", "ProblemRun"]
 #: What may go wrong with one problem without touching the others, such as operands that do not fit the GPU.
 PROBLEM_FAILURES = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
-#: So many of the fastest run in a second set of rounds too, beside what is tried there.
+#: How many of the fastest are timed again beside the new candidates of a second set of rounds.
 _BESIDE = 6
-#: Finalists that are there since they were fastest in bursts, at most.
+#: Finalists that are chosen for their times in bursts, at most.
 _BURST_FINALISTS = 3
 #: Where an error is in the text of a kernel, which differs between configs.
 _LINE = re.compile(r" at line \d+ of the source(, in \S+)?")
-#: Seconds between looks at the compiler while nothing else is to do.
-_PATIENCE_S = 0.2
+#: Seconds to wait for the compiler at a time while nothing else is to be done.
+_POLL_S = 0.2
 
 
 class ProblemRun:
-    """Tries candidates of one problem and writes down every outcome as soon as it is known.
+    """Tries candidates of one problem and records every outcome as soon as it is known.
 
     Args:
         request: What to do.
         children: Compiler and measuring child.
-        ledger: What is known, and where to write.
-        toolchain: What compiles; with the text it names every artifact.
+        ledger: What earlier runs found out, and where this run records its trials.
+        toolchain: What compiles; with the source text it names every artifact.
         incumbent: The config that the table names now; it competes if it is valid.
         offers: Configs of another source, of which as many are tried as of our own.
         observe: Told about progress.
         clock: Seconds of a steady clock.
         render: Makes the text of a kernel of the request's target.
-        checked: Configs that gave the right results for another problem of the signature, which counts.
+        checked: Configs that passed the check on another problem of the same signature; not checked again.
 
     Attributes:
-        stages: Seconds by what was done in them: ``propose`` (candidates), ``open`` (the problem),
-            ``compile``, ``check``, ``screen``, ``refine``, ``final``.
+        stages: Seconds spent in each stage: ``propose`` (candidates), ``open`` (the problem), ``compile``,
+            ``check``, ``screen``, ``refine``, ``final``.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class ProblemRun:
     # -- candidates
 
     def prepare(self) -> None:
-        """Choose the candidates, recall what is known of them and ask for the missing artifacts.
+        """Choose the candidates, recall their recorded outcomes and submit the missing kernels.
 
         Raises:
             BuildError: Something must be compiled and there is no compiler.
             ConfigError: A candidate given by the caller breaks rules.
         """
-        # Default and likely ones need no search: compiler and measuring child work while the search runs.
+        # The default and the likely candidates need no search, so they are compiled while it runs.
         self._admit([self.default])
         self._admit(config for config in self._proposals.likely() if config not in self.attempts)
         self._admit(config for config in self._proposals.everything() if config not in self.attempts)
@@ -123,7 +123,7 @@ class ProblemRun:
         return space_of(config, self.request.problem.family, self.request.arch)
 
     def _admit(self, configs: Iterable[Config]) -> list[Attempt]:
-        """Turn configs into attempts; those without an outcome are asked for at the compiler."""
+        """Turn configs into attempts; those without a recorded outcome are submitted to the compiler."""
         request = self.request
         new = []
         for config in configs:
@@ -131,14 +131,14 @@ class ProblemRun:
             key = artifact_key(source, self._toolchain)
             launch = self._space_of(config).launch(config, request.problem, request.sm_count)
             new.append(Attempt(config, source, key, launch))
-        # Where one set of rounds decides, all must run in it.
+        # Where one set of rounds decides, no earlier timing counts: all must be timed together.
         self.ledger.recall(new, None if request.at_once else request.screen_policy)
         self.attempts.update((attempt.config, attempt) for attempt in new)
         missing = [attempt for attempt in new if not attempt.done]
         if missing and self._children.measures:
             # The child imports torch while the compiler starts.
             self._children.start_bench()
-        # Once it runs, kernels of the problem after it, asked for early, can wait.
+        # Kernels of the next problem may have been submitted already; those of a running one go first.
         self._children.submit((attempt.source for attempt in missing), urgent=self._running)
         return new
 
@@ -207,7 +207,7 @@ class ProblemRun:
         """Whether what is left of the budget should go to the finalists.
 
         Args:
-            checked: What only waits to be timed, which is as good as tried.
+            checked: Attempts that passed the check and wait to be timed; they count as tried.
         """
         left = self._left_s()
         if left is None:
@@ -221,7 +221,7 @@ class ProblemRun:
     # -- build, check, screen
 
     def _try(self, attempts: Sequence[Attempt], beside: Sequence[Attempt] = ()) -> None:
-        """Build, check and time ``attempts``; where one set of rounds decides, those ``beside`` once more."""
+        """Build, check and time ``attempts``, and time those ``beside`` once more in the same rounds."""
         waiting = [attempt for attempt in attempts if not attempt.done]
         built: deque[Attempt] = deque()
         checked: list[Attempt] = []
@@ -233,7 +233,7 @@ class ProblemRun:
                 self._note("open")
         while (waiting or built or checked) and not self._late(checked):
             idle = not built and len(checked) < chunk and waiting
-            self._children.poll(_PATIENCE_S if idle else 0.0)
+            self._children.poll(_POLL_S if idle else 0.0)
             waiting = self._sort_out(waiting, built)
             if built:
                 self._check(built.popleft(), checked)
@@ -247,10 +247,10 @@ class ProblemRun:
             self._note(self._stage)
 
     def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
-        """Move what the compiler is done with to ``built``, or write its failure down; return the rest.
+        """Move compiled attempts to ``built``, record failures, and return those still being compiled.
 
-        Where different configs may turn out to be one kernel, the default and what the table names now come
-        first: they are what is measured then.
+        Where different configs may turn out to be one kernel, only the first of them is measured, so the
+        default and the incumbent go first.
         """
         still = []
         for attempt in waiting:
@@ -276,21 +276,21 @@ class ProblemRun:
         return attempt not in first and any(each.artifact is None and not each.done for each in first)
 
     def _require_right_default(self, attempt: Attempt) -> None:
-        """Stop if what a kernel's author runs is not what the author says is right.
+        """Stop if the author's own config of a kernel disagrees with the author's reference.
 
         Raises:
-            NoWinnerError: It is so.
+            NoWinnerError: It does.
         """
         if self._strict and attempt.config == self.default and attempt.outcome == "wrong_result":
             raise NoWinnerError(
                 f"{self.request.problem}: the default config disagrees with the reference, so nothing was "
-                f"timed: {attempt.error}; mend the reference, the declaration or the kernel",
+                f"timed: {attempt.error}; fix the reference, the declaration or the kernel",
                 self.outcomes(),
             )
 
     @property
     def dead_knobs(self) -> tuple[str, ...]:
-        """Sentences on knobs that change nothing; empty where all do, or that is not known."""
+        """Sentences on knobs that changed no kernel; empty if there are none, or it is not known."""
         return self._same.dead_knobs(self._proposals.space)
 
     @property
@@ -314,7 +314,7 @@ class ProblemRun:
             return
         broken = self._broken.get(attempt.artifact_key)
         if broken is not None:
-            # Each hang costs seconds, and a fault a new process.
+            # A hang costs its time limit, a fault a new measuring process: once per kernel is enough.
             why = f"not run, since the same kernel with other run-time arguments failed: {broken.error}"
             self._fail(attempt, broken.outcome, why)
             return
@@ -335,7 +335,7 @@ class ProblemRun:
         policy = self.request.screen_policy
         if self.request.at_once:
             if self._decisive and self.torch is not None:
-                self.ledger.write_baseline(self.torch, policy)  # it ends the set before
+                self.ledger.write_baseline(self.torch, policy)  # marks the end of the previous set
             self._decisive = frozenset(attempt.name for attempt in batch)
         timed = self._time(batch, policy)
         with self.ledger.together():
@@ -343,9 +343,9 @@ class ProblemRun:
                 attempt.screened(timing, self.ledger.write(attempt, "ok", timing=timing, policy=policy))
 
     def _time(self, batch: Sequence[Attempt], policy: Policy) -> list[tuple[Attempt, Timing]]:
-        """Time ``batch`` together with the baseline; failures are written down and left out.
+        """Time ``batch`` together with the baseline; failures are recorded and left out.
 
-        The default and what the table names now have their energy read however slow they are.
+        The energy of the default and of the incumbent is measured however slow they are.
         """
         self._open()
         self.ran = True
@@ -390,7 +390,7 @@ class ProblemRun:
     # -- refine and decide
 
     def _refine(self) -> None:
-        """Try what the measurements promise; again, a quarter as much, while that finds something better."""
+        """Try what the measurements suggest; again a quarter as much, while that finds something faster."""
         request, policy, best = self.request, self.request.screen_policy, math.inf
         for turn in range(request.effort.refinements):
             own = [a for a in self.attempts.values() if a.config.source == "cutegen"]
@@ -403,7 +403,7 @@ class ProblemRun:
             self._try(self._admit(config for config in found if config not in self.attempts))
 
     def _rescue(self) -> None:
-        """Where nothing that was tried is clearly ahead of the library, try more, beside the best of that."""
+        """If no candidate is clearly faster than the library, try more of them beside the fastest."""
         request, policy = self.request, self.request.screen_policy
         timings = {a.config: a.timing for a in self._working() if a.timing is not None}
         ahead = any(t.ratio is None or t.ratio >= 1 + TIE_BAND for t in timings.values())
@@ -420,7 +420,7 @@ class ProblemRun:
         self._try(more, [self.attempts[config] for config in dict.fromkeys([*first, *fastest])])
 
     def _finals(self) -> tuple[Attempt, ...]:
-        """Measure the finalists with settled clocks; if all of them break, others take their place.
+        """Measure the finalists with settled clocks; if all of them fail, the next best take their place.
 
         Raises:
             NoWinnerError: None is left.
@@ -435,7 +435,7 @@ class ProblemRun:
         raise self._nothing()
 
     def _already_final(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
-        """Return finalists whose first timing decides; all were timed together."""
+        """Return the finalists with their screened timings, which decide: all were timed together."""
         for attempt in finalists:
             attempt.final, attempt.final_trial = attempt.timing, attempt.trial
         if self.torch is not None:
@@ -459,20 +459,20 @@ class ProblemRun:
         return [self.attempts[config] for config in chosen]
 
     def _best_in_bursts(self) -> list[Config]:
-        """Return the fastest few of those that were timed in bursts: settled clocks alone would miss them."""
+        """Return the configs that were fastest in bursts; by settled times alone they might be missed."""
         timed = [(a.timing.burst_ratio, a.config) for a in self._working() if a.timing is not None]
         known = [(ratio, config.digest, config) for ratio, config in timed if ratio is not None]
         return [config for _, _, config in sorted(known, reverse=True)[:_BURST_FINALISTS]]
 
     def _best_of_each_source(self, times: Mapping[Config, float]) -> list[Config]:
-        """Return the fastest kernel of each source, so that the result compares them with care."""
+        """Return the fastest config of each source, so that the finals compare the sources."""
         best: dict[str, Config] = {}
         for config in sorted(times, key=lambda c: (times[c], c.digest)):
             best.setdefault(config.source, config)
         return list(best.values())
 
     def _recorded_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
-        """Return the finalists with the timings of a finished run of the same name, if it has all of them."""
+        """Return the finalists with the recorded finals of an earlier run of this name, if all are there."""
         known = {trial.key: trial for trial in self.ledger.finals()}
         torch = known.get(("torch", ()))
         if torch is None or not all(attempt.key in known for attempt in finalists):
@@ -483,12 +483,12 @@ class ProblemRun:
         return tuple(finalists)
 
     def _fetch(self, attempts: Sequence[Attempt]) -> None:
-        """Get the artifacts of candidates whose timings were remembered."""
+        """Get the artifacts of attempts whose timings came from records."""
         self._children.submit(attempt.source for attempt in attempts)
         built: deque[Attempt] = deque()
         waiting = self._sort_out(attempts, built)
         while waiting:
-            self._children.poll(_PATIENCE_S)
+            self._children.poll(_POLL_S)
             waiting = self._sort_out(waiting, built)
 
     def _time_finals(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
@@ -510,7 +510,7 @@ class ProblemRun:
     # -- progress
 
     def _note(self, stage: str) -> None:
-        """Count the time since the last note as spent on ``stage``."""
+        """Add the time since the last call to ``stage``."""
         now = self._clock()
         self.stages[stage] = self.stages.get(stage, 0.0) + now - self._noted
         self._noted = now

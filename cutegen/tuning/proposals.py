@@ -1,4 +1,4 @@
-"""Which configs to try of one problem: before anything is measured, and in the light of what was."""
+"""Which configs to try for one problem: before anything is measured, and after some were."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Proposals:
         self._further = [space for space in spaces_beside(self.space) if self._competes(space)]
 
     def likely(self) -> list[Config]:
-        """Return what the search will propose for sure: known at once, while the rest takes it a second."""
+        """Return candidates that the search is sure to propose; the whole search takes about a second."""
         request, space = self._request, self.space
         if request.explicit or "cutegen" not in request.sources:
             return []
@@ -60,7 +60,7 @@ class Proposals:
         return self._with_twins(space, found, request.effort.twins)
 
     def everything(self) -> list[Config]:
-        """Return the incumbent and what the caller gives, or else what the search proposes."""
+        """Return the incumbent, then the caller's configs or, if there are none, what the search proposes."""
         configs = [*self._request.explicit] or self._searched()
         extra = [] if self.incumbent is None else [self.incumbent]
         return list(dict.fromkeys([*extra, *configs]))
@@ -72,7 +72,7 @@ class Proposals:
         fastest: float,
         fixed: Mapping[str, Sequence[Value]] | None = None,
     ) -> list[Config]:
-        """Return what measurements promise, of each algorithm unless its fastest config is far behind.
+        """Return configs that the measurements suggest, for each algorithm that is not far behind.
 
         Args:
             results: Microseconds of what was tried; None for what does not work.
@@ -85,14 +85,14 @@ class Proposals:
         return [config for space in spaces for config in self._refined(space, results, limit, fastest, fixed)]
 
     def without_overlap(self, best: Config) -> dict[str, tuple[Value, ...]]:
-        """Return the fixed knobs, and those that overlap launches as in ``best`` where they should be off."""
+        """Return the fixed knobs, and overlap of launches fixed to off if it is off in ``best``."""
         fixed = dict(self._request.fixed)
         if self._request.context == BACK_TO_BACK or best.get("split_k", 1) != 1:
             return fixed
         return {**{knob: (False,) for knob in OVERLAP if best.get(knob) is False}, **fixed}
 
     def _searched(self) -> list[Config]:
-        """Return what the search proposes, then the other source's kernels that keep to the fixed knobs."""
+        """Return what the search proposes, then those of the other source that satisfy the fixed knobs."""
         request, own = self._request, []
         if "cutegen" in request.sources:
             own = self._ranked(self.space)
@@ -112,15 +112,13 @@ class Proposals:
 
     @property
     def _most(self) -> int:
-        """Kernels that the search proposes, at most; those of users have no twins."""
-        effort, strict = (
-            self._request.effort,
-            find_family(self._request.problem.family).default_is_its_authors,
-        )
-        return effort.classes + (effort.twins if strict else 0)
+        """Most kernels that the search proposes. Users' kernels have no twins, so they get those places."""
+        effort = self._request.effort
+        is_users = find_family(self._request.problem.family).default_is_its_authors
+        return effort.classes + (effort.twins if is_users else 0)
 
     def _with_twins(self, space: Space, configs: Sequence[Config], count: int) -> list[Config]:
-        """Return kernels in forms that the model cannot tell apart behind other kernels."""
+        """Return ``configs`` with twins: behind other kernels the model cannot predict which is faster."""
         request = self._request
         count = 0 if request.context == BACK_TO_BACK else count
         return with_twins(space, request.problem, configs, count, request.fixed, others_alone=True)
@@ -150,7 +148,7 @@ class Proposals:
         )
 
     def _competes(self, space: Space) -> bool:
-        """Whether a further algorithm computes this problem and has the knobs and values that are fixed."""
+        """Whether a further algorithm can compute this problem and has all fixed knobs and values."""
         fixed = self._request.fixed
         has = all(set(values) <= set(space.domains.get(knob, ())) for knob, values in fixed.items())
         return has and not space.explain(self._request.problem, {})

@@ -36,8 +36,9 @@ class Setting:
         store: Where artifacts are.
         db: The trial database.
         table: The dispatch table that winners are written to.
-        own_table: Whether ``table`` is the cache's own, which gives way to one for new software.
-        fallback: What the table shall say of where PyTorch answers; None leaves it.
+        own_table: Whether ``table`` is the cache's own. After a change of GPU or software it is set aside and
+            begun anew; a table that the user named is refused then.
+        fallback: Where PyTorch answers, to be written into the table; None leaves what the table says.
         toolchain: What compiled, or compiles, the candidates.
         workers: Most compilations at a time; None leaves it to the builder.
         busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
@@ -82,11 +83,11 @@ class Setting:
             workers: Most compilations at a time.
             toolchain: Whose artifacts to use; the installed one by default.
             busy: What to do while others use the GPU: one of :data:`cutegen.measure.BUSY_MODES`.
-            fallback: What the table shall say of where PyTorch answers; None leaves it.
+            fallback: Where PyTorch answers, to be written into the table; None leaves what the table says.
             backends: What to use instead of the usual.
 
         Raises:
-            UsageError: ``busy`` or ``fallback`` is none of those that there are.
+            UsageError: ``busy`` or ``fallback`` is unknown.
         """
         require_busy(busy)
         store = Store(cache_dir) if cache_dir else Store.default()
@@ -124,13 +125,13 @@ class Setting:
         return (self.backends.offers or (lambda p: find_offers(p, self.arch, self.store)))(problem)
 
     def load_table(self) -> Table | None:
-        """Return the table if there is one that holds here.
+        """Return the table if there is one for this GPU and software.
 
-        A table of the cache that was made by other software or for another GPU, or that is malformed, is set
-        aside under a dated name; one that the user named is refused.
+        The cache's own table is set aside under a dated name if it is malformed, or was made for another GPU
+        or by other software; one that the user named is refused.
 
         Raises:
-            TableError: The named table is malformed or holds elsewhere.
+            TableError: The named table is malformed, or for another GPU or other software.
             StoreError: It cannot be read, or the cache's own cannot be set aside.
         """
         if self.device is None or self.table is None:
@@ -166,16 +167,16 @@ class Setting:
         """Write winners into the table.
 
         Raises:
-            TableError: The table is malformed or holds elsewhere.
+            TableError: The table is malformed, or for another GPU or other software.
             StoreError: It cannot be written.
         """
         if self.device is not None and self.table is not None:
             Table.update(self.table, Fingerprint.of(self.device), entries, ranges)
 
     def save_fallback(self) -> None:
-        """Write into the table where PyTorch answers, if that was said; raises as :meth:`save`."""
+        """Write ``fallback`` into the table, if it was given; raises as :meth:`save`."""
         if self.fallback is not None and self.device is not None and self.table is not None:
-            self.load_table()  # sets one for other software aside
+            self.load_table()  # sets a table for other software aside
             Table.update(self.table, Fingerprint.of(self.device), fallback=self.fallback)
 
     def entry(self, problem: Problem) -> Entry | None:
