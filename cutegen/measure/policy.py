@@ -14,14 +14,14 @@ __all__ = ["ENERGY_S", "OBJECTIVES", "Policy", "require_known_fields", "require_
 
 #: What a kernel may be chosen by: microseconds, millijoules per launch, or their product.
 OBJECTIVES = ("time", "energy", "edp")
-#: Seconds of an isolated energy measurement by objective, at least. An H200's counter steps every 0.1 s
-#: (polled 200 times a second). Source of the numbers: judgement. One step, seen late by a few milliseconds,
-#: tells what a winner takes within some percent; over five the same delay is under what is called a tie.
+#: Seconds of an isolated energy measurement, at least, by objective. Source: judgement. The counter of an
+#: H200 steps every 0.1 s, and a step is noticed up to a few milliseconds late (polled 200 times a second).
+#: Over one step that is an error of a few percent, over five it is smaller than a tie.
 ENERGY_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
 
-#: Fields under the names that they had in version 0.1: the digest of a stored policy keys timings.
+#: Fields that are stored under the names of version 0.1: digests of stored policies key timings.
 _STORED_AS = {"extra_rounds": "playoff", "energy_s": "dwell_s"}
-#: Fields that version 0.1 lacked, with what they were then; left out of the data where they are still that.
+#: Fields that version 0.1 lacked, with the values that it implied; left out of the data at these values.
 _ADDED: Mapping[str, Json] = {"context": BACK_TO_BACK, "burst_rounds": 0}
 _CHOICES = {
     "objective": OBJECTIVES,
@@ -46,12 +46,13 @@ def require_objective(name: str) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything that decides what a timing means; two timings compare only under equal policies.
+    """How a timing is made. Two timings may be compared only if their policies are equal.
 
     Attributes:
         launch: ``graph``: launches are replayed from a CUDA graph, so the host does not limit them.
         l2: ``cold``: operands rotate through more than three times the L2 cache.
-        clock: ``settled`` (the GPU is loaded until its clock holds) or ``burst`` (it only leaves idle).
+        clock: ``settled`` (the GPU is loaded until its clock is stable) or ``burst`` (only until it leaves
+            its idle clock).
         distribution: ``uniform``: operands are uniform in [-1, 1), those of 4 bits among all codes; data
             changes power and so clocks.
         rounds: Most rounds; each runs every entry and the reference once, in random order.
@@ -59,22 +60,22 @@ class Policy:
         round_us: GPU time that one entry takes in one round, in microseconds (at least one graph).
         settle_s: Longest burn-in, in seconds; a burst takes 0.05 of them at most.
         precision: Stop when every interval's half width is under this fraction of its median; 0 never stops.
-        prune: Drop entries that are slower than the best by more than this fraction, already after one round,
-            and by half of it after half of the rounds for all; 0 drops nobody.
-        extra_rounds: After these rounds, most further ones for the entries that are statistically tied for
-            fastest, while they are several and ``precision`` does not stop it.
+        prune: Drop entries that are slower than the best by more than this fraction, from the first round on,
+            and by half of it from half of the rounds on; 0 drops none.
+        extra_rounds: Most further rounds, after those for all, of the entries that are statistically tied for
+            fastest, while there are several and ``precision`` does not stop it.
         seed: Of the order within rounds.
-        objective: What the timings are to decide. It says whose energy is measured: for ``time`` once that
-            of the winner, the reference and those that the caller names, for ``energy`` and ``edp`` twice
-            everyone's.
-        energy_s: After the rounds, seconds that an entry is replayed back to back while the GPU's energy
-            counter is read; 0 reads no energy. It goes with settled clocks only.
+        objective: What the timings are to decide, and so whose energy is measured: for ``time`` that of the
+            winner, the reference and the entries that the caller names, once; for ``energy`` and ``edp`` that
+            of every entry, twice.
+        energy_s: Seconds that an entry is replayed back to back, after the rounds, while the GPU's energy
+            counter is read; 0 reads no energy. Only with settled clocks.
         context: What runs before each launch: ``alone``, ``behind`` or ``back_to_back``, as in
             :data:`cutegen.measure.context.CONTEXTS`. The time of what runs before is measured in the same
-            rounds and taken off. Energy is that of launches back to back in any case.
-        burst_rounds: Where a limit of power holds the settled clock down: rounds of short bursts that follow
-            for the reference and whoever may win, each after a moment of idling. Objective ``time`` only.
-            They add to a timing and change nothing in it, so they are no part of what keys it.
+            rounds and subtracted. Energy is always that of launches back to back.
+        burst_rounds: Rounds of short bursts, each after a moment of idling, that follow if a power limit held
+            the settled clock down. The reference and the entries that may win take part. Objective ``time``
+            only. They add to a timing and change no settled time, so the digest leaves them out.
 
     Raises:
         UsageError: A value is not one of those above.
@@ -121,15 +122,15 @@ class Policy:
 
     @classmethod
     def screen(cls, seed: int = 0, *, loaded: bool = False, context: str = DEFAULT_CONTEXT) -> Policy:
-        """Return the policy that finds the promising few of many: three short rounds.
+        """Return the policy for screening many candidates: three short rounds.
 
-        They are chosen by time, whatever the objective, and read no energy: an entry's turn takes a few
+        Whatever the objective, screening is by time and reads no energy: an entry's turn takes a few
         milliseconds, less than a step of the counter.
 
         Args:
             seed: Of the order within rounds.
-            loaded: Whether to load the GPU first, up to a second, as work that meets its power limit would; 3
-                rounds of bursts follow, since who is fast there may not be among the fastest here.
+            loaded: For power-bound problems: load the GPU first, for up to a second, and add 3 rounds of
+                bursts, since the fastest in bursts may not be among the fastest under load.
             context: What runs before each launch.
         """
         return cls(
@@ -147,12 +148,12 @@ class Policy:
 
     @classmethod
     def final(cls, seed: int = 0, objective: str = "time", *, context: str = DEFAULT_CONTEXT) -> Policy:
-        """Return the policy that decides among the few: settled clocks, 7 to 15 rounds, energy.
+        """Return the policy for the finals: settled clocks, 7 to 15 rounds, energy.
 
-        Where time decides, 30 more rounds may follow for those that may still win, then 7 of bursts. Source:
-        medians of 15 rounds on an H200 at its power limit are known to 0.8 %; of 45, to 0.5 %. Their number
-        counts more than their length; those back to back are as long as in version 0.1, whose timings go on
-        answering.
+        Where time decides, up to 30 more rounds follow for those that may still win, then 7 of bursts.
+        Source: on an H200 at its power limit medians of 15 rounds are known to 0.8 %, of 45 to 0.5 %. The
+        number of rounds matters more than their length. Back to back they are as long as in version 0.1, so
+        that its timings remain valid.
 
         Raises:
             UsageError: There is no such objective or context.
@@ -170,13 +171,13 @@ class Policy:
 
     @classmethod
     def quick(cls, seed: int = 0, *, loaded: bool = False, context: str = DEFAULT_CONTEXT) -> Policy:
-        """Return the policy that finds and decides at once: 5 to 9 short rounds, 8 or 14 more of those tied.
+        """Return the policy that screens and decides at once: 5 to 9 short rounds, 8 or 14 more for ties.
 
         Args:
             seed: Of the order within rounds.
-            loaded: Whether to load the GPU first, up to 1.2 s, as work that meets its power limit would; 5
-                rounds of bursts follow, which take half a second. Nobody is dropped for less than 30 %: while
-                the clock swings, samples of two equals may be 15 % apart on an H200.
+            loaded: For power-bound problems: load the GPU first, for up to 1.2 s, and add 5 rounds of bursts,
+                which take half a second. Only entries more than 30 % behind are dropped: while the clock of
+                an H200 oscillates, samples of two equally fast kernels may be 15 % apart.
             context: What runs before each launch.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Times entries in interleaved rounds: burn-in, random order, a reference sample each, early stop, energy."""
+"""Times entries in interleaved rounds: burn-in, random order, a reference sample each, bursts, energy."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["BrokenDeviceError", "time_in_rounds"]
 
 #: Burn-in measures about this long between two readings of the clock, in microseconds.
 _BURN_US = 10_000.0
-#: A burst starts after so many seconds of load. Source: an idle H200 clocks at 345 MHz instead of 1980.
+#: Seconds of load before a burst. Source: an idle H200 runs at 345 MHz instead of 1980.
 _WARM_S = 0.05
-#: Seconds of idling before each burst, and before the first, which follows long load. Source: judgement. An
-#: H200 at its power limit takes 0.15 s of load to slow down; here it is loaded less than half of the time.
+#: Seconds of idling before each burst, and before the first one, which follows a long load. Source:
+#: judgement. An H200 at its power limit slows down after 0.15 s of load; here it idles half of the time.
 _IDLE_S, _FIRST_IDLE_S = 0.05, 0.2
-#: GPU time that one entry takes in one burst, in microseconds, and most entries that may win by bursts.
+#: GPU time of one entry in one burst, in microseconds, and most entries that are timed in bursts.
 _BURST_US, _MOST_IN_BURSTS = 1500.0, 12
-#: GPU time that those who may win take in one burst together, and least of them, however long they take.
-#: Source: with 50 ms an H200 slowed down within the burst: torch.mm took 6.2 ms for 4096x128256x4096, 5.4 ms
-#: where only one other ran.
+#: Most GPU time of all entries in one burst, in microseconds, and fewest entries, however long they take.
+#: Source: with 50 ms an H200 slowed down within the burst: torch.mm took 6.2 ms for 4096x128256x4096, and
+#: 5.4 ms beside only one other entry.
 _ALL_IN_BURST_US, _LEAST_IN_BURSTS = 30_000.0, 4
-#: Under load what runs before launches is timed alone for so much of an entry's turn: it needs less power
-#: than they do, so the clock rises meanwhile. Source: given as much time as each of two GEMMs, on an H200
-#: these ran at 1740 to 1890 MHz, and at 1400 to 1500 MHz where it did not run.
+#: Under load the predecessor alone gets this share of an entry's turn: it draws less power, so the clock
+#: rises meanwhile. Source: two GEMMs on an H200 ran at 1400 to 1500 MHz without it, and at 1740 to 1890 MHz
+#: where it had as much time as each of them.
 _BEFORE_SHARE = 0.25
 
 
@@ -45,7 +45,7 @@ class BrokenDeviceError(MeasureError):
 
 
 class _Rounds:
-    """The state of one call: what is prepared, who failed, what came of it."""
+    """The state of one call of :func:`time_in_rounds`: what is prepared, what failed, the timings."""
 
     def __init__(self, engine: Engine, policy: Policy, announce: Callable[[str], None]) -> None:
         self.engine = engine
@@ -98,14 +98,14 @@ class _Rounds:
         self.prepared.pop(name, None)
 
     def warm(self) -> None:
-        """Load the device for a moment, so that it leaves its idle clock before anyone is timed."""
+        """Load the device for a moment, so that it leaves its idle clock before anything is timed."""
         start = self.engine.now()
         while (spent := self.engine.now() - start) < min(_WARM_S, self.policy.settle_s):
             self._measure(REFERENCE, self._replays(REFERENCE, _BURN_US))
         self.settle_s = spent
 
     def settle(self) -> None:
-        """Load the device with every entry in turn until its clock holds."""
+        """Load the device with every entry in turn until its clock is stable."""
         names, settling, turn = list(self.prepared), Settling(self.policy.settle_s), 0
         while not settling.done:
             name = names[turn % len(names)]
@@ -159,9 +159,9 @@ class _Rounds:
         return (after.energy_mj - energy_before) / 1000 / seconds
 
     def run_bursts(self, keep: Collection[str]) -> None:
-        """Add to the timings of those who may win, of ``keep`` and the reference what they take in bursts.
+        """Add times in bursts to the timings of entries that may win, of ``keep`` and of the reference.
 
-        Where no limit of power held the clock down, bursts would tell nothing new, and there are none.
+        If no power limit held the clock down, bursts would show nothing new, and there are none.
         """
         settled = self._settled()
         names = list(dict.fromkeys([*self._rivals(settled), *(name for name in keep if name in settled)]))
@@ -178,11 +178,11 @@ class _Rounds:
             timings.pop(name, None)
 
     def _rivals(self, settled: Mapping[str, Interval]) -> list[str]:
-        """Return who may win by bursts: of each kernel the fastest, then other run-time arguments of them.
+        """Return the entries to time in bursts: the fastest of each kernel, then other run-time arguments.
 
-        Who wins when settled is among them. Where they are too many for a burst half of them are the fastest,
-        the others at even distances behind: kernels of one kind lie close together, and another kind may be
-        the one that is fast in bursts.
+        The settled winner is among them. If they are too many for a burst, half of them are the fastest, and
+        the others are taken at even distances from the rest: similar kernels have similar times, and the one
+        that is fast in bursts may be of another kind.
         """
         if not settled:
             return []
@@ -197,7 +197,7 @@ class _Rounds:
         return list(dict.fromkeys([winner, *_thinned(list(best.values()), most), *near]))[:most]
 
     def _wake(self) -> None:
-        """Let the device cool down, then load it so shortly that it leaves its idle clock and no more."""
+        """Let the device idle, then load it just long enough to leave its idle clock."""
         self.engine.idle(_IDLE_S)
         self._measure(REFERENCE, self._replays(REFERENCE, _BURN_US))
 
@@ -207,11 +207,11 @@ class _Rounds:
         return {name: timings[name].paired for name in self.names if name in timings}
 
     def measure_energy(self, keep: Collection[str]) -> None:
-        """Add the isolated energy of those whom the policy asks for to their timings.
+        """Add the isolated energy of the entries that the policy asks for to their timings.
 
-        A second pass in the opposite order puts the means of all at the same time, so that a steady drift of
-        the GPU's power favours nobody; where only time decides, one pass tells enough. An entry that fails
-        here has failed.
+        A second pass in the opposite order centres all measurements on the same moment, so that a steady
+        drift of the GPU's power favours none; where only time decides, one pass is enough. An entry that
+        fails here counts as failed.
         """
         names = self._energy_names(keep)
         turns = names if self.policy.objective == "time" else [*names, *reversed(names)]
@@ -223,7 +223,7 @@ class _Rounds:
             if one is not None:
                 found[name].append(one)
             elif name == names[0]:
-                break  # a counter that does not move for the first moves for nobody
+                break  # the counter does not work, so no other entry has to be tried
         for name, passes in found.items():
             if len(passes) * len(names) == len(turns) and name in self.timings:
                 both = join(passes)
@@ -231,9 +231,9 @@ class _Rounds:
                 self.timings[name] = timing.with_energy(both.energy_mj, both.power_w)
 
     def _energy_names(self, keep: Collection[str]) -> list[str]:
-        """Return whose energy is measured: the reference first, then entries in their own order.
+        """Return the entries whose energy is measured: the reference first, then others in their order.
 
-        Where only time decides, the winner, and whom the caller keeps.
+        Where only time decides, these are the winner and those of ``keep``.
         """
         alive, settled = self.names, self._settled()
         if self.policy.objective == "time" and settled:
@@ -245,12 +245,12 @@ class _Rounds:
         return [REFERENCE, *alive]
 
     def _energy_once(self, name: str) -> IsolatedEnergy | None:
-        """Return the energy of launches back to back: what runs before them has an energy of its own."""
+        """Return the energy of launches back to back: that of a predecessor would be included."""
         self.announce(name)
         try:
             prepared = self.engine.prepare(self.candidates[name])
             if not prepared.back_to_back:
-                return None  # the counter would also see what puts tensors back
+                return None  # the counter would include the copies that restore tensors
             return isolated_energy(self.engine, prepared, self.policy.energy_s)
         except LaunchError as error:
             if name == REFERENCE:
@@ -261,7 +261,7 @@ class _Rounds:
 
 
 def _thinned(names: Sequence[str], most: int) -> list[str]:
-    """Return at most so many: a half as they come, then others at even distances up to the last."""
+    """Return at most ``most`` names: the first half as they come, the others at even distances."""
     if len(names) <= most:
         return list(names)
     first = -(-most // 2)
@@ -281,17 +281,17 @@ def time_in_rounds(
 
     Args:
         engine: Where they run; their problem is open.
-        candidates: Who is timed, those that would win a tie first.
-        policy: How.
+        candidates: What to time, those that would win a tie first.
+        policy: How to time it.
         reference: What the reference is called in the record.
         announce: Told the name of each entry before it runs, so that a hang can be blamed on it.
-        keep: Entries that are timed in bursts, and whose energy is measured, if anyone's is, however slow
-            they are.
+        keep: Entries that take part in bursts and energy measurements, if there are any, however slow they
+            are.
 
     Raises:
         BrokenDeviceError: A launch broke the device; the entry announced last is to blame.
-        LaunchError: The reference failed, or what runs before each launch.
-        MeasureError: A launch cannot be told from what runs before it.
+        LaunchError: The reference failed, or the kernel before each launch.
+        MeasureError: A launch took no time once that of the kernel before it is subtracted.
     """
     rounds = _Rounds(engine, policy, announce)
     rounds.prepare(candidates)

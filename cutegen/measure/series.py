@@ -1,4 +1,4 @@
-"""The samples of some interleaved rounds, and the timings that they come to."""
+"""The samples of some interleaved rounds, and the timings that follow from them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cutegen.measure.timing import Timing
 
 __all__ = ["COMMON", "Series"]
 
-#: Entries that belong to nobody: if one of them fails, nobody can be timed.
+#: Entries that are no candidates: if one of them fails, nothing can be timed.
 COMMON = (REFERENCE, PREDECESSOR)
 
 
 class Series:
-    """Rounds of one kind: who still runs, what the clock said, and what ran before each launch took.
+    """Rounds of one kind: their samples, clocks, and times of the kernel before each launch.
 
     Args:
-        race: Decides who runs on, and when it ends.
+        race: Decides which entries run again, and when to stop.
         round_us: GPU time that one entry takes in one round, in microseconds.
 
     Attributes:
         clocks: The SM clock after each sample of an entry, in MHz.
-        before_us: What ran before each launch, microseconds per launch, in each round.
+        before_us: The time of the kernel before each launch, microseconds per launch, by round.
     """
 
     def __init__(self, race: Race, round_us: float) -> None:
@@ -36,10 +36,10 @@ class Series:
         self.before_us: list[float] = []
 
     def observe(self, samples: Mapping[str, float]) -> None:
-        """Take in one round.
+        """Add one round.
 
         Raises:
-            MeasureError: A launch took no time once what ran before it is taken off.
+            MeasureError: A launch took no time once that of the kernel before it is subtracted.
         """
         before = samples.get(PREDECESSOR, 0.0)
         if PREDECESSOR in samples:
@@ -55,7 +55,7 @@ class Series:
     def timings(
         self, reference: str, *, power_w: float | None = None, without: Collection[str] = ()
     ) -> dict[str, Timing]:
-        """Return what the samples come to, the reference's first."""
+        """Return the timing of each entry, the reference's first."""
         race, base = self.race, self.race.reference_samples
         entries = {
             REFERENCE: base,

@@ -26,14 +26,14 @@ __all__ = [
     "within",
 ]
 
-#: Two medians this close count as equal whatever their intervals say. Source: repeated tuning of one shape
-#: on one GPU flips between configs that differ by less (up to 0.6 % were seen to change places).
+#: Two medians this close, as a fraction, count as equal whatever their intervals are. Source: repeated tuning
+#: of one shape on one GPU changed between configs that were up to 0.6 % apart.
 TIE_BAND = 0.005
-#: A settled time so little above the smallest counts as no loss where bursts decide too. Source: the
-#: requirement that a winner lose in neither regime; clocks in bursts are a third higher, and other tiles win.
+#: Where bursts decide as well, a settled time within this fraction of the smallest counts as no loss. Source:
+#: the requirement that a winner lose in neither regime; bursts clock a third higher, and other tiles win.
 BURST_BAND = 0.01
-#: What is further behind when settled does not win by its bursts. Source: 23 configs for each of six GEMMs on
-#: an H200: the best when settled was 4 to 7 % behind in bursts on four, others 1 to 3 % in both.
+#: A config further behind than this when settled cannot win by its bursts. Source: 23 configs for each of six
+#: GEMMs on an H200: the best when settled was 4 to 7 % behind in bursts on four, others 1 to 3 % in both.
 BURST_REACH = 0.05
 
 
@@ -122,18 +122,18 @@ def choose(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the winner and all that are statistically tied with it, both in the order of ``preference``.
 
-    One time beats another if it is smaller and the two are not tied. Asking that none beats the winner, not
-    just that it is tied with the smallest median, keeps one uncertain fast entry from excusing slow ones. The
-    winner is the first of these whose median is within ``excuse`` of the smallest among them. It depends on
-    the measurements and ``preference`` only, never on the order of ``times``.
+    One time beats another if it is smaller and the two are not tied. The tied entries are those that no other
+    beats; were it enough to be tied with the smallest median, one fast entry with a wide interval would admit
+    slow ones. The winner is the first of the tied whose median is within ``excuse`` of the smallest among
+    them. The result depends on the measurements and ``preference`` only, never on the order of ``times``.
 
     Args:
         times: What each costs.
         preference: All names, the one that wins ties first.
         band: Medians this close count as equal.
-        excuse: The winner's median is larger than the smallest by no more than this fraction, however wide
-            the intervals: the middle is still the best guess. Source: finals of 30 shapes on an H200, where
-            intervals alone had excused up to 3 %.
+        excuse: The winner's median exceeds the smallest by no more than this fraction, however wide the
+            intervals are: the median is still the best estimate. Source: finals of 30 shapes on an H200,
+            where intervals alone had admitted winners up to 3 % slower.
 
     Raises:
         MeasureError: ``times`` is empty or ``preference`` lacks a name of it.
@@ -167,18 +167,18 @@ def choose_in_both(
 ) -> tuple[str, tuple[str, ...]]:
     """Return the winner under settled clocks and in bursts, and all that are tied with it when settled.
 
-    Of the entries within :data:`BURST_BAND` of the smallest settled time, the one that takes least in bursts
-    wins. Entries further behind, up to :data:`BURST_REACH`, win if they lose less: what counts is the larger
-    of the two losses, each beside the smallest time of its regime. Where these differ by less than
-    :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first, then who loses least in all.
-    Where some keep up with the reference in both, only these come into question. Who was not timed in bursts
-    wins only if nobody near it was.
+    The loss of an entry is the larger of its two losses, each against the smallest time of the regime; within
+    :data:`BURST_BAND` a settled time counts as no loss. Entries within :data:`BURST_REACH` of the smallest
+    settled time compete, and the one with the smallest loss wins. Of losses within :data:`TIE_BAND` the
+    settled winner, as :func:`choose` finds it, comes first, then the smallest sum of both losses. If some
+    entries keep up with the reference in both regimes, only these compete. An entry that was not timed in
+    bursts wins only if none near it was.
 
     Args:
-        settled: What each takes under settled clocks.
-        bursts: What those that were timed in bursts take there; empty if nobody was.
+        settled: Times under settled clocks.
+        bursts: Times in bursts, of the entries that were timed there.
         preference: All names, the one that wins ties first.
-        keeping_up: Who loses little to the reference in both.
+        keeping_up: Entries that lose little to the reference in both regimes.
 
     Raises:
         MeasureError: ``settled`` is empty or ``preference`` lacks a name of it.
@@ -197,7 +197,7 @@ def choose_in_both(
 
 
 def _losses(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return what each loses in two regimes beside the fastest there; a small loss in the first is none."""
+    """Return the loss of each against the fastest, in both regimes; a small one in the first counts as 0."""
     best = [min(column) for column in zip(*times.values(), strict=True)]
     found = {}
     for name, both in times.items():
@@ -207,14 +207,14 @@ def _losses(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, 
 
 
 def common_drift(samples: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return by how much each round was slow or fast for every entry, as a factor around 1.
+    """Return by how much each round was slow or fast for all entries, as a factor around 1.
 
-    It is the median, over those that ran in the round, of their sample over their own centre. A GPU at its
-    power limit slows and recovers from round to round; many entries tell that apart from their own noise
-    better than the reference alone.
+    It is the median, over the entries of the round, of the sample over the entry's centre. A GPU at its power
+    limit slows down and recovers from round to round; many entries separate that from their own noise better
+    than the reference alone.
 
-    An entry that stopped early has seen early rounds only, which tend to be the fast ones: its centre is its
-    median after the drift seen by those that ran to the end was divided out. So all are on one scale.
+    An entry that stopped early ran only in early rounds, which tend to be fast. Its centre is therefore its
+    median after the drift of the entries that ran to the end was divided out, which puts all on one scale.
 
     Args:
         samples: One sample per round, from the first round on; some may have stopped early.

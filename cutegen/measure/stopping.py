@@ -10,22 +10,22 @@ from cutegen.measure.statistics import Interval, choose, common_drift, ratio_int
 
 __all__ = ["Race", "Settling"]
 
-#: From so many rounds on, or half of those for all, half as much drops an entry. Source: judgement; single
-#: samples of two equals may be 15 % apart under load on an H200, medians are nearer.
+#: From this many rounds on, and half of ``min_rounds``, an entry is dropped by half of ``prune``. Source:
+#: judgement; under load on an H200 single samples of equally fast kernels may be 15 % apart, medians less.
 _ENOUGH_TO_DROP = 3
 
 
 class Race:
-    """Decides round by round who runs on and when enough is known; it never looks at a clock itself.
+    """Decides round by round which entries run again and when to stop; it reads no clock itself.
 
-    Each round gives one sample of the reference and of each entry still running. When all are known well
-    enough, or the rounds for all are over, extra rounds may follow for the entries that are
-    statistically tied for fastest: they decide, and there are few of them.
+    Each round gives one sample of the reference and of each entry still running. When all times are precise
+    enough, or the rounds for all are over, extra rounds may follow for the few entries that are statistically
+    tied for fastest.
 
     Attributes:
-        names: Who takes part, in order.
-        alive: Who runs in the next round.
-        rounds: Rounds seen so far.
+        names: The entries, in order.
+        alive: The entries of the next round.
+        rounds: Rounds so far.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Race:
         self._reference: list[float] = []
 
     def observe(self, reference_us: float, own_us: Mapping[str, float]) -> None:
-        """Take in one round: microseconds of the reference and of each runner."""
+        """Add one round: microseconds of the reference and of each entry."""
         self.rounds += 1
         self._reference.append(reference_us)
         for name in self.alive:
@@ -77,7 +77,7 @@ class Race:
         self.alive = tuple(n for n in self.alive if n not in speeds or speeds[n] * (1 + prune) >= best)
 
     def _drop_beaten(self) -> None:
-        """Keep the entries that are statistically tied for fastest, as :func:`choose` would see it now."""
+        """Keep the entries that are statistically tied for fastest so far."""
         if len(self.alive) < 2 or not self._extra_rounds:
             return
         drift = common_drift({"": self._reference, **self._own})
@@ -101,7 +101,7 @@ class Race:
 
     @property
     def finished(self) -> bool:
-        """Whether another round would tell nothing new, or none is allowed."""
+        """Whether another round would change nothing, or none is allowed."""
         if self._last is None:
             return False
         return self.rounds >= self._last or len(self.alive) < 2 or self._precise()
@@ -116,18 +116,17 @@ class Race:
 
 
 class Settling:
-    """Decides from clock readings when a GPU under load has reached the clock that it will keep.
+    """Decides from clock readings when a GPU under load has reached a stable clock.
 
-    It is settled when two windows in a row have the same mean clock; what was read before a limit of power
-    was reported says nothing of the clock under it. A GPU that never reports a power limit is given
-    ``short_limit_s``, one that is limited by power the whole ``limit_s``. Source: clocks of a power-limited
-    H200 fall within 0.15 s of load and may swing for about 3 s; another drew 850 to 900 W at 1900 MHz for
-    more than half a second before they fell.
+    It is settled when two successive windows have the same mean clock. Readings from before a power limit was
+    reported do not count. A GPU that reports no power limit gets ``short_limit_s``, one that does the whole
+    ``limit_s``. Source: clocks of a power-limited H200 fall within 0.15 s of load and may oscillate for about
+    3 s; another drew 850 to 900 W at 1900 MHz for more than half a second before its clock fell.
 
     Attributes:
-        settled: Whether the clock was seen to hold.
+        settled: Whether the clock was seen to be stable.
         elapsed_s: Time of the last reading, in seconds since the first.
-        power_limited: Whether a limit of power was reported.
+        power_limited: Whether a power limit was reported.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Settling:
         self._since = 0.0
 
     def observe(self, at_s: float, clock_mhz: float | None, power_limited: bool) -> None:
-        """Take in one reading; ``clock_mhz`` is None where the clock cannot be read."""
+        """Add one reading; ``clock_mhz`` is None where the clock cannot be read."""
         if self._start is None:
             self._start = self._since = at_s
         self.elapsed_s = at_s - self._start
@@ -171,6 +170,6 @@ class Settling:
 
     @property
     def done(self) -> bool:
-        """Whether to go on measuring: the clock holds, or the time is up."""
+        """Whether to go on to the measurement: the clock is stable, or the time is up."""
         limit = self._limit_s if self.power_limited else self._short_limit_s
         return self.settled or self.elapsed_s >= limit

@@ -1,4 +1,4 @@
-"""What the samples of one entry amount to, and how the costs of two entries compare."""
+"""The summary of one entry's samples, and the comparison of two entries by cost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cutegen.measure.statistics import Interval, median, median_interval, ratio_
 
 __all__ = ["Timing", "against", "cost_ratio"]
 
-#: Who is not behind the reference when settled, and loses no more than this to it in bursts, keeps up with
-#: it. Source: the requirement that no winner be 2 % behind in bursts, less what a few of these leave open.
+#: How far an entry may be behind the reference in bursts and still keep up with it, as a fraction. Source:
+#: the requirement that no winner be 2 % behind in bursts, less the uncertainty of a few burst rounds.
 _KEEPING_UP = 0.015
 
 
@@ -32,22 +32,21 @@ class Timing:
         ratio_low: Lower end of that median's 95 % interval.
         ratio_high: Upper end.
         sm_clock_mhz: Median SM clock, read right after its replays; None where it cannot be read.
-        rounds_power_w: Mean power of the GPU over the rounds of all entries: a fact of the run, not of this
-            entry, since entries alternate faster than power can be read.
-        power_w: Mean power of the GPU while this entry alone ran; None if its energy was not measured.
-        energy_mj: Millijoules per launch meanwhile; None likewise.
-        energy_low_mj: The least that it may be: the lower of two measurements, less what the counter's edges
-            leave open.
-        energy_high_mj: The most.
+        rounds_power_w: Mean power of the GPU over the rounds of all entries. It says nothing of this entry
+            alone: entries alternate faster than power can be read.
+        power_w: Mean power of the GPU while only this entry ran; None if its energy was not measured.
+        energy_mj: Millijoules per launch meanwhile; None if it was not measured.
+        energy_low_mj: Lower bound: the lower of two measurements, less what the counter's edges leave open.
+        energy_high_mj: Upper bound.
         reference: What the reference is, such as ``torch.mm``.
-        steady_us: Median after the drift that all entries share was divided out of each round; for comparing
+        steady_us: Median after each round's drift, which all entries share, was divided out; for comparing
             entries of one run. None if nothing ran beside it.
         steady_low_us: Lower end of that median's 95 % interval.
         steady_high_us: Upper end.
         contended_by: Other processes that were seen to use the GPU meanwhile, in words; empty if none was.
-        predecessor_us: Median time of what ran before each launch, which is not in the times above; None
-            where launches followed one another.
-        burst_us: Median in bursts, without the drift that all entries share; None if there were none.
+        predecessor_us: Median time of what ran before each launch, which is subtracted from the times above;
+            None for launches back to back.
+        burst_us: Median in bursts, without the shared drift; None without bursts.
         burst_low_us: Lower end of that median's 95 % interval.
         burst_high_us: Upper end.
         burst_ratio: Median of the paired ratios reference / own in bursts.
@@ -131,7 +130,7 @@ class Timing:
         )
 
     def with_bursts(self, bursts: Timing) -> Timing:
-        """Return this timing with what rounds of bursts said of the same entry."""
+        """Return this timing with the times of the same entry in rounds of bursts."""
         time = bursts.paired
         return replace(
             self,
@@ -144,7 +143,7 @@ class Timing:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it is known to lose nothing to the reference when settled, and little in bursts."""
+        """Whether it is not slower than the reference when settled, and not by much in bursts."""
         return (self.ratio or 0.0) >= 1 and (self.burst_ratio or 0.0) >= 1 - _KEEPING_UP
 
     @property
@@ -206,8 +205,9 @@ class Timing:
     def from_json(cls, data: Mapping[str, Any]) -> Timing:
         """Return the timing that :meth:`to_json` described.
 
-        Records from before isolated measurements called the mean over all rounds the entry's own power, and
-        multiplied it with the time; the product is dropped.
+        Old records, from before isolated measurements, hold the mean power over all rounds as the entry's
+        own, and its product with the time as energy. The power is moved to ``rounds_power_w``, the energy
+        dropped.
 
         Raises:
             UsageError: A field is unknown.
@@ -220,9 +220,9 @@ class Timing:
 
 
 def cost_ratio(reference: Timing, own: Timing, objective: str) -> Interval | None:
-    """Return cost of ``reference`` over that of ``own``, cautiously: above 1 means that ``own`` is better.
+    """Return the cost of ``reference`` over that of ``own``: above 1 means that ``own`` is better.
 
-    None where one of them lacks it.
+    The interval combines the extremes of both. None if one of the costs was not measured.
     """
     a, b = reference.cost(objective), own.cost(objective)
     if a is None or b is None:
@@ -231,9 +231,9 @@ def cost_ratio(reference: Timing, own: Timing, objective: str) -> Interval | Non
 
 
 def against(reference: Timing | None, own: Timing, objective: str) -> Interval | None:
-    """Return cost of the baseline over that of ``own``; times are paired round by round.
+    """Return the cost of the baseline over that of ``own``; None if it was not measured.
 
-    None where it is not known.
+    Times are paired round by round.
     """
     if objective != "time":
         return None if reference is None else cost_ratio(reference, own, objective)

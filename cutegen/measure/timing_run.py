@@ -1,4 +1,4 @@
-"""What came of timing one set of candidates, in the child that measures and with the caller."""
+"""The result of timing one set of candidates, which travels from the measuring child to the caller."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TimingRun(Mapping[str, Timing]):
 
     Attributes:
         timings: Of the candidates that ran.
-        reference: Of the vendor's call, from the same rounds.
+        reference: Of the baseline, from the same rounds.
         failures: Candidates that could not be timed, with the reason.
         rounds: Rounds run.
         settle_s: Seconds of burn-in.
-        settled: Whether the clock was seen to hold; None without burn-in.
+        settled: Whether the clock was seen to be stable; None without burn-in.
     """
 
     timings: Mapping[str, Timing]

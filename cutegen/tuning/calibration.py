@@ -45,13 +45,13 @@ __all__ = ["FEWEST", "Calibrated", "CalibrationRun", "designed"]
 
 #: A fit to fewer problems than this says little.
 FEWEST = 24
-#: Problems may not take longer than so many operations, a few milliseconds of an H200.
+#: Most operations of a problem: a few milliseconds on an H200.
 _MOST_FLOPS = 1.5e12
 #: Sizes: m to 8192, n and k multiples of 64 between these. Source: those of the recorded sweep.
 _MOST_M, _STEP, _N, _K = 8192, 64, (512, 32768), (512, 16384)
-#: Rows that are measured with the same matrix.
+#: Values of m that are measured with the same n and k.
 _ROWS_EACH = 3
-#: Of the kernels timed on a problem, so many are drawn from further behind the best predicted.
+#: Of the kernels timed on a problem, this many are drawn at random from the first so many by prediction.
 _DRAWN, _DRAWN_OF = 3, 30
 
 
@@ -74,7 +74,7 @@ def designed(count: int) -> list[Problem]:
 
 
 def _halton(at: int, base: int) -> float:
-    """Return the ``at``-th number of a sequence that fills the interval from 0 to 1 evenly."""
+    """Return the ``at``-th number of the Halton sequence of ``base``, between 0 and 1."""
     found, share = 0.0, 1.0
     while at:
         at, digit = divmod(at, base)
@@ -186,7 +186,7 @@ class CalibrationRun:
         return self._conclude(found)
 
     def _candidates(self, problem: Problem) -> list[Config]:
-        """Return the kernels that are predicted to be the fastest, and some of the others by chance."""
+        """Return the kernels that are predicted to be the fastest, and a few drawn from the next ones."""
         likely = list(islice(defaults_by_time(self._space, problem, self._device.sm_count), _DRAWN_OF))
         count = max(1, self._kernels - _DRAWN)
         rest = likely[count:]

@@ -20,8 +20,8 @@ __all__ = ["TUNED", "Coverage", "Weight", "answer_of", "at_rows", "coverage", "i
 
 #: Rules of lookup by which an answer was measured for the very problem, or for the range that holds it.
 TUNED = ("exact", "range")
-#: How far the config of an untuned problem is behind the best, on average. Source: default 16-bit GEMMs of
-#: Hopper on matrices that their fit did not see (tools/fit_gemm.py); of other families it is a guess.
+#: How far the config of an untuned problem is behind the best, on average, as a fraction. Source: default
+#: 16-bit GEMMs of Hopper on matrices that were held out of the fit (tools/fit_gemm.py); a guess for others.
 _BEHIND = 0.012
 #: Layout of the gradient of a weight, whose k are the rows of a batch.
 _OF_WEIGHT = "mn"
@@ -29,13 +29,13 @@ _OF_WEIGHT = "mn"
 
 @dataclass(frozen=True)
 class Weight:
-    """What a problem is of a program.
+    """The weight of a problem in a program.
 
     Attributes:
         problem: What is computed.
         calls: How often.
-        call_us: Predicted microseconds of one call without tuning. Without a model, what bytes and
-            operations would take an H200, which does for an order. 0 if the target cannot compute it.
+        call_us: Predicted microseconds of one call without tuning. Without a model, the roofline time of an
+            H200, which is enough to sort by. 0 if the target cannot compute it.
     """
 
     problem: Problem
@@ -109,8 +109,8 @@ class Coverage:
     Attributes:
         calls: Share of the calls, from 0 to 1.
         time: Share of the predicted time.
-        problems: So many problems have one.
-        of: So many there are.
+        problems: How many problems have one.
+        of: How many problems there are.
         gain_us: Microseconds that tuning the others is expected to save, of all calls.
     """
 

@@ -12,10 +12,10 @@ __all__ = ["Lookahead"]
 
 
 class Lookahead:
-    """Thinks about one request at a time before it is needed.
+    """Predicts the candidates of one request at a time before they are needed.
 
-    Only predictions are worked out, which takes a second or two and touches nothing but a memory of them:
-    asking the compiler and reading the database stay with the loop. A failure is left to the loop to find.
+    Predictions take a second or two and only fill a cache. Compiling and reading the database stay with the
+    loop, which also meets the error if a prediction fails.
     """
 
     def __init__(self) -> None:
@@ -23,17 +23,17 @@ class Lookahead:
         self._last: Future[None] | None = None
 
     def begin(self, request: Request) -> None:
-        """Start on ``request`` if predictions will be asked for."""
+        """Start predicting for ``request``, if its run will search."""
         if request.searches:
             self._last = self._thread.submit(_rank, request)
 
     def wait(self) -> None:
-        """Return when what was begun is known: to work it out twice at a time would take longer."""
+        """Return when the predictions that were begun are done: computing them twice would take longer."""
         if self._last is not None:
             wait([self._last])
 
     def close(self) -> None:
-        """Give up what is not begun; does not wait for the rest."""
+        """Cancel what is not begun; do not wait for the rest."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

@@ -27,7 +27,7 @@ __all__ = ["Autotuned", "Gain", "autotune", "tuner_of"]
 
 @dataclass(frozen=True)
 class Gain:
-    """What tuning does for one problem of a model.
+    """The times of one problem of a model, tuned and untuned.
 
     Attributes:
         problem: What is computed.
@@ -48,7 +48,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Autotuned:
-    """What :func:`autotune` did, and what it is worth; ``str`` of it is a few lines to print.
+    """The result of :func:`autotune`, and what it saves; ``str`` of it is a few lines to print.
 
     Attributes:
         gains: Each problem, the one of most predicted time first.
@@ -179,7 +179,7 @@ def tuner_of(dispatcher: Dispatcher) -> AutoTuner:
     path = dispatcher.table_path
     if path is None and dispatcher.has_given_table:
         raise UsageError("the operators ask a table that is in no file; give a tuner with a table")
-    # The cache's own is not named: it gives way to one for new software.
+    # The cache's own table is not named, so that one for other software is set aside and not refused.
     named = None if path is None or path == default_table_path(root, device) else path
     return AutoTuner(device=device, cache_dir=root, table=named, effort="quick")
 

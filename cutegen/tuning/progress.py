@@ -1,4 +1,4 @@
-"""What a tuning run tells its watcher: stage, counts per outcome, best so far, time left."""
+"""What a tuning run reports while it works: stage, counts per outcome, best so far, time left."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ Observer = Callable[[Progress], None]
 
 
 def ignore_progress(progress: Progress) -> None:
-    """Watch nothing."""
+    """Do nothing with it."""

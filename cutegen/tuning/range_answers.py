@@ -26,17 +26,17 @@ __all__ = [
     "summary",
 ]
 
-#: So many configs of each of so many measured sizes around a size may answer it.
+#: A size is answered by one of the fastest configs of each of the nearest measured sizes: how many of both.
 _BEST, _NEAREST = 6, 4
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A config at a size.
+    """A measurement of a config at a size.
 
     Attributes:
         timing: Its timing.
-        trial: The record of it.
+        trial: Id of the recorded trial.
     """
 
     timing: Timing
@@ -83,9 +83,9 @@ def pieces(
     *,
     allow_torch: bool,
 ) -> tuple[Piece, ...]:
-    """Return the pieces of a range: cells that follow one another with one answer.
+    """Return the pieces of a range: runs of neighbouring cells with the same answer.
 
-    Where the baseline was faster a new piece begins, so that calls can be left to it.
+    Cells where the baseline is faster are pieces of their own, so that calls can be left to it.
 
     Args:
         cells: Of the range.
@@ -145,7 +145,7 @@ def best_ratios(results: Results) -> dict[int, float]:
 
 
 def _between(size: int, sizes: Sequence[int], times_us: Mapping[int, float]) -> float | None:
-    """Return a time at ``size``, on a straight line between its neighbours where both axes are logarithms."""
+    """Return the time at ``size``, interpolated linearly between its neighbours on logarithmic axes."""
     if not sizes:
         return None
     at = bisect_left(sizes, size)
@@ -179,7 +179,7 @@ def regret_of(times_us: Mapping[Config, float], config: Config) -> float:
 
 
 def summary(regrets: Mapping[int, float]) -> Regret | None:
-    """Return the regrets in one, None if there are none."""
+    """Return mean and worst of the regrets; None if there are none."""
     if not regrets:
         return None
     mean = geometric_mean(1 + regret for regret in regrets.values()) - 1

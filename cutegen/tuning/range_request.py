@@ -17,20 +17,21 @@ __all__ = ["RANGE_EFFORTS", "RangeEffort", "RangeRequest", "SizeRequest", "find_
 
 @dataclass(frozen=True)
 class RangeEffort:
-    """How much to try. Source of the numbers: tests/simulated_gpu.py, and 30 s on 16 cores.
+    """How much to try. Source of the numbers: tests/simulated_gpu.py, and a limit of 30 s on 16 cores.
 
-    Of 48 sizes of a range on an H200 the best of 12 contenders was 0.14 % behind that of 14 in the geometric
-    mean, and answers at every other size, estimated from the rest, 1.2 %: so rather more sizes.
+    More sizes pay better than more contenders: over 48 sizes of a range on an H200 the best of 12 contenders
+    was 0.14 % behind the best of 14 in the geometric mean, while answers for every other size, estimated from
+    the rest, were 1.2 % behind.
 
     Attributes:
         ranked: Sizes at which kernels are proposed.
         proposed: Kernels proposed at each.
         kernels: Kernels to compile, at most.
         sizes: Sizes that are measured first, spread over the range.
-        doubtful: Sizes that are measured then, where an answer may be wrong, at most.
+        doubtful: Most sizes that are measured after these, where an answer may be wrong.
         random: Sizes taken at random to see how good the answers are.
         contenders: Candidates that are measured beside each other at a size.
-        seconds: No doubtful size is begun so long after the run began.
+        seconds: No doubtful size is begun this many seconds after the run began.
     """
 
     ranked: int = 96
@@ -63,25 +64,25 @@ def find_range_effort(name: str) -> RangeEffort:
     return RANGE_EFFORTS[name]
 
 
-#: A round of a long kernel is to have so many launches, but no more than so many times the usual duration.
-#: Source: of twins that take as long, timed once or twice a round, one was up to 5 % ahead on an H200.
+#: Launches in a round of a long kernel, and how many times longer than usual the round may become for that.
+#: Source: with one or two launches a round, one of two equally fast twins was up to 5 % ahead on an H200.
 _LAUNCHES, _LONGEST = 8, 2
-#: Most further rounds of those that are tied for fastest, and of the baseline beside them. Source: of three
-#: rounds on an H200 whose clock swings ratios to torch.mm at m of 5000 and more were up to 8 % too good.
+#: Most extra rounds of the entries that are tied for fastest, and of the baseline. Source: with three rounds
+#: on an H200 whose clock oscillates, ratios to torch.mm at m of 5000 and more were up to 8 % too good.
 _DECIDING = 4
-#: Floating-point operations of a microsecond. Source: NVIDIA H200 datasheet, dense bf16, less a third.
+#: Floating-point operations per microsecond. Source: NVIDIA H200 datasheet, dense bf16, less a third.
 _FLOPS_US = 7e8
 
 
 @dataclass(frozen=True)
 class SizeRequest(Request):
-    """One size of a range: as a request of a problem alone, but timed in shorter rounds."""
+    """The request of one size of a range: as of a single problem, but timed in shorter rounds."""
 
     @property
     def screen_policy(self) -> Policy:
-        """How candidates are timed: the GPU comes from the size before, so it needs little load first.
+        """How candidates are timed: with a short burn-in, since the GPU is warm from the size before.
 
-        There are no bursts, which would take as long as a further size.
+        There are no bursts, which would take as long as another size.
         """
         usual = super().screen_policy
         long_us = _LAUNCHES * self.problem.flops / _FLOPS_US

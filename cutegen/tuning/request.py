@@ -1,4 +1,4 @@
-"""What one tuning run is asked to do, and the name under which it is done once."""
+"""What one tuning run is asked to do, and the name by which a finished run is recognised."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ class Effort:
     """How much to try.
 
     Attributes:
-        classes: Kernels to compile per problem, at most, before refinement.
-        refine: Further kernels around the best ones, at most, and as many that the measurements promise.
-        refinements: How often that is done, at most, with a quarter as many each time; it ends where it finds
-            nothing better. Source of these: replayed on recorded sweeps of 18 shapes on an H200, 32 kernels
-            and 32 and 8 more end 0.02 % behind the best of up to 330, in the geometric mean.
+        classes: Most kernels to compile per problem before refinement.
+        refine: Most further kernels around the best ones, and as many more that the measurements suggest.
+        refinements: Most refinements, each with a quarter as many kernels as the one before; they end when
+            one finds nothing faster. Source of these: replayed on recorded sweeps of 18 shapes on an H200, 32
+            kernels and then 32 and 8 more end 0.02 % behind the best of up to 330, in the geometric mean.
         finalists: Candidates that are measured with settled clocks, at most, beside the default.
         alike: Finalists that share one compiled kernel, at most.
         final_band: Screened candidates within this fraction of the fastest may become finalists.
         final_s: Seconds of a budget that are kept for the finalists.
         energy_finalists: As ``finalists``, for objectives other than time.
-        energy_band: As ``final_band``, for those: to need less energy, a slower kernel must draw less power
-            by more than it is slower. Source: judgement, that few beyond it do.
-        chunk: Candidates that are screened together, at most. Each set of a large GEMM loads the GPU anew and
-            ends in bursts, which takes a second or more, so the usual 70 to 90 are one set.
-        twins: So many of the most promising kernels are tried with ``use_pdl`` on and off: the model knows it
-            from launches back to back, and behind other kernels it pays less. Source: on an H200, of 132
-            configs behind an element-wise kernel, one without it won on 8 of 9 shapes.
-        most: Candidates before refinement, at most; None for no limit.
-        at_once: Whether one set of rounds both finds and decides, where time is the objective: there are no
-            finals and no energy.
-        rescue: Where nothing that one set of rounds held is clearly ahead of the library, so many kernels
-            around the best, at most, and as many that the measurements promise, are tried beside these in a
-            second.
+        energy_band: As ``final_band``, for objectives other than time. A slower kernel needs less energy only
+            if its power is lower by a larger factor than its time is longer. Source: judgement, that few
+            beyond this band do.
+        chunk: Most candidates that are screened together. Each set of a large GEMM needs a burn-in of its own
+            and ends in bursts, which takes a second or more, so the usual 70 to 90 are one set.
+        twins: How many of the most promising kernels are tried with ``use_pdl`` on and off. The model knows
+            the effect from launches back to back; behind other kernels it is smaller. Source: on an H200, of
+            132 configs behind an element-wise kernel, one without it won on 8 of 9 shapes.
+        most: Most candidates before refinement; None for no limit.
+        at_once: Whether one set of rounds both finds the fastest and decides, where time is the objective:
+            there are no finals, and no energy is measured.
+        rescue: With ``at_once``, how many more kernels are tried in a second set of rounds if no candidate is
+            clearly faster than the library: this many around the best, and as many that the measurements
+            suggest.
     """
 
     classes: int = 24
@@ -73,15 +74,15 @@ class Effort:
         return self.classes + self.twins
 
     def of_kernels(self, count: int) -> Effort:
-        """Return this effort with so many kernels to compile before refinement, a quarter of them twins."""
+        """Return this effort with ``count`` kernels to compile before refinement, a quarter of them twins."""
         twins = min(self.twins, count // 4)
         return replace(self, classes=count - twins, twins=twins, most=None)
 
 
-#: How much to try, by name. ``quick`` measures the model's best few: on an H200 the best of its first eight
-#: is 0.4 % behind the best of 96 in geometric mean. Only the default has a twin there: with four twins, of 30
-#: winners those with ``use_pdl`` either split k, or took so long that it made no difference.
-#: ``exhaustive`` is for kernels that are pinned for good.
+#: How much to try, by name. ``quick`` measures the few that the model ranks first: on an H200 the best of
+#: eight is 0.4 % behind the best of 96 in the geometric mean. Only the default has a twin there: with four
+#: twins, those of 30 winners that had ``use_pdl`` either split k, or took so long that it did not matter.
+#: ``exhaustive`` is for kernels that are pinned and used for a long time.
 EFFORTS: Mapping[str, Effort] = {
     "quick": Effort(
         classes=15,
@@ -122,8 +123,8 @@ class Request:
         sm_count: SMs of the GPU that will run it.
         effort: How much to try.
         fixed: Knobs restricted to some values.
-        explicit: Candidates given by the caller instead of the search's; the default still competes.
-        vary: Whether run-time knobs of the best of these are varied too, which needs no compiler.
+        explicit: Candidates that the caller gave, tried instead of the search's; the default still competes.
+        vary: Whether run-time knobs of the best of these are varied as well, which needs no compiler.
         budget_s: Seconds that the user gave, None for no limit; it names the run, others keep to it.
         seed: Of the order within measuring rounds.
         allow_torch: Whether ``torch.mm`` may win the table's entry.
@@ -171,7 +172,7 @@ class Request:
 
     @property
     def screen_policy(self) -> Policy:
-        """How the many are timed: problems that heat the GPU up under load, the others in short bursts."""
+        """How candidates are screened: power-bound problems under load, the others in short bursts."""
         if self.at_once:
             return self.final_policy
         return Policy.screen(self.seed, loaded=is_heavy(self.problem), context=self.context)
@@ -185,7 +186,7 @@ class Request:
 
     @property
     def finalists(self) -> tuple[int, float]:
-        """How many finalists there are at most beside the default, and how far behind the fastest."""
+        """Most finalists beside the default, and how far behind the fastest they may be, as a fraction."""
         effort = self.effort
         if self.objective == "time":
             return effort.finalists, effort.final_band
@@ -200,7 +201,7 @@ class Request:
         return self.effort.final_s + 2 * entries * self.final_policy.energy_s
 
     def run_name(self, device: Device | None, toolchain: str) -> str:
-        """Return the name of this run: equal names mean that the same question was asked."""
+        """Return the name of this run: runs of equal names try and measure the same."""
         effort, declaration = self.effort, find_family(self.problem.family).declaration()
         return digest(
             {

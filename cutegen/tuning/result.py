@@ -24,7 +24,7 @@ class Row:
         config: All its knobs.
         default: Whether it is what is used without tuning.
         chosen: Whether it is the winner.
-        equal: Whether it cannot be told apart from the fastest.
+        equal: Whether it is statistically tied with the fastest.
         timing: Measurement with settled clocks, None if it was only compiled.
         predicted_us: The model's estimate in microseconds, never a measurement; None without a model, and in
             a measured run.

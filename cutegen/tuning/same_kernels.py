@@ -1,4 +1,4 @@
-"""Configs of a user's kernel that turn out to be one kernel: measured once, and what that says of knobs."""
+"""Configs of a user's kernel that compile to one kernel: it is measured once, and unused knobs are named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SameKernels", "unfit"]
 
 
 def unfit(artifact: Artifact, sm_count: int) -> str:
-    """Return why a GPU of so many multiprocessors must not run a kernel; empty if it may."""
+    """Return why a GPU of ``sm_count`` multiprocessors must not run a kernel; empty if it may."""
     if artifact.sm_count in (0, sm_count):
         return ""
     return (
@@ -22,14 +22,14 @@ def unfit(artifact: Artifact, sm_count: int) -> str:
 
 
 class SameKernels:
-    """Remembers which kernel each config is."""
+    """Remembers which configs compile to the same kernel."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, tuple[int, ...]], Attempt] = {}
         self._traces: dict[Config, str] = {}
 
     def note(self, attempt: Attempt) -> str:
-        """Take in a compiled attempt; return why it need not be measured, empty if it must."""
+        """Note a compiled attempt; return why it need not be measured, empty if it must."""
         trace = attempt.artifact.trace if attempt.artifact else ""
         if not trace:
             return ""

@@ -1,4 +1,4 @@
-"""Times of a family's configs on some shapes: what is recorded, and what is measured because nothing is."""
+"""Times of a family's configs on some shapes: recorded ones, and measured ones where none are recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SUBMITTED_AHEAD = 3
 
 
 class ShrinkRun:
-    """Gathers times over those of the defaults.
+    """Gathers times relative to those of the default configs.
 
     Args:
         setting: Where, and with what to measure.

@@ -30,11 +30,11 @@ _WORTH = 0.0005
 
 @dataclass(frozen=True)
 class Covered:
-    """One shape and what the list does for it.
+    """How well the list covers one shape.
 
     Attributes:
         problem: The shape.
-        choice: The config of the list that it needs; None for its default.
+        choice: The config of the list that answers it; None for its default.
         best: The fastest config of all that were timed.
         regret: By how much ``choice`` takes longer than ``best``, as a fraction.
         default_regret: The same for the default.
@@ -51,11 +51,11 @@ class Covered:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A short list and what it does for each shape.
+    """A short list and how well it covers each shape.
 
     Attributes:
         configs: The list without the default, the most useful first.
-        shapes: What it does for each shape.
+        shapes: The coverage of each shape.
     """
 
     configs: tuple[Config, ...]

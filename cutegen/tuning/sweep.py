@@ -1,4 +1,4 @@
-"""Problem after problem with the same children: skip what is finished, run the rest, write winners down."""
+"""Problem after problem with the same child processes: skip what is finished, run the rest, save winners."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from cutegen.tuning.winner import decide, entry_of, predicted_result, recorded_r
 
 __all__ = ["Failed", "Tuning"]
 
-#: However little depends on a problem, it gets one part in so many of an equal share of the seconds.
+#: However small the stake of a problem, it gets at least an equal share of the seconds divided by this.
 _LEAST = 4
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A problem that has no winner, or the first of a range that has none, and why."""
+    """A problem without a winner, and why; for a range, its smallest problem."""
 
     problem: Problem
     error: NoWinnerError | MeasureError | CheckError | LaunchError | ProblemError
@@ -61,7 +61,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request that is under way: finished long ago, or a run whose artifacts are being compiled."""
+    """A request that was begun: an earlier run finished it, or its kernels are being compiled."""
 
     request: Request
     finished: TuneResult | None
@@ -104,20 +104,20 @@ class Tuning:
         budget_s: float | None = None,
         parts: Sequence[float] = (),
     ) -> Iterator[TuneResult | Failed]:
-        """Yield what each request came to, in order.
+        """Yield the result of each request, in order.
 
         While one is measured, the next is being compiled and the kernels of the one after it are ranked.
 
         Args:
             requests: What to do.
             budget_s: Seconds for all of them together; each gets its share of what is left.
-            parts: In which proportion; equal parts by default.
+            parts: Proportions of these shares; equal by default.
 
         Raises:
             BuildError: There is no compiler, or it cannot run; or the Operator API cannot be asked.
             DeviceError: The GPU cannot be used.
             StoreError: Cache, database or table cannot be read or written.
-            TableError: The table is malformed or holds elsewhere.
+            TableError: The table is malformed, or for another GPU or other software.
         """
         started, queue = self._clock(), list(requests)
         parts = parts or [1.0] * len(queue)
@@ -141,7 +141,7 @@ class Tuning:
         budget_s: float | None = None,
         stakes: Sequence[float] | None = None,
     ) -> Iterator[TuneResult | RangeResult | Failed]:
-        """Yield what each request came to, in order, ranges among them; as :meth:`run`.
+        """Yield the result of each request, in order, ranges among them; as :meth:`run`.
 
         Args:
             requests: What to do.
@@ -181,7 +181,7 @@ class Tuning:
             return Failed(request.range.low, error, self._clock() - begun, request.range)
 
     def _prepare_or_fail(self, request: Request, ahead: Lookahead) -> _Prepared | Failed:
-        """Prepare, or say why this target cannot compute the problem: others it may."""
+        """Prepare, or return why this target cannot compute the problem; it may compute the others."""
         try:
             return self._prepare(request, ahead)
         except ProblemError as error:
@@ -200,7 +200,7 @@ class Tuning:
         if finished is not None:
             return _Prepared(request, finished, None, offers)
         if not ledger.finals():
-            # It imports torch while candidates are chosen and compiled; those that are given may be compiled.
+            # It imports torch while candidates are chosen. Explicit ones may be in the store already.
             self._children.start_bench()
             if not request.explicit:
                 self._children.start_compiler()
@@ -291,7 +291,7 @@ class Tuning:
 
 
 def _parts(stakes: Sequence[float] | None, count: int) -> list[float]:
-    """Return in which proportion requests get seconds, from what depends on each."""
+    """Return the proportions in which requests share the seconds, from their stakes."""
     if not stakes or not sum(stakes):
         return [1.0] * count
     least = sum(stakes) / count / _LEAST
@@ -299,14 +299,15 @@ def _parts(stakes: Sequence[float] | None, count: int) -> list[float]:
 
 
 def _is_under_way(prepared: _Prepared | Failed) -> bool:
-    """Whether there is work to do: after a finished problem others are likely finished too."""
+    """Whether there is anything to run; after a finished problem, others are likely finished too."""
     return isinstance(prepared, _Prepared) and prepared.problem_run is not None
 
 
 def _incumbent(entry: Entry | None, request: Request) -> Config | None:
-    """Return the config that the table names, unless what it is rendered from is not here.
+    """Return the config that the table names, unless it needs a package that is not installed.
 
-    It competes even if its source was not asked for, or a run for one source would undo another's winner.
+    It competes even if its source was not asked for: else a run for one source would replace the winner of
+    another without comparing the two.
     """
     if entry is None or entry.config is None:
         return None

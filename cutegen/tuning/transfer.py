@@ -39,7 +39,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Imported:
-    """What a bundle brought.
+    """The content of an imported bundle.
 
     Attributes:
         arch: The target of its candidates.
@@ -127,15 +127,15 @@ def import_candidates(
         StoreError: It cannot be read, or the store cannot be written.
     """
     with open_bundle(path) as bundle:
-        imported = _understand(path, bundle.manifest)
+        imported = _parse(path, bundle.manifest)
         require(imported.arch)
         sources = _render(path, imported)
-        _compare(path, bundle, sources)
+        _require_kernels(path, bundle, sources)
         bundle.adopt(store, {key: about(source) for key, source in sources.items()})
     return imported
 
 
-def _understand(path: Path, manifest: Json) -> Imported:
+def _parse(path: Path, manifest: Json) -> Imported:
     try:
         data = cast("Mapping[str, Any]", manifest)
         if data["schema"] != _SCHEMA:
@@ -170,11 +170,11 @@ def _render(path: Path, imported: Imported) -> dict[str, Source]:
     return sources
 
 
-def _compare(path: Path, bundle: Bundle, sources: Mapping[str, Source]) -> None:
-    """Do nothing if the bundle holds the kernels of ``sources``.
+def _require_kernels(path: Path, bundle: Bundle, sources: Mapping[str, Source]) -> None:
+    """Do nothing if the bundle holds the kernels of ``sources`` and no others.
 
     Raises:
-        BuildError: It lacks one, holds another, or one is not what its key says.
+        BuildError: It lacks one, holds another, or a source does not match its key.
     """
     packed = {each.artifact.key: each for each in bundle.packed}
     maker = shown(cast("Mapping[str, Any]", bundle.manifest).get("cutegen"))

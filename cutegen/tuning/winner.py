@@ -1,4 +1,4 @@
-"""From finalists to a result and a table entry, with the evidence in both."""
+"""The result and the table entry of finalists, with the evidence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decide(
     default: Config,
     incumbent: Config | None,
 ) -> TuneResult:
-    """Return the result that the settled timings of ``finalists`` amount to."""
+    """Return the result that follows from the timings of ``finalists``."""
     timings = {a.config: a.final for a in finalists if a.final is not None}
     objective = request.objective
     choice = choose_winner(
@@ -87,7 +87,7 @@ def _ratio(default: Timing | None, winner: Timing, objective: str) -> Interval |
 
 
 def entry_of(result: TuneResult, baseline_trial: str) -> Entry:
-    """Return what the table should say about the problem of a measured ``result``.
+    """Return the table entry of a measured ``result``.
 
     Raises:
         StoreError: Nothing was measured.
@@ -140,7 +140,7 @@ def recorded_result(
     )
     rows = [
         Row(
-            # The database sorts knobs by name; people know them in the order of the space.
+            # The database sorts knobs by name; they are shown in the order of the space.
             config=Config({knob: config[knob] for knob in spaces[config].domains}),
             default=config == default,
             chosen=config == entry.config,
@@ -177,7 +177,7 @@ def _last_set(finals: Sequence[Trial]) -> Sequence[Trial]:
 def _worth_showing(
     request: Request, finals: Mapping[Config, Trial], default: Config, entry: Entry
 ) -> Mapping[Config, Trial]:
-    """Leave out the slower ones where one set of rounds timed everybody."""
+    """Leave out the slower candidates where one set of rounds timed all of them."""
     if not request.at_once:
         return finals
     times = {config: trial.timing.paired.mid for config, trial in finals.items() if trial.timing}
