@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import cutegen
 from cutegen.arch import ARCHES, find_arch
 from cutegen.cli.report import document
 from cutegen.errors import ConfigError, ResourceError
@@ -65,11 +66,17 @@ def test_every_knob_is_described() -> None:
 
 def test_docstrings_become_lists() -> None:
     """Sections of a docstring are lists of names, and roles are code."""
+    assert api_reference._text("Kinds:\n\n- one\n  of them\n- two") == "Kinds:\n\n- one of them\n- two"
     doc = "Do it with :class:`Other`.\n\nArgs:\n    a: One\n        thing.\n    b: Two."
     doc += "\n\nRaises:\n    XError: No."
     assert api_reference._text(doc) == (
         "Do it with `Other`.\n\nArgs:\n\n- `a`: One thing.\n- `b`: Two.\n\nRaises:\n\n- `XError`: No."
     )
+
+
+def test_the_index_of_the_reference_has_every_name_once() -> None:
+    named = " ".join(api_reference.TOPICS.values()).split()
+    assert sorted(named) == sorted(name for name in cutegen.__all__ if name != "__version__")
 
 
 def test_the_accuracy_of_the_model_is_that_of_the_results_file() -> None:

@@ -10,6 +10,7 @@ import argparse
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,17 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Domains of more values than this are shown by their ends.
 _MANY = 18
 _NOTE = "<!-- written by tools/api_reference.py; edit the docstrings instead -->"
+#: What the reference begins with: names of ``cutegen`` by topic.
+TOPICS = {
+    "Operators": "gemm linear scaled_gemm gated_gemm grouped_gemm scaled_grouped_gemm activate gated swiglu "
+    "geglu reglu rms_norm layer_norm softmax cross_entropy rope rope_",
+    "Models": "optimize restore autotune record inductor_options",
+    "Settings and serving": "configure load_table use warmup wait_for_kernels freeze counters reset_counters "
+    "check_ranks",
+    "Tuning": "AutoTuner Problem Epilogue Config Table",
+    "Your own kernels": "load tunable exhaustive_search",
+    "Inside": "Dispatcher Answer Kernels Store Arch find_arch CutegenError",
+}
 _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 
 
@@ -45,8 +57,9 @@ def api() -> str:
     parts = [
         "# API reference",
         _NOTE,
-        "Everything that `import cutegen` offers, what tuning returns, the errors, the loader of a pinned "
-        "folder, and what a kernel family is declared with. Other names may change in any version.",
+        "The public API: `cutegen`, what its functions return, the errors, the loader of a pinned folder, "
+        "and the declarations of kernels and families. Other names may change in any version.",
+        *_index(),
         "## cutegen",
         *(
             text
@@ -75,6 +88,26 @@ def api() -> str:
         *_class("family.Family", Family),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _index() -> Iterator[str]:
+    """Return a table for each topic: names, and the first sentence of what they say."""
+    for topic, names in TOPICS.items():
+        rows = [f"| [`{name}`](#{_anchor(name)}) | {_summary(name)} |" for name in names.split()]
+        yield "\n".join([f"| {topic} | |", "|---|---|", *rows])
+
+
+def _anchor(name: str) -> str:
+    """Return what GitHub calls the heading of a name."""
+    found = getattr(cutegen, name)
+    exception = "-exception" * (inspect.isclass(found) and issubclass(found, Exception))
+    return "class-" * inspect.isclass(found) + f"cutegen{name.lower()}{exception}"
+
+
+def _summary(name: str) -> str:
+    """Return the first sentence of a docstring, of whose paragraph the rest may follow."""
+    first = _inline((inspect.getdoc(getattr(cutegen, name)) or "").split("\n\n")[0])
+    return re.split(r"(?<=[.;:]) ", first)[0].rstrip(";:.").replace("|", "\\|")
 
 
 def _entry(title: str, name: str) -> Iterator[str]:
@@ -110,8 +143,14 @@ def _class(title: str, found: type) -> Iterator[str]:
 
 
 def _function(title: str, function: Callable[..., Any], mark: str) -> Iterator[str]:
-    yield f"{mark} `{title}{_signature(function)}`"
+    yield f"{mark} {title}"
+    yield f"```\n{_wrapped(title.rpartition('.')[2] + _signature(function))}\n```"
     yield _text(inspect.getdoc(function) or "")
+
+
+def _wrapped(call: str) -> str:
+    """Return a call on one line, or with a line for every few arguments."""
+    return "\n".join(textwrap.wrap(call, 100, subsequent_indent="    ", break_on_hyphens=False))
 
 
 def _signature(function: Callable[..., Any]) -> str:
@@ -131,7 +170,7 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _default(value: object) -> str:
-    text = repr(value)
+    text = value.__name__ if inspect.isbuiltin(value) else repr(value)
     return "..." if " at 0x" in text or len(text) > 40 else text
 
 
@@ -143,6 +182,8 @@ def _text(doc: str) -> str:
         if head in _SECTIONS:
             items = re.split(r"\n(?=    \S)", rest)
             blocks.append(f"{head}:\n\n" + "\n".join(f"- {_item(item)}" for item in items))
+        elif block.startswith("- "):
+            blocks.append("\n".join(f"- {_inline(item)}" for item in re.split(r"(?:^|\n)- ", block)[1:]))
         else:
             blocks.append(_inline(block) if "\n    " not in block else _markup(block))
     return "\n\n".join(blocks)
