@@ -14,6 +14,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: Those that need the compiler, and those that need neither it nor a GPU; tests/gpu runs the others.
 COMPILING = ("predict_without_gpu",)
 PLAIN = ("explain_config", "shapes_of_servers")
+#: What a program calls, recorded on fake tensors.
+FAKE = ("record_without_gpu",)
 #: Those that need PyTorch, and leave to it what a kernel would do.
 TORCH = ("llama_compiled", "llama_eager", "llama_training")
 
@@ -40,6 +42,14 @@ def test_an_example_uses_only_public_names(path: Path) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_an_example_without_compiler_runs(name: str, tmp_path: Path) -> None:
     assert run_example(name, tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", FAKE)
+def test_an_example_on_fake_tensors_runs(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    said = run_example(name, tmp_path, tmp_path / "cache")
+    assert "gemm 64x28672x8192 bf16 kk" in said and "gemm 64x8192x28672 bf16 kk" in said
+    assert (tmp_path / "model.jsonl").is_file()
 
 
 @pytest.mark.parametrize("name", TORCH)

@@ -100,7 +100,9 @@ def _headline(name: str, result: TuneResult) -> str:
     how += f", {result.kernels} kernels" if result.kernels else ""
     how += "" if result.objective == "time" else f", by {result.objective}"
     how += f", timed {result.context.replace('_', ' ')}" if result.measured else ""
-    return f"{name}: {result.problem} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"
+    line = str(result.problem)
+    what = line if name == line else f"{name}: {line}"
+    return f"{what} on {where} ({how}, {result.seconds:.1f} s{_counts(result)})"
 
 
 def _conclusion(result: TuneResult) -> list[str]:
