@@ -16,7 +16,7 @@ from cutegen.space import Launch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BindTo", "CheckSet", "Run", "new_check_set", "see_that_nothing_changes"]
+__all__ = ["BindTo", "CheckSet", "Run", "new_check_set", "require_idempotent"]
 
 #: Guarded outputs to a call of a kernel that writes them.
 BindTo = Callable[[Mapping[str, Guarded]], Callable[[], None]]
@@ -125,15 +125,15 @@ def _runs(
             yield Run((guarded(initial), guarded(initial)), {name: argument.name}, how)
 
 
-def see_that_nothing_changes(
+def require_idempotent(
     call: Callable[[Mapping[str, Guarded]], None],
     outputs: tuple[dict[str, Guarded], dict[str, Guarded]],
     names: Sequence[str],
 ) -> None:
-    """See that a kernel leaves its own results as they are.
+    """Do nothing if a kernel that is run on its own results leaves them as they are.
 
     Raises:
-        CheckError: It does not.
+        CheckError: It changes one.
     """
     once, again = outputs
     for name in names:

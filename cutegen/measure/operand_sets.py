@@ -19,14 +19,14 @@ from cutegen.space import Launch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COPY", "Kernel", "Session", "bound", "rotating"]
+__all__ = ["COPY", "Kernel", "OpenProblem", "bound", "rotating"]
 
 #: Name of what problems without a right baseline are compared with.
 COPY = "copy of as many bytes"
 Kernel = Callable[..., None]
 
 
-class Session:
+class OpenProblem:
     """Operands, outputs, baselines and graphs of the open problem."""
 
     def __init__(self, problem: Problem, seed: int, rotation: Rotation, device: torch.device) -> None:

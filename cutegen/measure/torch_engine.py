@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import LaunchError, MeasureError
-from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.measure.candidate import Candidate
-from cutegen.measure.check import Verdict, verify
-from cutegen.measure.check_set import BindTo, CheckSet, new_check_set, see_that_nothing_changes
+from cutegen.measure.check import Verdict
+from cutegen.measure.checker import Checker, launch_and_wait
 from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.cuda_graphs import CudaLane, Lane, LaneFeed
 from cutegen.measure.device import ClockMeter, ClockReading, Device, present_device
 from cutegen.measure.engine import Feed, Prepared
-from cutegen.measure.guarded import Guarded, is_poisoned, poison
+from cutegen.measure.guarded import is_poisoned, poison
 from cutegen.measure.launch_errors import LAUNCH_ERRORS, brief
-from cutegen.measure.operand_sets import COPY, Kernel, Session
+from cutegen.measure.operand_sets import COPY, Kernel, OpenProblem
 from cutegen.measure.predecessor import Predecessor
 from cutegen.measure.scratch import Scratch
 from cutegen.measure.sizing import plan_launches, plan_replays, plan_rotation
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchEngine", "open_cuda"]
 
-#: Further runs for equal bits: more where runs are short, because races show rarely.
-_REPEATS, _REPEATS_LARGE, _LARGE_FLOPS = 3, 1, 2e11
+#: Captured graphs that are kept.
 _MOST_GRAPHS = 128
 #: Work that an energy measurement queues at a time, in microseconds: longer than a reading of NVML takes.
 _FEED_US = 5_000.0
@@ -63,10 +61,9 @@ class TorchEngine:
         self._load = load
         self._meter = meter
         self._kernels: dict[tuple[Path, str], Kernel] = {}
-        self._check_sets: dict[Problem, CheckSet] = {}
         self._scratch = Scratch(device)
-        self._session: Session | None = None
-        self._seed = 0
+        self._session: OpenProblem | None = None
+        self._checker: Checker | None = None
         self._capture_failed = False
 
     def describe(self) -> dict[str, Any]:
@@ -81,20 +78,19 @@ class TorchEngine:
 
     def open(self, problem: Problem, seed: int) -> dict[str, Any]:
         """Allocate operands in rotation, time the baselines roughly and keep the fastest that is right."""
-        self._session = None
-        self._check_sets.clear()
+        self._session = self._checker = None
         self._scratch.clear()
         self._lane.release()
-        self._seed = seed
         rotation = plan_rotation(problem, self._facts.l2_bytes, self._facts.memory_bytes)
         try:
-            session = self._session = Session(problem, seed, rotation, self._device)
+            session = self._session = OpenProblem(problem, seed, rotation, self._device)
+            self._checker = Checker(session, seed, self._device, self._lane, self._scratch)
             self._choose_baseline(session)
             if session.kept:
                 session.restore()
                 session.restoring = self._lane.capture([session.restore])
         except RuntimeError as error:
-            self._session = None
+            self._session = self._checker = None
             raise MeasureError(f"cannot set up {problem}: {brief(error)}") from error
         return {
             "reference": session.reference,
@@ -104,10 +100,10 @@ class TorchEngine:
             "launches": session.launches(),
         }
 
-    def _choose_baseline(self, session: Session) -> None:
+    def _choose_baseline(self, session: OpenProblem) -> None:
         times = self._rough_times(session)
         for name in sorted(times, key=lambda name: times[name]):
-            if len(times) == 1 or self._is_right(session, name):
+            if len(times) == 1 or self._checker_of_open().is_right(session.baselines[name]):
                 session.reference, session.time_us = name, times[name]
                 found = session.baselines[name](session.inputs[0], session.outputs[0])
                 session.writes_outputs = found is None
@@ -116,7 +112,7 @@ class TorchEngine:
         session.reference, session.time_us = COPY, self._rough_us(session.baseline_calls(COPY, 4))
         session.writes_outputs = False
 
-    def _rough_times(self, session: Session) -> dict[str, float]:
+    def _rough_times(self, session: OpenProblem) -> dict[str, float]:
         """Return how long each baseline takes; one that does not run is left out if another does.
 
         What a library offers depends on its version and on the problem, such as attention by cuDNN.
@@ -133,19 +129,6 @@ class TorchEngine:
             raise failed
         return times
 
-    def _is_right(self, session: Session, name: str) -> bool:
-        """Return whether a baseline stays within the error that kernels are allowed."""
-        checks = self._check_set(session.problem)
-        run = checks.runs[0]
-
-        def call(outputs: Mapping[str, Guarded]) -> None:
-            written = {name: output.tensor for name, output in outputs.items()}
-            for own, tensor in (session.baselines[name](checks.inputs, written) or {}).items():
-                written[own].copy_(tensor)
-            self._lane.synchronize()
-
-        return verify(call, run.outputs, checks.reference, repeats=0).ok
-
     def _rough_us(self, calls: list[Callable[[], None]]) -> float:
         for call in calls:
             call()
@@ -154,68 +137,29 @@ class TorchEngine:
         self._lane.replay_us(graph, 1)
         return max(0.1, self._lane.replay_us(graph, 1) / len(calls))
 
-    def _opened(self) -> Session:
+    def _opened(self) -> OpenProblem:
         if self._session is None:
             raise MeasureError("no problem is open")
         return self._session
 
-    def check(self, candidate: Candidate, problem: Problem, repeats: int | None = None) -> Verdict:
-        """Run a candidate on poisoned outputs and compare with fp64, then ``repeats`` times for equal bits.
+    def _checker_of_open(self) -> Checker:
+        if self._checker is None:
+            raise MeasureError("no problem is open")
+        return self._checker
 
-        Raises:
-            LaunchError: It did not run.
-            CheckError: It wrote behind its workspace, or left it in a state that the next launch cannot use.
-        """
+    def check(self, candidate: Candidate, problem: Problem, repeats: int | None = None) -> Verdict:
+        """Check a candidate on the open problem or on its tail; raises as :meth:`Checker.check`."""
         launch = candidate.launch if problem == candidate.problem else candidate.tail_launch
         if launch is None:
             raise MeasureError(f"candidate {candidate.name} has no launch for {problem}")
-        kernel = self._kernel(candidate)
-        checks = self._check_set(problem)
-        workspace = self._scratch.take(launch, poison=True)
-        if repeats is None:
-            repeats = _REPEATS if problem.flops < _LARGE_FLOPS else _REPEATS_LARGE
-        family = find_family(problem.family)
-        any_order = family.any_order(problem)
-        for run in checks.runs:
-            call = self._launched(checks, checks.calls(kernel, run, launch, workspace))
-            verdict = verify(call, run.outputs, checks.reference, repeats, any_order=any_order)
-            if not verdict.ok:
-                break
-            if family.repeat == "idempotent" and checks.in_place:
-                see_that_nothing_changes(call, run.outputs, checks.in_place)
-        checks.inspect_inputs()
-        if verdict.ok:
-            self._scratch.inspect(launch)
-        elif run.how:
-            verdict = replace(verdict, reason=f"{verdict.reason}, with {run.how}")
-        return replace(verdict, problem=str(problem))
-
-    def _launched(self, checks: CheckSet, bind_to: BindTo) -> Callable[[Mapping[str, Guarded]], None]:
-        return lambda outputs: self._launch(bind_to(outputs), f"launch on {checks.problem}")
-
-    def _launch(self, call: Callable[[], None], what: str) -> None:
-        try:
-            call()
-            self._lane.synchronize()
-        except LAUNCH_ERRORS as error:
-            raise LaunchError(f"{what} failed: {brief(error)}") from error
+        checker = self._checker_of_open()
+        return checker.check(self._kernel(candidate), launch, problem, repeats)
 
     def _kernel(self, candidate: Candidate) -> Kernel:
         key = (candidate.shared_object, candidate.symbol)
         if key not in self._kernels:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]
-
-    def _check_set(self, problem: Problem) -> CheckSet:
-        """Return what checks of ``problem`` need; tail problems have strided inputs and outputs."""
-        if problem not in self._check_sets:
-            try:
-                session = self._opened()
-                drawn = session.checked if problem == session.problem else None
-                self._check_sets[problem] = new_check_set(problem, drawn, self._seed, self._device)
-            except RuntimeError as error:
-                raise MeasureError(f"cannot set up the check of {problem}: {brief(error)}") from error
-        return self._check_sets[problem]
 
     def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
         """Launch once, capture, replay once and see that the replay wrote the outputs.
@@ -262,17 +206,17 @@ class TorchEngine:
         """Return whether a replay that leaves the output as it was has failed; benchmarks may differ."""
         return True
 
-    def _prepare(self, session: Session, candidate: Candidate | None, context: str) -> Prepared:
+    def _prepare(self, session: OpenProblem, candidate: Candidate | None, context: str) -> Prepared:
         count = session.launches()
         if candidate is None:
             calls = session.baseline_calls(session.reference, count)
         else:
             workspace = self._scratch.take(candidate.launch)
             calls = session.kernel_calls(self._kernel(candidate), candidate.launch, workspace, count)
-        self._launch(calls[0], "first launch")
+        launch_and_wait(self._lane, calls[0], "first launch")
         if context != BACK_TO_BACK:
             before = self._predecessor(context).calls(count)
-            self._launch(before[0], "the kernel before each launch")
+            launch_and_wait(self._lane, before[0], "the kernel before each launch")
             calls = [call for pair in zip(before, calls, strict=True) for call in pair]
         outputs = session.outputs[(count - 1) % session.rotation.sets]
         last = {a.name: outputs[a.name] for a in session.arguments if a.kind == "out"}

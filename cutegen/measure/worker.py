@@ -26,7 +26,7 @@ from cutegen.measure.engine import DEFAULT_ENGINE, Engine, EngineFactory
 from cutegen.measure.policy import Policy
 from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
 
-__all__ = ["BROKEN_EXIT", "Session", "main"]
+__all__ = ["BROKEN_EXIT", "Responder", "main"]
 
 #: Exit status after a launch that broke the device for this process.
 BROKEN_EXIT = 86
@@ -34,7 +34,7 @@ BROKEN_EXIT = 86
 Message = dict[str, Any]
 
 
-class Session:
+class Responder:
     """Answers requests with an engine; knows nothing of pipes.
 
     Args:
@@ -150,9 +150,9 @@ def main(arguments: Sequence[str]) -> int:
         pipes.send(_error(error, fatal=True))
         return BROKEN_EXIT
     pipes.send({"result": engine.describe()})
-    session = Session(engine, lambda name: pipes.send({"at": name}))
+    responder = Responder(engine, lambda name: pipes.send({"at": name}))
     while True:
-        message = session.answer(pipes.receive())
+        message = responder.answer(pipes.receive())
         pipes.send(message)
         if message.get("error", {}).get("fatal"):
             sys.stderr.flush()
