@@ -1,4 +1,4 @@
-"""Foreign text in messages: shortened, and without characters that control a terminal."""
+"""Untrusted text in messages: shortened, and without characters that control a terminal."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / {tmp_path / 'share'} rw - nfs4 x rw\n")
     monkeypatch.setattr(mounts, "_MOUNTS", table)
-    sqlite_file._tell_once.cache_clear()
+    sqlite_file._warn_once.cache_clear()
     return tmp_path / "share"
 
 

@@ -1,4 +1,4 @@
-"""What came of a source: an artifact with its resources, or a failure with its reason."""
+"""The result of compiling a source: an artifact with its resources, or a failure with its reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one device function takes.
+    """The resources of one device function.
 
     Attributes:
         name: Its symbol.
@@ -65,7 +65,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """What an artifact takes: the worst of its device functions, each also listed.
+    """The resources of an artifact: the largest of its device functions, which are listed as well.
 
     Attributes:
         registers: 32-bit registers per thread at entry.
@@ -91,7 +91,7 @@ class Resources:
 
     @classmethod
     def of(cls, kernels: tuple[KernelResources, ...], notes: tuple[str, ...] = ()) -> Resources:
-        """Return the worst of ``kernels``, number by number."""
+        """Return the largest of each number over ``kernels``."""
 
         def worst(field: str) -> int:
             return max((int(getattr(kernel, field)) for kernel in kernels), default=0)
@@ -122,7 +122,7 @@ class Resources:
         kernels, notes = _list(data, "kernels"), _list(data, "notes")
         if not all(isinstance(note, str) for note in notes):
             raise TypeError(f"notes are texts, not {shown(notes)}")
-        # The totals are worked out again: one fact, one place.
+        # The totals are computed again, so that they cannot contradict the list.
         return cls.of(tuple(_kernel(each) for each in kernels), tuple(map(str, notes)))
 
 
@@ -154,13 +154,13 @@ class Artifact:
         symbol: The function's name in the library.
         arch: The architecture it was compiled for.
         folder: Where its files are.
-        resources: What it takes on the device.
+        resources: Registers, shared memory and so on.
         build_s: Seconds that compiling, exporting and linking took.
         source_digest: The digest of its source text.
         toolchain: What compiled it.
         recipe: The recipe of its source (see :func:`~cutegen.build.render.recipe_of`); empty if not known.
         trace: Names the kernel that a user's code was traced to, which other sources may share; else empty.
-        sm_count: Multiprocessors that a user's code was told of, so that others must not run it; else 0.
+        sm_count: Number of multiprocessors that a user's code was given and may have compiled in; else 0.
     """
 
     key: str
@@ -223,7 +223,7 @@ class Failure:
     limit_s: float = 0.0
 
     def stands(self, limit_s: float) -> bool:
-        """Return whether ``limit_s`` seconds would change nothing: only a time-out may end well with more."""
+        """Return whether a limit of ``limit_s`` seconds would change nothing: a time-out may need more."""
         return self.outcome != "timeout" or self.limit_s >= limit_s
 
     def error(self) -> BuildError:
@@ -255,7 +255,7 @@ def from_entry(entry: Entry) -> Result:
 
 
 def find_result(store: Store, arch: str, key: str) -> Result | None:
-    """Return what ``store`` has under ``key``, or None; an entry that makes no sense is set aside.
+    """Return what ``store`` has under ``key``, or None; an entry that cannot be understood is set aside.
 
     Raises:
         StoreError: The store cannot be read.

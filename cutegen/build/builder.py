@@ -112,7 +112,7 @@ class Builder(Closing):
 
         Raises:
             BuildError: The daemon cannot run; the message holds its last words.
-            StoreError: A result could not be written; the other sources stay pending.
+            StoreError: A result could not be written; the other sources remain pending.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._waiting:
@@ -185,7 +185,7 @@ class Builder(Closing):
         return self._daemons[torch]
 
     def _receive(self, timeout_s: float | None) -> bool:
-        """Take in what the daemons have sent; whether there was anything within the time."""
+        """Process the daemons' messages; return whether there were any within the time."""
         if not self._daemons:
             raise BuildError("the builder is closed")
         daemons = dict(self._daemons)
@@ -203,7 +203,7 @@ class Builder(Closing):
         return bool(ready)
 
     def _take(self, message: dict[str, Json]) -> str:
-        """Note what a daemon says; return what is wrong with the store, if anything."""
+        """Process one message; return an error of the store, empty if there is none."""
         status = message["status"]
         if status == "ready":
             return ""
@@ -229,10 +229,10 @@ class Builder(Closing):
         status, words = daemon.died()
         last = words.splitlines()[-1] if words else f"exit status {status}"
         self._restarts += 1
-        if not daemon.greeted or self._restarts > RESTARTS:
+        if not daemon.ready or self._restarts > RESTARTS:
             self.close()
             raise BuildError(
-                f"the compile daemon could not {'go on' if daemon.greeted else 'start'}: {last}", log=words
+                f"the compile daemon could not {'go on' if daemon.ready else 'start'}: {last}", log=words
             )
         for key, sources in self._waiting.items():
             if _needs_torch(sources[0]) == torch:

@@ -1,4 +1,4 @@
-"""Artifacts carried to machines without a compiler: one tar file, every byte accounted for."""
+"""Artifacts in one tar file, for machines without a compiler; importing it checks every byte."""
 
 from __future__ import annotations
 

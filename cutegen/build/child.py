@@ -82,13 +82,13 @@ class Job:
     urgent: bool = False
 
 
-#: Told the digest of a traced kernel, and what its code asked the hardware, before it is compiled; whether to
-#: go on.
+#: Gets the digest of a traced kernel, and the answers to its questions about the hardware, before it is
+#: compiled; returns whether to go on.
 Traced = Callable[[str, dict[str, Json]], bool]
 
 
 class SameKernel(BaseException):
-    """The traced kernel is being compiled, or was, under another key; nobody should catch this on its way."""
+    """The traced kernel is compiled under another key. Users' code must not catch it: no ``Exception``."""
 
 
 def warm_up(*, torch: bool = False) -> dict[str, Json]:
@@ -226,7 +226,7 @@ def _compile(
 
 
 def _cannot_launch(resources: Resources, arch_name: str) -> str:
-    """Why no GPU of the architecture could launch it; the compiler itself does not look."""
+    """Return why no GPU of the architecture could launch it, which the compiler does not check."""
     arch = ARCHES.get(arch_name)
     if arch is not None and resources.smem_bytes > arch.smem_bytes:
         return f"takes {resources.smem_bytes} bytes of shared memory; {arch} has {arch.smem_bytes}"
@@ -280,7 +280,7 @@ def _print_from_source(error: BaseException) -> None:
 
 def _isolate(folder: Path, parent: int) -> None:
     os.setpgid(0, 0)
-    gc.disable()  # a short life needs no collector
+    gc.disable()  # the process is short-lived
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The compile daemon: imports the compiler once, forks one child per source, publishes what comes of it."""
+"""The compile daemon: imports the compiler once, forks one child per source, publishes the results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from cutegen.errors import BuildError, StoreError
 
 __all__ = ["Daemon", "main"]
 
-#: Compilations take all cores, and give way to what waits for few: the measuring process imports torch beside
-#: them, and then times kernels.
+#: Compilations use all cores. They run at a lower priority than the measuring process, which imports torch
+#: beside them and then times kernels.
 NICENESS = 5
 #: Seconds until a key that another process is building is looked at again.
 RETRY_S = 0.05
@@ -128,13 +128,13 @@ class Daemon:
             self._close_report(run)
 
     def _take_trace(self, run: Compilation) -> None:
-        """Let the child go on if nobody has compiled, or compiles, the kernel that it traced."""
+        """Let the child go on unless the kernel that it traced is compiled, or being compiled, already."""
         line, _, rest = bytes(run.answer).partition(b"\n")
         run.answer = bytearray(rest)
         told = json.loads(line)
         if self._jobs:
             _import_parts_of_torch(told["torch"])
-        # Another compiler makes other code of it.
+        # The same trace is another kernel under another toolchain.
         run.trace = digest({"traced": told["traced"], "toolchain": self._toolchain})
         run.facts = told["facts"]
         if run.trace in self._waiting_for:
@@ -212,7 +212,7 @@ class Daemon:
             raise StoreError(f"cannot start a compilation in {self._store.root}: {error.strerror}") from error
 
     def _already_there(self, job: Job) -> bool:
-        """Whether another run has built it meanwhile; a time-out under a shorter limit does not count."""
+        """Whether another process has built it meanwhile; a time-out under a shorter limit does not count."""
         entry = self._store.read(job.arch, job.key)
         if entry is None:
             return False
@@ -285,7 +285,7 @@ class Daemon:
             answer = run.copy_from(entry)
         elif failed is not None and failed["outcome"] != "ok":
             answer = dict(failed)
-        else:  # it was there a moment ago
+        else:  # the entry was removed meanwhile
             self._store.unstage(run.lock)
             run.lock.release()
             self._jobs.append(run.job)
@@ -302,7 +302,7 @@ class Daemon:
         self.tell(answer)
 
     def _store_answer(self, run: Compilation, answer: dict[str, Json], log: str) -> None:
-        """Publish ``answer`` and turn it into what the parent is told."""
+        """Publish ``answer``, and change it into the message for the parent."""
         keep = answer.pop("keep", True)
         if run.trace:
             answer.update(trace=run.trace, facts=run.facts)
@@ -348,10 +348,10 @@ class Daemon:
 
 
 def _import_parts_of_torch(names: Sequence[str]) -> None:
-    """Import parts of torch that a child has loaded, so that those to come need not: some take a second."""
+    """Import parts of torch that a child has loaded, so that later children inherit them."""
     missing = [name for name in names if name not in sys.modules]
     for name in missing:
-        with suppress(Exception):  # not every module is there for a file; the child that needs it sees to it
+        with suppress(Exception):  # not every module can be imported by name; the child then does it itself
             importlib.import_module(name)
     if missing:
         gc.freeze()
@@ -372,10 +372,10 @@ def main(arguments: Sequence[str]) -> int:
         daemon = Daemon(store, linker, given["toolchain"], given["workers"], given["timeout_s"], 0, outbox)
         daemon.tell({"status": "ready", "compiler": compiler})
         gc.collect()
-        gc.freeze()  # children then do not touch, and so not copy, the pages of what is here already
+        gc.freeze()  # children then do not touch, and so do not copy, the pages of objects made so far
         os.nice(NICENESS)
         daemon.serve()
     finally:
-        if os.getppid() != parent:  # nobody else is left to do it
+        if os.getppid() != parent:  # the parent, which else removes it, is gone
             shutil.rmtree(scratch, ignore_errors=True)
     return 0

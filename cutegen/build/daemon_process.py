@@ -17,12 +17,12 @@ from cutegen.errors import StoreError
 from cutegen.system.interpreter import python_command, python_environment
 from cutegen.system.temporary import TemporaryFolder
 
-__all__ = ["GOODBYE_S", "DaemonProcess"]
+__all__ = ["SHUTDOWN_S", "DaemonProcess"]
 
 #: Seconds the daemon gets to end by itself.
-GOODBYE_S = 5.0
-#: Bytes that the pipe to the daemon holds, where the system allows it: a job takes 20 kB, and the daemon
-#: reads none while it imports the compiler, which takes a second or more. Source: Linux allows a MiB.
+SHUTDOWN_S = 5.0
+#: Size of the pipe to the daemon in bytes, where the system allows it: a job takes 20 kB, and the daemon
+#: reads none while it imports the compiler, which takes a second or more. Source: Linux allows 1 MiB.
 _PIPE_BYTES = 2**20
 
 
@@ -33,14 +33,14 @@ class DaemonProcess:
         arguments: For :func:`cutegen.build.daemon.main`, less its scratch folder.
 
     Attributes:
-        greeted: It has said that it is ready.
+        ready: Whether it has reported that it is ready.
 
     Raises:
         StoreError: It cannot be started.
     """
 
     def __init__(self, arguments: Mapping[str, Json]) -> None:
-        self.greeted = False
+        self.ready = False
         self._received = bytearray()
         self._scratch = TemporaryFolder()
         folder = self._scratch.path
@@ -48,8 +48,8 @@ class DaemonProcess:
         # The daemon forks, so it must neither look for a device nor start a pool of threads.
         environment.update(CUDA_VISIBLE_DEVICES="", CUTE_DSL_ARCH="sm_100a")
         environment.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-        # The C compiler and the DSL look for files in the working directory, and in the temporary one under
-        # names that others can foresee. There is nothing in this one, and what they leave in it is removed.
+        # The C compiler and the DSL look for files in the working directory, and under predictable names in
+        # the temporary directory. This folder is new and private, and what they leave in it is removed.
         environment["TMPDIR"] = str(folder)
         command = python_command("cutegen.build.daemon", [json.dumps({**arguments, "scratch": str(folder)})])
         try:
@@ -68,7 +68,7 @@ class DaemonProcess:
             self._scratch.close()
             raise StoreError(f"cannot start the compile daemon: {error}") from error
         assert self._process.stdin is not None
-        with suppress(OSError):  # whoever hands over more then waits
+        with suppress(OSError):  # with the usual size, writing many jobs blocks
             fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     @property
@@ -98,7 +98,7 @@ class DaemonProcess:
         *lines, rest = bytes(self._received).split(b"\n")
         self._received = bytearray(rest)
         messages = [json.loads(line) for line in lines]
-        self.greeted = self.greeted or any(message["status"] == "ready" for message in messages)
+        self.ready = self.ready or any(message["status"] == "ready" for message in messages)
         return messages
 
     def died(self) -> tuple[int, str]:
@@ -113,8 +113,8 @@ class DaemonProcess:
         try:
             _close_quietly(self._process.stdin)
             with suppress(subprocess.TimeoutExpired):
-                # Before its greeting it has nothing to put in order.
-                self._process.wait(GOODBYE_S if self.greeted else 0.0)
+                # Before it is ready it has no children to kill.
+                self._process.wait(SHUTDOWN_S if self.ready else 0.0)
         finally:
             _kill(self._process)
             _close_quietly(self._process.stdout)

@@ -22,7 +22,7 @@ __all__ = ["build_library", "open_library"]
 _log = logging.getLogger("cutegen")
 
 _COMPILERS = ("gcc", "cc", "clang")
-#: Nothing that changes a result by a bit: no contraction, no fast mathematics.
+#: No option that changes a bit of a result: no contraction, no fast math.
 _FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
 _TIME_LIMIT_S = 60.0
 #: Comes behind the library in its file, before the SHA-256 of what is before it. Loaders do not read so far.

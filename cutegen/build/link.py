@@ -15,7 +15,7 @@ __all__ = ["Linker", "ffi_library"]
 _COMPILERS = ("gcc", "cc", "clang")
 _CFLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _TIME_LIMIT_S = 60.0
-#: Kernels keep to themselves: only the function to call is visible in the library.
+#: Only the function to call is visible in the library.
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
 
 

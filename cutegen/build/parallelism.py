@@ -1,4 +1,4 @@
-"""How many compilations this machine carries at a time."""
+"""How many compilations this machine can run at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["default_workers"]
 
-#: What one compilation takes, in bytes. Source: resident set of a compile child, 260 to 340 MB measured.
+#: Memory of one compilation, in bytes. Source: resident set of a compile child, measured as 260 to 340 MB.
 BYTES_PER_WORKER = 400 * 2**20
 _CGROUP = Path("/sys/fs/cgroup")
 

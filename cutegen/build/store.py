@@ -26,9 +26,9 @@ __all__ = ["Entry", "KeyLock", "Store", "file_digest"]
 #: Layout of the folders; a change of layout starts a new tree and leaves the old one alone.
 LAYOUT = "v1"
 META = "meta.json"
-#: The file of an entry that is run, so its digest must be there; ``cutegen.build`` writes it.
+#: The library of an entry. It is run, so ``meta.json`` must list its digest.
 LIBRARY = "kernel.so"
-#: Seconds between two attempts at a lock that somebody else holds.
+#: Seconds between two attempts at a lock that another process holds.
 LOCK_POLL_S = 0.02
 _ARCH = re.compile(r"[a-z0-9_]{1,32}")
 _KEY = re.compile(r"[0-9a-f]{8,64}")
@@ -58,7 +58,7 @@ class Entry:
 
 
 class KeyLock:
-    """The right to write one key, held until :meth:`release`; it ends with the process at the latest."""
+    """The exclusive right to write one key, until :meth:`release` or the end of the process."""
 
     def __init__(self, arch: str, key: str, path: Path, descriptor: int) -> None:
         self.arch = arch
@@ -67,10 +67,10 @@ class KeyLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give the right back; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor < 0:
             return
-        # Without its file the lock binds nobody, even while a forked child has a copy of the descriptor.
+        # Once the file is gone the lock is free, even while a forked child has a copy of the descriptor.
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = -1
@@ -152,7 +152,7 @@ class Store:
             _log.warning("%s of the read-only cache %s counts as absent: %s", key, self.root, damage)
             return None
         with self.lock(arch, key):
-            entry, damage = self._read(arch, key, verify)  # somebody else may have repaired it meanwhile
+            entry, damage = self._read(arch, key, verify)  # another process may have repaired it meanwhile
             if damage:
                 self._set_aside(arch, key)
             return entry
@@ -323,7 +323,7 @@ class Store:
         return Entry(lock.arch, lock.key, folder, full)
 
     def unstage(self, lock: KeyLock) -> None:
-        """Throw the staged folder of the locked key away."""
+        """Remove the staged folder of the locked key."""
         shutil.rmtree(self._staging(lock), ignore_errors=True)
 
     def discard(self, arch: str, key: str) -> None:
@@ -340,7 +340,7 @@ class Store:
                 raise store_failure(f"write to {self.root}", error) from error
 
     def set_aside(self, arch: str, key: str) -> None:
-        """Move the entry of ``key`` out of the way, for readers to whom a whole entry makes no sense.
+        """Move the entry of ``key`` to ``quarantine``: for readers that cannot interpret an intact entry.
 
         Raises:
             StoreError: The store cannot be written.
@@ -360,7 +360,7 @@ class Store:
         return self.folder(lock.arch, lock.key).with_name(f"{lock.key}.tmp")
 
     def _remove(self, folder: Path) -> None:
-        # Out of sight by one rename first, so that no reader meets a half-removed entry.
+        # Renamed first, so that no reader sees a half-removed entry.
         trash = folder.with_name(f"{folder.name}.old{time.time_ns()}")
         folder.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What compiles kernels here: its versions, found without importing it, and the keys they enter."""
+"""The compiler's packages and versions, found without importing them, and the artifact keys they enter."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _cpu_flags() -> set[str]:
     return set()
 
 
-#: How the names of what decides about artifacts begin, as folders have them.
+#: Prefixes of the ``.dist-info`` folders of the packages that determine an artifact.
 _PACKAGES = ("nvidia_cutlass_dsl", "apache_tvm_ffi")
 
 

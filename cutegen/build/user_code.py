@@ -1,8 +1,8 @@
 """Modules of users in a child that compiles: opened, watched, and what they asked for (GPU library: the DSL).
 
-Their code runs in this process only. Questions about the hardware are answered from the target, and what was
-answered is noted, since it is compiled in. What they load or read without cutegen's knowing of it would let
-an old kernel pass for a new one, so the child then refuses to go on.
+Their code runs in this process only. Questions about the hardware are answered from the target, and the
+answers are recorded, since they are compiled in. A module or variable that the kernel's key does not cover
+could change without a new key, so the child refuses to compile code that uses one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class UserCode:
             ) from error
 
     def end(self) -> None:
-        """The user's code has done its part: see that it loaded and read nothing that is not known.
+        """Call when the user's code is done: check that it loaded and read only what the key covers.
 
         Raises:
             BuildError: A file changed meanwhile.
@@ -120,7 +120,7 @@ class UserCode:
         self._answer_for_the_hardware()
 
     def _answer_for_the_target(self) -> None:
-        """Constructors ask for the target before anything says for which one is compiled."""
+        """Set the target in the DSL: constructors of users' kernels ask for it before compilation starts."""
         from cutlass.base_dsl import BaseDSL
 
         dsl: Any = BaseDSL._get_dsl()

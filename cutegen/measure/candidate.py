@@ -1,4 +1,4 @@
-"""What is handed to the measuring process and what comes back: candidates and results of checks."""
+"""What travels to the measuring process and back: candidates, and results of checks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["REFERENCE", "Candidate", "CheckResult"]
 
 #: The name of the baseline among the entries that are timed; no candidate may have it.
 REFERENCE = "torch"
-#: Tails are launched as if on a GPU this small, so that persistent kernels do several tiles per block;
-#: larger tails are for configs that care about the last wave of the real one.
+#: Tails are launched as if on a GPU with this many SMs, so that persistent kernels compute several tiles per
+#: block; larger tails, for configs whose last wave matters, are launched for the real GPU.
 _TAIL_SM_COUNT = 8
 _LARGE_TAIL = 2**22
 
@@ -144,7 +144,7 @@ def _launch_from_json(data: Mapping[str, Any]) -> Launch:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How a candidate did when it was run against the reference.
+    """The result of checking a candidate against the reference.
 
     Attributes:
         outcome: ``ok``, ``wrong_result``, ``launch_failed`` or ``timeout``.

@@ -25,18 +25,18 @@ Outputs = Mapping[str, Guarded]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison found; the numbers are those of the worst element.
+    """The result of a comparison; the numbers are those of the worst element.
 
     Attributes:
-        ok: Whether the kernel may be trusted on this problem.
+        ok: Whether the kernel computes this problem correctly.
         max_error: |got - want| at the element that is worst relative to what is allowed there.
         tolerance: What was allowed there.
         where: Its index in the output.
         got: What the kernel wrote there.
-        want: What fp64 says.
+        want: What the fp64 reference has there.
         deterministic: Whether repeated runs gave the same bits.
         reason: Why not ok, in words; empty when ok.
-        problem: The problem it was judged on, as one line.
+        problem: The problem that was computed, as one line.
         compared: Fraction of the output that was compared with the reference; NaN is looked for everywhere.
         output: Name of the output that the numbers are of.
     """
@@ -78,7 +78,7 @@ def judge(outputs: Outputs, reference: Reference) -> Verdict:
 
 
 def _badness(verdict: Verdict) -> tuple[bool, float]:
-    """Unwritten and stray elements come before wrong numbers, of which the worst comes first."""
+    """Return a key that sorts unwritten and stray elements above wrong numbers, and these by error."""
     within = verdict.max_error <= verdict.tolerance
     ratio = verdict.max_error / verdict.tolerance if verdict.tolerance else math.inf
     return not verdict.ok, math.inf if not verdict.ok and within else ratio
@@ -112,7 +112,7 @@ def _worst(name: str, tensor: torch.Tensor, reference: Reference) -> Verdict:
     ratio_so_far = -1.0
     for chunk in reference.chunks(name, tensor):
         error = (chunk.got - chunk.want).abs_()
-        exact = error == 0  # which may be all that is allowed
+        exact = error == 0  # the allowed error may be 0
         ratios = error.div_(chunk.allowed).masked_fill_(exact, 0).nan_to_num_(nan=math.inf, posinf=math.inf)
         value, flat = ratios.flatten().max(0)
         ratio = float(value)

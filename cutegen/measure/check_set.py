@@ -24,12 +24,12 @@ BindTo = Callable[[Mapping[str, Guarded]], Callable[[], None]]
 
 @dataclass(frozen=True)
 class Run:
-    """One way to call a kernel in a check: its outputs, twice, and the inputs that are outputs as well.
+    """One way to call a kernel in a check: its outputs, twice, and which inputs they alias.
 
     Attributes:
         outputs: Two sets of guarded outputs by name.
-        aliases: For an input that the kernel works on in place, the output that it is.
-        how: What is special about it, for messages; empty for outputs apart from all inputs.
+        aliases: For each input that shares memory with an output, the name of that output.
+        how: The aliasing, for messages; empty without any.
     """
 
     outputs: tuple[dict[str, Guarded], dict[str, Guarded]]
@@ -66,7 +66,7 @@ class CheckSet:
         return bind_to
 
     def inspect_inputs(self) -> None:
-        """See that the inputs hold the bits that they held before; if not, put these back.
+        """Do nothing if the inputs are unchanged; if not, restore them.
 
         Raises:
             CheckError: The kernel wrote one of its inputs.

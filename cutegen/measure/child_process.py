@@ -1,4 +1,4 @@
-"""The parent's handle on the measuring process: start, talk with a time limit, kill, leave no orphans."""
+"""The parent's handle on the measuring process: start, exchange messages with a time limit, kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["WorkerDiedError", "WorkerHungError", "WorkerProcess"]
 
 #: Environment variables that would change timings.
 _UNWANTED = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-#: How long a killed process may take to vanish: the driver first tears down its context.
+#: Seconds that a killed process may take to end: the driver first tears down its context.
 _DEATH_S = 60.0
 _LOG_TAIL = 4096
 
@@ -175,7 +175,7 @@ class WorkerProcess:
         """End it and everything it started; calling it again does nothing.
 
         Raises:
-            MeasureError: It does not vanish, because the driver holds it.
+            MeasureError: It does not end, because the driver holds it.
         """
         self._stop()
 

@@ -1,4 +1,4 @@
-"""The parent's view of measuring: open a problem, check candidates, time them, survive what breaks."""
+"""The parent's side of measuring: open a problem, check candidates, time them, survive broken kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Opened:
 
     Attributes:
         problem: The problem.
-        reference: The vendor's call, such as ``torch.mm``.
+        reference: The baseline's call, such as ``torch.mm``.
         reference_us: Its rough time in microseconds.
         sets: Operand sets in rotation.
         footprint_bytes: Bytes they span.
@@ -56,7 +56,7 @@ class _LostError(Exception):
 class Bench(Closing):
     """Checks and times candidates in one child process, which is replaced when a candidate breaks it.
 
-    A candidate that crashes, hangs or faults costs itself only: the process is killed and started anew, the
+    A candidate that crashes, hangs or faults affects no other: the process is killed and started anew, the
     problem is opened again, and the others go on.
 
     Args:
@@ -186,7 +186,7 @@ class Bench(Closing):
         return facts
 
     def _require_open(self, candidates: Sequence[Candidate]) -> None:
-        """See that the child has the candidates' problem, opening it again after a restart."""
+        """Open the candidates' problem in the child again if the child was restarted."""
         if self._opened is None:
             raise MeasureError("no problem is open; call open first")
         problem, seed = self._opened
@@ -203,7 +203,7 @@ class Bench(Closing):
         """Run a candidate on poisoned outputs and on its tail problem and compare it with fp64.
 
         Args:
-            candidate: Who is checked.
+            candidate: What is checked.
             repeats: Further runs on each problem that must give equal bits; None leaves their number to the
                 engine.
 
@@ -224,10 +224,10 @@ class Bench(Closing):
         A candidate that breaks the child is dropped, and the rounds start over with the others.
 
         Args:
-            candidates: Who is timed; all for the open problem, each with a name of its own. Those that would
-                win a tie come first: where time decides, energy is measured for the first of many equals.
-            policy: How.
-            keep: Names of candidates that are timed in bursts, and whose energy is measured, if anyone's is,
+            candidates: What to time; all for the open problem, each with a name of its own. Those that would
+                win a tie come first: where time decides, energy is measured for the first of the tied.
+            policy: How to time it.
+            keep: Names of candidates that take part in bursts and energy measurements, if there are any,
                 however slow they are.
 
         Raises:
@@ -252,7 +252,7 @@ class Bench(Closing):
                 failures[lost.culprit] = CheckResult(lost.outcome, lost.reason)
 
     def _run(self, request: dict[str, Any], candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """Send a request about candidates; a child that died before any of them ran is no one's fault.
+        """Send a request about candidates, again if the child died before any of them ran.
 
         Raises:
             _LostError: The child is gone; the culprit is named, or two children died without one.
@@ -300,7 +300,7 @@ class Bench(Closing):
         raise _as_exception(message["error"])
 
     def _lose(self, outcome: str, reason: str) -> _LostError:
-        """Replace the child and return whom to blame."""
+        """Replace the child and return the error that names the entry which it ran last."""
         self._drop()
         self.restarts += 1
         self.start()

@@ -17,18 +17,18 @@ _log = logging.getLogger("cutegen")
 
 #: What to do while another process uses the GPU.
 BUSY_MODES = ("wait", "warn", "refuse")
-#: A process that keeps SMs at work for less of the time than this, in percent, is left alone:
-#: medians and paired ratios are not moved by so few samples. Source: judgement.
+#: A process that uses SMs for less than this share of the time, in percent, is ignored: so few disturbed
+#: samples do not move medians and paired ratios. Source: judgement.
 BUSY_PERCENT = 5.0
-#: Seconds that are waited at most. Source: judgement: other people's tests and tuning runs end within this;
-#: a training job does not, and a message is worth more than a run that seems to hang.
+#: Most seconds to wait for other processes. Source: judgement: tests and tuning runs end within this time; a
+#: training job does not, and an error message is then better than a run that seems to hang.
 WAIT_S = 600.0
-#: Use of the GPU counts as present if it was so few seconds ago. NVML samples at least once a second.
+#: The GPU counts as in use until this many seconds after the last use. NVML samples at least once a second.
 _RECENT_S = 2.0
-#: Seconds between looks while waiting, varied by half so that two waiting runs do not go on together.
+#: Seconds between looks while waiting, randomised by half so that two waiting runs do not start together.
 _LOOK_S = 2.0
-#: Readings of the whole GPU's utilisation, and seconds between them: longer than NVML's longest sample, one
-#: second, so that the last is of a time in which nothing of ours ran.
+#: Most readings of the GPU's utilisation, and seconds between them. Together they take longer than NVML's
+#: longest sample, one second, so that the last one covers only time in which this run was idle.
 _READINGS, _READING_S = 10, 0.25
 
 
@@ -40,9 +40,9 @@ class Process:
         pid: Its id.
         name: Of its program; empty if unknown.
         memory_bytes: Device memory that it holds; None if unknown.
-        percent: Of the time in which it had SMs at work; None if unknown.
-        own: Whether it is this process or started by it.
-        running: Whether it is there now, rather than only while NVML sampled.
+        percent: Share of the time in which it used SMs; None if unknown.
+        own: Whether it is this process or a descendant.
+        running: Whether it runs now, rather than only while NVML sampled.
     """
 
     pid: int
@@ -61,12 +61,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Look:
-    """What NVML says about the processes on a GPU.
+    """What NVML reports about the processes on a GPU.
 
     Attributes:
-        processes: Those that run there, and those that used it in the time that was asked about.
-        complete: Whether these are all, under the ids that this process knows them by. In a container NVML
-            lists none, or all under the ids of the host.
+        processes: Those that run there, and those that used it in the time in question.
+        complete: Whether the list is complete, with process ids of this pid namespace. In a container NVML
+            lists none, or all with the ids of the host.
     """
 
     processes: tuple[Process, ...]
@@ -74,7 +74,7 @@ class Look:
 
 
 class Watch(Protocol):
-    """Looks at one GPU."""
+    """Reports the processes on one GPU."""
 
     def look(self, since_s: float) -> Look:
         """Return the processes there, with their use of the GPU since a time in seconds since the epoch."""
@@ -98,18 +98,18 @@ def require_busy(mode: str) -> str:
 
 
 def is_blind(look: Look) -> bool:
-    """Whether ``look`` cannot tell who uses the GPU, so that its utilisation while we are idle must."""
+    """Whether ``look`` does not show which process uses the GPU; its utilisation while we are idle must."""
     return not look.complete or any(p.percent is None for p in look.processes if not p.own)
 
 
 def contenders(look: Look, idle_percent: float | None) -> str:
-    """Return who competes for the GPU, in words; empty if nobody is seen to.
+    """Return the processes that compete for the GPU, in words; empty if none is seen.
 
-    A process that only holds a context and memory, such as an idle notebook, does not.
+    A process that only holds a context and memory, such as an idle notebook, does not compete.
 
     Args:
         look: The processes there.
-        idle_percent: The GPU's utilisation while nothing of ours ran; None if nobody asked, or it is unknown.
+        idle_percent: The GPU's utilisation while this run was idle; None if it was not read or is unknown.
     """
     others = [p for p in look.processes if not p.own] if look.complete else []
     busy = [p for p in others if p.percent is not None and p.percent >= BUSY_PERCENT]
@@ -119,7 +119,7 @@ def contenders(look: Look, idle_percent: float | None) -> str:
 
 
 def _unknown(look: Look, idle_percent: float) -> str:
-    """Return what is known of a process that computes without being named."""
+    """Return what is known of a competing process that NVML does not name."""
     use = f"{idle_percent:.0f} % of the time"
     suspects = _listed([p for p in look.processes if not p.own and p.percent is None])
     if not suspects:
@@ -137,11 +137,11 @@ class Guard:
     """Checks before and after measuring that no other process uses the GPU.
 
     Args:
-        watch: Looks at the GPU.
+        watch: Reports the processes on the GPU.
         mode: ``wait`` for others to finish, ``warn`` and go on, or ``refuse``.
-        say: Told in one line what is the matter.
+        say: Gets one line about what was found.
         clock: Seconds since the epoch.
-        sleep: Waits so many seconds.
+        sleep: Waits a number of seconds.
 
     Raises:
         UsageError: There is no such mode.
@@ -165,14 +165,14 @@ class Guard:
         self._told = ""
 
     def begin(self, *, thorough: bool, limit_s: float | None = None) -> str:
-        """Return who competes, in words, before measuring starts: empty unless the mode is ``warn``.
+        """Return the competing processes, in words, before measuring: empty unless the mode is ``warn``.
 
-        Nothing of ours may be running on the GPU.
+        This run must not be using the GPU.
 
         Args:
-            thorough: Whether to look although it takes time: up to a second of waiting for our own use to
-                fade, in containers and wherever else NVML cannot tell whose use it is.
-            limit_s: Seconds to wait at most, if fewer than usual.
+            thorough: Whether to read utilisation where NVML cannot attribute it, as in containers. That takes
+                up to a second, until this run's own use is out of NVML's sample.
+            limit_s: Most seconds to wait, if fewer than usual.
 
         Raises:
             DeviceError: Others use the GPU, and the mode is ``refuse``, or they still do after waiting.
@@ -194,23 +194,23 @@ class Guard:
         return who
 
     def end(self, *, thorough: bool) -> str:
-        """Return who competed since :meth:`begin`, in words; empty if nobody was seen to."""
+        """Return the processes that competed since :meth:`begin`, in words; empty if none was seen."""
         look = self._watch.look(self._since_s)
         return contenders(look, self._idle_percent() if thorough and is_blind(look) else None)
 
     def close(self) -> None:
-        """Let go of what looks at the GPU."""
+        """Close the watch."""
         self._watch.close()
 
     def _present(self, thorough: bool) -> str:
         look = self._watch.look(self._clock() - _RECENT_S)
         look = replace(look, processes=tuple(p for p in look.processes if p.running))
         if is_blind(look) and not thorough:
-            return self._told  # as it was when somebody looked
+            return self._told  # as the last thorough look found it
         return contenders(look, self._idle_percent() if is_blind(look) else None)
 
     def _idle_percent(self) -> float | None:
-        """Return the least utilisation of some readings, as soon as one is low; ours fades meanwhile."""
+        """Return the lowest of some readings of utilisation, or the first low one: our own use fades."""
         least: float | None = None
         for _ in range(_READINGS):
             percent = self._watch.percent()
@@ -223,7 +223,7 @@ class Guard:
         return least
 
     def _wait(self, who: str, limit_s: float) -> str:
-        """Wait until nobody competes and return who still does when the time is over."""
+        """Wait until no process competes; return those that still do when the time is up."""
         self._say(
             f"the GPU is in use by {who}; waiting up to {limit_s:.0f} s, since times measured beside other "
             "work are off (busy='warn', or --busy warn, goes on)"

@@ -79,13 +79,13 @@ class Device:
 
 @dataclass(frozen=True)
 class ClockReading:
-    """One look at a GPU at work; None where it does not say.
+    """One reading of a GPU's clock, energy and power; None where they cannot be read.
 
     Attributes:
         sm_mhz: Clock of the SMs.
         energy_mj: Energy since the driver was loaded, in millijoules.
         power_w: Power as the board averages it.
-        reasons: What holds the clock down: ``power_cap``, ``thermal``, ``hw_slowdown``, ...
+        reasons: What limits the clock: ``power_cap``, ``thermal``, ``hw_slowdown``, ...
     """
 
     sm_mhz: float | None = None
@@ -217,17 +217,17 @@ class NvmlHandle(Closing):
             return
 
     def close(self) -> None:
-        """Let go of NVML; calling it again does nothing."""
+        """Shut NVML down; calling it again does nothing."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
         self._nvml = self._handle = None
 
 
 class ClockMeter(NvmlHandle):
-    """Reads clock, power and energy of one GPU through NVML; says None where NVML cannot tell.
+    """Reads clock, power and energy of one GPU through NVML; None where NVML does not provide them.
 
-    A machine without NVML, or with a GPU that hides some counters, still measures: the readings are only
-    recorded, and settling falls back to a fixed time.
+    Without NVML, or some of its counters, timing still works: readings are only recorded, and the burn-in
+    takes a fixed time.
     """
 
     def sm_mhz(self) -> float | None:

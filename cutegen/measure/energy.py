@@ -11,20 +11,20 @@ from cutegen.measure.statistics import Interval
 
 __all__ = ["IsolatedEnergy", "isolated_energy", "join"]
 
-#: A counter that stays as it is for so many seconds under load never changes. Source: judgement,
-#: more than two of the steps of 0.1 s that an H200's takes.
+#: A counter that does not change for this many seconds under load is taken not to work. Source: judgement;
+#: an H200's changes every 0.1 s.
 _PATIENCE_S = 0.25
-#: Seconds after the change of entries before the first edge counts: what the counter then shows may still
-#: have been drawn by the entry before. Source: judgement.
+#: Seconds after a change of entries until an edge counts: before that, the counter may show energy of the
+#: previous entry. Source: judgement.
 _LEAD_S = 0.02
 
 
 @dataclass(frozen=True)
 class IsolatedEnergy:
-    """What one stretch of replays took.
+    """Energy and power of one stretch of replays.
 
     Attributes:
-        energy_mj: Millijoules per launch; the ends allow for edges that were seen late.
+        energy_mj: Millijoules per launch; the interval allows for edges that were noticed late.
         power_w: Mean watts between the edges.
     """
 
@@ -42,7 +42,7 @@ class _Edge:
 
 
 def isolated_energy(engine: Engine, prepared: Prepared, seconds: float) -> IsolatedEnergy | None:
-    """Replay ``prepared`` for at least ``seconds`` between two edges of the counter and return what it took.
+    """Replay ``prepared`` for at least ``seconds`` between two edges of the counter and return its energy.
 
     The counter moves in steps (0.1 s on an H200), so its value says nothing about a moment between two
     steps. Time is therefore taken from edge to edge, with the GPU busy throughout; energy per launch is the

@@ -1,4 +1,4 @@
-"""What the measuring process needs of a GPU: the seam between its logic and torch with CUDA."""
+"""The interface between the logic of the measuring process and torch with CUDA."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Prepared:
         graph: The engine's own object.
         launches: Launches in one replay.
         first_us: Microseconds per launch of the first replay, as an estimate.
-        back_to_back: Whether replays may follow one another; if not, tensors are put back before each.
+        back_to_back: Whether replays may follow one another; if not, tensors are restored before each.
     """
 
     graph: Any
@@ -38,7 +38,7 @@ class Prepared:
 
 
 class Feed(Protocol):
-    """Replays of one entry that follow one another without a gap, queued while the host does other things.
+    """Replays of one entry without gaps between them, queued while the host does other things.
 
     A failed launch raises ``LaunchError``, at the latest in :meth:`finish`.
     """
@@ -55,9 +55,9 @@ class Feed(Protocol):
 class Engine(Protocol):
     """Runs candidates on one device.
 
-    A launch that fails raises ``LaunchError``; ``healthy`` then says whether the device still answers. A
-    kernel that writes where it must not raises ``CheckError``. A device that cannot hold the problem raises
-    ``MeasureError``.
+    A launch that fails raises ``LaunchError``; ``healthy`` then says whether the device still works. A kernel
+    that writes where it must not raises ``CheckError``. ``MeasureError`` means that the problem does not fit
+    the device.
     """
 
     def describe(self) -> dict[str, Any]:
@@ -103,11 +103,11 @@ class Engine(Protocol):
         ...
 
     def sm_clock(self) -> float | None:
-        """Return the present SM clock in MHz; cheaper than everything."""
+        """Return the present SM clock in MHz; one query, cheaper than :meth:`read_clocks`."""
         ...
 
     def read_clocks(self) -> ClockReading:
-        """Return the present clock, power, energy and what limits them."""
+        """Return the present clock, power, energy and the reasons for a limit."""
         ...
 
     def healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""An output inside a poisoned buffer, which shows what a kernel left out and what it should not touch."""
+"""An output inside a poisoned buffer, which shows unwritten elements and writes outside of the output."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
 
 #: Bytes looked at in one go, so that temporaries stay near 64 MB.
 _CHUNK_BYTES = 2**27
-#: Poison for 32-bit integers, which have no NaN: larger than any sum of 8-bit products.
+#: Poison of 32-bit integers, which have no NaN: its magnitude is larger than any sum of 8-bit products.
 NEVER = -(2**31) + 12345
-#: Poison of other integers, a byte of it. Any value may be a right one, so two runs get different poison:
-#: what holds the poison of its run both times was not written.
+#: Byte of the poison of other integers, in each of two runs. Any value may be a right one there, but an
+#: element that holds the poison of its run in both runs was not written.
 _BYTES = (0x5B, 0xA4)
 #: Elements between rows that are not aligned; between others lie 16 bytes.
 _ODD_GAP = 3
@@ -70,7 +70,7 @@ class Guarded:
         self._turn = 0
 
     def poison(self, turn: int = 0) -> None:
-        """Fill everything with NaN or, where the type has none, with one of two numbers that are unlikely."""
+        """Fill everything with NaN or, where the type has none, with the poison of run ``turn``."""
         self._turn = turn
         poison(self.buffer, turn)
         if self._initial is not None:
@@ -91,12 +91,12 @@ class Guarded:
 
     @property
     def must_be_written(self) -> bool:
-        """Whether it is poisoned, and not what a kernel works on in place."""
+        """Whether it is poisoned; if not, a kernel updates it in place."""
         return self._initial is None
 
     @property
     def is_certain(self) -> bool:
-        """Whether poison is no value that a kernel may write, so that one run tells what was not written."""
+        """Whether poison is no valid result, so that one run shows what was not written."""
         return self.buffer.is_floating_point() or self.buffer.element_size() == 4
 
     def kept_poison_of_both(self, other: Guarded) -> bool:
@@ -131,7 +131,7 @@ def new_output(argument: Argument, device: torch.device) -> torch.Tensor:
 
 
 def poison(tensor: torch.Tensor, turn: int = 0) -> None:
-    """Fill ``tensor`` with what no kernel writes, or is unlikely to."""
+    """Fill ``tensor`` with values that no kernel writes, or is unlikely to write."""
     if tensor.is_floating_point():
         tensor.fill_(math.nan)
     elif tensor.element_size() == 4:

@@ -1,4 +1,4 @@
-"""What a launch that fails raises, and what of it is worth saying."""
+"""The exceptions of a launch that fails, and the part of their text that is shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cutegen.errors import LaunchError
 
 __all__ = ["LAUNCH_ERRORS", "brief"]
 
-#: What a kernel that refuses its arguments, or a launch that the driver refuses, raises through TVM-FFI.
+#: Raised through TVM-FFI by a kernel that refuses its arguments, or by a driver that refuses a launch.
 LAUNCH_ERRORS = (
     LaunchError,
     RuntimeError,

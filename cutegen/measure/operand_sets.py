@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COPY", "Kernel", "OpenProblem", "bound", "rotating"]
 
-#: Name of what problems without a right baseline are compared with.
+#: Name of the reference of problems that have no correct baseline.
 COPY = "copy of as many bytes"
 Kernel = Callable[..., None]
 
@@ -42,15 +42,15 @@ class OpenProblem:
         in_place = {
             a.name: self.inputs[0].tensors[a.name].clone() for a in self.arguments if a.kind == "inout"
         }
-        #: What checks are made on: measuring changes what kernels work on in place.
+        #: Inputs of checks: measuring changes the tensors that kernels update in place.
         self.checked = replace(self.inputs[0], tensors={**self.inputs[0].tensors, **in_place})
-        #: Each tensor that is put back before a replay, with what it held.
+        #: Each tensor that is restored before a replay, with its values.
         self.kept = [
             (inputs.tensors[name], inputs.tensors[name].clone())
             for inputs in self.inputs
             for name in (in_place if family.repeat == "restore" else ())
         ]
-        #: What puts them back, as one replayable object; None where nothing is.
+        #: The captured graph that restores them; None if there are none.
         self.restoring: Any = None
         self.baselines = dict(family.baselines(problem, self.inputs[0], self.outputs[0]))
         self._copy = _copy_of_as_many_bytes(problem, device)
@@ -61,17 +61,17 @@ class OpenProblem:
         self.time_us = math.nan
 
     def _new_outputs(self, inputs: Inputs, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return what a launch writes: new tensors, and the inputs that it works on in place."""
+        """Return what a launch writes: new tensors, and the inputs that it updates in place."""
         written = [a for a in self.arguments if a.kind in ("out", "inout")]
         return {a.name: new_output(a, device) if a.kind == "out" else inputs.tensors[a.name] for a in written}
 
     def restore(self) -> None:
-        """Put back what the tensors held that kernels work on in place."""
+        """Restore the tensors that kernels update in place."""
         for tensor, values in self.kept:
             tensor.copy_(values)
 
     def launches(self) -> int:
-        """Return the launches of one graph: one on each operand set where tensors are put back in between."""
+        """Return the launches of one graph: one on each operand set if tensors are restored in between."""
         return self.rotation.sets if self.kept else plan_launches(self.time_us, self.rotation.sets)
 
     def baseline_calls(self, name: str, count: int) -> list[Callable[[], None]]:
@@ -120,8 +120,8 @@ def _copy_of_as_many_bytes(problem: Problem, device: torch.device) -> Baseline:
 def rotating(call: Baseline, sets: int) -> Baseline:
     """Return ``call`` such that results that it allocates itself rotate through ``sets`` places as well.
 
-    They are kept for so many calls: the allocator would put each result where the one before it was, and a
-    call whose output lies in the L2 cache already would be compared with calls whose output does not.
+    Each result is kept alive for ``sets - 1`` further calls. Otherwise the allocator would place every result
+    where the one before it was, in the L2 cache, which calls that write the given outputs do not find.
     """
     kept: deque[Tensors | None] = deque(maxlen=sets - 1)
 

@@ -1,4 +1,4 @@
-"""The kernel that runs before each launch of a context, and as many of it alone, to be taken off."""
+"""The kernel that runs before each launch of a context; its own time is measured and subtracted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Predecessor:
 
     @classmethod
     def of_nothing(cls, device: torch.device) -> Predecessor:
-        """Return the one that touches a single element which belongs to nobody."""
+        """Return the predecessor of the context ``alone``, which touches one element of no operand."""
         import torch
 
         return cls([torch.zeros(1, dtype=torch.int32, device=device)], 0)

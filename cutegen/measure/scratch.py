@@ -1,4 +1,4 @@
-"""Workspaces of kernels under test: poisoned or zeroed before a run, and looked at after it."""
+"""Workspaces of kernels under test: poisoned or zeroed before a run, and inspected after it."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Scratch:
         return buffer
 
     def inspect(self, launch: Launch) -> None:
-        """See that runs of ``launch`` since ``take(..., poison=True)`` kept to the workspace.
+        """Do nothing if runs of ``launch`` since ``take(..., poison=True)`` kept to the workspace.
 
         Raises:
-            CheckError: They wrote behind it, or did not leave the zeros that the next launch needs.
+            CheckError: They wrote past its end, or did not leave the zeros that the next launch needs.
         """
         if not launch.workspace_bytes:
             return
@@ -74,5 +74,5 @@ class Scratch:
             )
 
     def clear(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._buffers.clear()

@@ -32,7 +32,7 @@ __all__ = ["TorchEngine", "open_cuda"]
 
 #: Captured graphs that are kept.
 _MOST_GRAPHS = 128
-#: Work that an energy measurement queues at a time, in microseconds: longer than a reading of NVML takes.
+#: Work that an energy measurement queues at a time, in microseconds: more than a reading of NVML takes.
 _FEED_US = 5_000.0
 
 
@@ -77,7 +77,7 @@ class TorchEngine:
         }
 
     def open(self, problem: Problem, seed: int) -> dict[str, Any]:
-        """Allocate operands in rotation, time the baselines roughly and keep the fastest that is right."""
+        """Allocate operand sets, time the baselines roughly and keep the fastest correct one."""
         self._session = self._checker = None
         self._scratch.clear()
         self._lane.release()
@@ -108,14 +108,14 @@ class TorchEngine:
                 found = session.baselines[name](session.inputs[0], session.outputs[0])
                 session.writes_outputs = found is None
                 return
-        # Rounds need something to pair candidates with; a copy says how fast memory is.
+        # Rounds need a reference to pair candidates with; a copy shows the memory bandwidth.
         session.reference, session.time_us = COPY, self._rough_us(session.baseline_calls(COPY, 4))
         session.writes_outputs = False
 
     def _rough_times(self, session: OpenProblem) -> dict[str, float]:
-        """Return how long each baseline takes; one that does not run is left out if another does.
+        """Return rough microseconds of each baseline; one that does not run is left out if another does.
 
-        What a library offers depends on its version and on the problem, such as attention by cuDNN.
+        Whether a baseline runs may depend on the library's version and on the problem, as for cuDNN.
         """
         times: dict[str, float] = {}
         failed: RuntimeError | None = None
@@ -162,10 +162,10 @@ class TorchEngine:
         return self._kernels[key]
 
     def prepare(self, candidate: Candidate | None, context: str = BACK_TO_BACK) -> Prepared:
-        """Launch once, capture, replay once and see that the replay wrote the outputs.
+        """Launch once, capture, replay once and check that the replay wrote the outputs.
 
         Raises:
-            LaunchError: It does not run, cannot be captured, or its graph computes nothing.
+            LaunchError: It does not run, cannot be captured, or its graph writes no outputs.
         """
         session = self._opened()
         key: tuple[Any, ...] = (context,)
@@ -203,7 +203,7 @@ class TorchEngine:
             raise LaunchError(f"the kernel before each launch failed: {brief(error)}") from error
 
     def must_write(self, candidate: Candidate) -> bool:
-        """Return whether a replay that leaves the output as it was has failed; benchmarks may differ."""
+        """Return whether a replay that leaves the output unwritten has failed; benchmarks override this."""
         return True
 
     def _prepare(self, session: OpenProblem, candidate: Candidate | None, context: str) -> Prepared:
@@ -235,7 +235,7 @@ class TorchEngine:
         return Prepared(_Held(graph, calls), count, took / count, back_to_back=not session.kept)
 
     def _replay_us(self, graph: Any, replays: int) -> float:
-        """Replay and return the microseconds, without those of putting tensors back before each replay."""
+        """Replay and return the microseconds, without those of restoring tensors before each replay."""
         restoring = self._opened().restoring
         if restoring is None:
             return self._lane.replay_us(graph, replays)
@@ -249,7 +249,7 @@ class TorchEngine:
         try:
             return self._lane.capture(calls)
         except LAUNCH_ERRORS as error:
-            self._capture_failed = True  # torch's allocator may still believe in the capture
+            self._capture_failed = True  # torch's allocator may still be in capture mode
             cause = error.__context__ or error
             raise LaunchError(f"capture into a graph failed: {brief(cause)}") from error
 
@@ -305,7 +305,7 @@ class TorchEngine:
 
 @dataclass(frozen=True)
 class _Held:
-    """A graph with the calls, and so the tensors, that it replays."""
+    """A graph, and the calls that it replays, which keep its tensors alive."""
 
     graph: Any
     calls: list[Callable[[], None]]

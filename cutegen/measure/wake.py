@@ -1,4 +1,4 @@
-"""Opens the GPU in a thread while torch is imported: both take long, and the driver needs no Python."""
+"""Opens the GPU in a thread while torch is imported: both take long, and the driver holds no GIL."""
 
 from __future__ import annotations
 

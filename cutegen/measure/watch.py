@@ -1,4 +1,4 @@
-"""Who uses a GPU, as NVML tells it."""
+"""The processes that use a GPU, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME_LENGTH = 40
 
 
 class NvmlWatch(NvmlHandle):
-    """Looks at one GPU through NVML; what NVML does not tell is unknown, never an error.
+    """Reports the processes on one GPU through NVML; what NVML does not report is unknown, never an error.
 
     NVML gives the process ids of the host, since the driver knows no pid namespaces. In a container they say
     nothing about which processes are ours, so looks are not complete there.
@@ -68,7 +68,7 @@ class NvmlWatch(NvmlHandle):
             return None
 
     def _listed(self) -> dict[int, int | None] | None:
-        """Return the bytes that each process holds; None where processes are not listed."""
+        """Return the bytes that each process holds; None if NVML lists no processes at all."""
         if self._handle is None:
             return None
         found: dict[int, int | None] = {}

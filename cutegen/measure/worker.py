@@ -39,7 +39,7 @@ class Responder:
 
     Args:
         engine: Where candidates run.
-        announce: Told the name of an entry before it runs.
+        announce: Gets the name of each entry before it runs.
     """
 
     def __init__(self, engine: Engine, announce: Callable[[str], None]) -> None:
@@ -112,7 +112,7 @@ class _Pipes:
         with open(requests, "rb") as stream:
             for line in stream:
                 self._queue.put(json.loads(line))
-        os._exit(0)  # the parent closed the pipe, or died: nobody will read another answer
+        os._exit(0)  # the parent closed the pipe, or died: no answer would be read
 
     def receive(self) -> Message:
         """Wait for the next request."""

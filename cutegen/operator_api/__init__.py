@@ -1,4 +1,4 @@
-"""What NVIDIA's Operator API offers for a problem, and why not the rest: its manifest, asked in a child."""
+"""NVIDIA's Operator API as a source of candidates: its manifest is asked in a child process."""
 
 from cutegen.operator_api.answers import Design, Listing, Refused, ask_api, find_listing, listing_key
 from cutegen.operator_api.offers import Offers, find_offers, offers_of

@@ -24,10 +24,10 @@ __all__ = ["Design", "Listing", "Refused", "ask_api", "find_listing", "kind_of",
 
 #: Seconds that the API gets to import torch and answer; it takes 5 on an idle core.
 LIMIT_S = 180.0
-#: Raised when an answer means something else than before.
+#: Increased when the form or meaning of a stored answer changes.
 _SCHEMA = 1
 
-#: What an operator is made of, by the API's names: ``operator`` (its class), ``tile_shape`` and so on.
+#: The design of an operator, by the API's names: ``operator`` (its class), ``tile_shape`` and so on.
 Design = Mapping[str, Any]
 
 
@@ -37,8 +37,8 @@ class Refused:
 
     Attributes:
         operator: The class of them.
-        count: How many; 0 for all there are, without having asked.
-        reason: Why not, in the words of whoever refuses.
+        count: How many; 0 for all, without having asked the API.
+        reason: Why not: the API's message, or the rule of the space.
     """
 
     operator: str
@@ -51,11 +51,11 @@ class Refused:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the API has for one kind of GEMM on one target.
+    """The API's operators for one kind of GEMM on one target.
 
     Attributes:
-        designs: What each operator that it offers is made of, in its order.
-        refused: What its ``supports`` turned down, and why.
+        designs: The design of each operator that it offers, in its order.
+        refused: The operators that its ``supports`` rejected, and why.
     """
 
     designs: tuple[Design, ...]
@@ -80,7 +80,7 @@ class Listing:
 
 
 def kind_of(problem: Problem) -> Kind:
-    """Return what of ``problem`` the API looks at: dtypes, layouts and the number of modes of a tensor."""
+    """Return the properties of ``problem`` that the API selects by: dtypes, layouts and rank of a tensor."""
     a_axis, b_axis = LAYOUTS[problem.layout]
     return problem.ab_dtype, problem.out_dtype, a_axis, b_axis, 3 if problem.batch > 1 else 2
 
@@ -127,7 +127,7 @@ def find_listing(problem: Problem, arch: Arch, store: Store, *, ask: Ask | None 
 
 
 def _kept(entry: Entry | None) -> Listing | None:
-    """Return the listing of an entry; None if it is not there or makes no sense, so that the API is asked."""
+    """Return the listing of an entry; None if there is none or it is malformed, so that the API is asked."""
     try:
         return None if entry is None else Listing.from_json(entry.meta.get("listing"))
     except BuildError:
@@ -146,7 +146,7 @@ def ask_api(kind: Kind, arch: Arch) -> Mapping[str, Any]:
     command = python_command("cutegen.operator_api.manifest_child", [target, json.dumps(kind)])
     environment = {**python_environment(), "CUDA_VISIBLE_DEVICES": "", "CUTE_DSL_ARCH": arch.name}
     try:
-        # The DSL looks for files under names that others can foresee, so it gets a place of its own.
+        # The DSL looks for files under predictable names, so it gets a private folder.
         with TemporaryFolder() as scratch:
             done = subprocess.run(
                 command,

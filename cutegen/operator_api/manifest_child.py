@@ -1,6 +1,6 @@
-"""Ask the Operator API's manifest what it has for one kind of GEMM (GPU libraries: torch, the DSL).
+"""Ask the Operator API's manifest for its operators for one kind of GEMM (GPU libraries: torch, the DSL).
 
-Runs in a process of its own, which sees no GPU; what it prints last is one JSON document.
+Runs in a process of its own, which sees no GPU; the last line that it prints is one JSON document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Kind", "listed", "main"]
 #: dtype of A and B, dtype of D, the axes that A (m or k) and B (k or n) are contiguous along, rank.
 Kind = tuple[str, str, str, str, int]
 
-#: Sizes do not matter, operators take any; these are multiples of every alignment that one may ask for.
+#: Operators take any sizes; these are multiples of every alignment that one may require.
 _M, _N, _K = 256, 512, 1024
 _SCHEDULERS = {
     "StaticPersistentTileSchedulerMetadata": "static",
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def listed(target: str, kind: Kind) -> dict[str, Any]:
-    """Return ``designs``, what each offered operator is made of, and ``refused``, with the API's reasons.
+    """Return ``designs``, the design of each offered operator, and ``refused``, with the API's reasons.
 
     Args:
         target: Compute capability with suffix, such as ``90a``.
@@ -72,15 +72,15 @@ def _arguments(kind: Kind) -> Any:
 
     with FakeTensorMode():
         a, b = matrix(_M, _K, a_axis == "m", ab), matrix(_K, _N, b_axis == "k", ab)
-        sums = torch.int32 if ab == "int8" else torch.float32
-        return api.GemmArguments(a, b, matrix(_M, _N, False, out), accumulator_type=sums)
+        accumulator = torch.int32 if ab == "int8" else torch.float32
+        return api.GemmArguments(a, b, matrix(_M, _N, False, out), accumulator_type=accumulator)
 
 
 def _reason(metadata: Any, arguments: Any, target: str) -> str:
     """Return why an operator that was generated is not offered, as its ``supports`` puts it."""
     status = metadata.supports(arguments, target_sm=target)
     if status:
-        # Not its metadata's doing, so the operator itself has to be asked.
+        # The metadata is accepted, so the operator itself gives the reason.
         status = metadata.operator_class(metadata).supports(arguments, target_sm=target)
     return str(status.error) if status.error else "the manifest leaves it out"
 

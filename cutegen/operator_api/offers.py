@@ -1,4 +1,4 @@
-"""From what the API lists to configs: those that cutegen can launch, and the reasons for the others."""
+"""Configs for the operators that the API lists and cutegen can launch, and the reasons for the others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find_offers(problem: Problem, arch: Arch, store: Store, *, ask: Ask | None =
 
 
 def offers_of(listing: Listing, problem: Problem, space: Space) -> Offers:
-    """Return what of ``listing`` belongs to ``space``, the operators that cutegen has an adapter for."""
+    """Return the operators of ``listing`` that are in ``space``, those that cutegen has an adapter for."""
     configs: dict[Config, None] = {}
     refused: Counter[tuple[str, str]] = Counter()
     for design in listing.designs:

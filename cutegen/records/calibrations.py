@@ -34,9 +34,9 @@ def calibration_path(root: Path, device: Device) -> Path:
 
 
 def made_on(device: Device) -> dict[str, Json]:
-    """Return what a calibration says of its GPU, all of which must be the same where it is used.
+    """Return the fields of a calibration that must be the same on the GPU where it is used.
 
-    The patch level of the driver is left out, or every security update would void it.
+    The patch level of the driver is left out, since every security update would invalidate the calibration.
     """
     return {"gpu": device.name, "sm_count": device.sm_count, "cuda_driver": device.cuda_driver_version}
 

@@ -1,4 +1,4 @@
-"""What a dispatch table is made of: entries, each a winner with its evidence, and what they hold for."""
+"""The parts of a dispatch table: entries, each a winner with its evidence, and the fingerprint of the GPU."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SM_LIMIT = 65_535
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What the times of a table depend on besides the problem; ``"*"`` in a table's field matches any value.
+    """The GPU and software that a table holds for; ``"*"`` in a table's field matches any value.
 
     Attributes:
         gpu_name: As NVML reports it, such as ``NVIDIA H200``.
         compute_capability: With the compile target's suffix, such as ``9.0a``.
         sm_count: SMs.
-        cuda_driver: CUDA version that the driver serves, such as ``13.0``; its patch level is left out, or
-            every security update would void the table.
+        cuda_driver: CUDA version that the driver supports, such as ``13.0``, without the patch level, since
+            otherwise every security update would invalidate the table.
         cuda_runtime: CUDA version that the compiler is built on, such as ``13``. Kernels use no other.
         cutlass_dsl: Version of nvidia-cutlass-dsl.
         cutegen: Base version of cutegen, without local or development parts.
@@ -53,8 +53,8 @@ class Fingerprint:
     def of(cls, device: Device, toolchain: Toolchain | None = None) -> Fingerprint:
         """Return the fingerprint of ``device`` with ``toolchain``, by default what is installed here.
 
-        Where no compiler is installed, kernels come ready-made under names that include their toolchain, so
-        the compiler's fields match anything.
+        Without an installed compiler, the compiler's fields match anything: kernels are then prebuilt, under
+        keys that include their toolchain.
         """
         toolchain = toolchain or Toolchain.current()
         major, minor = device.compute_capability
@@ -106,11 +106,11 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Entry:
-    """The winner of one problem and what is known about it.
+    """The winner of one problem and the evidence for it.
 
     Attributes:
         problem: What was measured.
-        config: The winning config; the best there is beside ``torch`` when that is the ``source``, or None.
+        config: The winning config. If ``source`` is ``torch``, the fastest config of a kernel, or None.
         source: Whose kernel won: ``cutegen``, ``operators`` (NVIDIA's Operator API), or ``torch`` when the
             baseline did and was allowed to.
         artifact_key: The compiled kernel that was measured: 32 hexadecimal digits, or empty if unknown.
@@ -119,7 +119,7 @@ class Entry:
         ratio_to_baseline: Cost of the baseline over the winner's: paired times, or what the objective says;
             None if not measured.
         ratio_to_default: The default config's cost over the winner's; None if not measured.
-        trial_ids: The trials that this rests on.
+        trial_ids: Ids of the trials that are the evidence.
         objective: What the winner was chosen by: ``time``, ``energy`` or ``edp``.
         context: What ran before each launch that was timed: one of
             :data:`~cutegen.measure.context.CONTEXTS`. Tables of version 0.1 do not say; it was

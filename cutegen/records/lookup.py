@@ -28,10 +28,10 @@ Estimate = Callable[[Config], float]
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a table says about a problem.
+    """The answer of a table to a problem.
 
     Attributes:
-        entry: The entry that answers; None means use the default config. For a range, what it says of this
+        entry: The entry that answers; None means use the default config. Of a range, its entry for the
             problem.
         how: ``exact``; ``range``; ``bucket`` (same sizes rounded up to powers of two); ``nearest`` (a
             measured neighbour, perhaps with a plainer epilogue: see ``entry.problem``); or ``default``.
@@ -135,7 +135,7 @@ def _bucket(problem: Problem) -> tuple[int, ...]:
 
 def _usable(entry: Entry, problem: Problem, legal: Legal, skipped: list[str]) -> bool:
     if entry.source == "torch":
-        # Nothing of ours to check, but the library computes this kind of problem only.
+        # There is no config to check; the library call is known to compute this signature only.
         return entry.problem.signature == problem.signature
     assert entry.config is not None
     reason = "it breaks a rule of its space"
@@ -164,7 +164,7 @@ def _closest(entries: Sequence[Entry], problem: Problem, estimate: Estimate | No
 
     closest = min(entries, key=distance)
     if estimate is None or closest.source != "cutegen":
-        return closest  # the model knows our kernels only
+        return closest  # the model predicts cutegen's kernels only
     predicted = [
         (estimate(entry.config), distance(entry), entry)
         for entry in entries

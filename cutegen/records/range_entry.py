@@ -1,4 +1,4 @@
-"""What a dispatch table says of a range of sizes: which config answers each of them, and on what evidence."""
+"""The entry of a range of sizes in a dispatch table: the config for each size, and the evidence."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Piece:
         config: The config; None where ``source`` is ``torch``.
         source: As of an :class:`~cutegen.records.entry.Entry`.
         artifact_key: Its compiled kernel, as there.
-        ratio_to_baseline: The baseline's time over that of the config, as measured at sizes of the piece or,
-            where none was, as interpolated; None if unknown.
+        ratio_to_baseline: The baseline's time over that of the config: measured at sizes of the piece, else
+            interpolated; None if unknown.
     """
 
     first: int
@@ -52,8 +52,8 @@ class Point:
         size: The size.
         time_us: Microseconds of the config that answers there.
         ratio_to_baseline: The baseline's time over it, paired; None if there is no baseline.
-        regret: How far the config that answered before anything was measured here is behind the best that
-            was, as a fraction; None where the choice was made knowing the measurement.
+        regret: How far the config that answered before this measurement is behind the fastest here, as a
+            fraction; None if the measurement was used to choose the answer.
         trial: The record of the measurement.
     """
 
@@ -71,7 +71,7 @@ class Regret:
     Attributes:
         mean: In the geometric mean, as a fraction.
         worst: At worst.
-        sizes: So many sizes, taken at random.
+        sizes: Number of these sizes, which are drawn at random.
     """
 
     mean: float
@@ -81,7 +81,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class RangeEntry:
-    """The answers for a range of sizes and what is known about them.
+    """The answers for a range of sizes and the evidence for them.
 
     Attributes:
         range: Which problems it answers.
@@ -125,7 +125,7 @@ class RangeEntry:
         if expected != self.range.last + 1:
             raise TableError(f"the pieces end at {expected - 1}, but the range at {self.range.last}")
         for piece in self.pieces:
-            Entry(self.range.low, piece.config, piece.source, piece.artifact_key)  # judges the three
+            Entry(self.range.low, piece.config, piece.source, piece.artifact_key)  # validates the three
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -136,7 +136,7 @@ class RangeEntry:
         return self.pieces[bisect_left(self._ends, problem.sizes[self.range.size])]
 
     def entry(self, problem: Problem) -> Entry:
-        """Return what an entry of ``problem`` alone would say, without what was not measured there."""
+        """Return the entry of ``problem`` alone, without times if it was not measured itself."""
         piece, size = self.piece(problem), problem.sizes[self.range.size]
         point = next((point for point in self.points if point.size == size), None)
         return Entry(
@@ -154,9 +154,9 @@ class RangeEntry:
         )
 
     def without(self, other: Range) -> tuple[RangeEntry, ...]:
-        """Return what is left of this where ``other``, a range of the same kind, answers instead.
+        """Return what remains of this range if ``other``, of the same kind, takes precedence.
 
-        These are up to two ranges; a single size is not kept.
+        These are up to two ranges; one of a single size is dropped.
         """
         own = self.range
         below = (own.low, own.at_most(other.first - 1))

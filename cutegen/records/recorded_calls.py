@@ -1,7 +1,7 @@
-"""Recordings: files of JSON lines that say which problems a program calls, how often, and who answered.
+"""Recordings: files of JSON lines with the problems that a program calls, how often, and what answered them.
 
-A file is only appended to. Each section begins with a header; a row says how many calls were added. Rows of
-several sections, files and ranks add up.
+Files are only appended to. Each section begins with a header; a row holds a number of calls. Rows of several
+sections, files and ranks are added up.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ __all__ = [
 
 _SCHEMA = 1
 _MARK = "cutegen_recording"
-#: How a call is answered if nobody could tell: it was recorded without a GPU.
+#: ``how`` of calls that were recorded without a GPU.
 UNKNOWN = "unknown"
 _PHASES = ("forward", "backward")
-#: Bytes that an alignment is told in; more is not looked at.
+#: Alignments that are distinguished, in bytes; a larger one counts as the largest.
 ALIGNMENTS = tuple(2**power for power in range(9))
-#: Most calls that a row may count; more is no count.
+#: Most calls of a row; a larger number is malformed.
 _MOST = 2**53
-#: Lines of a file that cannot be read are named one by one up to so many.
+#: Most malformed lines of a file that are reported one by one.
 _NAMED_LINES = 8
 
 
 @dataclass(frozen=True)
 class Call:
-    """A kind of call.
+    """A kind of call, of which a recording counts how often it was made.
 
     Attributes:
         problem: What is computed.
-        phase: ``forward`` or ``backward``, which includes what is computed again for it.
+        phase: ``forward`` or ``backward``, which includes recomputation for it.
         how: The rule of lookup that answered: ``exact``, ``range``, ``bucket``, ``nearest``, ``default``;
             ``given`` for a config of the caller's, or ``unknown`` without a GPU.
         source: Whose kernel was chosen: ``cutegen``, ``operators`` or ``torch``; empty if unknown.
@@ -69,12 +69,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What recordings say together.
+    """The sum of recordings.
 
     Attributes:
-        calls: How often each kind of call was seen.
-        notes: What could not be read, and what is of another GPU, in words.
-        alignments: To how many bytes all operands of all calls of a kind were aligned, where that was seen.
+        calls: How often each kind of call was made.
+        notes: What could not be read, and what was recorded on another GPU, in words.
+        alignments: Bytes to which all operands of all calls of a kind were aligned, where that was recorded.
     """
 
     calls: Mapping[Call, int]
@@ -104,10 +104,10 @@ def rank_path(path: Path, rank: int | None) -> Path:
 
 
 def require_writable(path: Path) -> None:
-    """See that a recording can be written to the file ``path``, before there is anything to lose.
+    """Check that a recording can be written to the file ``path``, before a run that would be lost.
 
     Raises:
-        StoreError: It cannot, as far as can be told now.
+        StoreError: It cannot, as far as is known now.
     """
     try:
         why = _why_not_writable(path)
@@ -159,7 +159,7 @@ def append_calls(
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
-                if file.read(1) != b"\n":  # a line that was half written must not spoil ours
+                if file.read(1) != b"\n":  # an earlier writer was killed within a line
                     data = b"\n" + data
             file.write(data)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A SQLite file of one application: told from all others without touching it, then opened."""
+"""A SQLite file of one application: recognised without changing it, then opened."""
 
 from __future__ import annotations
 
@@ -159,19 +159,19 @@ def set_journal_mode(db: sqlite3.Connection, path: Path) -> str:
         sqlite3.Error: It cannot be changed.
     """
     kind = file_system(path) if is_network(path) else ""
-    mode: str = _patiently(
+    mode: str = _while_locked(
         lambda: db.execute(f"PRAGMA journal_mode = {'DELETE' if kind else 'WAL'}").fetchone()[0]
     )
     db.execute("PRAGMA synchronous = FULL")  # in WAL mode NORMAL may lose the last trials with the power
     if kind:
         db.execute("PRAGMA locking_mode = NORMAL")
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # only then the file is let go
-        _tell_once(path, kind, mode)
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the next access releases the lock
+        _warn_once(path, kind, mode)
     return mode
 
 
 @functools.cache
-def _tell_once(path: Path, kind: str, mode: str) -> None:
+def _warn_once(path: Path, kind: str, mode: str) -> None:
     _log.warning(
         "trial database %s is on a network file system (%s), where SQLite's write-ahead log is not safe: "
         "journal mode %s; write to it from one machine at a time, or keep it on a local disk",
@@ -181,8 +181,8 @@ def _tell_once(path: Path, kind: str, mode: str) -> None:
     )
 
 
-def _patiently(action: Callable[[], _T]) -> _T:
-    """Repeat what SQLite's own waiting does not cover: two processes that switch a new file to WAL."""
+def _while_locked(action: Callable[[], _T]) -> _T:
+    """Repeat ``action`` while the file is locked: SQLite's own waiting does not cover a switch to WAL."""
     deadline = time.monotonic() + WAIT_S
     while True:
         try:

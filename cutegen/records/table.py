@@ -36,13 +36,14 @@ _SCHEMA = 2
 #: A table without ranges and fallback is written as version 0.1 wrote it, and read by it.
 _SCHEMA_OF_ENTRIES = 1
 
-#: Where PyTorch's own call answers instead of a kernel: wherever the kernel is not sure to be faster; where a
-#: measurement or, of what nobody measured, the model says that PyTorch is; where a measurement does; nowhere.
+#: Where PyTorch's own call answers instead of a kernel. ``torch``: wherever the kernel is not sure to be
+#: faster. ``expected``: where PyTorch was measured to be faster or, if neither was measured, is predicted to
+#: be. ``measured``: where it was measured to be faster. ``none``: nowhere.
 FALLBACKS = ("torch", "expected", "measured", "none")
 
 
 def require_fallback(name: str) -> str:
-    """Return ``name`` if it is one of :data:`FALLBACKS`, or empty for what is not said.
+    """Return ``name`` if it is one of :data:`FALLBACKS`, or empty.
 
     Raises:
         UsageError: It is neither.
@@ -59,8 +60,7 @@ class Table:
         fingerprint: What the entries were measured on.
         entries: At most one per problem; a later one replaces an earlier one.
         ranges: Answers for many sizes at once; where two of one kind overlap, the later one answers.
-        fallback: Where PyTorch answers: one of :data:`FALLBACKS`, empty if the table
-            leaves that to whoever asks it.
+        fallback: Where PyTorch answers: one of :data:`FALLBACKS`; empty leaves that to the caller.
 
     Raises:
         UsageError: There is no such fallback.
@@ -233,7 +233,7 @@ class Table:
             StoreError: It cannot be read or written.
         """
         path = real_path(Path(path))  # writers through a link and without it take the same lock
-        with _alone(path):
+        with _locked(path):
             table = cls.find(path) or cls(fingerprint)
             table.require(fingerprint)
             table = table.with_entries(entries, ranges, fallback=fallback)
@@ -283,7 +283,7 @@ def _unreadable(message: str) -> TableError:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Hold the table's lock, a file beside it; the lock ends with the process that holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,8 @@ OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "t
 #: Whose kernel it was.
 ORIGINS = (*SOURCES, "torch")
 
-#: What was run: artifact key and run-time scalars. The key names text, target and toolchain, so a trial
-#: counts again exactly as long as the same kernel would be built.
+#: What was run: artifact key and run-time scalars. The key covers text, target and toolchain, so a recorded
+#: trial is valid exactly as long as the same kernel would be built.
 Key = tuple[str, tuple[int, ...]]
 
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-#: What a field may hold that is read back, by its annotation.
+#: Whether a value that is read back is valid for a field, by the field's annotation.
 _HOLDS: Mapping[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "int": lambda value: type(value) is int,
@@ -157,7 +157,7 @@ class Trial:
                 AttributeError, OverflowError and RecursionError, as the value is malformed.
         """
         resources = _load(row["resources"], _mapping)
-        Resources.from_json(resources or {})  # whoever asks for them later must get them
+        Resources.from_json(resources or {})  # raises now, not when they are needed
         trial = cls(
             problem=parse_problem(row["problem"]),
             outcome=row["outcome"],

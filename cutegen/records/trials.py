@@ -1,4 +1,4 @@
-"""Everything ever tried, in one SQLite file that many processes may write and nobody edits.
+"""Every trial, in one append-only SQLite file that many processes may write.
 
 Every trial is recorded with its outcome as soon as it is known, so a killed run loses at most the one in
 flight. :class:`cutegen.tuning.history.Ledger` decides which of them need not be tried again.
@@ -153,7 +153,7 @@ class TrialStore(Closing):
             raise
 
     def close(self) -> None:
-        """Let go of the file; calling it again does nothing."""
+        """Close the file; calling it again does nothing."""
         self._db.close()
 
     def add(self, trial: Trial) -> None:
@@ -168,9 +168,9 @@ class TrialStore(Closing):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Write what is added meanwhile in one step, which costs as much as one trial does.
+        """Write the trials of the ``with`` block in one transaction, which costs as much as one trial.
 
-        When it ends, all survive a crash; after an error in between, none was written.
+        After the block all of them survive a crash; after an error in it none is written.
 
         Raises:
             StoreError: They could not be written.
@@ -275,7 +275,7 @@ class TrialStore(Closing):
 
 
 def _text(data: bytes) -> str | bytes:
-    """Return a value as text; what is none stays bytes, so that its row can be named."""
+    """Return a value as text; bytes that are no text stay bytes, so that their row can be reported."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""What cutegen asks of the operating system: files from outside, folders of its own, child processes."""
+"""Files, folders and processes: untrusted files read with limits, private folders, isolated children."""

@@ -1,4 +1,4 @@
-"""Objects that let go of what they hold at the end of a ``with`` block."""
+"""Objects that are closed at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything that is held."""
 
     def __enter__(self) -> Self:
         return self

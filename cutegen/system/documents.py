@@ -98,7 +98,7 @@ def read_toml(
         malformed: The error to raise if it is not such a document.
         unreadable: The error to raise if there is no such file or it cannot be read.
     """
-    if sys.version_info >= (3, 11):  # imported here: who only reads tables need not wait for it
+    if sys.version_info >= (3, 11):  # imported here, since most processes read no TOML
         import tomllib
     else:
         import tomli as tomllib

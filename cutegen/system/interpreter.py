@@ -20,7 +20,7 @@ __all__ = ["PACKAGE_ROOT", "import_path", "python_command", "python_environment"
 
 #: The folder that ``cutegen`` is imported from.
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-#: What would change how a Python program that the child starts behaves: it would wait for input, or warn.
+#: Variables that would make a Python program that the child starts wait for input, or print warnings.
 _UNWANTED = ("PYTHONINSPECT", "PYTHONWARNINGS")
 _BOOT = """
 import importlib, json, sys

@@ -27,7 +27,7 @@ def make_private(folder: Path) -> None:
 
 
 def why_untrusted(folder: Path, owners: Collection[int]) -> str:
-    """Return how somebody else may have put files into ``folder``; empty if nobody but its owner can.
+    """Return how another user may have put files into ``folder``; empty if only its owner can.
 
     Args:
         folder: An existing folder; a symbolic link is followed.

@@ -46,9 +46,9 @@ class TemporaryFolder(Closing):
         except OSError as error:
             self.close()
             raise StoreError(f"cannot write to {self.path.parent}: {error.strerror}") from error
-        with suppress(OSError):  # where files cannot be locked nobody sweeps
+        with suppress(OSError):  # where files cannot be locked, sweep() finds no lock and removes nothing
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under this name it counts: nobody ever sees it without its lock.
+            # Only a file of this name counts, and it is locked before it gets the name.
             draft.rename(self.path / _LOCK)
 
     def close(self) -> None:
