@@ -206,6 +206,12 @@ BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
         lambda x, t: cutegen.cross_entropy(x, t, ignore_index=2**40),
         "ignore_index=1099511627776 must be an integer of 32 bits",
     ),
+    (
+        "fraction",
+        lambda x, t: cutegen.cross_entropy(x, t, ignore_index=1.5),
+        "ignore_index=1.5 must be an integer of 32 bits",
+    ),
+    ("z", lambda x, t: cutegen.cross_entropy(x, t, z_loss="a"), "z_loss='a' must be a number"),
     ("fp64", lambda x, t: cutegen.cross_entropy(x.double(), t), "x has dtype torch.float64"),
     ("list", lambda x, t: cutegen.cross_entropy(x, [1, 2, 3]), "target is a list"),
 ]

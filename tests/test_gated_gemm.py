@@ -112,6 +112,13 @@ BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
         "x has dtype torch.float32; valid: torch.bf",
     ),
     ("no tensor", lambda x, w: cutegen.gated_gemm([1.0], w), "x is a list; it must be a torch.Tensor"),
+    ("no weight", lambda x, w: cutegen.gated_gemm(x, [1.0]), "w is a list; it must be a torch.Tensor"),
+    ("no up", lambda x, w: cutegen.gated_gemm(x, w, up=1.0), "up is a float; it must be a torch.Tensor"),
+    (
+        "up elsewhere",
+        lambda x, w: cutegen.gated_gemm(x, w, up=torch.empty_like(w, device="meta")),
+        "up is on meta; it must be on a cpu device",
+    ),
     ("odd w", lambda x, w: cutegen.gated_gemm(x, w[1:]), r"w has shape \(47, 64\); it must be \(2 \* n, k\)"),
     (
         "activation",

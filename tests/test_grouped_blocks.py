@@ -225,7 +225,8 @@ def test_what_cannot_be_is_refused(gpu: FakeFamilies) -> None:
         (lambda: call(a, b, scale_a, scale_b[0], ends), r"scale_b has shape \(2, 3\); it must be \(g, n/128"),
         (lambda: call(a, b, scale_a.half(), scale_b, ends), "scale_a has dtype torch.float16"),
         (lambda: call(a.float(), b.float(), scale_a, scale_b, ends), "a has dtype torch.float32"),
-        (lambda: call(a, b[:, :200], scale_a, scale_b, ends), "which makes n 256, but b makes it 200"),
+        (lambda: call(a, b[:, :200], scale_a, scale_b, ends), "k and n must be multiples of 128"),
+        (lambda: call(a[:, :320], b[..., :320], scale_a, scale_b, ends), "k and n must be multiples of 128"),
         (lambda: call(a, b, scale_a, scale_b, [5, 4, 15, 20]), r"offs\[1\] is 4; it must be not below"),
         (lambda: call(a, b, scale_a, scale_b, ends, tokens="even"), "tokens='even' is not valid"),
         (

@@ -324,6 +324,7 @@ def test_what_cannot_be_is_refused(gpu: FakeFamilies) -> None:
         (lambda: call(a, b, [5, 4, 15, 20]), r"offs\[1\] is 4; it must be not below the one before it"),
         (lambda: call(a, b, [5, 10, 15, 21]), r"offs\[3\] is 21; .*at most 20, the rows of a"),
         (lambda: call(a, b, [5, 10, 15]), "offs is .*; it must be 4 integers, one for each group of b"),
+        (lambda: call(a, b, 3), "offs is 3; it must be 4 integers, one for each group of b"),
         (lambda: call(a, b, torch.tensor([5.0, 10, 15, 20])), "it must be 4 integers"),
         (lambda: call(tensor(4, 9, 64), b, counts=[9, 10, 0, 0]), r"counts\[1\] is 10; it must be at"),
         (lambda: call(a, b.float(), ends), "b has dtype torch.float32"),

@@ -155,7 +155,7 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     (
         "weight in fp16",
         lambda x: cutegen.rms_norm(x, tensor(N, dtype=torch.float16)),
-        "weight has dtype torch.float16",
+        "weight has dtype torch.float16; valid: torch.bfloat16, torch.float32",
     ),
     ("other residual", lambda x: cutegen.rms_norm(x, residual=x.float()), "residual has dtype torch.float32"),
     (

@@ -106,6 +106,15 @@ def test_heads_are_normed_first(gpu: FakeFamilies) -> None:
     assert dict(source.signature.options)["norm"] is True
 
 
+def test_one_position_may_be_for_all_tokens(gpu: FakeFamilies) -> None:
+    q, k = tensor(3, HQ, D), tensor(3, HK, D)
+    cos, sin = tables(64)
+    want = cutegen.rope(q, k, cos, sin, torch.full((3,), 5))
+    for positions in (torch.tensor(5), torch.tensor([5]), torch.tensor([5]).expand(3)):
+        got = cutegen.rope(q, k, cos, sin, positions)
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
 def test_positions_beyond_the_tables_take_their_ends(gpu: FakeFamilies) -> None:
     q, k = tensor(3, HQ, D), tensor(3, HK, D)
     cos, sin = tables(64)
@@ -199,6 +208,12 @@ BAD: list[tuple[str, Callable[[Any, Any], Any], str]] = [
     ("rows", lambda q, k: cutegen.rope(q, k, *tables(7)), "cos has 7 rows but q has 3 tokens"),
     ("dtype", lambda q, k: cutegen.rope(q.double(), k.double(), *T), "q has dtype torch.float64; valid"),
     ("dtypes", lambda q, k: cutegen.rope(q, k.half(), *T), "k has dtype torch.float16 but others"),
+    (
+        "two tables",
+        lambda q, k: cutegen.rope(q.half(), k.half(), T[0].half(), T[1]),
+        "sin has dtype torch.float32 but others torch.float16; they must agree",
+    ),
+    ("eps", lambda q, k: cutegen.rope(q, k, *T, eps="a"), "eps='a' must be a number"),
     ("table", lambda q, k: cutegen.rope(q, k, T[0].half(), T[1].half()), "cos has dtype torch.float16"),
     (
         "positions",

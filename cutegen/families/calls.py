@@ -24,7 +24,14 @@ from cutegen.family import Option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["describe_call", "output_shapes", "refuse_overlap", "require_tensor"]
+__all__ = [
+    "check_of_nothing",
+    "describe_call",
+    "output_shapes",
+    "refuse_overlap",
+    "require_number",
+    "require_tensor",
+]
 
 
 def describe_call(
@@ -47,6 +54,52 @@ def describe_call(
     Raises:
         OperandError: A tensor cannot be an operand: names it, the rule, and what would be valid.
     """
+    sizes, options = _collected(family, tensors, wanted, named, device_type)
+    anywhere = {a.name for a in family.declared_arguments if a.anywhere}
+    aligned = all(_is_aligned(name, tensor) for name, tensor in tensors.items() if name not in anywhere)
+    missing = [size.name for size in family.sizes if size.name not in sizes and size.default is None]
+    if missing:
+        raise OperandError(f"{family.name}: no tensor tells the size {missing[0]}")
+    try:
+        return family.problem(
+            {name: value for name, (value, _) in sizes.items()},
+            {**options, UNALIGNED: not aligned},
+        )
+    except ProblemError as error:
+        raise OperandError(str(error)) from error
+
+
+def check_of_nothing(
+    family: DeclaredFamily,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: frozenset[str],
+    named: Mapping[str, str | bool] | None = None,
+    *,
+    device_type: str = "cuda",
+) -> None:
+    """Check a call that computes nothing, as some extent is 0, by the rules that do not need a problem.
+
+    These are presence, place, shape and dtype. Arguments are those of :func:`describe_call`.
+
+    Raises:
+        OperandError: A tensor cannot be an operand: names it, the rule, and what would be valid.
+    """
+    _collected(family, tensors, wanted, named, device_type, least=0)
+
+
+def _collected(
+    family: DeclaredFamily,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: frozenset[str],
+    named: Mapping[str, str | bool] | None,
+    device_type: str,
+    *,
+    least: int = 1,
+) -> tuple[dict[str, tuple[int, str]], dict[str, str | bool]]:
+    """Return the sizes, each with the tensor that told it first, and the options that a call has.
+
+    Where sizes may be 0 nothing is read, so that strides and addresses are not asked for.
+    """
     sizes: dict[str, tuple[int, str]] = {}
     options: dict[str, str | bool] = {}
     named = {**{o.name: False if o.is_flag else o.default for o in family.named_options}, **(named or {})}
@@ -60,28 +113,15 @@ def describe_call(
         if declared.name in tensors:
             tensor = tensors[declared.name]
             _check_place(declared.name, tensor, tensors, device_type)
-            if declared.aligned and not _is_aligned(declared.name, tensor):
-                raise OperandError(
-                    f"{declared.name} has strides {tuple(tensor.stride())} and its data at byte "
-                    f"{tensor.data_ptr() % TMA_ALIGN_BYTES} of 16: every row must start at a multiple of 16 "
-                    f"bytes; pass a copy with such rows, padded if {declared.dims[-1]} is none"
-                )
-            _take_sizes(declared, tensor, sizes)
+            if least and declared.aligned:
+                _require_aligned(declared, tensor)
+            _take_sizes(declared, tensor, sizes, least)
+            if least:
+                _require_rows_apart(declared, tensor)
             _take_dtype(
                 declared, tensor, options, given[declared.dtype].values if declared.dtype in given else ()
             )
-    anywhere = {a.name for a in family.declared_arguments if a.anywhere}
-    aligned = all(_is_aligned(name, tensor) for name, tensor in tensors.items() if name not in anywhere)
-    missing = [size.name for size in family.sizes if size.name not in sizes and size.default is None]
-    if missing:
-        raise OperandError(f"{family.name}: no tensor tells the size {missing[0]}")
-    try:
-        return family.problem(
-            {name: value for name, (value, _) in sizes.items()},
-            {**named, **options, UNALIGNED: not aligned},
-        )
-    except ProblemError as error:
-        raise OperandError(str(error)) from error
+    return sizes, {**named, **options}
 
 
 def _agree_on_presence(
@@ -117,6 +157,18 @@ def require_tensor(name: str, value: Any) -> None:
         raise OperandError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
 
 
+def require_number(name: str, value: Any) -> float:
+    """Return an argument of that name as a number.
+
+    Raises:
+        OperandError: It is none.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise OperandError(f"{name}={value!r} must be a number") from error
+
+
 def _check_place(
     name: str, tensor: torch.Tensor, tensors: Mapping[str, torch.Tensor], device_type: str
 ) -> None:
@@ -128,7 +180,18 @@ def _check_place(
         raise OperandError(f"{name} is on {tensor.device} but {first} on {other.device}; use one device")
 
 
-def _take_sizes(declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple[int, str]]) -> None:
+def _require_aligned(declared: Declared, tensor: torch.Tensor) -> None:
+    if not _is_aligned(declared.name, tensor):
+        raise OperandError(
+            f"{declared.name} has strides {tuple(tensor.stride())} and its data at byte "
+            f"{tensor.data_ptr() % TMA_ALIGN_BYTES} of 16: every row must start at a multiple of 16 bytes; "
+            f"pass a copy with such rows, padded where {declared.dims[-1]} is no such multiple"
+        )
+
+
+def _take_sizes(
+    declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple[int, str]], least: int
+) -> None:
     name, shape = declared.name, tuple(tensor.shape)
     form = f"({', '.join(declared.dims)}{',' if len(declared.dims) == 1 else ''})"
     if len(shape) != len(declared.dims):
@@ -142,9 +205,12 @@ def _take_sizes(declared: Declared, tensor: torch.Tensor, sizes: dict[str, tuple
             raise OperandError(
                 f"{name} has shape {shape}, which makes {dim} {extent}, but {by} makes it {known}"
             )
-        if extent == 0:
-            raise OperandError(f"{name} has shape {shape}; {dim} must be at least 1")
-    stride = tensor.stride()
+        if extent < least:
+            raise OperandError(f"{name} has shape {shape}; {dim} must be at least {least}")
+
+
+def _require_rows_apart(declared: Declared, tensor: torch.Tensor) -> None:
+    name, shape, stride = declared.name, tuple(tensor.shape), tensor.stride()
     if shape and shape[-1] > 1 and stride[-1] != 1:
         raise OperandError(
             f"{name} has strides {stride}: its rows must be contiguous (stride 1 along {declared.dims[-1]}); "
@@ -166,16 +232,17 @@ def _take_dtype(
                 f"{name} has dtype {tensor.dtype}; it must be torch.{TORCH_DTYPES[declared.dtype]}"
             )
         return
-    if short not in values and not (SAME in values and short == options.get("dtype")):
-        known = ", ".join(f"torch.{TORCH_DTYPES[value]}" for value in values if value in TORCH_DTYPES)
+    same = options.get("dtype") if SAME in values else None
+    if short not in (*values, same):
+        listed = [str(value) for value in (same, *values) if value in TORCH_DTYPES]
+        known = ", ".join(f"torch.{TORCH_DTYPES[value]}" for value in dict.fromkeys(listed))
         raise OperandError(f"{name} has dtype {tensor.dtype}; valid: {known}")
-    if SAME in values and short == options.get("dtype"):
+    if short == same:
         short = SAME
-    before = options.setdefault(declared.dtype, short)
+    before = str(options.setdefault(declared.dtype, short))
     if before != short:
-        raise OperandError(
-            f"{name} has dtype {tensor.dtype} but others torch.{TORCH_DTYPES[str(before)]}; they must agree"
-        )
+        other = TORCH_DTYPES[str(same) if before == SAME else before]
+        raise OperandError(f"{name} has dtype {tensor.dtype} but others torch.{other}; they must agree")
 
 
 def _is_aligned(name: str, tensor: torch.Tensor) -> bool:

@@ -48,9 +48,10 @@ def activate(
     require_rows(x)
     if activation not in ACTIVATIONS:
         raise OperandError(f"activation={activation!r} is not valid; valid: {', '.join(ACTIVATIONS)}")
-    if x.numel() == 0:
-        return x.clone() if out is None else out
     values = [as_rows("x", x), MAKE if out is None else as_rows("out", out)]
+    if x.numel() == 0:
+        nothing: torch.Tensor = _forward.of_nothing(values, (activation,), (x,))[1]
+        return out if out is not None else nothing.view(x.shape)
     chosen = None if config is None else as_config(config)
     run = _forward.traced if state.must_trace(x) or (out is None and x.requires_grad) else _forward
     found: torch.Tensor = run(values, (), chosen, (activation,))[1]

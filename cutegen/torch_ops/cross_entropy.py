@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.errors import OperandError
-from cutegen.families.calls import require_tensor
+from cutegen.families.calls import require_number, require_tensor
 from cutegen.families.cross_entropy.family import CROSS_ENTROPY
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
@@ -78,11 +78,12 @@ def cross_entropy(
         CutegenError: As :func:`cutegen.gemm`.
     """
     _require(x, target, ignore_index, label_smoothing, reduction)
-    settings = _Settings(int(ignore_index), float(label_smoothing), float(z_loss))
+    settings = _Settings(int(ignore_index), float(label_smoothing), require_number("z_loss", z_loss))
     shape = x.shape[:-1]
     rows, labels = as_rows("x", x), target.reshape(-1)
     chosen = None if config is None else as_config(config)
     if x.numel() == 0:
+        _operator.of_nothing([rows, labels, None, MAKE, MAKE, None], settings.options)
         losses, lse = _of_nothing(rows)
     elif state.must_trace(x):
         losses, lse = _forward(_operator.traced, rows, labels, settings, chosen)
@@ -106,9 +107,9 @@ def _require(x: Any, target: Any, ignore_index: int, label_smoothing: float, red
         )
     if reduction not in REDUCTIONS:
         raise OperandError(f"reduction={reduction!r} is not valid; valid: {', '.join(REDUCTIONS)}")
-    if not 0 <= label_smoothing <= 1:
+    if not 0 <= require_number("label_smoothing", label_smoothing) <= 1:
         raise OperandError(f"label_smoothing={label_smoothing} must be from 0 to 1")
-    if not -(2**31) <= ignore_index < 2**31:
+    if not hasattr(ignore_index, "__index__") or not -(2**31) <= ignore_index < 2**31:
         raise OperandError(f"ignore_index={ignore_index} must be an integer of 32 bits")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.dtypes import torch_dtype
 from cutegen.errors import CutegenError, LaunchError, OperandError
-from cutegen.families.calls import describe_call, output_shapes, refuse_overlap
+from cutegen.families.calls import check_of_nothing, describe_call, output_shapes, refuse_overlap
 from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, multiple
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.dispatch import Dispatcher, Served
@@ -19,6 +19,7 @@ from cutegen.runtime.recorder import is_recording
 from cutegen.runtime.workspace import GetWorkspace, new_workspace
 from cutegen.space import Config
 from cutegen.torch_ops.fake_calls import note_family_call
+from cutegen.torch_ops.gemm_transforms import are_active
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,17 @@ def _key(values: Sequence[Any], config: Config | None, options: tuple[str | bool
 def _unbound(*arguments: Any) -> None:
     """Stands in a plan until it knows how to launch."""
     raise AssertionError("the plan is not complete")
+
+
+def _depending(results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+    """Return results without elements as what autograd takes to depend on ``leaves``."""
+    import torch
+
+    recorded = [t for t in leaves if t is not None and t.requires_grad] if torch.is_grad_enabled() else []
+    if not recorded:
+        return list(results)
+    nothing = sum(leaf.sum() * 0 for leaf in recorded)
+    return [result + nothing.to(result.dtype) for result in results]
 
 
 def drop_family_plans() -> None:
@@ -198,8 +210,9 @@ class DeclaredOperator:
                 device = values[plan.first].device
                 for at, shape, dtype in plan.made:
                     found[at] = torch.empty(shape, dtype=dtype, device=device)
-            if plan.writes_given:
+            if plan.writes_given or self._in_place:
                 self._refuse_gradients(values)
+            if plan.writes_given:
                 self._check_overlap(plan, values)
             plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
         except CutegenError:
@@ -316,6 +329,11 @@ class DeclaredOperator:
     ) -> Exception:
         import torch
 
+        if are_active()():  # what they hand to code has no memory to read
+            return OperandError(
+                f"{self.family.name} has no rule for transforms of torch.func, such as grad and vmap; use "
+                "autograd, or call it outside of them"
+            )
         problem = self.problem_of(values, options, dispatcher)
         if isinstance(error, torch.OutOfMemoryError):
             return error
@@ -399,7 +417,7 @@ class DeclaredOperator:
         """Call the operator of a kernel that updates in place, with outputs that are there."""
         import torch
 
-        found = self.of_nothing(values)
+        found = self._filled(values)
         inputs = [v for v, a in zip(found, self.tensors, strict=True) if a.kind != "out"]
         outputs = [found[at] for at in self._outputs]
         operator = getattr(torch.ops.cutegen, self.family.name)
@@ -455,8 +473,35 @@ class DeclaredOperator:
             note_family_call(self.family, self._given(values), names, self._named(options))
         return None if self._in_place else self._made_like(values)
 
-    def of_nothing(self, values: Sequence[Any]) -> list[Any]:
-        """Answer a call of tensors without elements: outputs are made, and nothing is launched."""
+    def of_nothing(
+        self, values: Sequence[Any], options: tuple[str | bool, ...] = (), leaves: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Answer a call of tensors without elements: outputs are made, and nothing is launched.
+
+        Args:
+            values: As for a call; they are checked as far as a call without elements can be wrong, but not
+                while a compiler traces.
+            options: As for a call.
+            leaves: What outputs that are made depend on, for autograd; None for what is not there.
+
+        Raises:
+            OperandError: As a call.
+        """
+        import torch
+
+        given = self._given(values)
+        if not torch.compiler.is_compiling():
+            device_type = self._dispatcher().device_type
+            wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
+            check_of_nothing(self.family, given, wanted, self._named(options), device_type=device_type)
+        if any(self._names[at] in given for at in self._outputs) or self._in_place:
+            self._refuse_gradients(values)
+        results = [result.zero_() for result in self._made_like(values)]  # a row of nothing has statistics
+        made = iter(_depending(results, leaves))
+        return [next(made) if value is MAKE else value for value in values]
+
+    def _filled(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values, with new tensors for the outputs that are to be made."""
         made = iter(self._made_like(values))
         return [next(made) if value is MAKE else value for value in values]
 

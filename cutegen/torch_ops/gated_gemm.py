@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, OperandError
+from cutegen.families.calls import require_tensor
 from cutegen.families.gated.family import ACTIVATIONS
 from cutegen.families.gated_gemm.family import GATED_GEMM, WEIGHT_LAYOUTS
 from cutegen.families.registry import has_space
@@ -33,7 +34,8 @@ class _Operator(DeclaredOperator):
 
     def _answer(self, values: Sequence[Any], *more: Any) -> list[Any]:
         _, _, gate, up, *_ = values
-        apart = 1 if gate is None else abs(gate.data_ptr() - up.data_ptr())
+        near = gate is None or gate.device != up.device  # which is refused with other words
+        apart = 1 if near else abs(gate.data_ptr() - up.data_ptr())
         if not 0 < apart < _FARTHEST:
             raise OperandError(
                 f"w and up lie {apart} bytes apart; they must be two tensors, less than 2**40 bytes apart"
@@ -96,8 +98,8 @@ def gated_gemm(
     leaves = (x, w) if up is None else (x, w, up)
     records = out is None and state.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
     values = [*_operands(rows, w, up), given, MAKE if return_pre or records else None]
-    if x.numel() == 0 and w.numel() != 0 and x.shape[-1] == w.shape[1]:
-        *_, y, pre = _operator.of_nothing(values)
+    if x.numel() == 0 and w.numel() != 0:
+        *_, y, pre = _operator.of_nothing(values, options, leaves)
     elif state.must_trace(*leaves):
         *_, y, pre = _operator.traced(values, (), chosen, options)
     elif records:
@@ -118,12 +120,15 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def _require_weights(w: Any, up: Any) -> None:
-    shape = tuple(getattr(w, "shape", ()))
-    if getattr(w, "dim", lambda: 0)() != 2 or (up is None and shape[0] % 2):
+    require_tensor("w", w)
+    shape = tuple(w.shape)
+    if w.dim() != 2 or (up is None and shape[0] % 2):
         wanted = "(2 * n, k)" if up is None else "(n, k), as up is"
         raise OperandError(f"w has shape {shape}; it must be {wanted}")
-    if up is not None and getattr(up, "shape", None) != w.shape:
-        raise OperandError(f"up has shape {tuple(getattr(up, 'shape', ()))}; it must have that of w, {shape}")
+    if up is not None:
+        require_tensor("up", up)
+    if up is not None and up.shape != w.shape:
+        raise OperandError(f"up has shape {tuple(up.shape)}; it must have that of w, {shape}")
     if up is not None and up.stride() != w.stride():
         raise OperandError(f"up has strides {up.stride()}; it must have those of w, {w.stride()}")
 

@@ -11,7 +11,7 @@ from cutegen.families.gated.family import ACTIVATIONS, GATED, GATED_BACKWARD, LA
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
-from cutegen.torch_ops.rows import as_rows
+from cutegen.torch_ops.rows import as_rows, refuse_transforms
 
 if TYPE_CHECKING:
     import torch
@@ -59,13 +59,14 @@ def gated(
         return result
     _require(x, up, activation, layout)
     columns = x.shape[-1] if up is not None else x.shape[-1] // 2
-    if x.numel() == 0:
-        return x.new_empty((*x.shape[:-1], columns)) if out is None else out
     chosen = None if config is None else as_config(config)
     options = (activation, "split" if up is not None else layout)
     rows, ups = as_rows("x" if up is None else "gate", x), None if up is None else as_rows("up", up)
     given = None if out is None else as_rows("out", out)
-    if state.must_trace(x):
+    if x.numel() == 0:
+        values = _values(rows, ups, MAKE if given is None else given)
+        found = _forward.of_nothing(values, options, (x, up))[-1]
+    elif state.must_trace(x):
         found = _run(_forward.traced, rows, ups, given, chosen, options)
     elif out is None and _records(x, up):
         found = _function().apply(rows, ups, chosen, options)
@@ -104,6 +105,7 @@ def reglu(x: torch.Tensor, up: torch.Tensor | None = None, **options: Any) -> to
 
 def _require(x: Any, up: Any, activation: str, layout: str) -> None:
     require_tensor("x", x)
+    refuse_transforms("x")
     if up is not None:
         require_tensor("up", up)
     if x.dim() == 0:

@@ -49,6 +49,7 @@ __all__ = [
     "drop_plans",
     "gemm",
     "is_grad_enabled",
+    "is_transforming",
     "linear",
     "load_table",
     "must_trace",
@@ -590,6 +591,11 @@ def must_trace(*tensors: Any) -> bool:
 def is_grad_enabled() -> bool:
     """Return whether autograd records."""
     return _is_grad_enabled()
+
+
+def is_transforming() -> bool:
+    """Return whether a transform of ``torch.func`` is at work, whose tensors have no memory to read."""
+    return _is_transforming()
 
 
 def _not_prepared() -> bool:

@@ -15,6 +15,7 @@ from cutegen.families.grouped_gemm_blocks.family import GROUPED_GEMM_BLOCKS
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.rows import refuse_transforms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["expected_mean", "grouped_gemm", "prepare", "scaled_grouped_gemm"]
 
+#: Elements along an axis that share a factor.
+_BLOCK = 128
 #: Operators by whether groups have a matrix each, then by whether products are gated.
 _operators = {
     (masked, gated): DeclaredOperator(family, state.default_dispatcher, state.workspaces)
@@ -96,14 +99,15 @@ def grouped_gemm(
     made = out is None
     if out is None:
         out = a.new_empty((*a.shape[:-1], b.shape[1] // (2 if activation else 1)))
-    if a.numel() == 0 and a.shape[-1]:
-        return out
     values = [a, b, extents, out]
+    mean = () if name == "offs" else (expected_mean(expected_rows),)
+    options = (tokens, *mean, *((activation, layout) if activation else ()))
+    if a.numel() == 0 and a.shape[-1]:
+        operator.of_nothing(values, options)
+        return out
     traced = state.must_trace(a)
     if not made and not traced:  # while it is traced a tensor has no address
         refuse_overlap(operator.family, dict(zip(("a", "b", name, "out"), values, strict=True)))
-    mean = () if name == "offs" else (expected_mean(expected_rows),)
-    options = (tokens, *mean, *((activation, layout) if activation else ()))
     run = operator.traced if traced else operator
     run(values, (), None if config is None else as_config(config), options)
     return out
@@ -149,6 +153,10 @@ def scaled_grouped_gemm(
         CutegenError: As :func:`cutegen.gemm`.
     """
     _form(a, b, offs, None)
+    if a.shape[1] % _BLOCK or b.shape[1] % _BLOCK:
+        raise OperandError(
+            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; k and n must be multiples of {_BLOCK}"
+        )
     if tokens not in SPREADS:
         raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
     if not hasattr(scale_a, "stride") or scale_a.dim() != 2:
@@ -168,9 +176,10 @@ def scaled_grouped_gemm(
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
     elif out_dtype not in (None, out.dtype):
         raise OperandError(f"out has dtype {out.dtype}, but out_dtype is {out_dtype}; leave one of them out")
-    if a.shape[0] == 0:
-        return out
     values = [a, b, scale_a.t(), scale_b, extents, out]
+    if a.shape[0] == 0:
+        _of_blocks.of_nothing(values, (tokens,))
+        return out
     traced = state.must_trace(a)
     if not made and not traced:
         refuse_overlap(
@@ -185,6 +194,7 @@ def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[str, Any]:
     """Return the name and value of what says where rows are."""
     require_tensor("a", a)
     require_tensor("b", b)
+    refuse_transforms("a")
     if (offs is None) == (counts is None):
         raise OperandError("give either offs, with a of (m, k), or counts, with a of (groups, m, k)")
     if b.dim() != 3:
@@ -210,9 +220,13 @@ def _on_device(name: str, given: Any, a: Any, b: Any) -> Any:
         return given
     import torch
 
-    values = given.tolist() if hasattr(given, "tolist") else list(given)
     groups, most = b.shape[0], a.shape[-2]
-    if len(values) != groups or not all(type(value) is int for value in values):
+    try:
+        values = given.tolist() if hasattr(given, "tolist") else list(given)
+        fits = len(values) == groups
+    except TypeError:
+        values, fits = given, False
+    if not fits or not all(type(value) is int for value in values):
         raise OperandError(f"{name} is {values}; it must be {groups} integers, one for each group of b")
     before = 0
     for at, value in enumerate(values):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cutegen.families.calls import require_number
 from cutegen.families.layernorm.family import LAYERNORM
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
@@ -55,15 +56,16 @@ def layer_norm(
         CutegenError: As :func:`cutegen.gemm`.
     """
     require_rows(x)
-    if x.numel() == 0:
-        nothing: torch.Tensor | tuple[torch.Tensor, ...] = _of_nothing(x, out, return_stats)
-        return nothing
     records = out is None and _records(x, weight, bias)
     stats = MAKE if return_stats or records else None
     values = [as_rows("x", x), weight, bias, MAKE if out is None else as_rows("out", out), stats, stats]
+    scalars = (require_number("eps", eps),)
     chosen = None if config is None else as_config(config)
-    run = _operator.traced if records or state.must_trace(x) else _operator
-    *_, y, mean, rstd = run(values, (float(eps),), chosen)
+    if x.numel() == 0:
+        *_, y, mean, rstd = _operator.of_nothing(values, (), (x, weight, bias))
+    else:
+        run = _operator.traced if records or state.must_trace(x) else _operator
+        *_, y, mean, rstd = run(values, scalars, chosen)
     y = out if out is not None else y.view(x.shape)
     if not return_stats:
         return y
@@ -74,15 +76,6 @@ def _records(*tensors: Any) -> bool:
     import torch
 
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _of_nothing(x: torch.Tensor, out: torch.Tensor | None, return_stats: bool) -> Any:
-    import torch
-
-    y = x.clone() if out is None else out
-    if not return_stats:
-        return y
-    return y, *(torch.zeros(x.shape[:-1], dtype=torch.float32, device=x.device) for _ in range(2))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -107,7 +100,9 @@ def _backward(ctx: Any, grads: Any) -> tuple[Any, ...]:
         _, mean, rstd = torch.native_layer_norm(x, x.shape[1:], weight, bias, ctx.eps)
     backward = torch.ops.aten.native_layer_norm_backward.default
     shape = [x.shape[1]]
-    found = backward(grad.contiguous(), x, shape, mean.view(-1, 1), rstd.view(-1, 1), weight, bias, wanted)
+    # Its own derivative, for gradients of second order, takes both as what follows from x.
+    mean, rstd = mean.detach().view(-1, 1), rstd.detach().view(-1, 1)
+    found = backward(grad.contiguous(), x, shape, mean, rstd, weight, bias, wanted)
     cast = (None if g is None or not w else g.to(d) for g, w, d in zip(found, wanted, dtypes, strict=True))
     return (*cast, None, None, None)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, FrozenError
 from cutegen.torch_ops import fallbacks
+from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.gemm import linear
 from cutegen.torch_ops.swaps import has_hooks
 
@@ -55,18 +56,20 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
     """Return the result of an eager call, by cutegen or by torch."""
     import torch
 
+    transformed = state.is_transforming()  # tensors have no memory then, by which calls are told apart
     if w.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
         reason = _AUTOCAST
     else:
-        reason = fallbacks.known(_kind, x, w, bias)
+        reason = "" if transformed else fallbacks.known(_kind, x, w, bias)
     if not reason:
         try:
             return linear(x, w, bias, fuse_wgrad=fuse_wgrad)
         except FrozenError:  # asked for by freeze(on_miss="error")
             raise
         except (CutegenError, NotImplementedError) as error:  # the latter from classes such as DTensor
-            reason = unfit(x, w, bias) or _unaligned(x, w) or str(error)
-            fallbacks.refuse(_kind(x, w, bias), reason)
+            reason = unfit(x, w, bias) or ("" if transformed else _unaligned(x, w)) or str(error)
+            if not transformed:
+                fallbacks.refuse(_kind(x, w, bias), reason)
     fallbacks.count(reason)
     return torch.nn.functional.linear(x, w, bias)
 

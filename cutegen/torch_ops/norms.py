@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import short_dtype
 from cutegen.errors import OperandError
+from cutegen.families.calls import require_number
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
 from cutegen.torch_ops import gemm as state
@@ -78,16 +79,14 @@ def rms_norm(
         raise OperandError("residual_out is given but residual is not; pass both")
     if quantize is not None:
         _require_quantized(quantize, return_rstd)
-    if x.numel() == 0:
-        return _of_nothing(x, out, residual_out, return_rstd, quantize)
-    chosen = None if config is None else as_config(config)
+    scalar, chosen = require_number("eps", eps), None if config is None else as_config(config)
     records = _records(x, weight, residual)
     if records:
         name = "x" if x.requires_grad else "weight" if _records(weight) else "residual"
         _require_differentiable(name, out, residual_out, quantize)
     traced = state.must_trace(x)
-    if records and not traced:
-        y, total, rstd = _function().apply(x, weight, residual, float(eps), wants_sum, chosen)
+    if records and not traced and x.numel():
+        y, total, rstd = _function().apply(x, weight, residual, scalar, wants_sum, chosen)
         return _gathered(y, total if wants_sum else None, rstd if return_rstd else None)
     values: list[Any] = [
         as_rows("x", x),
@@ -97,7 +96,7 @@ def rms_norm(
         None if not wants_sum else MAKE if residual_out is True else as_rows("residual_out", residual_out),
         MAKE if return_rstd or records else None,
     ]
-    y, scale, total, rstd = _run(values, float(eps), chosen, quantize is not None, traced)
+    y, scale, total, rstd = _run(values, scalar, chosen, quantize is not None, traced)
     if plain and not traced and (plan := _operator.planned(values, ())) is not None:
         _operator.remember(_kind(x, weight), plan)
     y = out if out is not None else y.view(shape)
@@ -118,10 +117,15 @@ def _run(
     """Return the result, the scales, the sums and ``rstd``, as rows; None for what is not asked for."""
     operator = _quantized if quantized else _operator
     run = operator.traced if traced else operator
+    given = [*values[:4], MAKE, values[4]] if quantized else values
+    if values[0].numel() == 0:
+        found = operator.of_nothing(given, (), values[:3])
+    else:
+        found = run(given, (eps,), config)
     if quantized:
-        _, _, _, y, scale, total = run([*values[:4], MAKE, values[4]], (eps,), config)
+        _, _, _, y, scale, total = found
         return y, scale, total, None
-    _, _, _, y, total, rstd = run(values, (eps,), config)
+    _, _, _, y, total, rstd = found
     return y, None, total, rstd
 
 
@@ -171,27 +175,6 @@ def _require_quantized(quantize: str | torch.dtype, return_rstd: bool) -> None:
         raise OperandError(f"quantize={quantize!r} is not valid; valid: e4m3, torch.float8_e4m3fn")
     if return_rstd:
         raise OperandError("return_rstd is not written beside quantize; leave out one of them")
-
-
-def _of_nothing(
-    x: torch.Tensor,
-    out: torch.Tensor | None,
-    residual_out: torch.Tensor | bool,
-    return_rstd: bool,
-    quantize: str | torch.dtype | None,
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Return empty results for an ``x`` without elements."""
-    import torch
-
-    dtype = x.dtype if quantize is None else torch.float8_e4m3fn
-    found = [torch.empty_like(x, dtype=dtype) if out is None else out]
-    if quantize is not None:
-        found.append(torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device))
-    if residual_out is not False:
-        found.append(torch.empty_like(x) if residual_out is True else residual_out)
-    if return_rstd:
-        found.append(torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device))
-    return _gathered(*found)
 
 
 @cache

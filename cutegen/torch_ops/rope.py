@@ -6,12 +6,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.errors import OperandError
-from cutegen.families.calls import require_tensor
+from cutegen.families.calls import require_number, require_tensor
 from cutegen.families.rope.family import ROPE, STYLES
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
-from cutegen.torch_ops.rows import as_rows
+from cutegen.torch_ops.rows import as_rows, refuse_transforms
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,7 @@ def rope(
     """
     call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
     if _no_tokens(q):
+        _check_of_nothing(q, k, call, MAKE)
         return q.clone(), k.clone()
     if not state.must_trace(q) and _records(q, k, *call.tables, *call.weights):
         _refuse_gradients(call)
@@ -119,6 +120,7 @@ def rope_(
     """
     call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
     if _no_tokens(q):
+        _check_of_nothing(q, k, call, None)
         return q, k
     if _records(q, k):
         raise OperandError("q or k requires grad, but rope_ works in place and has no gradients; use rope")
@@ -149,6 +151,7 @@ def _call(
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     for name, tensor in {"q": q, "k": k, "cos": cos, "sin": sin, **given}.items():
         require_tensor(name, tensor)
+    refuse_transforms("q")
     if style not in STYLES:
         raise OperandError(f"style={style!r} is not valid; valid: {', '.join(STYLES)}")
     if q.dim() < 3 or k.dim() < 3 or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
@@ -169,11 +172,20 @@ def _call(
         raise OperandError("only one of q_weight and k_weight is given; pass both or none")
     tables = _tables(q, cos, sin, positions)
     norms = () if weights[0] is None else weights
-    return _Call(tables, norms, float(eps), style, None if config is None else as_config(config))
+    return _Call(
+        tables, norms, require_number("eps", eps), style, None if config is None else as_config(config)
+    )
 
 
 def _no_tokens(q: Any) -> bool:
     return 0 in q.shape[:-2]
+
+
+def _check_of_nothing(q: Any, k: Any, call: _Call, out: Any) -> None:
+    """Raise if a call without tokens could not be one with them; ``out`` is None in place."""
+    q, k = (heads.reshape(0, *heads.shape[-2:]) for heads in (q, k))
+    values, _, _, options = call.arguments(q, k, *((q, k) if out is None else (out, out)), False)
+    _operator.of_nothing(values, options)
 
 
 def _tables(q: Any, cos: Any, sin: Any, positions: Any) -> tuple[Any, ...]:
@@ -185,7 +197,7 @@ def _tables(q: Any, cos: Any, sin: Any, positions: Any) -> tuple[Any, ...]:
     cos, sin = as_rows("cos", cos), as_rows("sin", sin)
     if positions is not None:
         try:
-            positions = positions.expand(places).reshape(-1)
+            positions = positions.expand(places).reshape(-1).contiguous()  # one may be for all tokens
         except RuntimeError as error:
             raise OperandError(
                 f"positions has shape {tuple(positions.shape)}; it must expand to that of the tokens, "

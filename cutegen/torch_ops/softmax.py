@@ -53,9 +53,10 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None, config: AnyConf
         CutegenError: As :func:`cutegen.gemm`.
     """
     require_rows(x)
-    if x.numel() == 0:
-        return x.clone() if out is None else out
     values = [as_rows("x", x), MAKE if out is None else as_rows("out", out)]
+    if x.numel() == 0:
+        nothing: torch.Tensor = _operator.of_nothing(values, (), (x,))[1]
+        return out if out is not None else nothing.view(x.shape)
     chosen = None if config is None else as_config(config)
     run = _operator.traced if state.must_trace(x) or (out is None and x.requires_grad) else _operator
     y: torch.Tensor = run(values, (), chosen)[1]

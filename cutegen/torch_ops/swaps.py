@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.errors import CutegenError, FrozenError
 from cutegen.torch_ops import fallbacks
+from cutegen.torch_ops import gemm as state
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +181,10 @@ def answered(call: Callable[..., Any], torchs: Callable[[], Any], what: str, *op
     Raises:
         FrozenError: As :func:`cutegen.freeze` was told.
     """
-    reason = fallbacks.known(_kind, what, *operands)
+    if state.is_transforming():  # tensors have no memory then, by which calls are told apart
+        reason = f"{what}: a transform of torch.func is at work"
+    else:
+        reason = fallbacks.known(_kind, what, *operands)
     if not reason:
         try:
             return call(*operands)
