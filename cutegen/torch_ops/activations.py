@@ -29,7 +29,7 @@ def activate(
     ``torch.compile`` fuses an activation with what is around it; this is for eager programs, and for
     activations that stand alone.
 
-    Arithmetic is in fp32 and the result is rounded once. Differentiable: what the gradient needs is ``x``.
+    Arithmetic is in fp32 and the result is rounded once. Differentiable once; the gradient needs ``x``.
 
     Args:
         x: (..., n) in bf16, fp16 or fp32 on a GPU; rows are contiguous.

@@ -59,8 +59,9 @@ def gated_gemm(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return ``act(x @ w_gate.T) * (x @ w_up.T)`` from one kernel, of Hopper.
 
-    Sums and the epilogue are in fp32 and every output is rounded once. Differentiable: what the gradients
-    need beside ``x`` and ``w`` is what ``return_pre`` returns, so a call that autograd records writes it too.
+    Sums and the epilogue are in fp32 and every output is rounded once. Differentiable once: what the
+    gradients need beside ``x`` and ``w`` is what ``return_pre`` returns, so a call that autograd records
+    writes it too.
 
     Args:
         x: (..., k) in bf16 or fp16 on a GPU; k is a multiple of 8 and rows start at multiples of 16 bytes.

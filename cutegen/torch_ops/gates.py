@@ -35,7 +35,7 @@ def gated(
 ) -> torch.Tensor:
     """Return ``act(gate) * up``, element by element.
 
-    Arithmetic is in fp32 and the result is rounded once. Differentiable: what the gradient needs is ``x`` and
+    Arithmetic is in fp32 and the result is rounded once. Differentiable once; the gradient needs ``x`` and
     ``up``, from which the activation is computed again.
 
     Args:

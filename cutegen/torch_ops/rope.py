@@ -63,7 +63,7 @@ def rope(
     """Return queries and keys with rotary position embedding, in one launch.
 
     The first ``2 * pairs`` elements of every head are turned in pairs, the others are copied. Arithmetic is
-    in fp32 and results are rounded once. Differentiable in ``q`` and ``k``, unless norms are taken.
+    in fp32 and results are rounded once. Differentiable once in ``q`` and ``k``, unless norms are taken.
 
     Args:
         q: (..., heads, d) in bf16, fp16 or fp32 on a GPU; heads are contiguous, and may be part of a wider
