@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
+from test_fuzz_calibrations import GOOD as CALIBRATION  # noqa: E402
 from test_warming import Compiler  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.build import Toolchain  # noqa: E402
 from cutegen.errors import UsageError  # noqa: E402
 from cutegen.families.registry import find_space, is_legal, parse_problem  # noqa: E402
+from cutegen.records.calibrations import calibrated_arch, calibration_path, made_on  # noqa: E402
 from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
 from cutegen.records.recorded_calls import Call, append_calls  # noqa: E402
 from cutegen.records.table import Table  # noqa: E402
@@ -72,6 +75,26 @@ def test_a_model_is_warmed_up_for_its_rows(gpu: FakeGpu, swapped: bool) -> None:
         for rows in (1, 7, 300):
             model(torch.ones(rows, 32, dtype=BF16))
     assert cutegen.counters()["calls"] == {"default": 6} and cutegen.counters()["late_compiles"] == 0
+
+
+def test_a_model_is_warmed_up_for_what_a_calibration_chooses(gpu: FakeGpu) -> None:
+    """Calls choose by the calibration of the cache folder, so the kernels that they find are those."""
+    path = calibration_path(gpu.store.root, H200)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**CALIBRATION, "made_on": made_on(H200)}))
+    space = find_space("gemm", calibrated_arch(gpu.store.root, H200))
+    layer = torch.nn.Linear(512, 1024, bias=False, dtype=BF16)
+    rows = next(
+        m
+        for m in range(100, 8192, 100)
+        if default_config(space, (p := parse_problem(f"gemm {m}x1024x512 bf16 kk")), 132)["tile_shape_mn"]
+        != default_config(SPACE, p, 132)["tile_shape_mn"]
+    )
+    cutegen.use(gpu.dispatcher(build="background"))
+    assert len(cutegen.warmup(layer, m=rows).wanted) == 1
+    cutegen.freeze("error")
+    with torch.no_grad():
+        cutegen.linear(torch.ones(rows, 512, dtype=BF16), layer.weight)
 
 
 def test_a_recording_is_warmed_up_from_its_file_and_as_it_is(gpu: FakeGpu, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cutegen.arch import find_arch
+from cutegen.build.store import Store
 from cutegen.cli.wrapped_text import Column, columns
 from cutegen.digest import Json
 from cutegen.errors import ProblemError, UsageError
@@ -14,6 +15,7 @@ from cutegen.families.ranges import Range
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape
 from cutegen.family import Problem
 from cutegen.measure.device import Device
+from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.recorded_calls import Call, problems_of, read_recordings
 from cutegen.tuning.coverage import TUNED, Weight, coverage, weigh
 from cutegen.tuning.setting import Setting
@@ -58,7 +60,8 @@ class Recording:
             names = ", ".join(map(str, args.recorded))
             because = "".join(f"; {note}" for note in found.notes)
             raise UsageError(f"no call to tune for in {names}{because}")
-        arch = device.arch if device else find_arch(args.arch)
+        store = Store(args.cache_dir) if args.cache_dir else Store.default()
+        arch = calibrated_arch(store.root, device) if device else find_arch(args.arch)
         sm_count = device.sm_count if device else arch.nominal_sm_count
         return cls(weigh(problems_of(calls), arch, sm_count), calls, found.notes)
 

@@ -116,8 +116,7 @@ def warmup(
 def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tuple[Arch, int]:
     """Return what is compiled for, and how many SMs it has: GPU ``index`` unless a target is named."""
     if arch is None:
-        device = dispatcher.device(index)
-        return device.arch, device.sm_count
+        return dispatcher.arch(index), dispatcher.device(index).sm_count
     target = find_arch(arch) if isinstance(arch, str) else arch
     return target, target.nominal_sm_count
 
@@ -172,7 +171,7 @@ def launch_once(dispatcher: Dispatcher, wanted: Wanted, index: int = 0) -> None:
     """
     import torch
 
-    arch = dispatcher.device(index).arch
+    arch = dispatcher.arch(index)
     problem = _smallest(wanted, arch)
     dispatcher.kernels.get(wanted.problem, wanted.config, arch, known_key=wanted.known_key)
     choice = dispatcher.kernel(problem, index, config=wanted.config)
