@@ -22,7 +22,7 @@ def warm_up(weight: torch.nn.Parameter, bias: torch.nn.Parameter | None) -> None
     WARMED.add(kind)
     layer = torch.nn.Linear(1, 1, device="meta")
     layer.weight, layer.bias = weight, bias  # type: ignore[assignment]
-    for m in ("vllm", "1:8192"):  # the batches it captures, and prefill
+    for m in ("vllm", "1..8192"):  # the batches it captures, and prefill
         cutegen.warmup(layer, m=m)
 
 

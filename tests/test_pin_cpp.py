@@ -328,7 +328,7 @@ def test_recorded_problems_are_pinned_with_all_rows(
     ]
     assert main(command) == 0
     assert load_module(tmp_path / "deploy").Deployment(tmp_path / "deploy").problems == [str(forward.problem)]
-    for more, message in ((["--m", "8192"], "FIRST:LAST"), (["--m", "9:1"], "FIRST up to LAST")):
+    for more, message in ((["--m", "8192"], "FIRST..LAST"), (["--m", "9:1"], "FIRST up to LAST")):
         assert main([*command, *more]) == 2
         assert message in capsys.readouterr().err
     assert main(["pin", "--table", str(table), "--out", str(tmp_path / "x"), "--m", "1:2"]) == 2

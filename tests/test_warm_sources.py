@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
 from cutegen.records.recorded_calls import Call, append_calls  # noqa: E402
 from cutegen.records.table import Table  # noqa: E402
 from cutegen.runtime import warming  # noqa: E402
+from cutegen.runtime.dispatch import look_up  # noqa: E402
 from cutegen.search.defaults import default_config, default_set  # noqa: E402
 from cutegen.torch_ops import warmup as warmup_module  # noqa: E402
 from cutegen.torch_ops.warm_sources import CAPTURE_SIZES, read_source  # noqa: E402
@@ -153,11 +155,30 @@ def test_rows_are_numbers_ranges_or_what_a_server_captures(tmp_path: Path) -> No
         patch.setattr("cutegen.torch_ops.linear_modules._DEVICE", "cpu")
         assert rows(7) == [7] and rows(iter([2, 2, 5])) == [2, 5]
         assert rows("vllm") == list(CAPTURE_SIZES["vllm"]) and rows("sglang")[:5] == [1, 2, 4, 8, 12]
+        assert rows("3..300") == rows("3:300")
+        assert [len(read_source(model, m, table).kinds) for m in (7, "vllm", "3..300")] == [0, 0, 1]
         found = rows("3:300")
         assert {3, 4, 5, 8, 9, 100, 256, 257, 300} <= set(found) and found == sorted(found) and found[0] == 3
         for wrong in ("9:1", "all", "0:4"):
-            with pytest.raises(UsageError, match="FIRST:LAST"):
+            with pytest.raises(UsageError, match=r"FIRST\.\.LAST"):
                 rows(wrong)
+
+
+def test_a_range_of_rows_misses_none_of_them(gpu: FakeGpu, tmp_path: Path) -> None:
+    """A model chooses another kernel at more sizes than a warm-up visits, and tables answer beside theirs."""
+    lines = ("gemm 90x1024x512 bf16 kk", "gemm 300x1040x504 bf16 kk", "gemm 2000x900x600 bf16 kk")
+    table = Table.load(save(tmp_path / "t.json", *map(winner, lines)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cutegen.torch_ops.linear_modules._DEVICE", "cpu")
+        source = read_source(torch.nn.Linear(512, 1024, bias=False, dtype=BF16), "1..8192", table)
+    wanted = warmup_module._wanted(source, (), (), table, H200.arch, 132, False, "none")
+    prepared = {SPACE.compile_view(each.config) for each in wanted if not each.config.algorithm}
+    generator, asked = Random(7), set()
+    for rows in {int(2 ** (13 * generator.random())) for _ in range(100)}:
+        answer = look_up(table, parse_problem(f"gemm {rows}x1024x512 bf16 kk"), SPACE, 132, "none")
+        if answer.config is not None and not answer.config.algorithm:
+            asked.add(SPACE.compile_view(answer.config))
+    assert len(asked) > 20 and asked <= prepared
 
 
 def test_layers_that_no_kernel_takes_are_left_out(gpu: FakeGpu) -> None:

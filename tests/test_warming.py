@@ -19,12 +19,15 @@ from cutegen.build.store import Store
 from cutegen.cli.main import main
 from cutegen.errors import ProblemError, StoreError, UsageError
 from cutegen.families.gemm.family import GEMM
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
+from cutegen.families.ranges import parse_range
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
 from cutegen.runtime import dispatch, warming
+from cutegen.runtime.dispatch import look_up
 from cutegen.runtime.warming import Warming, compile_wanted, kinds, wanted_kernels
 from cutegen.search.defaults import default_config, default_set
 from cutegen.space import Config
@@ -165,6 +168,31 @@ def test_a_table_means_all_its_kernels() -> None:
     found = wanted_kernels([], [], table, ARCH, 132, whole_table=True)
     assert [(each.problem, each.config, each.known_key) for each in found] == [(PROBLEM, config, "0" * 32)]
     assert not wanted_kernels([], [], table, ARCH, 132)
+
+
+def test_a_kind_means_what_a_table_answers_to_it() -> None:
+    """Whatever rule of lookup finds an entry or a range: no call of that kind wants another kernel."""
+    kernels = [config for _, config in default_set(SPACE, PROBLEM)]
+    entries = [
+        Entry(Problem(m, n, k), kernels[at]) for at, (m, n, k) in enumerate(((64, 512, 512), (900, 512, 512)))
+    ]
+    biased = Problem(200, 512, 512, epilogue=Epilogue(bias="n"))
+    other = next(c for c in SPACE.configs(biased, {"use_pdl": [False]}) if not SPACE.explain(biased, c))
+    within = parse_range("gemm 1000..4000x512x512 bf16 kk")
+    ranges = [RangeEntry(within, (Piece(1000, 1999, kernels[5]), Piece(2000, 4000, other)))]
+    table = Table(Fingerprint.of(H200, Toolchain.current()), [*entries, Entry(biased, other)], ranges)
+    wanted = {SPACE.compile_view(each.config) for each in wanted_kernels([KIND], [], table, ARCH, 132)}
+    without = {SPACE.compile_view(each.config) for each in wanted_kernels([KIND], [], None, ARCH, 132)}
+    assert wanted == without | {SPACE.compile_view(other)}
+    assert not wanted_kernels([], [], table, ARCH, 132)
+    generator, ways = Random(3), set()
+    for _ in range(60):
+        m, n = int(2 ** (2 + 11 * generator.random())), generator.choice([512, 640, 4096])
+        answer = look_up(table, Problem(m, n, 512), SPACE, 132, "none")
+        ways.add(answer.how)
+        assert answer.config is not None
+        assert answer.config.algorithm or SPACE.compile_view(answer.config) in wanted
+    assert {"range", "default"} <= ways
 
 
 def test_what_a_target_cannot_compute_is_refused() -> None:
@@ -369,9 +397,27 @@ def test_shapes_tables_and_families_of_fixed_sizes(
     assert "would not be used on sm_100a: it is for compute capability 9.0a" in capsys.readouterr().err
 
 
+def test_ranges_mean_their_kinds(
+    gpu: FakeGpu, compiler: Compiler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As arguments and in the shapes file that a range was tuned from: any size of them compiles nothing."""
+    shapes, one = tmp_path / "shapes.toml", tmp_path / "one.toml"
+    shapes.write_text("[[shape]]\nm = '1..8192'\nn = 256\nk = 64\ndtype = 'fp16'\n")
+    count = len(wanted_of("rmsnorm 1x256 bf16"))
+    one.write_text("[[shape]]\nm = '1..64'\nn = 256\n")
+    for words in (["--shape", "1..64x256"], ["--shapes", str(one)]):
+        assert run(gpu, "rmsnorm", "--arch", "sm_90a", *words) == 0
+        assert f"{count} kernels for sm_90a" in capsys.readouterr().out
+    asked = ["gemm", "--arch", "sm_90a", "--budget", "0.001", "--shapes", str(shapes)]
+    assert run(gpu, *asked) == 1
+    assert f"{len(default_set(SPACE, PROBLEM))} kernels for sm_90a" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["gemm", "--arch", "sm_90a", "--shape", "8..1x64x64"], "range 8..1 of m is reversed; write 1..8"),
+        (["rmsnorm", "--arch", "sm_90a", "--shape", "4x1..64"], "n of rmsnorm is compiled in"),
         (["rmsnorm", "--arch", "sm_90a"], "kernels of rmsnorm are compiled for one n; give the shapes"),
         (["gemm", "--arch", "sm_90a", "--launch"], "--launch is for the present GPU"),
         (["gemm", "--arch", "sm_80"], "sm_80"),

@@ -31,7 +31,7 @@ _EXAMPLES = """examples:
   python -m cutegen.pin --table TABLE.json --out deploy/
   python -m cutegen.pin --table TABLE.json --out deploy/ --problem 'gemm 17x7168x2048 bf16 kk'
   python -m cutegen.pin --table TABLE.json --out deploy/ --range m=1..8192 --outside torch
-  python -m cutegen.pin --recorded model.jsonl --m 1:8192 --out deploy/ --cpp
+  python -m cutegen.pin --recorded model.jsonl --m 1..8192 --out deploy/ --cpp
 
 To use the folder, put it on sys.path. Only torch and tvm-ffi must be installed:
   import pinned; c = pinned.gemm(a, b); y = pinned.call("rmsnorm", x=x, weight=w, eps=1e-6)
@@ -70,9 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--m",
-        metavar="FIRST:LAST",
+        metavar="FIRST..LAST",
         default="",
-        help="with --recorded: serve all of these m for every problem that has an m, such as 1:8192",
+        help="with --recorded: serve all of these m for every problem that has an m, such as 1..8192",
     )
     parser.add_argument(
         "--out",
@@ -196,7 +196,7 @@ def _recorded(args: argparse.Namespace) -> tuple[Problem | Range, ...]:
         return problems
     ends = re.fullmatch(r"([0-9]{1,18})(?::|\.\.)([0-9]{1,18})", args.m)
     if ends is None or not 0 < int(ends[1]) <= int(ends[2]):
-        raise UsageError(f"--m is {shown(args.m)}, not FIRST:LAST with FIRST up to LAST, such as 1:8192")
+        raise UsageError(f"--m is {shown(args.m)}, not FIRST..LAST with FIRST up to LAST, such as 1..8192")
     return widened(problems, "m", int(ends[1]), int(ends[2]))
 
 

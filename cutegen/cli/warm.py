@@ -23,8 +23,9 @@ from cutegen.cli.target import find_target
 from cutegen.cli.wrapped_text import say, say_json
 from cutegen.digest import Json
 from cutegen.errors import TableError, UsageError
+from cutegen.families.ranges import Range, is_range, range_ends
 from cutegen.families.registry import find_family
-from cutegen.families.shapes import read_shapes
+from cutegen.families.shapes import NamedRange, read_shapes_and_ranges
 from cutegen.family import Problem
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Dispatcher
@@ -104,7 +105,8 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SIZES",
-        help="sizes, for families that compile some in, or with --table; repeatable",
+        help="sizes, for families that compile some in, or with --table; a range such as 1..8192x64x64 means "
+        "all kernels that may answer such sizes. Repeatable",
     )
     group.add_argument(
         "--shapes",
@@ -164,15 +166,22 @@ def _asked(args: argparse.Namespace) -> tuple[tuple[Problem, ...], tuple[Problem
     """Return problems of the kinds that are wanted, and problems that are."""
     family = find_family(args.family)
     given = args.dtype or args.layout or args.options
-    if args.shape:
-        problems = kinds(family, args.dtype, args.layout, args.options, args.shape)
-        of_kinds: tuple[Problem, ...] = ()
-    else:
-        problems = ()
-        only_files = not given and (args.shapes is not None or args.table is not None)
-        of_kinds = () if only_files else kinds(family, args.dtype, args.layout, args.options)
-    if args.shapes is not None:
-        problems += tuple(item.problem for item in read_shapes(args.shapes, args.family))
+    of_kinds: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    for shape in args.shape:
+        if is_range(shape):
+            ends = (kinds(family, args.dtype, args.layout, args.options, [end]) for end in range_ends(shape))
+            of_kinds += tuple(Range(low, high).low for low, high in zip(*ends, strict=True))
+        else:
+            problems += kinds(family, args.dtype, args.layout, args.options, [shape])
+    only_files = not given and (args.shapes is not None or args.table is not None)
+    if not args.shape and not only_files:
+        of_kinds = kinds(family, args.dtype, args.layout, args.options)
+    for item in read_shapes_and_ranges(args.shapes, args.family) if args.shapes is not None else ():
+        if isinstance(item, NamedRange):
+            of_kinds += (item.range.low,)
+        else:
+            problems += (item.problem,)
     return of_kinds, problems
 
 

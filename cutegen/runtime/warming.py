@@ -12,9 +12,9 @@ from cutegen.build import Builder, Failure
 from cutegen.build.host_library import build_library
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, LaunchError, ResourceError, UsageError
+from cutegen.errors import BuildError, LaunchError, ProblemError, ResourceError, UsageError
 from cutegen.families.options import read_options
-from cutegen.families.registry import find_space, is_legal, space_of
+from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Family, Problem, Signature
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import look_up
@@ -120,7 +120,8 @@ def wanted_kernels(
     """Return the kernels that calls may need, each once.
 
     Args:
-        of_kinds: Of each, the default set of its signature.
+        of_kinds: Of each, whatever answers a problem of its signature: the default set, and what the table
+            names for such problems.
         problems: Of each, the same, and the kernel that answers it.
         table: Asked for answers.
         arch: The target.
@@ -154,7 +155,25 @@ def wanted_kernels(
         space.default(problem)  # raises where the target computes no such problem
         for kin, config in default_set(space, problem, sm_count):
             add(Wanted(kin, config))
+        for wanted in _of_kind(problem, table, arch) if table is not None else ():
+            add(wanted)
     return tuple(found.values())
+
+
+def _of_kind(kind: Problem, table: Table, arch: Arch) -> Iterator[Wanted]:
+    """Yield what a table may answer to problems of the signature of ``kind``, by any rule of lookup."""
+    family = find_family(kind.family)
+    kin = family.kin(kind)
+    for each in _of_table(table, arch):
+        if each.problem.signature == kind.signature:
+            yield each
+        elif each.problem.family == kind.family and family.kin(each.problem) == kin:
+            try:
+                problem = kind.with_sizes(**each.problem.sizes)
+            except ProblemError:
+                continue
+            if problem.signature == kind.signature and is_legal(each.config, problem, arch):
+                yield Wanted(problem, each.config)
 
 
 def _of_table(table: Table, arch: Arch) -> Iterator[Wanted]:

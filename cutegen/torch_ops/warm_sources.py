@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutegen.dtypes import short_dtype
 from cutegen.errors import ProblemError, ResourceError, UsageError
 from cutegen.families.registry import find_family, parse_problem
-from cutegen.family import Problem
+from cutegen.family import Problem, Signature
 from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
 from cutegen.text import shown
@@ -31,7 +31,7 @@ CAPTURE_SIZES = {
     "vllm": (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)),
     "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16)),
 }
-#: Rows: one number, several, ``vllm``, ``sglang``, or ``1:8192``.
+#: Rows: one number, several, ``vllm``, ``sglang``, or a range, ``1..8192``; ``1:8192`` is the same.
 Rows = int | str | Iterable[int]
 
 
@@ -41,11 +41,13 @@ class Source:
 
     Attributes:
         problems: Those that are called.
+        kinds: Problems that are called with any number of rows: of each, all that may answer such calls.
         table: All of whose kernels are wanted, if one was given.
         family: Whose kinds are wanted, if neither.
     """
 
     problems: tuple[Problem, ...] = ()
+    kinds: tuple[Problem, ...] = ()
     table: Table | None = None
     family: str = ""
 
@@ -74,7 +76,8 @@ def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
     if isinstance(source, (str, Path)) and Path(source).suffix != ".jsonl":
         source = Table.load(source)
     if isinstance(source, Table):
-        return Source(_widened(source.entries, m, source) if m is not None else (), source)
+        named = (*source.entries, *(each.range.low for each in source.ranges))
+        return _widened(named, m, source, source) if m is not None else Source(table=source)
     if isinstance(source, (str, Path)):
         calls: Iterable[Any] = read_recordings([Path(source)]).calls
     elif isinstance(source, Recording):
@@ -82,11 +85,11 @@ def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
     elif hasattr(source, "named_modules"):
         if m is None:
             raise UsageError("a model does not say how many rows its layers get; pass m, such as [1, 8]")
-        return Source(_widened(_of_layers(source), m, answering))
+        return _widened(_of_layers(source), m, answering)
     else:
         raise UsageError(f"source is a {type(source).__name__}; it must be a model, a recording or a table")
     found = dict.fromkeys(call.problem for call in calls if call.how != "given")
-    return Source(tuple(found) if m is None else _widened(found, m, answering))
+    return Source(tuple(found)) if m is None else _widened(found, m, answering)
 
 
 def _is_family(name: str) -> bool:
@@ -114,23 +117,33 @@ def _of_layers(model: torch.nn.Module) -> Iterator[Problem]:
             yield parse_problem(f"gemm 1x{n}x{k} {short_dtype(str(layer.weight.dtype))} kk{bias}")
 
 
-def _widened(problems: Iterable[Problem], m: Rows, table: Table | None) -> tuple[Problem, ...]:
-    """Return ``problems`` with each number of rows; those that have none as they are."""
+def _widened(
+    problems: Iterable[Problem], m: Rows, answering: Table | None, table: Table | None = None
+) -> Source:
+    """Return ``problems`` with each number of rows; those that have none as they are.
+
+    Of a range of rows the sizes at which the table names another kernel, and as kinds what else may answer: a
+    model changes its choice at more sizes than can be visited.
+    """
     found: dict[Problem, None] = {}
+    kinds: dict[Signature, Problem] = {}
     for problem in problems:
         if "m" not in problem.sizes:
             found[problem] = None
             continue
-        for rows in _rows(m, problem, table):
+        for rows in _rows(m, problem, answering):
             try:
-                found[problem.with_sizes(m=rows)] = None
+                called = problem.with_sizes(m=rows)
             except ProblemError:
                 continue  # such as int8 with an odd number
-    return tuple(found)
+            found[called] = None
+            if _ends(m) is not None:
+                kinds.setdefault(called.signature, called)
+    return Source(tuple(found), tuple(kinds.values()), table)
 
 
 def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:
-    """Return numbers of rows; of a range those at which another kernel may begin to answer.
+    """Return numbers of rows; of a range those at which a table may name another kernel.
 
     Raises:
         UsageError: They are no numbers of rows.
@@ -141,11 +154,11 @@ def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:
         return m
     if m in CAPTURE_SIZES:
         return CAPTURE_SIZES[m]
-    ends = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", m)
-    if ends is None or not 0 < int(ends[1]) <= int(ends[2]):
+    ends = _ends(m)
+    if ends is None or not 0 < ends[0] <= ends[1]:
         names = ", ".join(CAPTURE_SIZES)
-        raise UsageError(f"m is {shown(m)}; valid: numbers, FIRST:LAST such as '1:8192', {names}")
-    first, last = int(ends[1]), int(ends[2])
+        raise UsageError(f"m is {shown(m)}; valid: numbers, FIRST..LAST such as '1..8192', {names}")
+    first, last = ends
     visited = {first, last}
     for power in range(last.bit_length()):
         visited |= {2**power, 2**power + 1, 3 * 2**power // 2}
@@ -156,3 +169,9 @@ def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:
         if each.range.size == "m":
             visited |= {piece.first for piece in each.pieces}
     return sorted(size for size in visited if first <= size <= last)
+
+
+def _ends(m: Rows) -> tuple[int, int] | None:
+    """Return the first and the last of a range of rows; None if it is none."""
+    found = re.fullmatch(r"([0-9]{1,18})(?::|\.\.)([0-9]{1,18})", m) if isinstance(m, str) else None
+    return None if found is None else (int(found[1]), int(found[2]))

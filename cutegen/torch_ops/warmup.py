@@ -57,9 +57,9 @@ def warmup(
             them, only a recording knows. A recording, or the path of its file
             (``.jsonl``): what was called, but for calls with a ``config``. A table, or its path: all of its
             kernels. A family's name: what the next arguments say; more families by further calls.
-        m: Rows of the calls of a model, recording or table: numbers; ``"1:8192"``, which visits the sizes at
-            which another kernel may begin to answer; ``"vllm"`` or ``"sglang"``, for which these capture CUDA
-            graphs. By default as recorded, or as in the table; a model needs it.
+        m: Rows of the calls of a model, recording or table: numbers; ``"1..8192"``, which also means
+            every kernel that an untuned problem of these kinds may need; ``"vllm"`` or ``"sglang"``, for
+            which these capture CUDA graphs. By default as recorded, or as in the table; a model needs it.
         dtypes: Of the operands; by default the family's first.
         layouts: By default the family's first.
         options: Words of options, such as ``"bias=n act=silu"``; one text for each kind of epilogue. By
@@ -94,7 +94,11 @@ def warmup(
     asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
     given = [parse_problem(each) if isinstance(each, str) else each for each in problems]
     expected = read_source(source, m, asked)
-    expected = replace(expected, problems=tuple(p for p in expected.problems if has_space(p.family, target)))
+    expected = replace(
+        expected,
+        problems=tuple(p for p in expected.problems if has_space(p.family, target)),
+        kinds=tuple(p for p in expected.kinds if has_space(p.family, target)),
+    )
     only_given = not expected.family or (bool(given) and not (dtypes or layouts or options))
     of_kinds = () if only_given else kinds(find_family(expected.family), dtypes, layouts, options)
     wanted = _wanted(
@@ -150,7 +154,7 @@ def _wanted(
     """Return the kernels, those of a source first."""
     named = expected.table
     of_source = wanted_kernels(
-        (),
+        expected.kinds,
         expected.problems,
         table if named is None else named,
         target,
