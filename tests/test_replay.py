@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -111,12 +112,22 @@ def test_a_range_measures_what_is_fast_and_answers_what_lies_between() -> None:
 
 
 def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two models, and a calibration that is none."""
+    """Two models; a calibration that is none or has no fit; a sweep that is none; a folder that cannot be."""
     with pytest.raises(SystemExit) as ended:
         replay.main(["--left-out", "--calibration", "x.json"])
     assert ended.value.code == 2
     assert replay.main(["--calibration", str(tmp_path / "no.json")]) == 3
     assert "no.json" in capsys.readouterr().err
+    other = tmp_path / "b200.json"
+    other.write_text('{"arch": "sm_100a", "factors": {"clock": 1.0}}')
+    assert replay.main(["--calibration", str(other)]) == 3
+    assert "b200.json is for 'sm_100a'; times are fitted for sm_90a alone" in capsys.readouterr().err
+    for content in (b"{}", lzma.compress(b"{}"), lzma.compress(b'{"kernels": 3}'), lzma.compress(b"{")[:-20]):
+        other.write_bytes(content)
+        assert replay.main(["--sweep", str(other)]) == 3
+        assert "b200.json holds no recorded sweep" in capsys.readouterr().err
+    assert replay.main(["--svg", str(other / "plots")]) == 3
+    assert "plots" in capsys.readouterr().err
 
 
 def test_a_plot_names_its_lines_and_places_its_points() -> None:

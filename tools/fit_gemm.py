@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import find_arch
+from cutegen.errors import CutegenError, StoreError
 from cutegen.families.gemm.perf_model import judging
 from cutegen.families.gemm.perf_model.fitted import FEATURES, FILE, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, nearness
@@ -109,10 +110,17 @@ class Points:
 
 
 def load(path: Path) -> tuple[dict[str, Any], Points]:
-    """Return a sweep's file and its points."""
-    found = json.loads(lzma.decompress(path.read_bytes()))
-    configs = [Config.parse(text) for text in found["kernels"]]
-    kernel, split, us = (np.array(found["points"][name]) for name in ("kernel", "split_k", "us"))
+    """Return a sweep's file and its points.
+
+    Raises:
+        StoreError: The file cannot be read, or holds no sweep.
+    """
+    try:
+        found = json.loads(lzma.decompress(path.read_bytes()))
+        configs = [Config.parse(text) for text in found["kernels"]]
+        kernel, split, us = (np.array(found["points"][name]) for name in ("kernel", "split_k", "us"))
+    except (OSError, EOFError, LookupError, TypeError, ValueError, lzma.LZMAError, CutegenError) as error:
+        raise StoreError(f"{path} holds no recorded sweep: {error}") from error
     us = us.astype(float)
     shapes = found["shapes"]
     counts = [row["points"] for row in shapes]

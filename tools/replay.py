@@ -269,6 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Replay, print and write."""
+    if args.svg is not None:
+        args.svg.mkdir(parents=True, exist_ok=True)  # before the minute that follows
     fit = read_fit(args.calibration) if args.calibration is not None else load_fit()
     found, points, configs = read(args.sweep, args.every)
     predicted = left_out(points) if args.left_out else by_fit(fit, points, configs, found["sm_count"])
@@ -296,7 +298,6 @@ def run(args: argparse.Namespace) -> int:
 
 def write_plots(results: Mapping[str, Any], folder: Path) -> None:
     """Write the regret of the search against trials and against seconds."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name in ("trials", "seconds"):
         lines = {
             who: list(zip(results[name], [100 * value for value in curve], strict=True))

@@ -20,6 +20,7 @@ from cutegen.families.gemm.perf_model.calibration_file import read_calibration
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
+from cutegen.text import shown
 
 if TYPE_CHECKING:
     import numpy
@@ -430,6 +431,11 @@ def read_fit(path: Path, digest: str = "") -> Fit:
         StoreError: There is no such file, or it is no fit that this version of cutegen understands.
     """
     found = read_calibration(path, digest)
+    if found.get("arch") != load_fit().arch:
+        raise StoreError(
+            f"calibration {path} is for {shown(found.get('arch'))}; "
+            f"times are fitted for {load_fit().arch} alone"
+        )
     try:
         if found["features"] != list(FEATURES):
             raise StoreError(f"calibration {path} was made by another version of cutegen; calibrate again")
