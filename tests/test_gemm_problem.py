@@ -167,7 +167,7 @@ def test_an_integer_output_is_the_plain_product() -> None:
     """Factors, sums and activations are in floating point, so they need such an output."""
     assert Problem(64, 64, 64, ab_dtype="int8").out_dtype == "int32"
     for epilogue in (Epilogue(alpha=True), Epilogue(beta=True), Epilogue(bias="n"), Epilogue(scale=True)):
-        with pytest.raises(ProblemError, match="plain integer product"):
+        with pytest.raises(ProblemError, match="plain integer GEMM"):
             Problem(64, 64, 64, ab_dtype="int8", epilogue=epilogue)
         assert Problem(64, 64, 64, ab_dtype="int8", out_dtype="bf16", epilogue=epilogue).epilogue == epilogue
 

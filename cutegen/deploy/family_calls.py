@@ -233,8 +233,25 @@ class FamilyCalls:
         self._deployment._check_place(list(given.values()))
         record = self._find(given, tensors, sizes, words)
         dtypes = record["dtypes"]
-        present = [a for a in self.arguments if a.name in dtypes]
         first = next(iter(given.values()))
+        blocks, made = self._describe(given, sizes, dtypes, first.get_device())
+        scalars = {
+            a.name: "int" in dtypes[a.name] for a in self.arguments if a.kind == "scalar" and a.name in dtypes
+        }
+        return _Plan(
+            _Launch(self._deployment, record, blocks, first.device, self._kinds(dtypes, scalars)),
+            made,
+            tuple(at for at, a in enumerate(self.tensors) if a.kind == "out" and a.name in dtypes),
+            tuple(scalars.items()),
+            tuple(self._pairs(given)),
+            tuple(span_bytes(given[a.name]) if a.name in given else 0 for a in self.tensors),
+            first.device,
+        )
+
+    def _describe(
+        self, given: dict[str, Any], sizes: dict[str, int], dtypes: dict[str, str], device: int
+    ) -> tuple[list[DLTensor], tuple[tuple[int, tuple[int, ...], Any], ...]]:
+        """Return the kernel's tensors as it takes them, and position, shape and dtype of those to be made."""
         blocks, made = [], []
         for at, argument in enumerate(self.tensors):
             if argument.name in given:
@@ -247,22 +264,15 @@ class FamilyCalls:
                 made.append((at, shape, dtype))
             else:
                 continue
-            blocks.append(_block(shape, stride, dtype, first.get_device()))
-        scalars = {a.name: "int" in dtypes[a.name] for a in present if a.kind == "scalar"}
-        kinds = ["tensor" if a.kind in _TENSORS else a.kind for a in present]
-        kinds = [
-            kind if kind != "scalar" else "integer" if scalars[a.name] else "real"
-            for kind, a in zip(kinds, present, strict=True)
-        ]
-        return _Plan(
-            _Launch(self._deployment, record, blocks, first.device, kinds),
-            tuple(made),
-            tuple(at for at, a in enumerate(self.tensors) if a.kind == "out" and a.name in dtypes),
-            tuple(scalars.items()),
-            tuple(self._pairs(given)),
-            tuple(span_bytes(given[a.name]) if a.name in given else 0 for a in self.tensors),
-            first.device,
-        )
+            blocks.append(_block(shape, stride, dtype, device))
+        return blocks, tuple(made)
+
+    def _kinds(self, dtypes: dict[str, str], scalars: dict[str, bool]) -> list[str]:
+        """Return the kind of each of the kernel's parameters, as :class:`Call` wants them."""
+        present = [a for a in self.arguments if a.name in dtypes]
+        kinds = {a.name: "tensor" if a.kind in _TENSORS else a.kind for a in present}
+        kinds |= {name: "integer" if is_integer else "real" for name, is_integer in scalars.items()}
+        return [*kinds.values()]
 
     @staticmethod
     def short_dtype(name: str, dtype: Any) -> str:
@@ -302,27 +312,8 @@ class FamilyCalls:
         """Return every size, as the tensors tell it."""
         found: dict[str, tuple[int, str]] = {}
         for argument in self.tensors:
-            if argument.name not in given:
-                continue
-            shape, stride = tuple(given[argument.name].shape), tuple(given[argument.name].stride())
-            where = f"{argument.name} has shape {shape}"
-            if len(shape) != len(argument.dims):
-                form = ", ".join(f"{times if times != 1 else ''}{dim}" for times, dim in argument.dims)
-                raise PinnedError(f"{where}; it must be ({form})")
-            for (times, dim), whole in zip(argument.dims, shape, strict=True):
-                extent, rest = divmod(whole, times)
-                if rest:
-                    raise PinnedError(f"{where}, but {whole} is no multiple of {times}")
-                known, by = found.setdefault(dim, (extent, argument.name))
-                if known != extent:
-                    raise PinnedError(f"{where}, which makes {dim} {extent}, but {by} makes it {known}")
-                if extent == 0:
-                    raise PinnedError(f"{where}; {dim} must be at least 1")
-            if (shape[-1] > 1 and stride[-1] != 1) or _may_repeat(shape, stride):
-                raise PinnedError(
-                    f"{argument.name} has strides {stride}; its rows must be contiguous and apart, so pass "
-                    f"{argument.name}.contiguous()"
-                )
+            if argument.name in given:
+                _take_sizes_of(argument, given[argument.name], found)
         sizes: dict[str, int] = {}
         for size in self._sizes:
             value = found[size][0] if size in found else words.get(size, self._sizes[size])
@@ -434,6 +425,29 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
             raise ValueError(f"argument {made.name!r:.40} is not one that was pinned")
         found.append(made)
     return tuple(found)
+
+
+def _take_sizes_of(argument: _Argument, tensor: Any, found: dict[str, tuple[int, str]]) -> None:
+    """Add to ``found`` what the shape of a tensor says of each size, and which argument said it first."""
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    where = f"{argument.name} has shape {shape}"
+    if len(shape) != len(argument.dims):
+        form = ", ".join(f"{times if times != 1 else ''}{dim}" for times, dim in argument.dims)
+        raise PinnedError(f"{where}; it must be ({form})")
+    for (times, dim), whole in zip(argument.dims, shape, strict=True):
+        extent, rest = divmod(whole, times)
+        if rest:
+            raise PinnedError(f"{where}, but {whole} is no multiple of {times}")
+        known, by = found.setdefault(dim, (extent, argument.name))
+        if known != extent:
+            raise PinnedError(f"{where}, which makes {dim} {extent}, but {by} makes it {known}")
+        if extent == 0:
+            raise PinnedError(f"{where}; {dim} must be at least 1")
+    if (shape[-1] > 1 and stride[-1] != 1) or _may_repeat(shape, stride):
+        raise PinnedError(
+            f"{argument.name} has strides {stride}; its rows must be contiguous and apart, so pass "
+            f"{argument.name}.contiguous()"
+        )
 
 
 def _multiple(dim: str) -> tuple[Any, str]:

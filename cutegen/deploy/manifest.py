@@ -33,7 +33,7 @@ FIELDS = (
     *("alpha", "beta", "bias", "activation", "scale", "promote", "any_order"),
 )
 
-#: What answers calls that are not pinned: nobody, or torch where the call is a plain product.
+#: What answers calls that are not pinned: nobody, or torch where the call is a plain GEMM.
 OUTSIDE = ("none", "torch")
 
 #: The library of C++ operators, and the operator that it and the loader register with torch.

@@ -111,7 +111,7 @@ class Deployment:
         """Return ``activation(alpha * scales * a @ b + beta * c + bias)`` by the kernel pinned for it.
 
         Raises:
-            PinnedError: No kernel is pinned for this product, the GPU or a file is not the pinned one, or
+            PinnedError: No kernel is pinned for this GEMM, the GPU or a file is not the pinned one, or
                 ``out`` shares memory with an operand (it may be ``c`` itself).
         """
         torch = self.torch
@@ -307,7 +307,7 @@ class Deployment:
         if record is None and self._manifest["ranges"]:
             record = self._lookup().of_key(key)
         if record is None and self._manifest.get("outside") == "torch":
-            # A plain product: none of the options, and nothing is converted.
+            # A plain GEMM: none of the options, and nothing is converted.
             record = {"symbol": ""} if not any(key[8:]) and key[4] == key[5] else None
         if record is None:
             asked = " ".join(f"{name}={value}" for name, value in zip(FIELDS, key, strict=True) if value)
@@ -402,7 +402,7 @@ def _deployment() -> Deployment:
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return the product of two GPU matrices; options as :meth:`Deployment.gemm`."""
+    """Return the GEMM of two GPU matrices; options as :meth:`Deployment.gemm`."""
     found: torch.Tensor
     if _is_dynamo():
         found = _traced(a, b, **options)

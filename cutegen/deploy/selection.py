@@ -33,7 +33,7 @@ __all__ = [
     "widened",
 ]
 
-#: Where torch computes a plain product although there is a kernel for it: nowhere (beside entries and pieces
+#: Where torch computes a plain GEMM although there is a kernel for it: nowhere (beside entries and pieces
 #: that it won), or where a measurement says that it was faster.
 PINNED_FALLBACKS = ("none", "measured")
 
@@ -221,7 +221,7 @@ class Selection:
         return problem is not None and (answer.config is None or is_legal(answer.config, problem, self._arch))
 
     def _answer(self, problem: Problem) -> Answer:
-        """Return what the table answers; what torch computes without a kernel is a plain product."""
+        """Return what the table answers; what torch computes without a kernel is a plain GEMM."""
         space = find_space(problem.family, self._arch)
         answer = look_up(self._table, problem, space, self._sm_count, self._fallback)
         if answer.config is None and not find_family(problem.family).is_plain(problem):

@@ -68,8 +68,8 @@ def pin_table(
         problems: Further problems, answered from the table as a library call would be; so is every size of a
             range among them. Ranges of the table are pinned anyway.
         outside: What answers a call that is not pinned: ``none`` refuses it, ``torch`` computes a plain
-            product.
-        fallback: What answers a plain product that a table's entry or range holds: ``none`` its kernel,
+            GEMM.
+        fallback: What answers a plain GEMM that a table's entry or range holds: ``none`` its kernel,
             ``measured`` torch, where that was measured to be faster.
         cpp: Whether the folder also gets ``libcutegen_ops.so``, for C++ programs and packages of AOTInductor:
             the GEMMs as the operator ``cutegen_pinned::gemm`` in torch's stable ABI.
@@ -90,19 +90,7 @@ def pin_table(
         raise UsageError(f"fallback is {shown(fallback)}; valid: {', '.join(PINNED_FALLBACKS)}")
     source = Table.load(table)
     selection = Selection(source, kernels or Kernels(), fallback)
-    asked: dict[Problem | Range, None] = dict.fromkeys(problems)
-    held: list[Problem | Range] = [
-        entry.range for entry in source.ranges if not _is_within(entry.range, asked)
-    ]
-    known = [*source.entries, *held] if whole_table else []
-    left_out = _left_out([*asked, *known])
-    wanted = [problem for problem in dict.fromkeys([*known, *asked]) if problem not in left_out]
-    for problem in [*asked] if wanted else [*asked, *left_out]:
-        if problem in left_out:
-            raise PinError(f"{problem} cannot be pinned: {left_out[problem]}")
-    for item in wanted:
-        if isinstance(item, Range):
-            require_countable(item)
+    wanted, left_out = _wanted(source, problems, whole_table=whole_table)
     if not wanted:
         raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
     try:
@@ -119,6 +107,24 @@ def pin_table(
     for problem, why in left_out.items():
         leave_out(problem, why)
     return pinned
+
+
+def _wanted(
+    table: Table, problems: Iterable[Problem | Range], *, whole_table: bool
+) -> tuple[list[Problem | Range], dict[Problem | Range, str]]:
+    """Return what is to be pinned, and which entries of the table are left out, and why."""
+    asked: dict[Problem | Range, None] = dict.fromkeys(problems)
+    held = [entry.range for entry in table.ranges if not _is_within(entry.range, asked)]
+    known: list[Problem | Range] = [*table.entries, *held] if whole_table else []
+    left_out = _left_out([*asked, *known])
+    wanted = [problem for problem in dict.fromkeys([*known, *asked]) if problem not in left_out]
+    for problem in [*asked] if wanted else [*asked, *left_out]:
+        if problem in left_out:
+            raise PinError(f"{problem} cannot be pinned: {left_out[problem]}")
+    for item in wanted:
+        if isinstance(item, Range):
+            require_countable(item)
+    return wanted, left_out
 
 
 def _is_within(of: Range, others: Iterable[Problem | Range]) -> bool:
@@ -156,30 +162,11 @@ def _files(
     table: Path, fingerprint: Fingerprint, pinned: Sequence[Pinned | PinnedRange], outside: str, *, cpp: bool
 ) -> dict[str, bytes]:
     """Return the contents of the folder by name: the manifest first, the loader and its bytecode last."""
-    listed = {TABLE: table.read_bytes()}
     every = [each for item in pinned for each in (item.pinned if isinstance(item, PinnedRange) else [item])]
     artifacts = [item.artifact for item in every if item.artifact is not None]
-    for artifact in artifacts:
-        for name, path in (
-            (_library(artifact), artifact.shared_object),
-            (_source(artifact), artifact.source),
-        ):
-            data = path.read_bytes()
-            same = name == _source(artifact) and artifact.trace  # other text, which is traced to this kernel
-            if listed.setdefault(name, data) != data and not same:
-                raise PinError(
-                    f"two kernels of the cache are both called {artifact.symbol}; build them again"
-                )
     families = _families(pinned)
-    needed = {
-        FAMILY_CALLS: bool(families),
-        RANGE_LOOKUP: any(isinstance(item, PinnedRange) for item in pinned),
-        TRACED: bool(pinned),
-    }
-    parts: dict[str, bytes] = {}
-    for name in (name for name, wanted in needed.items() if wanted):
-        listed[name] = part_text(name)
-        parts |= bytecode(listed[name], name) if name != TRACED else {}  # who traces waits for seconds anyway
+    parts = _loader_parts(pinned, with_families=bool(families))
+    listed = {TABLE: table.read_bytes(), **_kernel_files(artifacts), **parts}
     hosts = {artifact.toolchain.host for artifact in artifacts}
     loader = loader_text()
     manifest: dict[str, Json] = {
@@ -198,7 +185,38 @@ def _files(
     manifest["files"] = {name: _sha256(data) for name, data in sorted(listed.items())}
     text = (json.dumps(manifest, indent=1) + "\n").encode()
     own = sealed(loader, text)
-    return {MANIFEST: text, **listed, **parts, LOADER: own, **bytecode(own)}
+    compiled: dict[str, bytes] = {}
+    for name, part in parts.items():
+        if name != TRACED:  # who traces waits for seconds anyway
+            compiled |= bytecode(part, name)
+    return {MANIFEST: text, **listed, **compiled, LOADER: own, **bytecode(own)}
+
+
+def _kernel_files(artifacts: Iterable[Artifact]) -> dict[str, bytes]:
+    """Return the libraries and sources of kernels by name.
+
+    Raises:
+        PinError: Two kernels have one name.
+    """
+    found: dict[str, bytes] = {}
+    for artifact in artifacts:
+        library, source = artifact.shared_object.read_bytes(), artifact.source.read_bytes()
+        same_library = found.setdefault(_library(artifact), library) == library
+        same_source = found.setdefault(_source(artifact), source) == source
+        # Several texts may be traced to one kernel, which ships with one of them.
+        if not (same_library and (same_source or artifact.trace)):
+            raise PinError(f"two kernels of the cache are both called {artifact.symbol}; build them again")
+    return found
+
+
+def _loader_parts(pinned: Sequence[Pinned | PinnedRange], *, with_families: bool) -> dict[str, bytes]:
+    """Return the files that the loader runs for some calls, as far as there are such calls."""
+    needed = {
+        FAMILY_CALLS: with_families,
+        RANGE_LOOKUP: any(isinstance(item, PinnedRange) for item in pinned),
+        TRACED: bool(pinned),
+    }
+    return {name: part_text(name) for name, wanted in needed.items() if wanted}
 
 
 def _called(manifest: Mapping[str, Any], objects: Mapping[str, Path]) -> dict[str, Path]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from cutegen.families.compiled import compile_for_one_problem
 from cutegen.families.declared import DeclaredProblem, rounding_error
 from cutegen.family import Baseline, Tensors
 
@@ -82,16 +83,6 @@ def allowed_error(problem: DeclaredProblem, output: str, want: torch.Tensor) -> 
     return allowed.add_(want.abs().mul_(_RELATIVE)).add_(_ABSOLUTE)
 
 
-def _compiled(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
-    """Return ``function`` compiled by torch for one problem."""
-    import torch
-
-    # Shapes that another problem compiled must not make this one's symbolic.
-    torch._dynamo.reset()
-    found: Callable[..., Tensors] = torch.compile(function, dynamic=False)
-    return found
-
-
 def eager_and_compiled(function: Callable[..., Tensors], *names: str) -> Mapping[str, Baseline]:
     """Return the baselines of an expression written down in torch: eager, and compiled for one problem.
 
@@ -103,7 +94,7 @@ def eager_and_compiled(function: Callable[..., Tensors], *names: str) -> Mapping
     def called(run: Callable[..., Tensors]) -> Baseline:
         return lambda inputs, outputs: run(*(inputs.tensors.get(name) for name in names))
 
-    return {"torch eager": called(function), "torch.compile": called(_compiled(function))}
+    return {"torch eager": called(function), "torch.compile": called(compile_for_one_problem(function))}
 
 
 #: For each knob of the kernels what it does and when it pays.

@@ -55,7 +55,6 @@ __all__ = [
 #: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
 SOURCES = ("cutegen", "operators")
 _ENTRY_POINTS = "cutegen.families"
-#: What a space imports from the space of another family.
 #: What a space imports: files of another folder, something of such a file, or something of one beside it.
 _OTHER_FILES = re.compile(r"^from \.\.(\w+) import (\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)$", re.MULTILINE)
 _OTHER_SPACE = re.compile(r"^from \.\.(\w+)\.(\w+) import", re.MULTILINE)

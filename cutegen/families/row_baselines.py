@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cutegen.families.compiled import compile_for_one_problem
 from cutegen.family import Baseline, Inputs, Tensors
 
 if TYPE_CHECKING:
@@ -18,11 +19,7 @@ Expression = Callable[[Mapping[str, Any], Mapping[str, float]], "dict[str, torch
 
 def eager_and_compiled(name: str, expression: Expression) -> Mapping[str, Baseline]:
     """Return ``expression`` as a baseline called ``torch NAME``, and what ``torch.compile`` makes of it."""
-    import torch
-
-    # Shapes that another problem compiled must not make this one's symbolic.
-    torch._dynamo.reset()
-    compiled: Any = torch.compile(expression, dynamic=False)
+    compiled = compile_for_one_problem(expression)
 
     def called(function: Expression) -> Baseline:
         def call(inputs: Inputs, outputs: Tensors) -> Tensors:

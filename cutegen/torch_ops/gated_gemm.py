@@ -59,7 +59,7 @@ def gated_gemm(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return ``act(x @ w_gate.T) * (x @ w_up.T)`` from one kernel, of Hopper.
 
-    Sums and the epilogue are in fp32 and every output is rounded once. Differentiable once: what the
+    Accumulation and the epilogue are in fp32 and every output is rounded once. Differentiable once: what the
     gradients need beside ``x`` and ``w`` is what ``return_pre`` returns, so a call that autograd records
     writes it too.
 
@@ -173,7 +173,7 @@ def _gradients(
     options: tuple[str, str],
     wanted: Sequence[bool],
 ) -> tuple[Any, Any, Any]:
-    """Return the gradients of ``x``, ``w`` and ``up``: of the gate, by its kernel, then of the products.
+    """Return the gradients of ``x``, ``w`` and ``up``: of the gate, by its kernel, then of the GEMMs.
 
     Args:
         grad: Of the result, None if nothing depends on it.

@@ -1,4 +1,4 @@
-"""Gated MLPs, known by what their forward traces to: the gate is part of the product before it, or a kernel.
+"""Gated MLPs, known by what their forward traces to: the gate is part of the GEMM before it, or a kernel.
 
 Where the layers before the gate are swapped and nothing else, one kernel computes them and the gate. Others
 are called as modules, so that their hooks, adapters, shards and parametrisations stay what they are.
@@ -64,7 +64,7 @@ class GatedCall(Call):
         if weights is None:
             return self._in_steps(x, *layers)
         return answered(
-            _product, lambda: self._in_steps(x, *layers), "a gated product", x, *weights, self.activation
+            _product, lambda: self._in_steps(x, *layers), "a gated GEMM", x, *weights, self.activation
         )
 
     def _in_steps(self, x: Any, gate: Any, up: Any = None) -> Any:
@@ -227,7 +227,7 @@ def _torch() -> Any:
 def gated_problems(module: Any, call: GatedCall) -> tuple[str, ...]:
     """Return the lines of what a gated MLP poses for one row before its last layer; none without a kernel.
 
-    Both that of its gate alone and that of the product with it: hooks and the like decide which is called.
+    Both that of its gate alone and that of the GEMM with it: hooks and the like decide which is called.
     """
     layer = module.get_submodule(call.gate)
     weight = getattr(layer, "weight", None)

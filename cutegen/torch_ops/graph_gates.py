@@ -1,4 +1,4 @@
-"""Gated products in graphs of Inductor: a product, or two, whose results are gated by an activation."""
+"""Gated GEMMs in graphs of Inductor: a GEMM, or two, whose results are gated by an activation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class GatedProduct:
     Attributes:
         activation: Of the gate.
         x: What both weights are multiplied with.
-        product: The product that holds the gate, and what it gates if that is one with it.
-        up: The product that is gated, if it is another one.
+        product: The GEMM that holds the gate, and what it gates if both are one GEMM.
+        up: The GEMM that is gated, if it is another one.
         last: The result.
     """
 
@@ -38,7 +38,7 @@ class GatedProduct:
 
 
 def gated_product(node: Any, known: Known) -> GatedProduct | None:
-    """Return the gated product of which a node is the product that holds the gate; None if there is none."""
+    """Return the gated GEMM of which a node is the GEMM that holds the gate; None if there is none."""
     if not _is_product(node):
         return None
     for source in (node, *_views(node)):
@@ -49,7 +49,7 @@ def gated_product(node: Any, known: Known) -> GatedProduct | None:
 
 
 def _is_product(node: Any) -> bool:
-    """Return whether a node is a product with the rows of a weight, as kernels of gated products read it."""
+    """Return whether a node is a GEMM with the rows of a weight, as kernels of gated GEMMs read it."""
     import torch
 
     if getattr(node, "target", None) is not torch.ops.aten.mm.default:
@@ -59,7 +59,7 @@ def _is_product(node: Any) -> bool:
 
 
 def _views(node: Any) -> Iterator[Any]:
-    """Yield a product's rows in more dimensions."""
+    """Yield the views of a GEMM's rows in more dimensions."""
     import torch
 
     aten = torch.ops.aten
@@ -69,7 +69,7 @@ def _views(node: Any) -> Iterator[Any]:
 
 
 def _packed(node: Any, source: Any, known: Known) -> GatedProduct | None:
-    """Return the gated product of two halves of a product's columns."""
+    """Return the gated GEMM of two halves of a GEMM's columns."""
     import torch
 
     for split in source.users:
@@ -88,7 +88,7 @@ def _packed(node: Any, source: Any, known: Known) -> GatedProduct | None:
 
 
 def _apart(node: Any, source: Any, known: Known) -> GatedProduct | None:
-    """Return the gated product of two products with the same rows, which nothing else reads."""
+    """Return the gated GEMM of two GEMMs with the same rows, which nothing else reads."""
     found = _gated(source)
     if found is None or any(len(each.users) > 1 for each in (node, found[2])):
         return None
@@ -105,7 +105,7 @@ def _apart(node: Any, source: Any, known: Known) -> GatedProduct | None:
 
 
 def _rows_of(node: Any) -> tuple[Any, ...]:
-    """Return a node if it is a view of a product's rows; else nothing."""
+    """Return a node if it is a view of a GEMM's rows; else nothing."""
     first = node.args[0] if node.args else None
     return tuple(_views(first)) if hasattr(first, "users") else ()
 
@@ -139,7 +139,7 @@ def _are_same(one: Any, other: Any) -> bool:
 
 
 def insert(found: GatedProduct, strides_matter: bool) -> None:
-    """Put the operator in the place of what it computes; a product that something else reads is written too.
+    """Put the operator in the place of what it computes; a GEMM that something else reads is written too.
 
     Args:
         found: What is computed.
@@ -180,7 +180,7 @@ def _complete(made: Any, arguments: tuple[Any, ...], results: list[Any], strides
 
 
 def _weight(graph: Graph, product: Any) -> Any:
-    """Return the rows of the weight of a product."""
+    """Return the rows of the weight of a GEMM."""
     import torch
 
     permute, columns = torch.ops.aten.permute.default, product.args[1]

@@ -26,7 +26,7 @@ __all__ = ["expected_mean", "grouped_gemm", "prepare", "scaled_grouped_gemm"]
 
 #: Elements along an axis that share a factor.
 _BLOCK = 128
-#: Operators by whether groups have a matrix each, then by whether products are gated.
+#: Operators by whether groups have a matrix each, then by whether GEMMs are gated.
 _operators = {
     (masked, gated): DeclaredOperator(family, state.default_dispatcher, state.workspaces)
     for masked, gated, family in (
@@ -52,16 +52,16 @@ def grouped_gemm(
     expected_rows: int | None = None,
     config: AnyConfig = None,
 ) -> torch.Tensor:
-    """Return the product of each group's rows of ``a`` with the group's matrix, in one launch.
+    """Return the GEMM of each group's rows of ``a`` with the group's matrix, in one launch.
 
     Experimental: its kernels were right in all checks on an H200; those with an activation were not timed
     yet.
 
     For group ``i`` and its rows ``r`` it is ``out[r] = a[r] @ b[i].T``. How many rows each group has is read
-    on the device only, so that a call needs no synchronisation and goes into CUDA graphs. Sums are in fp32
-    and rounded once. Rows of no group are neither read nor written: those of a new result are not
-    initialised, as with ``torch._grouped_mm(a, b.mT, offs=offs)``, which computes the same. There are no
-    gradients. With an activation it is the first half of a gated MLP of each group, as ``gated_gemm``.
+    on the device only, so that a call needs no synchronisation and goes into CUDA graphs. Accumulation is in
+    fp32 and results are rounded once. Rows of no group are neither read nor written: those of a new result
+    are not initialised, as with ``torch._grouped_mm(a, b.mT, offs=offs)``, which computes the same. There are
+    no gradients. With an activation it is the first half of a gated MLP of each group, as ``gated_gemm``.
 
     Args:
         a: (m, k) with ``offs``: the rows of all groups, one group after the other. (groups, m, k) with
@@ -72,15 +72,15 @@ def grouped_gemm(
         offs: (groups,) int32: where the rows of each group end, growing, at most m.
         counts: (groups,) int32: how many rows each group has, at most m. Instead of ``offs``. On the device,
             values outside of these bounds are taken as the nearest bound, and rows of two groups get the
-            product of either; those that are given on the host are checked.
+            result of either; those that are given on the host are checked.
         activation: Of gates, which what stands beside them is multiplied with: ``silu``, ``gelu``,
-            ``gelu_tanh`` or ``relu``; empty for plain products.
+            ``gelu_tanh`` or ``relu``; empty for plain GEMMs.
         layout: Of each matrix of ``b`` with an activation: ``halves``, the gate's rows first, or
             ``interleaved``, with them in even rows.
         out: Where the result goes, (m, n) or (groups, m, n) in the dtype of ``a``; no memory of another
             argument.
         tokens: How rows spread over the groups, by which a tuned kernel is chosen: ``uniform`` or ``zipf``.
-        expected_rows: With ``counts``, about how many rows a group has in the mean, by which a kernel is
+        expected_rows: With ``counts``, about how many rows a group has on average, by which a kernel is
             chosen; all of m if it is not given.
         config: Overrides the choice of kernel: a complete config, or its text ``knob=value ...``.
 
@@ -125,7 +125,7 @@ def scaled_grouped_gemm(
     tokens: str = "uniform",
     config: AnyConfig = None,
 ) -> torch.Tensor:
-    """Return fp8 products of each group's rows with the group's matrix, whose blocks of 128 have factors.
+    """Return fp8 GEMMs of each group's rows with the group's matrix, whose blocks of 128 have factors.
 
     Experimental, on Hopper. For group ``i`` and its rows ``r`` it is
     ``(scale_a * a)[r] @ (scale_b * b)[i].T``, each factor for a block of elements, in one launch as

@@ -81,7 +81,7 @@ def inductor_options(*, gates: bool = True) -> dict[str, Any]:
     Padding is off: kernels take any number of rows.
 
     Args:
-        gates: Whether the gate of an MLP becomes part of the product before it; else it is left to Inductor.
+        gates: Whether the gate of an MLP becomes part of the GEMM before it; else it is left to Inductor.
     """
     prepare()
     return {"post_grad_custom_pre_pass": _pass(gates), "shape_padding": False}
@@ -126,7 +126,7 @@ def _pass(gates: bool = True) -> Any:
             for node in list(graph.nodes):
                 call = _gemm_of(node) if node.op == "call_function" and node.users else None
                 if isinstance(call, str):
-                    fallbacks.count(f"a product of a compiled graph: {call}")
+                    fallbacks.count(f"a GEMM of a compiled graph: {call}")
                 elif call is not None:
                     _replace(node, *call)
             graph.lint()
@@ -138,7 +138,7 @@ def _pass(gates: bool = True) -> Any:
 
 
 def _replace_gated(graph: Graph) -> None:
-    """Put one operator in the place of products and the gate behind them, where kernels take the operands."""
+    """Put one operator in the place of GEMMs and the gate behind them, where kernels take the operands."""
     for node in list(graph.nodes):
         found = gated_product(node, _known) if node.users else None
         if found is None:
@@ -174,7 +174,7 @@ def _gemm_of(node: Node) -> tuple[Any, Any, dict[str, Any]] | str | None:
 
 
 def _scaled(node: Node) -> tuple[Any, Any, dict[str, Any]] | str:
-    """Return the same of a product of fp8 operands with one scale each, contiguous along k."""
+    """Return the same of a GEMM of fp8 operands with one scale each, contiguous along k."""
     import torch
 
     names = [argument.name for argument in torch.ops.aten._scaled_mm.default._schema.arguments]
@@ -298,7 +298,7 @@ def _fit_in_any_layout(*matrices: torch.Tensor) -> bool:
     """Return whether kernels read operands however their rows and columns lie.
 
     Then Inductor may choose. Where it must keep strides, it copies a view of what it has not yet computed,
-    once for each operator: the gradient of a layer's output, which two products read, was written twice.
+    once for each operator: the gradient of a layer's output, which two GEMMs read, was written twice.
     """
     return all(
         _known(size * matrix.element_size() % _ROW_BYTES == 0)

@@ -109,7 +109,7 @@ def unfit(x: Any, w: Any, bias: Any) -> str:
 
 
 def plain_weight(layer: Any) -> Any:
-    """Return the weight of a layer of which a kernel may compute more than the product; else None.
+    """Return the weight of a layer of which a kernel may compute more than the GEMM; else None.
 
     It is swapped and nothing else: no hooks listen, nobody has put a class above it or parametrised it, there
     is no bias, its weight is one tensor in memory, and autograd adds the gradient to no other one.

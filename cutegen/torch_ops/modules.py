@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Swapped", "optimize", "prepare", "restore", "restore_one"]
 
 _NOT_WANTED = "filter_fn said no"
-_NO_FUNCTION = "no function beside the classes of the model turns queries and keys by its tables"
+_NO_FUNCTION = "no function beside the classes of the model rotates queries and keys by its tables"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Swapped:
         layers: Names of the linear layers that call cutegen now.
         norms: Names of the norms that do.
         gates: Names of the gated MLPs that do.
-        ropes: Names of the modules by whose tables queries and keys are turned by cutegen.
+        ropes: Names of the modules by whose tables queries and keys are rotated by cutegen.
         skipped: Names of others of these kinds, with the reason.
     """
 
@@ -61,11 +61,11 @@ def optimize(
       the same, tried on three rows, call :func:`cutegen.rms_norm`.
     - Modules of two or three linear layers whose forward, traced, is ``down(act(gate(x)) * up(x))``, or the
       same with gate and up in one layer, call :func:`cutegen.gated_gemm` for all but their last layer, on
-      GPUs that have its kernels; elsewhere, and where these layers are more than products (a bias, hooks,
+      GPUs that have its kernels; elsewhere, and where these layers are more than GEMMs (a bias, hooks,
       adapters, ``fuse_wgrad``), :func:`cutegen.gated` between their layers. ``act`` is silu, gelu in both
       forms, or relu.
-    - Queries and keys are turned by :func:`cutegen.rope` where a module without parameters makes the tables,
-      from positions, and a function (q, k, cos, sin, ...) turns by them, as in Transformers. The module is
+    - Queries and keys are rotated by :func:`cutegen.rope` where a module without parameters makes the tables,
+      from positions, and a function (q, k, cos, sin, ...) rotates by them, as in Transformers. The module is
       tried and its tables are marked; the function is tried, and replaced in the namespace of the model's
       classes by one that asks whether tables are marked, and is itself for those of other models.
 

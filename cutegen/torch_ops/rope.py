@@ -62,7 +62,7 @@ def rope(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries and keys with rotary position embedding, in one launch.
 
-    The first ``2 * pairs`` elements of every head are turned in pairs, the others are copied. Arithmetic is
+    The first ``2 * pairs`` elements of every head are rotated in pairs, the others are copied. Arithmetic is
     in fp32 and results are rounded once. Differentiable once in ``q`` and ``k``, unless norms are taken.
 
     Args:
@@ -116,7 +116,7 @@ def rope_(
     """As :func:`rope`, in place: ``q`` and ``k`` hold the results and are returned.
 
     They may be parts of one tensor, such as a packed projection, of which the rest stays what it is. What is
-    not turned is not read either, unless norms are taken. There are no gradients.
+    not rotated is not read either, unless norms are taken. There are no gradients.
     """
     call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
     if _no_tokens(q):

@@ -1,4 +1,4 @@
-"""Rotary embeddings of models: a module that makes tables, and the function that turns heads by them.
+"""Rotary embeddings of models: a module that makes tables, and the function that rotates heads by them.
 
 Tables of models hold every cosine twice, once for each half of a head, which no call of the function shows.
 So the module that makes them is tried, and marks what it makes; and the function, which code of the model
@@ -32,7 +32,7 @@ _WHAT = "a rotary embedding"
 _MARK = "_cutegen_halves"
 #: On a function that asks: the function that it stands for.
 _ORIGINAL = "_cutegen_original"
-#: How functions that turn call what they take.
+#: How functions that rotate call what they take.
 _TAKEN = ["q", "k", "cos", "sin"]
 #: At these places a module that makes tables is tried.
 _PLACES = [0, 1, 7, 300, 2049]
@@ -88,7 +88,7 @@ def _tables(module: torch.nn.Module) -> tuple[list[tuple[int, ...]], bool] | Non
 
 
 def let_functions_ask(model: torch.nn.Module) -> int:
-    """Let the functions by which the code of ``model`` turns queries and keys ask whether tables are marked.
+    """Let the functions by which code of ``model`` rotates queries and keys ask whether tables are marked.
 
     Returns:
         How many there are in the namespaces of its classes, those that ask already included.
@@ -119,7 +119,7 @@ def _parameters(function: FunctionType) -> dict[str, inspect.Parameter]:
 
 
 def _turns(function: FunctionType) -> bool:
-    """Return whether a function turns queries and keys, tried in fp64 with heads on any axis it takes."""
+    """Return whether a function rotates queries and keys, tried in fp64 with heads on any axis it takes."""
     parameters = _parameters(function)
     more = list(parameters.values())[len(_TAKEN) :]
     if list(parameters)[: len(_TAKEN)] != _TAKEN or any(p.default is p.empty for p in more):
@@ -130,7 +130,7 @@ def _turns(function: FunctionType) -> bool:
 
 
 def _turns_on(function: FunctionType, axis: int, by_default: bool) -> bool:
-    """Return whether a function turns heads on an axis, which it is told unless that is its default."""
+    """Return whether a function rotates heads on an axis, which it is told unless that is its default."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -160,12 +160,12 @@ def _axis(parameters: dict[str, inspect.Parameter]) -> Any:
 
 
 def _asking(original: FunctionType) -> Callable[..., Any]:
-    """Return what stands for a function that turns."""
+    """Return what stands for a function that rotates."""
     parameters = _parameters(original)
     names, default = list(parameters)[len(_TAKEN) :], _axis(parameters)
 
     @wraps(original)
-    def turn(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+    def rotate(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         if torch.compiler.is_compiling() or not _marked(cos) or not _marked(sin):
@@ -186,8 +186,8 @@ def _asking(original: FunctionType) -> Callable[..., Any]:
             *(q, k, cos, sin, axis),
         )
 
-    setattr(turn, _ORIGINAL, original)
-    return turn
+    setattr(rotate, _ORIGINAL, original)
+    return rotate
 
 
 def _marked(table: Any) -> bool:
@@ -222,5 +222,5 @@ def _by_cutegen(q: Any, k: Any, cos: Any, sin: Any, axis: int) -> tuple[Any, Any
         cos, sin = cos[0], sin[0]  # the same places in every text
     if axis == 2:
         return rope(q, k, cos, sin)
-    turned = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-    return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+    rotated = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    return rotated[0].transpose(1, 2), rotated[1].transpose(1, 2)

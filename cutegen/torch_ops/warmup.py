@@ -128,7 +128,7 @@ def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tupl
 def _launch_all(
     dispatcher: Dispatcher, warmed: Warming, index: int, observe: Callable[[Warming], None]
 ) -> Warming:
-    """Launch every kernel that is ready once on GPU ``index``, and torch's own product there."""
+    """Launch every kernel that is ready once on GPU ``index``, and torch's own GEMM there."""
     import torch
 
     for count, each in enumerate(warmed.ready, 1):

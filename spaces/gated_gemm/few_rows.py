@@ -1,7 +1,7 @@
-"""Which kernels for gated products of few rows exist: those of the GEMM whose warps have pairs of columns.
+"""Which kernels for gated GEMMs of few rows exist: those of the GEMM whose warps have pairs of columns.
 
-A gated product reads as many weights as the GEMM with all their rows, so rules, resources and knobs are the
-GEMM's, asked about that product. Of the columns of a warp every other one is a gate.
+A gated GEMM reads as many weights as the plain GEMM with all their rows, so rules, resources and knobs are
+those of that GEMM. Of the columns of a warp every other one is a gate.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
 
 
 def build_space(arch: Arch) -> Space:
-    """Return the space of gated products of few rows bound to ``arch``."""
+    """Return the space of gated GEMMs of few rows bound to ``arch``."""
     return Space(
         family="gated_gemm",
         arch=arch,

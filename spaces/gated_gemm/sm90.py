@@ -1,7 +1,7 @@
-"""Which Hopper configs of gated products exist: those of the GEMM whose tiles have a half for the gates.
+"""Which Hopper configs of gated GEMMs exist: those of the GEMM whose tiles have a half for the gates.
 
-A gated product costs what a GEMM with all rows of the weights costs, so rules, resources and defaults are the
-GEMM's, asked about that product. ``tile_shape_mn`` is the tile of the MMA: along the weights half of it is a
+A gated GEMM costs what a plain GEMM with all rows of the weights costs, so rules, resources and defaults are
+those of that GEMM. ``tile_shape_mn`` is the tile of the MMA: along the weights half of it is a
 tile of the output.
 """
 
@@ -20,10 +20,10 @@ from ..gemm.hopper_resources import SLAB, accumulators
 from ..gemm.shared import RUN_TIME_KNOBS, compile_view
 
 DOMAINS = {knob: values for knob, values in gemm.DOMAINS.items() if knob != "reduction"}
-"""Those of the GEMM, without sums in the order of their arrival."""
+"""Those of the GEMM; partial sums are never added in order of arrival."""
 LONG = (4, 1)
 """A cluster that is no default. Source: for Llama-3's weights and 1 to 16 rows, kernels of such clusters,
-which the GEMM's fit foretells to be the fastest, took 1.02 to 1.05 times as long as those of one block
+which the GEMM's fit predicts to be the fastest, took 1.02 to 1.05 times as long as those of one block
 (``docs/results/gated_gemm.json``)."""
 
 
@@ -60,7 +60,7 @@ def two_tensors_leave_registers(tile_shape_mn: tuple[int, int], mma_warpgroups: 
 
 
 def of_gemm(rule: Rule) -> Rule:
-    """Return a rule of the GEMM, asked about the product inside a gated one."""
+    """Return a rule of the GEMM, asked about the plain GEMM inside a gated one."""
     if "problem" not in rule.context:
         return rule
     return replace(rule, holds=lambda problem, **values: rule.holds(problem=plain_gemm(problem), **values))
@@ -120,14 +120,14 @@ def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
 def _is_tall(config: Config) -> bool:
     """Return whether swapped tiles have 256 rows, as many become by having two halves.
 
-    Source: on 6 of 7 untuned problems of which the GEMM's fit foretold these to be the fastest, they took
+    Source: on 6 of 7 untuned problems for which the GEMM's fit predicted these to be the fastest, they took
     1.05 to 1.16 times as long as others on an H200.
     """
     return config.flag("swap_ab") and config.pair("tile_shape_mn")[0] == 256
 
 
 def build_space(arch: Arch) -> Space:
-    """Return the space of gated products on Hopper bound to ``arch``."""
+    """Return the space of gated GEMMs on Hopper bound to ``arch``."""
     return Space(
         family="gated_gemm",
         arch=arch,

@@ -1,4 +1,4 @@
-"""Which kernels for products of few rows exist, which are legal, and what follows from each of them.
+"""Which kernels for GEMMs of few rows exist, which are legal, and what follows from each of them.
 
 They use no tensor cores: with at most 4 rows of A the time is that of reading B, once, and a thread can do
 its multiplications while it waits for memory. What decides is how many bytes a multiprocessor has under way.
@@ -62,7 +62,7 @@ def column_warps(threads_per_cta: int, warps_along_k: int) -> int:
 
 
 def registers(rows_per_cta: int, columns_per_warp: int, unroll: int) -> int:
-    """Return about how many registers a thread takes: those for loads, of A too, for sums and for addresses.
+    """Return about how many registers a thread takes: for loads, of A too, accumulators and addresses.
 
     Source: fitted to what ptxas took for 71 kernels; off by 14 in the root mean square.
     """

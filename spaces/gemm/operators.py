@@ -59,7 +59,7 @@ def output_rows_are_aligned(problem: Problem) -> bool:
 
 
 def sums_are_not_promoted(problem: Problem) -> bool:
-    """The operators leave fp8 sums in the tensor cores; promoted ones are for cutegen's own kernels."""
+    """The operators leave fp8 accumulators in the tensor cores; promote is for cutegen's own kernels."""
     return not problem.promote
 
 
@@ -69,7 +69,7 @@ def bytes_lie_along_k(problem: Problem) -> bool:
 
 
 def integer_sums_stay_exact(problem: Problem) -> bool:
-    """The operators store sums of int8 products as int32 or fp32, in no 16-bit type."""
+    """The operators store int8 GEMMs as int32 or fp32, in no 16-bit type."""
     return problem.ab_dtype != "int8" or DTYPE_BYTES[problem.out_dtype] == 4
 
 

@@ -4,7 +4,7 @@
 share it, half of its rows each; with ``swap_ab`` its first number runs along n of the problem and its
 second along m. Kernels of this space were compiled and inspected, but are untested on hardware.
 
-``promote`` asks for nothing more here: sums of fp8 products stay in tensor memory, where users of a B200 saw
+``promote`` asks for nothing more here: fp8 accumulators stay in tensor memory, where users of a B200 saw
 25 bits of fraction (DeepGEMM issue 176), against the 13 for which Hopper's are promoted.
 """
 
@@ -126,8 +126,8 @@ def epilogue_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> in
 def tmem_columns(mma_tiler_mn: tuple[int, int], use_2cta_instrs: bool) -> int:
     """Return the columns of tensor memory to allocate.
 
-    A column of sums fills the 128 lanes of one; with 64 rows per block two share it, the other tile's of a
-    lone block, the other half's of a pair (PTX ISA, tcgen05 data path layouts).
+    A column of accumulators fills the 128 lanes of one; with 64 rows per block two share it, the other tile's
+    of a lone block, the other half's of a pair (PTX ISA, tcgen05 data path layouts).
     """
     rows, columns = block_tile(mma_tiler_mn, use_2cta_instrs)
     return tmem_allocation(ACC_STAGES * columns // (128 // rows))

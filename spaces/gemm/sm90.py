@@ -453,7 +453,7 @@ def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
         return Launch(scalars, 0)
     blocks = padded_blocks(tile, cluster, swap, problem)
     if config["reduction"] == "arrival":
-        # One set of sums, and a counter for each warp that multiplies.
+        # One set of partial sums, and a counter for each warp that multiplies.
         counters = blocks * config.integer("mma_warpgroups") * 4
         return Launch((*scalars, split_k), (blocks * tile[0] * tile[1] + counters) * 4, zeroed=True)
     return Launch((*scalars, split_k), _workspace_bytes(tile, cluster, swap, split_k, problem))

@@ -1,7 +1,7 @@
 """Which configs of fp8 GEMMs with factors of blocks exist on Hopper, which are legal, and what follows.
 
-Kernels and knobs are those of the GEMM (``spaces/gemm/sm90.py``). What differs: sums leave the tensor cores
-after every block of 128 terms, into a second set of registers.
+Kernels and knobs are those of the GEMM (``spaces/gemm/sm90.py``). What differs: accumulators leave the tensor
+cores after every block of 128 terms, into a second set of registers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..gemm.hopper_resources import SLAB, accumulators
 from ..gemm.shared import RUN_TIME_KNOBS, compile_view
 
 MOST_SUMS = 192
-"""Registers of sums that a thread may hold; more spill."""
+"""Accumulators that a thread may hold, in registers; more spill."""
 MOST_SUMS_OF_THREE = 128
 """The same with three warpgroups that multiply."""
 
@@ -65,7 +65,7 @@ def runs_ahead(tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int,
 
 
 def _sums(tile_shape_mn: tuple[int, int], mma_warpgroups: int, swap_ab: bool, sets: int) -> int:
-    """Registers of a thread's sums, of ``sets`` sets of those that are being multiplied, and of factors."""
+    """Registers of a thread's accumulators, of ``sets`` sets that MMAs write, and of factors."""
     of_factors = tile_shape_mn[1] // 4 if swap_ab else 0
     return accumulators(tile_shape_mn, mma_warpgroups) + sets * tile_shape_mn[1] // 2 + of_factors
 
@@ -92,9 +92,10 @@ def blocks_of_b(tile_shape_mn: tuple[int, int], swap_ab: bool) -> int:
 def sums_fit_registers(
     tile_shape_mn: tuple[int, int], tile_k: int, mma_warpgroups: int, swap_ab: bool
 ) -> bool:
-    """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) sums, tile_n / 2 of the 128 terms that are
-    being multiplied, and with swap_ab tile_n / 4 factors: at most 192 together, 128 with three warpgroups.
-    With tile_k of 256 the next 128 terms are multiplied meanwhile, which takes tile_n / 2 more."""
+    """A thread keeps tile_m * tile_n / (128 * mma_warpgroups) accumulators, tile_n / 2 of the 128 terms that
+    are being multiplied, and with swap_ab tile_n / 4 factors: at most 192 together, 128 with three
+    warpgroups. With tile_k of 256 the next 128 terms are multiplied meanwhile, which takes tile_n / 2
+    more."""
     limit = _most_sums(mma_warpgroups)
     sums = _sums(tile_shape_mn, mma_warpgroups, swap_ab, 1)
     return sums <= limit and (

@@ -49,7 +49,7 @@ SCALE_LANES = 32
 """Rows of tensor memory that hold scale factors, copied to all four quarters. Source: PTX ISA, tcgen05
 scale factor layouts."""
 EPI_COLUMNS = 32
-"""Columns that leave tensor memory at once: 32 sums for each of 128 threads."""
+"""Columns that leave tensor memory at once: 32 accumulators for each of 128 threads."""
 MOST_SHARERS = 4
 """Blocks of a cluster that each load a part of the same 512 bytes of scale factors: TMA writes to multiples
 of 128 bytes of shared memory (PTX ISA, tensor copies)."""
@@ -103,7 +103,7 @@ def scale_columns(rows: int, ab_dtype: str) -> int:
 
 
 def tmem_use(mma_tiler_mn: tuple[int, int], ab_dtype: str, arch: Arch) -> tuple[int, int]:
-    """Return stages of sums and columns of tensor memory in use: two tiles of sums unless one must do."""
+    """Return accumulator stages and columns of tensor memory in use: two tiles unless one must do."""
     scales = scale_columns(MMA_ROWS + scale_rows(mma_tiler_mn[1]), ab_dtype)
     stages = 2 if 2 * mma_tiler_mn[1] + scales <= arch.tmem_columns else 1
     return stages, stages * mma_tiler_mn[1] + scales

@@ -1,4 +1,4 @@
-"""The configs of grouped gated products of a matrix for each group: grouped GEMMs, tiles of two halves."""
+"""The configs of grouped gated GEMMs of a matrix for each group: grouped GEMMs, tiles of two halves."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from ..grouped_gemm.sm90 import build
 
 
 def build_space(arch: Arch) -> Space:
-    """Return the space of such products bound to ``arch``."""
+    """Return the space of such GEMMs bound to ``arch``."""
     return build("grouped_gated_gemm_masked", arch, Rule.of(halves_fit_the_tile))

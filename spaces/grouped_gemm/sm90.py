@@ -167,7 +167,7 @@ GEMM_RULES = (
 
 def derive(config: Config, problem: Any, arch: Arch, beside_tiles: int = 0) -> dict[str, Value]:
     """Return what follows for the GEMM, with less shared memory, and the groups that a thread counts; a tile
-    of a gated product stores half of its columns if these are not rows of the result. A stage holds
+    of a gated GEMM stores half of its columns if these are not rows of the result. A stage holds
     ``beside_tiles`` bytes beside tiles of A and B."""
     columns = config.pair("tile_shape_mn")[1]
     stored = columns // 2 if activation_of(problem) and not config.flag("swap_ab") else columns
@@ -196,7 +196,7 @@ def with_few_tiles(config: Config, problem: Any) -> Config:
 
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
-    """Yield the GEMM's, or those of gated products, without those that cut k, then our own."""
+    """Yield the GEMM's, or those of gated GEMMs, without those that cut k, then our own."""
     one = batched_gemm(problem)
     theirs = gated.default_candidates(one) if activation_of(problem) else gemm.default_candidates(one)
     own = (_of_product(with_gemm_knobs(knobs), problem) for knobs in _own(problem))
@@ -210,7 +210,7 @@ def _own(problem: Any) -> Iterator[dict[str, Value]]:
 
 
 def _of_product(config: Config, problem: Any) -> Config | None:
-    """Return a config of the GEMM for plain products, or for gated ones, if there is one like it."""
+    """Return a config of the GEMM for grouped GEMMs, plain or gated, if there is one like it."""
     changed = gated.halved(config) if activation_of(problem) else config
     return None if changed is None else without_gemm_knobs(changed)
 

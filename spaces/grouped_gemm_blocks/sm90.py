@@ -1,6 +1,6 @@
-"""The configs of grouped fp8 GEMMs with factors of blocks: those of grouped GEMMs whose sums fit registers.
+"""The configs of grouped fp8 GEMMs with factors of blocks: grouped GEMMs whose accumulators fit registers.
 
-What a tile's sums and factors take is judged as for one such GEMM (``spaces/gemm_blocks/sm90.py``).
+What a tile's accumulators and factors take is judged as for one such GEMM (``spaces/gemm_blocks/sm90.py``).
 """
 
 from __future__ import annotations

@@ -44,6 +44,17 @@ def _unpacked(
     return low, high
 
 
+def _packed(dgate: torch.Tensor, dup: torch.Tensor, layout: str) -> dict[str, torch.Tensor]:
+    """Return the gradients as outputs, in the layout of what they are of."""
+    import torch
+
+    if layout == "split":
+        return {"dgate": dgate, "dup": dup}
+    if layout == "halves":
+        return {"dx": torch.cat([dgate, dup], -1)}
+    return {"dx": torch.stack([dgate, dup], -1).flatten(-2)}
+
+
 def _reference(
     x: torch.Tensor | None,
     gate: torch.Tensor | None,
@@ -63,15 +74,9 @@ def _reference_backward(
     activation: str,
     layout: str,
 ) -> dict[str, torch.Tensor]:
-    import torch
-
     gates, ups = _unpacked(x, gate, up, layout)
     dgate, dup = dout * ups * slope(activation, gates), dout * activated(activation, gates)
-    if layout == "split":
-        return {"dgate": dgate, "dup": dup}
-    if layout == "halves":
-        return {"dx": torch.cat([dgate, dup], -1)}
-    return {"dx": torch.stack([dgate, dup], -1).flatten(-2)}
+    return _packed(dgate, dup, layout)
 
 
 def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
@@ -87,8 +92,6 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
 
 def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     """Return the gradients written down in torch: eager by autograd's formulas, and compiled."""
-    import torch
-
     activation, layout = str(problem.activation), str(problem.layout)
 
     def gradients(
@@ -99,11 +102,7 @@ def _baselines_backward(problem: DeclaredProblem) -> Mapping[str, Baseline]:
     ) -> dict[str, torch.Tensor]:
         gates, ups = _unpacked(x, gate, up, layout)
         dgate, dup = chain_rule(activation, dout * ups, gates), dout * activated(activation, gates)
-        if layout == "split":
-            return {"dgate": dgate, "dup": dup}
-        if layout == "halves":
-            return {"dx": torch.cat([dgate, dup], -1)}
-        return {"dx": torch.stack([dgate, dup], -1).flatten(-2)}
+        return _packed(dgate, dup, layout)
 
     return eager_and_compiled(gradients, "dout", "x", "gate", "up")
 

@@ -1,7 +1,7 @@
-"""Gated products as a declared family: ``out = act(x @ w_gate.T) * (x @ w_up.T)`` in one kernel.
+"""Gated GEMMs as a declared family: ``out = act(x @ w_gate.T) * (x @ w_up.T)`` in one kernel.
 
-The rows of both weights are in one ``w``: the gate's above the other's, or by turns. Sums and the epilogue
-are in fp32, the result is rounded once.
+The rows of both weights are in one ``w``: the gate's above the other's, or interleaved. Accumulation and the
+epilogue are in fp32, the result is rounded once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from cutegen.arch import Arch
 from cutegen.dtypes import TMA_ALIGN_BYTES
 from cutegen.errors import ProblemError
+from cutegen.families.compiled import compile_for_one_problem
 from cutegen.families.declared import (
     DeclaredFamily,
     DeclaredProblem,
@@ -68,7 +69,7 @@ def _reference(
     activation: str,
     layout: str,
 ) -> dict[str, torch.Tensor]:
-    """Return outputs in fp64, and how far sums in fp32 and the activation's evaluation may move them."""
+    """Return outputs in fp64, and how far fp32 accumulation and evaluating the activation may move them."""
     from cutegen.families.gemm.reference import EVALUATION, SLOPE, sum_error
     from cutegen.families.gemm.stand_in import activation as function_of
 
@@ -93,7 +94,7 @@ def _tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> tor
 
 
 def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
-    """Return the product with a compiled gate behind it, and both compiled together."""
+    """Return the GEMM with a compiled gate behind it, and both compiled together."""
     import torch
 
     from cutegen.families.gemm.stand_in import activation as function_of
@@ -108,15 +109,10 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
         products = [x @ w.T for w in weights]
         return gated(products), torch.cat(products, -1) if problem.pre else None
 
-    def compiled(function: object) -> object:
-        # Shapes that another problem compiled must not make this one's symbolic.
-        torch._dynamo.reset()
-        return torch.compile(function, dynamic=False)  # type: ignore[call-overload]
-
     def weights(inputs: Inputs) -> list[torch.Tensor]:
         return [inputs.tensors[name] for name in ("w", "gate", "up") if name in inputs.tensors]
 
-    gate_compiled, whole_compiled = compiled(gated), compiled(whole)
+    gate_compiled, whole_compiled = compile_for_one_problem(gated), compile_for_one_problem(whole)
 
     def in_two(inputs: Inputs, outputs: Tensors) -> Tensors:
         x, given, both = inputs.tensors["x"], weights(inputs), outputs.get("pre")
@@ -124,11 +120,11 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
             both = x.new_empty((len(x), 2 * problem.n))
         rooms = [None] * len(given) if both is None else both.chunk(len(given), -1)
         products = [torch.mm(x, w.T, out=room) for w, room in zip(given, rooms, strict=True)]
-        out = gate_compiled(products)  # type: ignore[operator]
+        out = gate_compiled(products)
         return {"out": out} if both is None else {"out": out, "pre": both}
 
     def in_one(inputs: Inputs, outputs: Tensors) -> Tensors:
-        out, both = whole_compiled(inputs.tensors["x"], *weights(inputs))  # type: ignore[operator]
+        out, both = whole_compiled(inputs.tensors["x"], *weights(inputs))
         return {"out": out, "pre": both} if problem.pre else {"out": out}
 
     return {"torch.mm, torch.compile": in_two, "torch.compile": in_one}
@@ -140,7 +136,7 @@ _NAMES = (
     "warps_along_k unroll cluster_k"
 )
 _KNOBS = {knob: KNOBS[knob] for knob in _NAMES.split()}
-#: What the knob ``tile_shape_mn`` of gated products means beside what it means of others.
+#: What the knob ``tile_shape_mn`` of gated GEMMs means beside what it means of others.
 HALF_IS_GATES = " Half of its columns, of its rows with swap_ab, are gates; the output has half as many."
 _KNOBS["tile_shape_mn"] += HALF_IS_GATES
 _KNOBS["columns_per_warp"] += " Half of them are gates; the output has half as many."
@@ -170,7 +166,7 @@ class GatedGemm(DeclaredFamily):
         return [tail for tail in found if tail.signature == problem.signature]
 
     def stand_in(self, problem: DeclaredProblem) -> StandIn:
-        """Return torch's product and the rest in fp32, rounded once."""
+        """Return torch's GEMM and the rest in fp32, rounded once."""
         from cutegen.families.gemm.stand_in import activation as function_of
         from cutegen.families.gemm.stand_in import exact_product
 
@@ -190,7 +186,7 @@ class GatedGemm(DeclaredFamily):
         return GatedGemmStrategy.of(arch, algorithm)
 
     def is_fitted(self, problem: DeclaredProblem, arch: Arch) -> bool:
-        """Return whether a recorded sweep says how fast such products are."""
+        """Return whether a recorded sweep says how fast such GEMMs are."""
         return GEMM.is_fitted(plain_gemm(problem), arch)
 
     def files(self) -> Sequence[Path]:

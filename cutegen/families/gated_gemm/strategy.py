@@ -1,4 +1,4 @@
-"""The GEMM's performance models, asked about gated products: they cost as a GEMM with twice the columns."""
+"""The GEMM's performance models, asked about gated GEMMs: they cost as a GEMM with twice the columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutegen.space import Config, Space
 __all__ = ["GatedGemmStrategy"]
 
 #: So many default candidates are compared where there are many rows. There swapped tiles take longer than
-#: those of a plain product: 1.02, 1.03 and 1.05 times as long as the same tile unswapped, which by the GEMM's
+#: those of a plain GEMM: 1.02, 1.03 and 1.05 times as long as the same tile unswapped, which by the GEMM's
 #: fit takes as long. Source: 1024 and 4096 rows of Llama-3 on an H200 (docs/results/gated_gemm.json).
 _LOOKED_AT, _MANY_ROWS, _SWAPPED = 6, 2048, 1.03
 

@@ -190,7 +190,7 @@ class GemmFamily(Family):
         return not (epilogue.scale or epilogue.activation) and (not epilogue.bias or adds_bias)
 
     def is_library_calls(self, problem: Problem) -> bool:
-        """Return whether such a call and an activation compute it: the product is rounded in between."""
+        """Return whether such a call and an activation compute it: the GEMM is rounded in between."""
         linear = replace(problem, epilogue=replace(problem.epilogue, activation=""))
         return self.is_library_call(linear)
 
@@ -254,7 +254,7 @@ class GemmFamily(Family):
         return make_baselines(problem, inputs, outputs)
 
     def stand_in(self, problem: Problem) -> StandIn | None:
-        """Return torch's product, with the epilogue in fp32; None for operands that no torch dtype holds."""
+        """Return torch's GEMM, with the epilogue in fp32; None for operands that no torch dtype holds."""
         from cutegen.families.gemm.stand_in import make_stand_in
 
         return make_stand_in(problem, plain=self.is_library_call(problem))
@@ -278,10 +278,10 @@ class GemmFamily(Family):
     def fused_us(self, problem: Problem) -> float:
         """Return what a bias, an activation and reading C add.
 
-        Source: 106 such products in four runs on an H200, beside what the fit to plain products says. Up to
+        Source: 106 such GEMMs in four runs on an H200, beside what the fit to plain GEMMs says. Up to
         32 rows each of the three added 0.3 to 0.6 us in the median; beyond, a bias 1.3 us, C 2 to 3 us and
-        reading it. Bias and silu together added 0.3 to 0.4 us to products of up to 14 us, and 4.6 and
-        9.6 us to 289 and 1448 rows of 18992x2048; with a longer k they hide behind the product.
+        reading it. Bias and silu together added 0.3 to 0.4 us to GEMMs of up to 14 us, and 4.6 and
+        9.6 us to 289 and 1448 rows of 18992x2048; with a longer k they hide behind the GEMM.
         """
         few, epilogue = problem.m <= _FEW_ROWS, problem.epilogue
         elements = problem.m * problem.n * problem.batch
@@ -297,14 +297,14 @@ class GemmFamily(Family):
     def doubt(self, problem: Problem) -> float:
         """Return more than 1 where A is contiguous along m.
 
-        Source: on 152 such products on an H200, each (n, k) left out of the fits, expected ratios of times
+        Source: on 152 such GEMMs on an H200, each (n, k) left out of the fits, expected ratios of times
         are off by 15 %, on 1476 others by 7 %. Believed from a lead of 2 % on, like others, they come to
         1.015 of torch.mm in the geometric mean, and 4.6 % are under 0.85; from 12 % on to 1.028, and 0.7 %.
         """
         return _DOUBT_ALONG_M if problem.layout[0] == "m" else 1.0
 
     def is_fitted(self, problem: Problem, arch: Arch) -> bool:
-        """Return whether the recorded sweep says how fast such products are: 16 bits on Hopper."""
+        """Return whether the recorded sweep says how fast such GEMMs are: 16 bits on Hopper."""
         return self.name == "gemm" and is_fitted(problem, arch)
 
     def accuracy(self, arch: Arch) -> str:

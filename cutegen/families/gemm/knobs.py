@@ -27,7 +27,7 @@ KNOBS = {
         "other. Pays where k is short or power limits; tiles must fit one warpgroup."
     ),
     "swap_ab": (
-        "Compute the transposed product, so that m lies along the columns of the MMA, which can be as few "
+        "Compute the transposed GEMM, so that m lies along the columns of the MMA, which can be as few "
         "as 8. Pays for small m; tile_shape_mn then counts rows along n."
     ),
     "use_tma_store": (
@@ -83,7 +83,7 @@ KNOBS = {
     ),
     "threads_per_cta": (
         "Of few_rows: threads of a CTA. Small CTAs leave a multiprocessor one by one, so that it is never "
-        "without loads; large ones share the sums of deep k."
+        "without loads; large ones share the accumulation of deep k."
     ),
     "columns_per_warp": (
         "Of few_rows: columns of B that a warp reads side by side. More of them use an element of A more "
@@ -99,8 +99,9 @@ KNOBS = {
         "threads run at once."
     ),
     "cluster_k": (
-        "Of few_rows: CTAs of a cluster that share columns, each with a part of k; their sums meet in shared "
-        "memory, always in the same order. Pays where columns are too few to keep all multiprocessors busy."
+        "Of few_rows: CTAs of a cluster that share columns, each with a part of k; their partial sums are "
+        "added in shared memory, always in the same order. Pays where columns are too few to keep all "
+        "multiprocessors busy."
     ),
     "source": "Whose kernel it is (provider): operators is NVIDIA's Operator API.",
     "operator": "Name of the kernel class in NVIDIA's Operator API.",

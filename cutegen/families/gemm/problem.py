@@ -148,7 +148,7 @@ class Epilogue:
     asked for.
 
     Attributes:
-        alpha: Whether a run-time factor on the product is wanted.
+        alpha: Whether a run-time factor on A @ B is wanted.
         beta: Whether ``beta * C`` is added; ``C`` has the shape and dtype of ``D``.
         bias: ``"n"`` adds a row vector of n elements, ``"m"`` a column of m, ``""`` nothing.
         activation: One of ``relu``, ``gelu`` (exact), ``gelu_tanh``, ``silu``, or ``""``.
@@ -207,10 +207,10 @@ class Problem:
         unaligned_out: Rows of D do not start at multiples of 16 bytes. Set by itself when n demands it;
             pass True for an output tensor with an odd pitch or address.
         epilogue: What is fused behind the GEMM.
-        promote: Whether fp8 sums leave the tensor cores, which keep about 14 bits of them, after every
-            128 or 256 terms (a k tile), to be added up in fp32. Always so where blocks have factors.
-        any_order: Whether partial sums may meet in any order, so that the last bits of a result may differ
-            from run to run. Faster for some problems with deep k.
+        promote: Whether fp8 accumulators leave the tensor cores, which keep about 14 bits of them, after
+            every 128 or 256 terms (a k tile), to be added up in fp32. Always so where blocks have factors.
+        any_order: Whether partial sums may be added in any order, so that the last bits of a result may
+            differ from run to run. Faster for some problems with deep k.
         family: The kernel family that computes it.
 
     Raises:
@@ -270,7 +270,7 @@ class Problem:
             )
         if self.out_dtype == "int32" and self.epilogue != Epilogue():
             raise ProblemError(
-                "an int32 output is the plain integer product; name a floating-point output for alpha, beta, "
+                "an int32 output is the plain integer GEMM; name a floating-point output for alpha, beta, "
                 "bias, activation or scale"
             )
         if self.has_factors:

@@ -1,4 +1,4 @@
-"""What computes a product while its kernel is being compiled: PyTorch, as exact as the kernel."""
+"""What computes a GEMM while its kernel is being compiled: PyTorch, as exact as the kernel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Activation = Callable[["torch.Tensor"], "torch.Tensor"]
 def make_stand_in(problem: Problem, *, plain: bool) -> StandIn | None:
     """Return what computes ``problem``; None if torch has no dtype for its operands.
 
-    The product is in fp32 (in fp64 for int8, whose sums fp32 does not hold), and so is what is fused behind
-    it; the result is rounded once.
+    The GEMM is in fp32 (in fp64 for int8, whose accumulators fp32 does not hold), and so is what is fused
+    behind it; the result is rounded once.
 
     Args:
         problem: What to compute.
@@ -93,7 +93,7 @@ def activation(name: str) -> Activation:
 
 
 def factored_product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> torch.Tensor:
-    """Return the product of operands whose blocks have factors, block of k by block of k, in fp32."""
+    """Return the GEMM of operands whose blocks have factors, block of k by block of k, in fp32."""
     import torch
 
     value = torch.zeros((a.shape[0], b.shape[1]), device=a.device)
@@ -107,7 +107,7 @@ def factored_product(a: Any, b: Any, scale_a: Any, scale_b: Any) -> torch.Tensor
 
 
 def exact_product(a: Any, b: Any, *, batched: bool) -> torch.Tensor:
-    """Return the product with sums in fp32, in fp64 for integers."""
+    """Return the GEMM accumulated in fp32, in fp64 for integers."""
     import torch
 
     multiply: Any = torch.bmm if batched else torch.mm

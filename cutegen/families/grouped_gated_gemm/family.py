@@ -1,4 +1,4 @@
-"""Grouped gated products: ``out[r] = act(a[r] @ gate[i].T) * (a[r] @ up[i].T)`` of rows ``r`` of group ``i``.
+"""Grouped gated GEMMs: ``out[r] = act(a[r] @ gate[i].T) * (a[r] @ up[i].T)`` of rows ``r`` of group ``i``.
 
 The rows of both weights of a group are in one matrix of ``b``, as in ``gated_gemm``; where the rows of groups
 are is said as in ``grouped_gemm``.
@@ -20,7 +20,7 @@ _OPTIONS = (
 
 GROUPED_GATED_GEMM = ranges_of_rows(
     "grouped_gated_gemm",
-    "gated products of ranges of rows with a matrix each",
+    "gated GEMMs of ranges of rows, with a matrix each",
     (
         "32768x3072x7168x4 bf16",
         "32768x2048x4096x8 bf16 tokens=zipf layout=interleaved",
@@ -35,7 +35,7 @@ GROUPED_GATED_GEMM = ranges_of_rows(
 
 GROUPED_GATED_GEMM_MASKED = first_rows(
     "grouped_gated_gemm_masked",
-    "gated products of the first rows of matrices with a matrix each",
+    "gated GEMMs of the first rows of matrices, with a matrix each",
     (
         "4096x3072x7168x6 bf16 mean=1024",
         "4096x2048x4096x32 bf16 mean=192 layout=interleaved",

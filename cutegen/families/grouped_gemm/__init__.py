@@ -1,1 +1,1 @@
-"""Grouped GEMM: products of groups of rows with a matrix each, as in mixtures of experts."""
+"""Grouped GEMM: groups of rows, each multiplied by a matrix of its own, as in mixtures of experts."""

@@ -17,11 +17,12 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.compiled import compile_for_one_problem
 from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, integers, read, update
 from cutegen.families.gated_gemm.family import HALF_IS_GATES
 from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.grouped_gemm.batched_gemm import activation_of, gemm_of
-from cutegen.families.grouped_gemm.group_rows import ALL, is_masked, mean_rows
+from cutegen.families.grouped_gemm.group_rows import ALL, is_masked, total_rows
 from cutegen.families.grouped_gemm.groups import (
     GroupedReference,
     KnownRanges,
@@ -47,7 +48,7 @@ __all__ = [
 
 #: How tokens choose their group: at random, each equally likely; or with a probability of 1 / rank.
 SPREADS = ("uniform", "zipf")
-#: Rows of a group in the mean, in steps of at most a quarter from 4 on.
+#: Mean rows of a group, in steps of at most a quarter from 4 on.
 MEANS = (1, 2, 3, *(part << step for step in range(12) for part in (4, 5, 6, 7)))
 #: Sizes of the problems on which candidates are checked besides their own: rows, or rows of each group in the
 #: masked form, then n, k and groups. Larger ones are for larger clusters.
@@ -80,24 +81,24 @@ class GroupedFamily(DeclaredFamily):
         return {"gemm": gemm_of(problem, int(problem.m), 2).signature}
 
     def reference(self, problem: DeclaredProblem, inputs: Inputs) -> GroupedReference:  # type: ignore[override]
-        """Return the product of each group in fp64, with the error bound of a GEMM."""
+        """Return the GEMM of each group in fp64, with the error bound of a GEMM."""
         return GroupedReference(problem, inputs)
 
     def stand_in(self, problem: DeclaredProblem) -> StandIn:
-        """Return torch's products, of all rows with every group's matrix."""
+        """Return torch's GEMMs, of all rows with every group's matrix."""
 
         def compute(inputs: Inputs, outputs: Tensors) -> None:
             values: dict[str, Any] = {**inputs.tensors, **outputs, **self._named(problem)}
-            if activation_of(problem):  # sums are not rounded before the gate
+            if activation_of(problem):  # accumulators are not rounded before the gate
                 values.update({name: values[name].float() for name in ("a", "b")})
             outputs["out"].copy_(grouped_products(**values)["out"])
 
         return compute
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return torch's grouped product, and a product for each group, whose rows the host is told.
+        """Return torch's grouped GEMM, and a GEMM for each group, whose rows the host is told.
 
-        Those of gated products have a compiled gate behind them.
+        Those of gated GEMMs are followed by a compiled gate.
         """
         import torch
 
@@ -119,12 +120,12 @@ class GroupedFamily(DeclaredFamily):
         return (GatedGroupedStrategy if gated else GroupedStrategy).of(arch)
 
 
-#: Writes the products of all groups into a tensor, or returns them.
+#: Writes the GEMMs of all groups into a tensor, or returns them.
 _Products = Callable[[Inputs, Any], Any]
 
 
 def _loop() -> _Products:
-    """Return a loop of products, whose host knows the rows of each group."""
+    """Return a loop of GEMMs, whose host knows the rows of each group."""
     known = KnownRanges()
 
     def loop(inputs: Inputs, both: Any) -> Any:
@@ -139,9 +140,7 @@ def _loop() -> _Products:
 
 
 def _completed(problem: DeclaredProblem, name: str, products: _Products) -> tuple[str, Baseline]:
-    """Return a way to compute products as a baseline, behind which gated ones have a compiled gate."""
-    import torch
-
+    """Return a way to compute the GEMMs as a baseline; a compiled gate follows those that are gated."""
     if not activation_of(problem):
 
         def plain(inputs: Inputs, outputs: Tensors) -> Tensors | None:
@@ -149,9 +148,8 @@ def _completed(problem: DeclaredProblem, name: str, products: _Products) -> tupl
             return None if found is outputs["out"] else {"out": found}
 
         return name, plain
-    torch._dynamo.reset()  # shapes that another problem compiled must not make this one's symbolic
-    gate = torch.compile(gate_of(activation_of(problem), str(problem.layout)), dynamic=False)
-    rooms: dict[int, Any] = {}  # for products, by the result that they are of
+    gate = compile_for_one_problem(gate_of(activation_of(problem), str(problem.layout)))
+    rooms: dict[int, Any] = {}  # for what gates are applied to, by the result
 
     def gated(inputs: Inputs, outputs: Tensors) -> Tensors:
         out = outputs["out"]
@@ -162,18 +160,14 @@ def _completed(problem: DeclaredProblem, name: str, products: _Products) -> tupl
     return f"{name}, torch.compile", gated
 
 
-def _rows(problem: DeclaredProblem) -> int:
-    return int(mean_rows(problem) * problem.g if is_masked(problem) else problem.m)
-
-
 def _columns(problem: DeclaredProblem) -> int:
-    """Return the columns of a matrix, of which gated products have two for each of the result."""
+    """Return the columns of a matrix, of which gated GEMMs have two for each of the result."""
     return int(2 * problem.n if activation_of(problem) else problem.n)
 
 
 def count_flops(problem: DeclaredProblem) -> int:
-    """Return the operations of all groups' products."""
-    return int(2 * _rows(problem) * _columns(problem) * problem.k)
+    """Return the operations of all groups' GEMMs."""
+    return int(2 * total_rows(problem) * _columns(problem) * problem.k)
 
 
 def count_bytes(problem: DeclaredProblem, of_row: int, of_matrix: int) -> int:
@@ -184,7 +178,7 @@ def count_bytes(problem: DeclaredProblem, of_row: int, of_matrix: int) -> int:
         of_row: Bytes of a row, of ``a`` and of ``out`` together.
         of_matrix: Bytes of one matrix of ``b``.
     """
-    rows = _rows(problem)
+    rows = total_rows(problem)
     return int(rows * of_row + min(rows, problem.g) * of_matrix)
 
 
@@ -209,7 +203,7 @@ _KNOBS = (
 _DTYPE = Option("dtype", "of a, b and out", ("bf16", "fp16"), "bf16")
 #: How rows spread, which a problem declares.
 TOKENS = Option("tokens", "how rows spread over groups: each equally likely, or 1 / rank", SPREADS, "uniform")
-_MEAN = Option("mean", "rows of a group in the mean", (ALL, *map(str, MEANS)), ALL)
+_MEAN = Option("mean", "mean rows of a group", (ALL, *map(str, MEANS)), ALL)
 
 
 def ranges_of_rows(name: str, meaning: str, examples: Sequence[str], *more: Option) -> GroupedFamily:
@@ -219,7 +213,7 @@ def ranges_of_rows(name: str, meaning: str, examples: Sequence[str], *more: Opti
         name: Its name.
         meaning: In a few words.
         examples: Problems that between them reach every knob value.
-        more: Options that its problems have beside those of all; with an activation products are gated.
+        more: Options that its problems have beside those of all; with an activation GEMMs are gated.
     """
     extents = read("offs", "int32", ("g",))
     return _family(name, meaning, ("m",), extents, *more, of_m="rows of all groups", examples=examples)
@@ -273,7 +267,7 @@ def _family(
 
 GROUPED_GEMM = ranges_of_rows(
     "grouped_gemm",
-    "products of ranges of rows with a matrix each",
+    "GEMMs of ranges of rows, with a matrix each",
     (
         "32768x6144x7168x4 bf16",
         "32768x4096x2048x8 bf16 tokens=zipf",
@@ -287,7 +281,7 @@ GROUPED_GEMM = ranges_of_rows(
 
 GROUPED_GEMM_MASKED = first_rows(
     "grouped_gemm_masked",
-    "products of the first rows of matrices with a matrix each",
+    "GEMMs of the first rows of matrices, with a matrix each",
     (
         "4096x6144x7168x6 bf16 mean=1024",
         "4096x4096x4096x32 bf16 mean=192",

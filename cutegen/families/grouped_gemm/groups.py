@@ -1,4 +1,4 @@
-"""Rows of groups: how inputs spread them, what each group's product is, and rows of no group."""
+"""Rows of groups: how inputs spread them, what the GEMM of each group is, and rows of no group."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class GroupedReference:
 def _of_group(
     problem: DeclaredProblem, tensors: Mapping[str, Any], group: int, place: tuple[Any, slice]
 ) -> Reference:
-    """Return the reference of one group, that of its plain or gated product."""
+    """Return the reference of one group, that of its plain or gated GEMM."""
     from cutegen.families.gemm.inputs import times_factors
     from cutegen.families.gemm.reference import GemmReference
 

@@ -1,6 +1,6 @@
 """The GEMM's performance model, asked about the batched GEMM that has about the tiles of a grouped one.
 
-It chooses from the space of that GEMM, or from that of gated products, whose rules take a GEMM's problem too.
+It chooses from the space of that GEMM, or from that of gated GEMMs, whose rules take a GEMM's problem too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
 
 #: So many default candidates of the GEMM are compared with our own.
 _LOOKED_AT = 12
-#: From so many rows of a group in the mean on, kernels take longer than the GEMM's model says if tiles have
+#: From so many mean rows of a group on, kernels take longer than the GEMM's model says if tiles have
 #: 64 rows, 256 swapped rows, or are swapped in clusters of one block. Source: times of 50 untuned problems
 #: and 8 kernels each on an H200; with these factors, and :func:`row_tiles`, defaults of these were at 0.985
 #: of the fastest in geometric mean, where the model alone was at 0.950.
@@ -67,7 +67,7 @@ class GroupedStrategy(BorrowedStrategy):
         return None if gemm is None else cls(gemm, batched_gemm)
 
     def asked_space(self, space: Space, problem: DeclaredProblem) -> Space:
-        """Return the space of the GEMM, or of gated products."""
+        """Return the space of the GEMM, or of gated GEMMs."""
         return find_space("gated_gemm" if activation_of(problem) else "gemm", space.arch)
 
     def theirs(self, asked: Space, config: Mapping[str, Value]) -> Config:
@@ -129,7 +129,7 @@ class GroupedStrategy(BorrowedStrategy):
 
 
 class GatedGroupedStrategy(GroupedStrategy):
-    """The same for gated products."""
+    """The same for gated GEMMs."""
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""

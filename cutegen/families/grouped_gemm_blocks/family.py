@@ -46,7 +46,7 @@ class GroupedBlocksFamily(GroupedFamily):
         return GroupedBlocksStrategy.of(arch)
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
-        """Return a loop of cuBLAS's product where it has one, or of one product for each block of k.
+        """Return a loop of cuBLAS's GEMM where it has one, or of one GEMM for each block of k.
 
         The host is told the rows of each group.
         """
@@ -56,7 +56,7 @@ class GroupedBlocksFamily(GroupedFamily):
 
 
 class _ByBlocks:
-    """One product for each group and block of k, added up in fp32."""
+    """One GEMM for each group and block of k, added up in fp32."""
 
     def __init__(self) -> None:
         self._ranges = KnownRanges()
@@ -84,7 +84,7 @@ class _Group(NamedTuple):
 
 
 class _Loop:
-    """One product for each group. Factors are laid out once for each set of inputs, not while it is timed.
+    """One GEMM for each group. Factors are laid out once for each set of inputs, not while it is timed.
 
     What is behind a group's rows is overwritten by the next group's.
     """
@@ -148,7 +148,7 @@ def _bytes(problem: DeclaredProblem) -> int:
 
 GROUPED_GEMM_BLOCKS = GroupedBlocksFamily(
     "grouped_gemm_blocks",
-    "fp8 products of ranges of rows with a matrix each, with fp32 factors of blocks of 128",
+    "fp8 GEMMs of ranges of rows, with a matrix each and fp32 factors of blocks of 128",
     sizes=(
         Size("m", "rows of all groups"),
         Size("n", "columns of out, a multiple of 128"),

@@ -1,4 +1,4 @@
-"""Rotary position embedding as a declared family: pairs of elements of queries and keys, turned by an angle.
+"""Rotary position embedding as a declared family: pairs of elements of queries and keys are rotated.
 
 ``first, second = first * cos - second * sin, second * cos + first * sin`` for the pairs of every head, where
 the tables hold a cosine and a sine for each pair of a token, or of a position that a token names. An RMSNorm
@@ -8,10 +8,11 @@ of each head may come before. Outputs are rounded once; they may be the inputs t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.compiled import compile_for_one_problem
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, read, rounding_error, scalar, write
 from cutegen.family import Baseline, Inputs, Option, Size, Tensors
 
@@ -33,8 +34,10 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, style: str, inverse: bool) -> torch.Tensor:
-    """Return heads with their first elements turned; the tables have a row for each token."""
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, style: str, inverse: bool
+) -> torch.Tensor:
+    """Return heads with their first elements rotated; the tables have a row for each token."""
     import torch
 
     pairs = cos.shape[-1]
@@ -42,11 +45,11 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, style: str, i
     whole, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
     if style == "interleaved":
         a, b = whole[..., ::2], whole[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     else:
         a, b = whole[..., :pairs], whole[..., pairs:]
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([turned, rest], -1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([rotated, rest], -1)
 
 
 def _reference(
@@ -71,13 +74,13 @@ def _reference(
     if q_weight is not None and k_weight is not None:
         q, k = _rms_norm(q, q_weight, eps), _rms_norm(k, k_weight, eps)
     return {
-        "q_out": _turned(q, cos, sin, style, inverse),
-        "k_out": _turned(k, cos, sin, style, inverse),
+        "q_out": _rotated(q, cos, sin, style, inverse),
+        "k_out": _rotated(k, cos, sin, style, inverse),
     }
 
 
 def _adjust(problem: DeclaredProblem, tensors: Tensors, awkward: bool) -> None:
-    """Make what the tables hold cosines and sines, so that heads turned again and again keep their length.
+    """Make what the tables hold cosines and sines, so that heads rotated again and again keep their length.
 
     On awkward sizes pairs of the tables have any length: models scale them.
     """
@@ -105,11 +108,9 @@ def _bytes(problem: DeclaredProblem) -> int:
     return int(every - 2 * spared * problem.pairs * DTYPE_BYTES[dtype])
 
 
-def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
-    """Return the expression in torch: eager in the dtype of q, as models write it, and compiled, in fp32."""
+def _expression(style: str, inverse: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    """Return what models write: in the dtype of q or, if ``wide``, in fp32."""
     import torch
-
-    style, inverse = str(problem.style), bool(problem.inverse)
 
     def expression(
         wide: bool,
@@ -131,20 +132,23 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
             norm, shape = torch.nn.functional.rms_norm, (q.shape[-1],)
             q, k = norm(q, shape, weights[0].to(q.dtype), eps), norm(k, shape, weights[1].to(q.dtype), eps)
         return {
-            "q_out": _turned(q, cos, sin, style, inverse).to(given),
-            "k_out": _turned(k, cos, sin, style, inverse).to(given),
+            "q_out": _rotated(q, cos, sin, style, inverse).to(given),
+            "k_out": _rotated(k, cos, sin, style, inverse).to(given),
         }
 
-    # Shapes that another problem compiled must not make this one's symbolic.
-    torch._dynamo.reset()
-    compiled = torch.compile(expression, dynamic=False)
+    return expression
 
-    def called(function: Any, wide: bool) -> Baseline:
+
+def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
+    """Return the expression in torch: eager in the dtype of q, as models write it, and compiled, in fp32."""
+    expression = _expression(str(problem.style), bool(problem.inverse))
+
+    def called(function: Callable[..., Tensors], wide: bool) -> Baseline:
         def call(inputs: Inputs, outputs: Tensors) -> Tensors:
             given = inputs.tensors
             tables = ("cos_table", "sin_table") if "positions" in given else ("cos", "sin")
             weights = (given["q_weight"], given["k_weight"]) if "q_weight" in given else None
-            found: Tensors = function(
+            return function(
                 wide,
                 given["q"],
                 given["k"],
@@ -153,10 +157,10 @@ def _baselines(problem: DeclaredProblem) -> Mapping[str, Baseline]:
                 weights,
                 inputs.scalars.get("eps", 0.0),
             )
-            return found
 
         return call
 
+    compiled = compile_for_one_problem(expression)
     return {"torch eager": called(expression, False), "torch.compile": called(compiled, True)}
 
 
@@ -181,19 +185,19 @@ ROPE = DeclaredFamily(
         Size("hq", "heads of q", free=False),
         Size("hk", "heads of k", free=False),
         Size("d", "elements of a head", free=False),
-        Size("pairs", "pairs of a head that are turned", free=False),
+        Size("pairs", "pairs of a head that are rotated", free=False),
         Size("p", "rows of the tables, 1 with table=tokens", default=1),
     ),
     options=(
         Option("dtype", "of q and k", ("bf16", "fp16", "fp32"), "bf16"),
-        Option("style", "pairs half of the turned elements apart, or side by side", STYLES, "half"),
+        Option("style", "pairs half of the rotated elements apart, or side by side", STYLES, "half"),
         Option(
             "table", "a row of the tables for each token, or positions", ("tokens", "positions"), "tokens"
         ),
         Option("table_dtype", "of cosines and sines", ("fp32", "same"), "fp32"),
         Option("index", "dtype of positions", ("int64", "int32"), "int64"),
         Option("norm", "RMSNorm of each head first"),
-        Option("inverse", "turn the other way, as the gradient does"),
+        Option("inverse", "rotate the other way, as the gradient does"),
     ),
     arguments=(
         read("q", "dtype", ("m", "hq", "d")),

@@ -32,6 +32,7 @@ from typing import Any, TypeVar, get_args
 from cutegen.errors import FamilyError, SpaceError
 from cutegen.families.declared import Declared
 from cutegen.families.user.entry_source import read_entry
+from cutegen.families.user.knob_values import Domains, Together, knob_value, read_configs, read_knobs
 from cutegen.family import Repeat
 from cutegen.space import Value
 from cutegen.text import did_you_mean
@@ -204,6 +205,18 @@ class Kernel:
         self._require_name()
         #: What the file of the entry tells; None if it does not define it.
         self.source = read_entry(entry, Path(sys._getframe(1).f_code.co_filename).parent) if entry else None
+        self.domains, self.together = self._read_knobs(knobs, configs)
+        #: Knobs of one value, between which there is nothing to choose.
+        self.constants = {knob: values[0] for knob, values in self.domains.items() if len(values) == 1}
+        self._require_distinct()
+        self._require_default()
+        if not isinstance(launch, str):
+            self.launch = ", ".join(self._launched(keyword, value) for keyword, value in launch.items())
+
+    def _read_knobs(
+        self, knobs: Mapping[str, Sequence[Any]] | None, configs: Sequence[Mapping[str, Value]]
+    ) -> tuple[Domains, Together]:
+        """Return the knobs that are given here, or else beside the entry."""
         if self.source is not None and self.source.knobs:
             if knobs or configs:
                 raise FamilyError(
@@ -212,14 +225,7 @@ class Kernel:
             knobs = self.source.knobs
         if knobs and configs:
             raise FamilyError("knobs and configs are both given; give one of them")
-        #: Values of each knob, and of each tuple of knobs that go together the tuples of values.
-        self.domains, self.together = _from_configs(configs) if configs else _from_knobs(knobs or {})
-        #: Knobs of one value, between which there is nothing to choose.
-        self.constants = {knob: values[0] for knob, values in self.domains.items() if len(values) == 1}
-        self._require_distinct()
-        self._require_default()
-        if not isinstance(launch, str):
-            self.launch = ", ".join(self._launched(keyword, value) for keyword, value in launch.items())
+        return read_configs(configs) if configs else read_knobs(knobs or {})
 
     def _require_name(self) -> None:
         if not _NAME.fullmatch(self.name) or keyword.iskeyword(self.name):
@@ -256,7 +262,7 @@ class Kernel:
     def _require_default(self) -> None:
         if self.default is None or isinstance(self.default, Named):
             return
-        self.default = {knob: _value(knob, value) for knob, value in self.default.items()}
+        self.default = {knob: knob_value(knob, value) for knob, value in self.default.items()}
         for knob, value in self.default.items():
             if knob not in self.domains:
                 raise FamilyError(
@@ -425,64 +431,3 @@ class Kernel:
     @property
     def _tensors_and_scalars(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.arguments if a.kind in ("in", "inout", "scalar"))
-
-
-_Domains = dict[str, tuple[Value, ...]]
-_Together = tuple[tuple[tuple[str, ...], tuple[tuple[Value, ...], ...]], ...]
-
-
-def _value(knob: str, value: Any) -> Value:
-    """Return a value of a knob; lists count as tuples."""
-    value = tuple(value) if isinstance(value, list) else value
-    plain = isinstance(value, (bool, int, str))
-    if not plain and not (isinstance(value, tuple) and value and all(type(x) is int for x in value)):
-        raise FamilyError(
-            f"knob {knob} may not be {value!r}, of type {type(value).__name__}; valid: integers, True and "
-            "False, texts, and tuples of integers, from which construct and call can make other objects"
-        )
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value):
-        raise FamilyError(f"knob {knob} may not be {value!r}; a text is a word, such as evict_first")
-    found: Value = value
-    return found
-
-
-def _from_knobs(knobs: Mapping[str, Sequence[Any]]) -> tuple[_Domains, _Together]:
-    """Return domains, and which values come together, of knobs as they are declared."""
-    domains: _Domains = {}
-    together = []
-    for key, values in knobs.items():
-        names = tuple(name.strip() for name in key.split(","))
-        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or not list(values):
-            raise FamilyError(f"knob {key} has the values {values!r}; it must be a list that is not empty")
-        for name in names:
-            if name in domains:
-                raise FamilyError(f"knob {name} is named twice; name it once")
-            domains[name] = ()
-        rows = [(value,) for value in values] if len(names) == 1 else [tuple(value) for value in values]
-        for row in rows:
-            if len(row) != len(names):
-                raise FamilyError(f"knobs {key} have the values {row!r}; each must be {len(names)} values")
-        typed = tuple(tuple(_value(n, v) for n, v in zip(names, row, strict=True)) for row in rows)
-        for at, name in enumerate(names):
-            domains[name] = _distinct(row[at] for row in typed)
-        if len(names) > 1:
-            together.append((names, typed))
-    return domains, tuple(together)
-
-
-def _from_configs(configs: Sequence[Mapping[str, Value]]) -> tuple[_Domains, _Together]:
-    """Return domains, and the configs as values that come together."""
-    names = tuple(configs[0])
-    for at, config in enumerate(configs, 1):
-        if set(config) != set(names):
-            odd = sorted(set(config) ^ set(names))
-            raise FamilyError(
-                f"config {at} of {len(configs)} and the first differ in knob {odd[0]}; each needs all"
-            )
-    typed = tuple(tuple(_value(n, config[n]) for n in names) for config in configs)
-    return {n: _distinct(row[at] for row in typed) for at, n in enumerate(names)}, ((names, typed),)
-
-
-def _distinct(values: Iterable[Value]) -> tuple[Value, ...]:
-    """Return values without repeats; 1 and True are two."""
-    return tuple({(type(value), value): value for value in values}.values())
