@@ -115,24 +115,28 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
     s->logs[2 * count + 2] = p->k;
 }
 
+// One value for each of LANES columns, which the compiler keeps in a register where there are such.
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * LANES)));
+
 // The sum of trees first to last for each column of features. Rows are padded to whole LANES.
 static WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
                     int64_t stride, float *sums) {
     for (int64_t at = 0; at < stride; at += LANES) {
-        float found[LANES] = {0};
+        floats found = {0};
         for (int64_t tree = first; tree < last; tree++) {
-            int32_t numbers[LANES] = {0};
-            for (int64_t question = 0; question < trees->depth; question++) {
+            integers numbers = {0}, yes = numbers + 1;
+            for (int64_t question = 0; question < trees->depth; question++, yes += yes) {
                 const int64_t place = question * trees->count + tree;
-                const float *values = features + trees->asked[place] * stride + at;
-                const float limit = trees->limits[place];
-                const int32_t yes = 1 << question;
-                for (int lane = 0; lane < LANES; lane++) numbers[lane] |= values[lane] > limit ? yes : 0;
+                const floats values = *(const floats *)(features + trees->asked[place] * stride + at);
+                numbers |= (values > trees->limits[place]) & yes;
             }
             const float *leaves = trees->leaves + (tree << trees->depth);
-            for (int lane = 0; lane < LANES; lane++) found[lane] += leaves[numbers[lane]];
+            floats added;
+            for (int lane = 0; lane < LANES; lane++) added[lane] = leaves[numbers[lane]];
+            found += added;
         }
-        for (int lane = 0; lane < LANES; lane++) sums[at + lane] = found[lane];
+        *(floats *)(sums + at) = found;
     }
 }
 
