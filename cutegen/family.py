@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from cutegen.errors import UsageError
 from cutegen.text import shown
@@ -33,6 +33,7 @@ __all__ = [
     "Argument",
     "Baseline",
     "Chunk",
+    "Default",
     "Family",
     "Inputs",
     "Kind",
@@ -256,6 +257,18 @@ class Reference(Protocol):
         ...
 
 
+class Default(NamedTuple):
+    """What answers a problem before anything was measured.
+
+    Attributes:
+        config: The config.
+        time_us: Its predicted microseconds, where choosing it took a prediction; else None.
+    """
+
+    config: Config
+    time_us: float | None = None
+
+
 class Strategy(Protocol):
     """What a family knows about which configs are promising on an architecture: a performance model."""
 
@@ -316,8 +329,8 @@ class Strategy(Protocol):
         """
         ...
 
-    def default(self, space: Space, problem: Any, sm_count: int) -> Config:
-        """Return the config to use when nothing was measured."""
+    def default(self, space: Space, problem: Any, sm_count: int) -> Default:
+        """Return what to use when nothing was measured."""
         ...
 
     def default_set(self, space: Space, problem: Any, sm_count: int) -> Sequence[tuple[Any, Config]]:

@@ -250,6 +250,10 @@ def test_a_named_file_is_taken_into_use(tmp_path: Path, calibrated: Path) -> Non
     assert read_fit(out).rates == read_fit(path).rates
 
 
+#: One tree, whose question is about a feature that there is not.
+_ASKS_TOO_MUCH = {"unit": 1.0, "base": 0.0, "asked": [[27]], "limits": [[0.0]], "leaves": [[0, 1]]}
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
@@ -259,6 +263,7 @@ def test_a_named_file_is_taken_into_use(tmp_path: Path, calibrated: Path) -> Non
         ({"leaves": None}, "malformed"),
         ({"limits": [[1.0]]}, "malformed"),
         ({"torch_mm": {}}, "malformed"),
+        ({"torch_mm": _ASKS_TOO_MUCH}, "malformed"),
         ({"made_on": None}, "no calibration"),
     ],
 )

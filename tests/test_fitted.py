@@ -101,7 +101,8 @@ def test_the_choice_is_that_of_a_plain_search() -> None:
     for _ in range(60):
         m, n, k = (int(x) for x in 20000 ** generator.random(3))
         problem = Problem(m, 8 * n, 8 * k, any_order=bool(m % 2), out_dtype=("bf16", "fp32")[n % 2])
-        assert kernel_set(SPACE, problem, 132).fastest(problem) == _plain_choice(problem)
+        found = kernel_set(SPACE, problem, 132).fastest(problem)
+        assert (found.config if found else None) == _plain_choice(problem)
 
 
 #: Rules that forbid most; who breaks one is asked last.
@@ -146,7 +147,8 @@ def test_c_is_not_read_along_columns_of_wide_tiles() -> None:
         plain, added = (
             Problem.parse(f"gemm {m}x3584x4096 bf16 kk {words}".strip()) for words in ("", "beta")
         )
-        swapped = [kernel_set(SPACE, p, 132).fastest(p)["swap_ab"] for p in (plain, added)]  # type: ignore[index]
+        found = [kernel_set(SPACE, p, 132).fastest(p) for p in (plain, added)]
+        swapped = [each is not None and each.config["swap_ab"] for each in found]
         assert swapped[1] == (swapped[0] and m <= 32)
 
 
@@ -155,8 +157,9 @@ def test_operands_along_n_are_not_cut_into_short_runs() -> None:
     for layout in ("kk", "kn", "mn", "mk"):
         for m in (8, 80, 104, 280, 600, 3984, 8000):
             problem = Problem(m, 6144, 4096, layout=layout)
-            config = kernel_set(SPACE, problem, 132).fastest(problem)
-            assert config is not None
+            found = kernel_set(SPACE, problem, 132).fastest(problem)
+            assert found is not None
+            config = found.config
             along_n = layout[0] == "m" if config["swap_ab"] else layout[1] == "n"
             assert not along_n or m <= 32 or config.pair("tile_shape_mn")[1] % 64 == 0
 

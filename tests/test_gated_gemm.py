@@ -243,7 +243,7 @@ def test_it_costs_what_a_gemm_of_all_rows_of_w_costs() -> None:
     assert (product.m, product.n, product.k) == (100, 4096, 512) and product.flops == problem.flops
     strategy = GATED_GEMM.strategy(SPACE.arch)
     assert strategy is not None and plain_gemm(product) is product
-    config = strategy.default(SPACE, problem, 132)
+    config = strategy.default(SPACE, problem, 132).config
     assert strategy.predictor(SPACE, problem, 132)(config) > 1.0  # type: ignore[operator]
     columns = config.pair("tile_shape_mn")[config.flag("swap_ab") is False]
     assert strategy.tile(config, "n") * 2 == columns

@@ -25,7 +25,7 @@ from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.kernel_cache import Kernel, Kernels, frozen_error, not_in_capture
 from cutegen.runtime.tally import AWAITED, MISSED, TORCH
-from cutegen.search.defaults import default_config, predictor, prepare_defaults
+from cutegen.search.defaults import choose_default, default_config, predictor, prepare_defaults
 from cutegen.space import Config, Launch, Space
 from cutegen.text import printable
 
@@ -78,6 +78,7 @@ class Answer:
         skipped: Why closer entries could not answer.
         within: The range that answers, if one does.
         because: Why torch computes it although there is a config, in words; empty otherwise.
+        expected_us: Predicted microseconds of the config, where choosing it took a prediction.
     """
 
     problem: Problem
@@ -87,6 +88,7 @@ class Answer:
     skipped: tuple[str, ...] = ()
     within: RangeEntry | None = None
     because: str = ""
+    expected_us: float | None = None
 
     @property
     def known_key(self) -> str:
@@ -523,16 +525,23 @@ def _expected_slower(answer: Answer, space: Space, sm_count: int, lead: float) -
 
     More than ``lead`` is asked for where the family doubts what it expects.
     """
-    problem, predict = answer.problem, predictor(space, answer.problem, sm_count)
-    family = find_family(problem.family)
+    problem, family = answer.problem, find_family(answer.problem.family)
     torch_us = family.baseline_us(problem, space.arch, sm_count)
-    own_us = predict(answer.config) if predict is not None and answer.config is not None else None
+    own_us = None if torch_us is None else _predicted_us(answer, space, sm_count)
     if torch_us is None or own_us is None:
         return ""
     own_us += family.fused_us(problem)
     if torch_us >= own_us * lead * family.doubt(problem):
         return ""
     return f"expected {torch_us:.1f} us of torch, {own_us:.1f} us of the kernel"
+
+
+def _predicted_us(answer: Answer, space: Space, sm_count: int) -> float | None:
+    """Return what the config of an answer is predicted to take, if there is one and anybody predicts it."""
+    if answer.expected_us is not None or answer.config is None:
+        return answer.expected_us
+    predict = predictor(space, answer.problem, sm_count)
+    return None if predict is None else predict(answer.config)
 
 
 def _kernel_for(table: Table | None, problem: Problem, space: Space, sm_count: int) -> Answer:
@@ -546,12 +555,14 @@ def _kernel_for(table: Table | None, problem: Problem, space: Space, sm_count: i
         answer = _of_entry(problem, found, space)
         if answer is not None and not _competes(answer, space):
             return answer
-    config = default_config(space, problem, sm_count)
-    if answer is not None and not _is_faster(config, answer, space, sm_count):
+    config, expected_us = choose_default(space, problem, sm_count)
+    default = Answer(problem, "default", config, skipped=skipped, expected_us=expected_us)
+    if answer is None:
+        return default
+    if config == answer.config or not _is_faster(default, answer, space, sm_count):
         return answer
-    if answer is not None and answer.entry is not None:
-        skipped = (*skipped, f"{answer.entry.problem}: the default is expected to be faster here")
-    return Answer(problem, "default", config, skipped=skipped)
+    because = [f"{answer.entry.problem}: the default is expected to be faster here"] if answer.entry else []
+    return replace(default, skipped=(*skipped, *because))
 
 
 def _competes(answer: Answer, space: Space) -> bool:
@@ -561,12 +572,9 @@ def _competes(answer: Answer, space: Space) -> bool:
     return fitted and by_time and answer.config is not None and answer.how in ("bucket", "nearest")
 
 
-def _is_faster(config: Config, answer: Answer, space: Space, sm_count: int) -> bool:
-    """Whether ``config`` is predicted to be faster than what ``answer`` says."""
-    predict = predictor(space, answer.problem, sm_count)
-    if predict is None or answer.config is None:
-        return False
-    own, others = predict(config), predict(answer.config)
+def _is_faster(answer: Answer, other: Answer, space: Space, sm_count: int) -> bool:
+    """Whether the config of ``answer`` is predicted to be faster than that of another."""
+    own, others = (_predicted_us(each, space, sm_count) for each in (answer, other))
     return own is not None and others is not None and own < others
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from cutegen.errors import ProblemError
 from cutegen.families.registry import find_family, spaces_beside
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import OpenLibrary, Predictor, Problem, Strategy
+from cutegen.family import Default, OpenLibrary, Predictor, Problem, Strategy
 from cutegen.search.short_list import short_choice
 from cutegen.space import Config, Space
 
 __all__ = [
+    "choose_default",
     "default_config",
     "default_of_algorithm",
     "default_set",
@@ -26,7 +27,12 @@ _NOTHING = Config({})
 
 
 def default_config(space: Space, problem: Problem, sm_count: int | None = None) -> Config:
-    """Return the config for ``problem`` that needs neither a table nor a measurement.
+    """Return the config of :func:`choose_default`, which has the arguments and errors."""
+    return choose_default(space, problem, sm_count).config
+
+
+def choose_default(space: Space, problem: Problem, sm_count: int | None = None) -> Default:
+    """Return what answers ``problem`` without a table and without a measurement.
 
     The family's performance model chooses it, among those algorithms of the family that have default
     candidates for the problem; without a model it is what the family's short list names for such a problem,
@@ -40,27 +46,34 @@ def default_config(space: Space, problem: Problem, sm_count: int | None = None) 
     Raises:
         ProblemError: No config computes the problem.
     """
-    own = default_of_algorithm(space, problem, sm_count)
+    own = _default_of_algorithm(space, problem, sm_count)
     others = [other for other in spaces_beside(space) if _has_candidate(other, problem)]
     predict = predictor(space, problem, sm_count) if others else None
     if predict is None:
         return own
-    found = [own, *(default_of_algorithm(other, problem, sm_count) for other in others)]
-    times = [predict(config) for config in found]
+    found = [own, *(_default_of_algorithm(other, problem, sm_count) for other in others)]
+    times = [predict(config) if time is None else time for config, time in found]
     known = [(time, at) for at, time in enumerate(times) if time is not None]
-    return found[min(known)[1]] if times[0] is not None else own
+    if times[0] is None:
+        return own
+    time, at = min(known)
+    return Default(found[at].config, time)
 
 
 def default_of_algorithm(space: Space, problem: Problem, sm_count: int | None = None) -> Config:
-    """Return the config for one algorithm, that of ``space``; raises as :func:`default_config`."""
+    """Return the config for one algorithm, that of ``space``; raises as :func:`choose_default`."""
+    return _default_of_algorithm(space, problem, sm_count).config
+
+
+def _default_of_algorithm(space: Space, problem: Problem, sm_count: int | None) -> Default:
     strategy = strategy_of(space)
     if strategy is None:
-        return short_choice(space, problem) or space.default(problem)
+        return Default(short_choice(space, problem) or space.default(problem))
     return strategy.default(space, problem, sm_count or space.arch.nominal_sm_count)
 
 
 def prepare_defaults(space: Space, problem: Problem, sm_count: int, library: OpenLibrary) -> None:
-    """Make ready what :func:`default_config` needs for problems of the signature of ``problem``.
+    """Make ready what :func:`choose_default` needs for problems of the signature of ``problem``.
 
     It answers the same without, in several times the time.
 
@@ -79,7 +92,7 @@ def prepare_defaults(space: Space, problem: Problem, sm_count: int, library: Ope
 def default_set(
     space: Space, problem: Problem, sm_count: int | None = None
 ) -> Sequence[tuple[Problem, Config]]:
-    """Return every kernel that :func:`default_config` may answer to problems of the signature of ``problem``.
+    """Return every kernel that :func:`choose_default` may answer to problems of the signature of ``problem``.
 
     Without a model that knows them, these are the answers at sizes on a grid.
 

@@ -11,6 +11,7 @@ from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
+from cutegen.family import Default
 from cutegen.space import Config, Space
 
 __all__ = ["GatedGemmStrategy"]
@@ -30,16 +31,18 @@ class GatedGemmStrategy(BorrowedStrategy):
         gemm = GEMM.strategy(arch, algorithm)
         return None if gemm is None else cls(gemm, plain_gemm)
 
-    def default(self, space: Space, problem: Any, sm_count: int) -> Config:
+    def default(self, space: Space, problem: Any, sm_count: int) -> Default:
         """Return the fastest predicted of the default candidates, of which weights apart have fewer."""
         if not isinstance(self._gemm, GemmStrategy):
             return super().default(space, problem, sm_count)
         by_time = defaults_by_time(space, plain_gemm(problem), sm_count)
         found = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
         if problem.m < _MANY_ROWS or len(found) < 2:
-            return next(iter(found), None) or space.default(problem)
+            return Default(next(iter(found), None) or space.default(problem))
         predict = self.predictor(space, problem, sm_count, found)
-        return min(found, key=lambda c: (predict(c) or math.inf) * (_SWAPPED if c.flag("swap_ab") else 1.0))
+        return Default(
+            min(found, key=lambda c: (predict(c) or math.inf) * (_SWAPPED if c.flag("swap_ab") else 1.0))
+        )
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""

@@ -22,6 +22,7 @@ from cutegen.families.grouped_gemm.batched_gemm import (
 )
 from cutegen.families.grouped_gemm.group_rows import mean_rows, row_tiles
 from cutegen.families.registry import find_space
+from cutegen.family import Default
 from cutegen.space import Config, Space, Value
 
 __all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
@@ -99,7 +100,7 @@ class GroupedStrategy(BorrowedStrategy):
         found = list(dict.fromkeys([*found, *islice(more, max(0, limit - len(known)))]))
         return [c for c in found if all(c[knob] in values for knob, values in (fixed or {}).items())]
 
-    def default(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Config:
+    def default(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Default:
         """Return the fastest predicted of the default candidates that leave k whole.
 
         The first ones of the GEMM's model and our own are compared by what is known of groups, too.
@@ -110,9 +111,11 @@ class GroupedStrategy(BorrowedStrategy):
         own = [safe.replace(**knobs) for knobs in _own_candidates(space, self.asked_space(space, like), like)]
         found = [*theirs, *(config for config in own if space.is_valid(problem, config))]
         if not theirs:
-            return next(iter(found), safe)
+            return Default(next(iter(found), safe))
         predict = self.predictor(space, problem, sm_count, found)
-        return min(found, key=lambda config: (predict(config) or math.inf) * self.slower(config, problem))
+        return Default(
+            min(found, key=lambda config: (predict(config) or math.inf) * self.slower(config, problem))
+        )
 
     def slower(self, config: Config, problem: DeclaredProblem) -> float:
         """Return what a prediction of the GEMM's model is multiplied by."""

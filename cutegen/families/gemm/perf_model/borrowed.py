@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cutegen.families.gemm.problem import Problem
-from cutegen.family import OpenLibrary, Predictor, Strategy
+from cutegen.family import Default, OpenLibrary, Predictor, Strategy
 from cutegen.space import Config, Space, Value
 
 __all__ = ["BorrowedStrategy", "Fixed"]
@@ -108,10 +108,11 @@ class BorrowedStrategy:
         """Make ready what :meth:`default` needs."""
         self._gemm.prepare(self.asked_space(space, problem), self._as_gemm(problem), sm_count, library)
 
-    def default(self, space: Space, problem: Any, sm_count: int) -> Config:
+    def default(self, space: Space, problem: Any, sm_count: int) -> Default:
         """Return the fastest predicted of the default candidates."""
         found = self._gemm.default(self.asked_space(space, problem), self._as_gemm(problem), sm_count)
-        return next(iter(self.ours(space, problem, [found])), None) or space.default(problem)
+        own = next(iter(self.ours(space, problem, [found.config])), None)
+        return Default(space.default(problem)) if own is None else Default(own, found.time_us)
 
     def default_set(self, space: Space, problem: Any, sm_count: int) -> Sequence[tuple[Any, Config]]:
         """Return every kernel that :meth:`default` may answer with."""

@@ -11,7 +11,7 @@ from cutegen.errors import ProblemError, UsageError
 from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitted
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import OpenLibrary, Predictor
+from cutegen.family import Default, OpenLibrary, Predictor
 from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Space, Value, as_integer
 
@@ -123,17 +123,19 @@ class FewRowsStrategy:
         """Return 1: there are no tiles."""
         return 1
 
-    def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
+    def default(self, space: Space, problem: Problem, sm_count: int) -> Default:
         """Return the first of the default candidates that is predicted to be about as fast as the fastest.
 
         What the model does not tell apart is in the order of measurements. Where no candidate is valid, it is
         the space's own default.
         """
-        predict = self.predictor(space, problem, sm_count)
         found = list(_candidates(space, problem))
-        times = [predict(config) or 0.0 for config in found]
-        near = (config for config, time in zip(found, times, strict=True) if time <= _SLACK * min(times))
-        return next(near, None) or space.default(problem)
+        if not found:
+            return Default(space.default(problem))
+        estimates = _Times(space, problem, sm_count)
+        times = [estimates.time_us(config) for config in found]
+        longest = _SLACK * min(times)
+        return next(Default(*each) for each in zip(found, times, strict=True) if each[1] <= longest)
 
     def default_set(self, space: Space, problem: _P, sm_count: int) -> Sequence[tuple[_P, Config]]:
         """Return the space's default candidates, as far as they are valid.
@@ -150,14 +152,14 @@ class FewRowsStrategy:
 
         def predict(config: Config) -> float:
             if not times:
-                times.append(_times(space, problem, sm_count))
+                times.append(_Times(space, problem, sm_count))
             return times[0].time_us(config)
 
         return predict
 
 
 class _Times:
-    """Estimates of one problem, each made once: a choice asks for those of its candidates twice."""
+    """Estimates of one problem, each made once."""
 
     def __init__(self, space: Space, problem: Problem, sm_count: int) -> None:
         self._space, self._problem = space, problem
@@ -172,11 +174,6 @@ class _Times:
             known *= _LONGER if config.integer("rows_per_cta") >= _MANY_ROWS else 1.0
             self._known[config] = known
         return known
-
-
-@lru_cache(maxsize=8)
-def _times(space: Space, problem: Problem, sm_count: int) -> _Times:
-    return _Times(space, problem, sm_count)
 
 
 @lru_cache(maxsize=16)

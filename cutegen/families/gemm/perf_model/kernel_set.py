@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cutegen.families.gemm.perf_model.fitted import (
     KEPT,
@@ -21,6 +21,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
+from cutegen.family import Default
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 from cutegen.space.checks import Checks
 
@@ -46,6 +47,10 @@ _RUN, _NARROW = 64, 32
 _SWAPPED_C = 32
 #: Splits of k are tried that fill the GPU so many times over.
 _ROUNDS = (1, 2)
+
+
+#: How tiles follow each other: ``swizzle_size`` and ``raster_along_m``.
+_Order: TypeAlias = tuple[int, bool]
 
 
 class KernelSet:
@@ -84,55 +89,78 @@ class KernelSet:
         self._short_runs = along_n & (c.tiles[1] % _RUN != 0)
         self._any_short = bool(self._short_runs.any())
         self._native: NativeModel | None = None
-        self._tiled: tuple[Problem, Tiling] | None = None
-        self._last: tuple[Problem, Config, float] | None = None
+        #: Complete configs by kernel, ``split_k`` and order of tiles: problems ask for the same few again.
+        self._complete: dict[tuple[int, int, _Order], Config] = {}
+        self._machine = find_machine(space.arch)
         orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
-        self._orders = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
+        self._orders: list[_Order] = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
 
         Those that hardly suit it follow if the ``rest`` is asked for.
         """
+        tiling = self._tiling(problem)
         for found in self._found(problem):
             if (rest or found.likely) and self._valid(found.at, found.split, problem):
-                yield found.time_us, self.ordered(problem, self._configs[found.at], found.split)
+                order = self._order(tiling, self._configs[found.at], found.split)
+                yield found.time_us, self._config(found.at, found.split, order)
 
-    def fastest(self, problem: Problem) -> Config | None:
-        """Return the first of :meth:`by_time` as :meth:`in_a_row`, None if no kernel is valid."""
-        time_us, config = next(self.by_time(problem), (0.0, None))
-        if config is not None:
-            config = self.in_a_row(problem, config)
-            self._last = problem, config, time_us
-        return config
+    def fastest(self, problem: Problem) -> Default | None:
+        """Return the first of :meth:`by_time`, ordered as :meth:`in_a_row`; None if no kernel is valid."""
+        for found in self._found(problem):
+            if self._valid(found.at, found.split, problem):
+                config = self._configs[found.at]
+                order = self._order(self._tiling(problem), config, found.split, overlapping=True)
+                return Default(self._config(found.at, found.split, order), found.time_us)
+        return None
+
+    def ordered(self, problem: Problem, config: Config, split: int = 1) -> Config:
+        """``config`` with the order of tiles that is best for a launch of its own."""
+        return self._ordered(problem, config, split)
 
     def in_a_row(self, problem: Problem, config: Config) -> Config:
-        """``config`` ordered for launches that overlap, where all tiles run at once or operands fit L2.
+        """``config`` with the order of tiles that is best for launches that overlap."""
+        return self._ordered(problem, config, config.integer("split_k"), overlapping=True)
 
-        Multiprocessors begin one after another then, so clusters that read the same tile of the longer
-        operand are neighbours. Source: 88 kernels of one wave that are longer along m took 1.8 % less time so
-        than as :meth:`ordered` says, 3.8 % with up to 512 rows and long weights; 57 that are longer along n
-        1.6 %; 34 of more waves 2 to 9 % (docs/results/gemm_products_h200.json.xz).
+    def _ordered(self, problem: Problem, config: Config, split: int, *, overlapping: bool = False) -> Config:
+        swizzle, along = self._order(self._tiling(problem), config, split, overlapping=overlapping)
+        return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
+
+    def _order(self, tiling: Tiling, config: Config, split: int, *, overlapping: bool = False) -> _Order:
+        """Return the order of least traffic where there are several waves and operands do not fit L2.
+
+        Otherwise only the side matters along which tiles of one wave are neighbours. Clusters that start
+        together read different tiles of the longer operand if tiles follow the longer side. Source: an H200,
+        one wave with 3 tiles along m: swapped 128x112 at 328x5632x3072 took 18.9 us so and 19.8 otherwise
+        (without clusters 18.2 and 19.8), 128x72 at 213 16.1 and 17.4, 128x200 at 582 29.0 and 29.1.
+
+        Where launches overlap, multiprocessors begin one after another, so clusters that read the same tile
+        of the longer operand are neighbours. Source: 88 kernels of one wave that are longer along m took
+        1.8 % less time so than by the other rule, 3.8 % with up to 512 rows and long weights; 57 that are
+        longer along n 1.6 %; 34 of more waves 2 to 9 % (docs/results/gemm_products_h200.json.xz).
         """
-        tiling = self._tiling(problem)
         geometry = tiling.geometry(config)
-        least_traffic = geometry.clusters > geometry.resident and not tiling.fits_l2
-        if least_traffic or min(geometry.clusters_m, geometry.clusters_n) == 1 or config["split_k"] != 1:
-            return config
-        rows, columns = tiling.sizes(config.flag("swap_ab"))
-        return config.replace(raster_along_m=rows < columns)
+        one_wave = geometry.clusters <= geometry.resident
+        if not one_wave and not tiling.fits_l2:
+            return tiling.cheapest(config, self._orders)
+        swizzle, along = self._orders[0]
+        if split == 1 and overlapping and min(geometry.clusters_m, geometry.clusters_n) > 1:
+            rows, columns = tiling.sizes(config.flag("swap_ab"))
+            along = rows < columns
+        elif split == 1 and one_wave and geometry.clusters_n > 1:
+            along = geometry.clusters_m > geometry.clusters_n
+        return swizzle, along
+
+    def _config(self, at: int, split: int, order: _Order) -> Config:
+        known = self._complete.get((at, split, order))
+        if known is None:
+            knobs = {"split_k": split, "swizzle_size": order[0], "raster_along_m": order[1]}
+            known = self._complete[at, split, order] = self._configs[at].replace(**knobs)
+        return known
 
     def _tiling(self, problem: Problem) -> Tiling:
-        """Return how tiles cover ``problem``; asked several times for one problem and then for another."""
-        known = self._tiled
-        if known is None or known[0] is not problem:
-            known = self._tiled = problem, Tiling(problem, self._sm_count, find_machine(self._space.arch))
-        return known[1]
-
-    def last_us(self, problem: Problem, config: Config) -> float | None:
-        """Return the microseconds of ``config`` if :meth:`fastest` chose it last, else None."""
-        last = self._last
-        return last[2] if last is not None and last[:2] == (problem, config) else None
+        return Tiling(problem, self._sm_count, self._machine)
 
     def prepare(self, library: OpenLibrary) -> None:
         """Ask now what a first choice would ask, and leave looks to a library, if it is there."""
@@ -159,9 +187,8 @@ class KernelSet:
         """Yield all kernels, the fastest predicted first; few ever ask for more than a library finds."""
         known = 0
         if self._native is not None:
-            best = self._native.best(problem, swapped=self._swapped_is_likely(problem))
-            yield from best
-            known = len(best)
+            yield from self._native.best(problem, swapped=self._swapped_is_likely(problem))
+            known = self._native.most
         yield from islice(self._fit.fastest(self._look(problem), self._kept), known, None)
 
     def _look(self, problem: Problem) -> Look:
@@ -192,22 +219,6 @@ class KernelSet:
         splits[first:] = np.minimum(fitting, np.maximum(most, 2))
         likely[first:] &= (most >= 2) & (count * c.blocks[first:] <= _SPLIT_TILES)
         return splits, likely
-
-    def ordered(self, problem: Problem, config: Config, split: int = 1) -> Config:
-        """``config`` with the rasterization of least traffic; in one wave, along the longer side.
-
-        Clusters that start together then read different tiles of the longer operand. Source: an H200, one
-        wave with 3 tiles along m: swapped 128x112 at 328x5632x3072 took 18.9 us so and 19.8 otherwise
-        (without clusters 18.2 and 19.8), 128x72 at 213 16.1 and 17.4, 128x200 at 582 29.0 and 29.1.
-        """
-        tiling = self._tiling(problem)
-        geometry = tiling.geometry(config)
-        swizzle, along = self._orders[0]
-        if geometry.clusters <= geometry.resident and split == 1 and geometry.clusters_n > 1:
-            along = geometry.clusters_m > geometry.clusters_n
-        elif geometry.clusters > geometry.resident and not tiling.fits_l2:
-            swizzle, along = tiling.cheapest(config, self._orders)
-        return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
 
 class _Valid:

@@ -14,7 +14,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { LANES = 8 };
+enum { LANES = 8, MOST_FEATURES = 64 };
 
 // Rows of features that sizes decide, in the order of native_model.ROWS.
 enum { SPLIT, M, N, K, WAVES_LOG, LAST_WAVE, TO_MEMORY, TIME, REDUCE, L2, EPILOGUE, CLUSTERS_N, INSIDE_M,
@@ -40,12 +40,12 @@ struct problem {
 };
 
 // Of one thread. raw: rounds, compute to memory, time, L2 to MMA; logs: splits, steps, and m, n, k. What is
-// asked for: the kernels in their order, with logarithms of their times.
+// asked for: the kernels in their order, with logarithms of their times, split_k, and whether they are likely.
 struct scratch {
     float *splits, *features, *logs, *found, *keys, *columns, *sums, *times;
     double *raw;
-    uint8_t *likely;
-    int64_t *kept, *kernels;
+    uint8_t *likely, *suits;
+    int64_t *kept, *kernels, *parts;
 };
 
 struct trees {
@@ -53,6 +53,13 @@ struct trees {
     const int32_t *asked;  // by question and tree
     const float *limits;
     const float *leaves;  // by tree and answers
+};
+
+// Constants of torch_mm.py: tiles as pairs of rows and columns.
+struct library {
+    int64_t count;
+    const int64_t *tiles;
+    double bytes_us, flops_us, start_us, most_waves;
 };
 
 static inline double smaller(double x, double y) { return x < y ? x : y; }
@@ -117,21 +124,22 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
 
 // One value for each of LANES columns, which the compiler keeps in a register where there are such.
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t integers __attribute__((vector_size(4 * LANES)));
+typedef uint32_t integers __attribute__((vector_size(4 * LANES)));
 
 // The sum of trees first to last for each column of features. Rows are padded to whole LANES.
 static WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
                     int64_t stride, float *sums) {
+    const int64_t width = (int64_t)1 << trees->depth;
     for (int64_t at = 0; at < stride; at += LANES) {
+        const float *leaves = trees->leaves + first * width;
         floats found = {0};
-        for (int64_t tree = first; tree < last; tree++) {
+        for (int64_t tree = first; tree < last; tree++, leaves += width) {
             integers numbers = {0}, yes = numbers + 1;
             for (int64_t question = 0; question < trees->depth; question++, yes += yes) {
                 const int64_t place = question * trees->count + tree;
                 const floats values = *(const floats *)(features + trees->asked[place] * stride + at);
-                numbers |= (values > trees->limits[place]) & yes;
+                numbers |= (integers)(values > trees->limits[place]) & yes;
             }
-            const float *leaves = trees->leaves + (tree << trees->depth);
             floats added;
             for (int lane = 0; lane < LANES; lane++) added[lane] = leaves[numbers[lane]];
             found += added;
@@ -141,7 +149,7 @@ static WIDE void sum_trees(const struct trees *trees, int64_t first, int64_t las
 }
 
 // The leaf of every tree for one column of features.
-EXPORT void find_leaves(const struct trees *trees, const float *features, float *found) {
+static void find_leaves(const struct trees *trees, const float *features, float *found) {
     for (int64_t tree = 0; tree < trees->count; tree++) {
         int32_t number = 0;
         for (int64_t question = 0; question < trees->depth; question++) {
@@ -150,6 +158,31 @@ EXPORT void find_leaves(const struct trees *trees, const float *features, float 
         }
         found[tree] = trees->leaves[(tree << trees->depth) + number];
     }
+}
+
+// torch_mm.describe, whose logarithms are those of the C library: microseconds by the roofline, and the leaf of
+// every tree. Sizes are multiplied as Python does it, exactly.
+EXPORT double describe_torch(const struct trees *trees, const struct library *library, int64_t m, int64_t n,
+                             int64_t k, int64_t sm_count, double along_m, double along_n, float *found) {
+    const __int128 rows = m, columns = n, depth = k;
+    const double memory = (double)(2 * (rows * depth + depth * columns + rows * columns)) / library->bytes_us;
+    const double math = (double)(2 * rows * columns * depth) / library->flops_us;
+    float features[MOST_FEATURES] = {
+        (float)log((double)m), (float)log((double)n), (float)log((double)k), (float)log((double)(rows * columns)),
+        (float)log((double)(rows * columns * depth)), (float)log(math / memory), (float)log(memory)};
+    float *next = features + 7;
+    for (int64_t tile = 0; tile < library->count; tile++) {
+        const double high = ceil((double)m / (double)library->tiles[2 * tile]);
+        const double rounds = high * ceil((double)n / (double)library->tiles[2 * tile + 1]) / (double)sm_count;
+        const double waves = ceil(rounds);
+        *next++ = (float)log(rounds);
+        *next++ = (float)(rounds / waves);
+        *next++ = (float)smaller(waves, library->most_waves);
+    }
+    *next++ = (float)along_m;
+    *next++ = (float)along_n;
+    find_leaves(trees, features, found);
+    return library->start_us + larger(memory, math);
 }
 
 // Puts logarithms into the features and finds the most kernels that the first trees put first, likely ones
@@ -200,5 +233,9 @@ EXPORT void rank(const struct kernels *c, const struct trees *trees, int64_t fir
         s->keys[before] = key;
         s->times[before] = value;
         s->kernels[before] = place;
+    }
+    for (int64_t at = 0; at < most; at++) {
+        s->parts[at] = (int64_t)s->splits[s->kernels[at]];
+        s->suits[at] = s->likely[s->kernels[at]];
     }
 }

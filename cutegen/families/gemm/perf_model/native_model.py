@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import PyDLL, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,11 +25,12 @@ from cutegen.families.gemm.perf_model.fitted import (
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
+    import numpy
     from numpy.typing import NDArray
 
     from cutegen.families.gemm.perf_model.trees import Trees
 
-__all__ = ["SOURCE", "NativeModel", "NativeTrees"]
+__all__ = ["SOURCE", "NativeModel", "NativeTorch"]
 
 SOURCE = Path(__file__).with_name("native_model.c")
 #: Features that sizes decide, in the order of the library.
@@ -78,8 +79,8 @@ class _Trees(Structure):
 
 
 _WRITTEN = (
-    "splits", "features", "logs", "found", "keys", "columns", "sums", "times", "raw", "likely", "kept",
-    "kernels",
+    "splits", "features", "logs", "found", "keys", "columns", "sums", "times", "raw", "likely", "suits",
+    "kept", "kernels", "parts",
 )  # fmt: skip
 
 
@@ -101,27 +102,52 @@ class _Forest:
         self.at = ctypes.addressof(self._trees)
 
 
-class NativeTrees:
-    """Sums of all trees for one row of features.
+class _Library(Structure):
+    _fields_: ClassVar = [
+        ("count", c_int64),
+        ("tiles", c_void_p),
+        *((name, c_double) for name in ("bytes_us", "flops_us", "start_us", "most_waves")),
+    ]
+
+
+class NativeTorch:
+    """What ``torch_mm.describe`` finds of a product, and the sum of all trees.
 
     Args:
         library: What :data:`SOURCE` was compiled to.
         trees: The trees.
+        tiles: Of the vendor's kernels: rows and columns.
+        numbers: What else the library's ``struct library`` holds, by name.
     """
 
-    def __init__(self, library: PyDLL, trees: Trees) -> None:
-        self._forest, self._count = _Forest(trees), len(trees)
-        self._find = library.find_leaves
-        self._find.restype, self._find.argtypes = None, [c_void_p] * 3
-
-    def sum(self, features: Sequence[float]) -> float:
-        """Return the sum, as :meth:`Trees.sums` adds it up."""
+    def __init__(
+        self, library: PyDLL, trees: Trees, tiles: Sequence[tuple[int, int]], numbers: dict[str, float]
+    ) -> None:
         import numpy as np
 
-        asked, leaves = np.array(features, np.float32), np.empty((self._count, 1), np.float32)
-        self._find(self._forest.at, asked.ctypes.data, leaves.ctypes.data)
-        found: float = np.add.reduce(leaves, 0)[0]
-        return found
+        self._tiles = np.array(tiles, np.int64)
+        self._library = _Library(count=len(tiles), tiles=self._tiles.ctypes.data, **numbers)
+        self._forest, self._count = _Forest(trees), len(trees)
+        self._at = self._forest.at, ctypes.addressof(self._library)
+        self._describe = library.describe_torch
+        self._describe.restype = c_double
+        self._describe.argtypes = [c_void_p] * 2 + [c_int64] * 4 + [c_double] * 2 + [c_void_p]
+        self._local = threading.local()
+
+    def look(
+        self, m: int, n: int, k: int, sm_count: int, sides: tuple[float, float]
+    ) -> tuple[float, numpy.float32]:
+        """Return microseconds by the roofline, and the sum as :meth:`Trees.sums` adds it up."""
+        import numpy as np
+
+        known: tuple[NDArray[numpy.float32], int] | None = getattr(self._local, "leaves", None)
+        if known is None:
+            leaves = np.empty((self._count, 1), np.float32)
+            known = self._local.leaves = leaves, leaves.ctypes.data
+        leaves, at = known
+        time = self._describe(*self._at, m, n, k, sm_count, *sides, at)
+        found: numpy.float32 = np.add.reduce(leaves, 0)[0]
+        return time, found
 
 
 class NativeModel:
@@ -150,7 +176,9 @@ class NativeModel:
         import numpy as np
 
         count = len(kernels.tile_k)
-        self._stride, self._most, self._fit = -(-count // _LANES) * _LANES, min(most, count), fit
+        self._stride, self._fit = -(-count // _LANES) * _LANES, fit
+        #: So many kernels are found.
+        self.most = min(most, count)
         self._kernel_columns = kernels
         rows = np.array([FEATURES.index(name) for name in _ROWS], np.int32)
         names = ("tiles", "sides", "load_bytes", "blocks", "resident", "sum_us", "inner_us", "mma_us")
@@ -191,11 +219,11 @@ class NativeModel:
             known = self._local.scratch = {}
         found = known.get(sides)
         if found is None:
-            found = known[sides] = _Scratch(self._kernel_columns, self._stride, self._most, sides)
+            found = known[sides] = _Scratch(self._kernel_columns, self._stride, self.most, sides)
         return found
 
-    def best(self, problem: Problem, *, swapped: bool) -> list[Found]:
-        """Return what :meth:`Fit.fastest` yields first, as long as it is exact.
+    def best(self, problem: Problem, *, swapped: bool) -> Iterator[Found]:
+        """Yield what :meth:`Fit.fastest` yields first, as long as it is exact: :attr:`most` kernels.
 
         Args:
             problem: What is computed.
@@ -211,12 +239,11 @@ class NativeModel:
         self._describe(kernels, scratch.problem_at, scratch.at)
         np.log(scratch.raw, scratch.raw)
         np.log(scratch.logs, scratch.logs)
-        self._rank(kernels, trees, FIRST_TREES, self._most, scratch.at)
-        times, places = np.exp(scratch.times + self._fit.trees.base).tolist(), scratch.kernels.tolist()
-        splits, likely = scratch.splits, scratch.likely
-        return [
-            Found(time, at, int(splits[at]), bool(likely[at])) for time, at in zip(times, places, strict=True)
-        ]
+        self._rank(kernels, trees, FIRST_TREES, self.most, scratch.at)
+        times = np.exp(scratch.times + self._fit.trees.base)
+        # Lists, since the arrays are this thread's for its next look, too.
+        places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
+        return map(Found, times.tolist(), places, parts, suits)
 
 
 class _Scratch:
@@ -235,6 +262,7 @@ class _Scratch:
         self.columns = np.zeros((len(FEATURES), few), np.float32)
         self.sums, self.times = np.empty(few, np.float32), np.empty(most, np.float32)
         self.kept, self.kernels = np.empty(most, np.int64), np.empty(most, np.int64)
+        self.parts, self.suits = np.empty(most, np.int64), np.empty(most, bool)
         self._pointers = _Pointers(*(getattr(self, name).ctypes.data for name in _WRITTEN))
         self.problem = _Problem()
         self.at, self.problem_at = ctypes.addressof(self._pointers), ctypes.addressof(self.problem)

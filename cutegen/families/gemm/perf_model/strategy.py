@@ -19,7 +19,7 @@ from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import OpenLibrary, Predictor, is_heavy
+from cutegen.family import Default, OpenLibrary, Predictor, is_heavy
 from cutegen.space import Config, Space, Value, as_pair
 from cutegen.space.checks import Checks
 
@@ -186,7 +186,8 @@ class GemmStrategy:
                 known = found.get(form["cluster_shape_mn"])
                 if us is not None and (known is None or us < known[0]):
                     found[form["cluster_shape_mn"]] = us, form
-        fastest = predict(self.default(space, problem, sm_count)) or math.inf
+        default, known_us = self.default(space, problem, sm_count)
+        fastest = known_us or predict(default) or math.inf
         return [config for us, config in found.values() if us <= fastest * _STEADY_SLACK]
 
     def likely(
@@ -230,14 +231,15 @@ class GemmStrategy:
             kernel_set(space, problem, sm_count).prepare(library)
             torch_mm_of(space.arch).prepare(library)
 
-    def default(self, space: Space, problem: Problem, sm_count: int) -> Config:
+    def default(self, space: Space, problem: Problem, sm_count: int) -> Default:
         """Return the fastest predicted of the space's default candidates.
 
         They are few, so that programs that never tune compile few kernels.
         """
         if is_fitted(problem, space.arch):
-            return kernel_set(space, problem, sm_count).fastest(problem) or space.default(problem)
-        return next(defaults_by_time(space, problem, sm_count), None) or space.default(problem)
+            found = kernel_set(space, problem, sm_count).fastest(problem)
+            return found or Default(space.default(problem))
+        return Default(next(defaults_by_time(space, problem, sm_count), None) or space.default(problem))
 
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
         """Return the space's default candidates, and its own default where none of them is valid."""
@@ -271,7 +273,7 @@ class GemmStrategy:
                 return None
             if kernels is None:
                 return physics(config)
-            known = together.get(config) or kernels.last_us(problem, config)
+            known = together.get(config)
             if known is not None:
                 return known
             plain = config.replace(stream_k=False, reduction="fixed")

@@ -17,7 +17,7 @@ from cutegen.arch import Arch, Calibration
 from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model.calibration_file import read_calibration
 from cutegen.families.gemm.perf_model.fitted import lying
-from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeTrees
+from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeTorch
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 
@@ -48,6 +48,8 @@ _DTYPES = ("bf16", "fp16")
 #: Round constants of the roofline; the trees correct what they get wrong. Source: NVIDIA H200 datasheet, less
 #: what is never reached.
 _START_US, _BYTES_US, _FLOPS_US = 2.5, 4.4e6, 7.5e8
+#: Of more waves the trees are told that there are so many.
+_MOST_WAVES = 8
 
 
 def describe(m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> tuple[float, list[float]]:
@@ -58,7 +60,7 @@ def describe(m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> tuple
     for rows, columns in _TILES:
         rounds = ceil(m / rows) * ceil(n / columns) / sm_count
         waves = ceil(rounds)
-        found += [log(rounds), rounds / waves, min(waves, 8)]
+        found += [log(rounds), rounds / waves, min(waves, _MOST_WAVES)]
     found += lying(m, n, layout)
     return _START_US + max(memory, math), found
 
@@ -76,25 +78,27 @@ class TorchMm:
     arch: str
     provenance: Mapping[str, Any]
     trees: Trees
-    #: The same trees in C, if anything.
-    _native: list[NativeTrees] = field(default_factory=list, init=False, repr=False, compare=False)
+    #: The same in C, if anything.
+    _native: list[NativeTorch] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def time_us(self, m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> float:
         """Return microseconds of the product of m x k and k x n, in 16 bits, back to back."""
         import numpy as np
 
-        time, features = describe(m, n, k, sm_count, layout)
         if self._native:
-            added = self._native[0].sum(features)
+            time, added = self._native[0].look(m, n, k, sm_count, lying(m, n, layout))
         else:
+            time, features = describe(m, n, k, sm_count, layout)
             added = self.trees.sums(np.array(features, np.float32)[:, None])[0]
         return time * float(np.exp(added + self.trees.base))
 
     def prepare(self, library: OpenLibrary) -> None:
-        """Leave the trees to a library from now on, if it is there."""
+        """Leave roofline and trees to a library from now on, if it is there."""
         opened = None if self._native else library(SOURCE)
         if opened is not None:
-            self._native.append(NativeTrees(opened, self.trees))
+            numbers = {"bytes_us": _BYTES_US, "flops_us": _FLOPS_US, "start_us": _START_US}
+            numbers["most_waves"] = _MOST_WAVES
+            self._native.append(NativeTorch(opened, self.trees, _TILES, numbers))
 
 
 @cache
