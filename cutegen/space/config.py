@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import ItemsView, Iterator, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, overload
 
 from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError
@@ -14,6 +14,7 @@ __all__ = ["Config", "Value", "as_flag", "as_integer", "as_pair", "format_value"
 
 #: What a knob may hold. Tuples hold integers, as in ``cluster_shape_mn = (2, 1)``.
 Value: TypeAlias = "bool | int | str | tuple[int, ...]"
+_T = TypeVar("_T")
 #: Most digits of a number that is parsed; longer ones are refused by their length.
 _DIGITS = 20
 
@@ -92,6 +93,14 @@ class Config(Mapping[str, Value]):
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Config) and self._values == other._values)
+
+    @overload
+    def get(self, knob: str) -> Value | None: ...
+    @overload
+    def get(self, knob: str, default: Value | _T) -> Value | _T: ...
+    def get(self, knob: str, default: object = None) -> object:
+        """Return the value of a knob, or ``default``; that of a Mapping asks and catches an error."""
+        return self._values.get(knob, default)
 
     def items(self) -> ItemsView[str, Value]:
         """Return knobs with their values; those of a Mapping ask for each value again."""

@@ -329,8 +329,10 @@ def split_k_workspace_is_bounded(
     problem: Problem,
 ) -> bool:
     """The fp32 partial sums of all parts together may take at most 256 MiB."""
+    if split_k == 1:
+        return True
     needed = _workspace_bytes(tile_shape_mn, cluster_shape_mn, swap_ab, split_k, problem)
-    return split_k == 1 or needed <= WORKSPACE_LIMIT_BYTES
+    return needed <= WORKSPACE_LIMIT_BYTES
 
 
 def split_k_is_for_few_tiles(
@@ -344,6 +346,8 @@ def cluster_is_no_larger_than_problem(
     tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem
 ) -> bool:
     """A cluster must not be more than twice as tall or wide as D, since blocks outside D only wait."""
+    if cluster_shape_mn == (1, 1):
+        return True
     tiles = tile_counts(tile_shape_mn, swap_ab, problem)
     return all(c == 1 or c < 2 * t for c, t in zip(cluster_shape_mn, tiles, strict=True))
 
@@ -445,12 +449,12 @@ def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     cluster, split_k = config.pair("cluster_shape_mn"), config.integer("split_k")
     clusters = resident_clusters(sm_count, cluster[0] * cluster[1])
     scalars = (clusters, *tile_order(config))
+    if split_k == 1 and not config.flag("stream_k"):
+        return Launch(scalars, 0)
     tile, swap = config.pair("tile_shape_mn"), config.flag("swap_ab")
     if config.flag("stream_k"):
         most = max(1, min(MAX_STREAM_PARTS, problem.k // (4 * config.integer("tile_k"))))
         return Launch((*scalars, most), clusters * cluster[0] * cluster[1] * tile[0] * tile[1] * 4)
-    if split_k == 1:
-        return Launch(scalars, 0)
     blocks = padded_blocks(tile, cluster, swap, problem)
     if config["reduction"] == "arrival":
         # One set of partial sums, and a counter for each warp that multiplies.

@@ -6,9 +6,10 @@ A problem knows nothing about configs. Its line form parses back: ``Problem.pars
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
 from cutegen.errors import ProblemError
@@ -188,6 +189,15 @@ class Signature:
     promote: bool = False
 
 
+@lru_cache(maxsize=1024, typed=True)
+def _signature(*values: Any) -> Signature:
+    """Return one object for the same values: dictionaries that are asked for it need not compare them."""
+    return Signature(*values)
+
+
+_PLAIN = Epilogue()
+
+
 @dataclass(frozen=True)
 class Problem:
     """``D[m, n] = A[m, k] @ B[k, n]`` for ``batch`` independent GEMMs.
@@ -225,15 +235,16 @@ class Problem:
     out_dtype: str = ""
     layout: str = "kk"
     unaligned_out: bool = False
-    epilogue: Epilogue = field(default_factory=Epilogue)
+    epilogue: Epilogue = _PLAIN
     promote: bool = False
     any_order: bool = False
     family: str = "gemm"
 
     def __post_init__(self) -> None:
-        for name in ("ab_dtype", "out_dtype"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, short_dtype(getattr(self, name)))
+        # A first call waits for this, so nothing is set that is there already.
+        for name, given in (("ab_dtype", self.ab_dtype), ("out_dtype", self.out_dtype)):
+            if isinstance(given, str) and given not in DTYPE_BYTES:
+                object.__setattr__(self, name, short_dtype(given))
         if self.ab_dtype not in OUT_DTYPES and self.ab_dtype not in BLOCK_SCALED:
             valid = ", ".join((*OUT_DTYPES, *BLOCK_SCALED))
             raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {valid}")
@@ -242,7 +253,8 @@ class Problem:
                 f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
                 f"{', '.join(BLOCK_SCALED)} and nothing else"
             )
-        object.__setattr__(self, "out_dtype", self.out_dtype or output_dtypes(self.ab_dtype)[0])
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", output_dtypes(self.ab_dtype)[0])
         if self.has_factors:
             object.__setattr__(self, "promote", True)
         self._check_names()
@@ -287,8 +299,7 @@ class Problem:
             raise ProblemError(f"{self.family} has factors of blocks, so there is no scale beside them")
 
     def _check_sizes(self) -> None:
-        for name in ("m", "n", "k", "batch"):
-            value = getattr(self, name)
+        for name, value in (("m", self.m), ("n", self.n), ("k", self.k), ("batch", self.batch)):
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
                 raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_SIZE}")
         step = aligned_step(self.ab_dtype)
@@ -310,7 +321,7 @@ class Problem:
         """The compiled-in part of this problem."""
         letters = _TEMPLATE_LETTERS[self.layout]
         kind = self.family, self.ab_dtype, self.out_dtype, letters, self.batch > 1, self.unaligned_out
-        return Signature(*kind, self.epilogue, self.promote)
+        return _signature(*kind, self.epilogue, self.promote)
 
     @property
     def has_factors(self) -> bool:
