@@ -34,6 +34,8 @@ from cutegen.tuning.model import Autotuned, Gain
 ROOT = Path(__file__).resolve().parent.parent
 #: Domains of more values than this are shown by their ends.
 _MANY = 18
+#: The family that docs/knobs.md begins with, and refers to.
+_FIRST = "gemm"
 _NOTE = "<!-- written by tools/api_reference.py; edit the docstrings instead -->"
 #: What the reference begins with: names of ``cutegen`` by topic.
 TOPICS = {
@@ -213,17 +215,45 @@ def knobs() -> str:
     parts = [
         "# Knobs",
         _NOTE.replace("docstrings", "descriptions in cutegen/families, and the domains in spaces/,"),
-        "A config gives a value to every knob of its space. Values stand in order of simplicity: of "
-        "statistically tied configs the simpler one is chosen. Names are NVIDIA's where they have one. Knobs "
-        "marked **run time** are arguments of the compiled kernel: changing them compiles nothing. Which "
-        "combinations are valid, and why others are not: "
-        "`python -m cutegen.space FAMILY --arch sm_90a --shape ...`.",
+        "A config gives a value to every knob of its space. Names are NVIDIA's where there is one. Values are "
+        "in order of simplicity: among statistically tied configs the simpler one wins. A **run-time** knob is "
+        "an argument of the compiled kernel: changing it compiles nothing. `python -m cutegen.space FAMILY "
+        "--arch sm_90a --shape ...` shows which combinations are valid, and why others are not.",
     ]
-    for name in families():
-        family = find_family(name)
-        parts += [f"## {name}", f"{family.meaning[0].upper()}{family.meaning[1:]}."]
-        parts += [_knob(knob, family, found) for knob, found in _domains(name).items()]
+    first = _domains(_FIRST)
+    for names, domains in _alike(sorted(families(), key=lambda name: name != _FIRST)):
+        family = find_family(names[0])
+        parts += [f"## {', '.join(names)}", *(f"`{n}`: {find_family(n).meaning}." for n in names)]
+        same = [
+            knob for knob in domains if names[0] != _FIRST and _same_as_first(knob, family, domains, first)
+        ]
+        parts += [f"As for `{_FIRST}`: {', '.join(f'`{knob}`' for knob in same)}."] * bool(same)
+        parts += [_knob(knob, family, found) for knob, found in domains.items() if knob not in same]
     return "\n\n".join(parts) + "\n"
+
+
+def _alike(names: Sequence[str]) -> Iterator[tuple[list[str], dict[str, dict[str, Space]]]]:
+    """Yield groups of families of which the document says the same, and the knobs of the first."""
+    found: dict[str, tuple[list[str], dict[str, dict[str, Space]]]] = {}
+    for name in names:
+        domains = _domains(name)
+        text = "".join(_knob(knob, find_family(name), spaces) for knob, spaces in domains.items())
+        found.setdefault(text, ([], domains))[0].append(name)
+    yield from found.values()
+
+
+def _same_as_first(
+    knob: str,
+    family: Family,
+    domains: Mapping[str, Mapping[str, Space]],
+    first: Mapping[str, Mapping[str, Space]],
+) -> bool:
+    """Whether a knob has the meaning and, in each space, the values that it has in the first family."""
+    spaces = first.get(knob, {})
+    return family.knobs[knob] == find_family(_FIRST).knobs.get(knob) and all(
+        name in spaces and spaces[name].domains[knob] == space.domains[knob]
+        for name, space in domains[knob].items()
+    )
 
 
 def _domains(family: str) -> dict[str, dict[str, Space]]:
@@ -244,7 +274,7 @@ def _domains(family: str) -> dict[str, dict[str, Space]]:
 
 def _knob(knob: str, family: Family, spaces: Mapping[str, Space]) -> str:
     run_time = any(knob in space.run_time_knobs for space in spaces.values())
-    lines = [f"### {knob}{' (run time)' if run_time else ''}", "", family.knobs[knob], ""]
+    lines = [f"### {knob}{' (run-time)' if run_time else ''}", "", family.knobs[knob], ""]
     values: dict[str, list[str]] = {}
     for name, space in spaces.items():
         values.setdefault(_values(space.domains[knob]), []).append(name)
