@@ -215,10 +215,11 @@ def knobs() -> str:
     parts = [
         "# Knobs",
         _NOTE.replace("docstrings", "descriptions in cutegen/families, and the domains in spaces/,"),
-        "A config gives a value to every knob of its space. Names are NVIDIA's where there is one. Values are "
-        "in order of simplicity: among statistically tied configs the simpler one wins. A **run-time** knob is "
-        "an argument of the compiled kernel: changing it compiles nothing. `python -m cutegen.space FAMILY "
-        "--arch sm_90a --shape ...` shows which combinations are valid, and why others are not.",
+        "A config gives a value to every knob of its space. Names are NVIDIA's where there is one. Values "
+        "are in order of simplicity: among statistically tied configs the simpler one wins. A "
+        "**run-time** knob is an argument of the compiled kernel: changing it compiles nothing. `python "
+        "-m cutegen.space FAMILY --arch sm_90a --shape ...` shows which combinations are valid, and why "
+        "others are not.",
     ]
     first = _domains(_FIRST)
     for names, domains in _alike(sorted(families(), key=lambda name: name != _FIRST)):

@@ -99,23 +99,22 @@ def eager_and_compiled(function: Callable[..., Tensors], *names: str) -> Mapping
 
 #: For each knob of the kernels what it does and when it pays.
 KNOBS = {
-    "threads": "Threads of a CTA. Few start and end sooner; many leave less to the scheduler of CTAs.",
+    "threads": "Threads of a CTA. Small CTAs start and end sooner; large ones are fewer to schedule.",
     "vectors_per_thread": (
-        "Accesses of up to 16 bytes that a thread makes to each tensor at a time. Several keep more loads in "
-        "flight; one spreads few rows over more threads."
+        "Accesses of up to 16 bytes per thread and tensor at a time. Several keep more loads in flight; one "
+        "spreads few rows over more threads."
     ),
     "ctas_per_sm": (
-        "CTAs for each multiprocessor that take one tile after another; 0 for a CTA to every tile. Saves "
-        "their start, and loses the overlap of the start of one with the end of another, which costs more on "
-        "an H200."
+        "Persistent CTAs per SM; 0 launches one CTA per tile. Persistent CTAs start once, but the start of "
+        "one no longer overlaps with the end of another, which costs more on an H200."
     ),
     "streamed": (
         "Mark loads and stores as not read again soon, so that they leave the caches first. May pay where "
         "something else in the cache is worth keeping; by itself it costs some percent on an H200."
     ),
     "pdl": (
-        "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
-        "kernel after it start up as soon as there is room (early). Pays for short kernels that follow one "
-        "another; off launches without it."
+        "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "
+        "kernel start as soon as there is room (early). Pays for short kernels that follow one another. off "
+        "launches without it."
     ),
 }

@@ -9,36 +9,36 @@ __all__ = ["PREFETCH_WEIGHT", "RING_KNOBS", "RING_PREFETCH_WEIGHT", "ROW_KNOBS"]
 #: Those of every such kernel.
 ROW_KNOBS: Mapping[str, str] = {
     "threads_per_row": (
-        "Threads of a CTA that share a row. Few leave more values, and more loads in flight, to each "
-        "thread; many shorten a long row."
+        "Threads of a CTA that share a row. With few threads each has more values and more loads in flight; "
+        "many shorten a long row."
     ),
     "rows_per_cta": "Rows of a CTA at a time. More than one fills a CTA where rows are short.",
     "rows_per_thread": (
-        "Rows that a thread works on at a time. More than one keeps more loads in flight where a thread has "
-        "one or two accesses to a row; of LayerNorm in shared memory, weight and bias are read once for two."
+        "Rows that a thread processes at a time. More than one keeps more loads in flight where a thread has "
+        "one or two accesses per row. LayerNorm in shared memory reads weight and bias once for two rows."
     ),
     "cluster_n": (
         "CTAs of a cluster that share a row and exchange their sums through distributed shared memory. Pays "
         "for rows too long for the registers of one CTA, and for few rows."
     ),
     "row_in": (
-        "Where a row waits until its sum is known: in registers, or in shared memory, from which it is read "
-        "twice. Shared memory pays for rows of more than 64 KiB, where registers have few loads in flight."
+        "Where a row is kept until its sum is known: in registers, or in shared memory, from which it is "
+        "read twice. Shared memory pays for rows of more than 64 KiB; registers hold few loads in flight."
     ),
-    "turn": "Vectors of 16 bytes that a thread holds at a time where the row is in shared memory; else 1.",
+    "turn": "Vectors of 16 bytes that a thread holds at a time if the row is in shared memory; else 1.",
     "pdl": (
-        "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
-        "kernel after it start up as soon as there is room (early) or behind the sums (late). Pays for short "
-        "kernels that follow one another; off launches without it."
+        "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "
+        "kernel start as soon as there is room (early) or after the sums (late). Pays for short kernels that "
+        "follow one another. off launches without it."
     ),
 }
 #: The same where rows may come through a ring.
 RING_KNOBS: Mapping[str, str] = {
     **ROW_KNOBS,
     "row_in": (
-        f"{ROW_KNOBS['row_in']} Or in a ring of rows in shared memory, through which a CTA takes one after "
-        "another, so that what comes along with every row is read once for several; pays for many rows of "
-        "more than 48 KiB."
+        f"{ROW_KNOBS['row_in']} Or in a ring of rows in shared memory that a CTA processes one after "
+        "another, so that data common to all rows is read once for several; pays for many rows of more than "
+        "48 KiB."
     ),
     "turn": (
         f"{ROW_KNOBS['turn'].removesuffix('; else 1.')}. With a ring the rows that each group of threads "
