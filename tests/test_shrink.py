@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +222,39 @@ def test_a_shipped_list_follows_from_what_was_tried(family: str) -> None:
     assert shipped["configs"] == [DEFAULT_WORD, *map(str, found.configs)]
     assert [row["problem"] for row in shipped["shapes"]] == [str(problem) for problem in times]
     assert found.worst[0] < 0.015 and len(shipped["configs"]) <= MOST
+
+
+DOCUMENTS = Path(__file__).parents[1] / "docs"
+
+
+def over_all(parts: Sequence[float]) -> tuple[float, float]:
+    """Return the geometric mean and the largest of what is lost, in percent."""
+    mean = math.exp(math.fsum(math.log1p(part) for part in parts) / len(parts)) - 1
+    return 100 * mean, 100 * max(parts)
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_documents_say_what_a_list_loses(family: str) -> None:
+    lists = json.loads((resource_root("spaces") / family / "short_list.json").read_text())["lists"]
+    for arch, found in lists.items():
+        lost = [over_all([row[key] for row in found["shapes"]]) for key in ("regret", "default_regret")]
+        columns = [f"{mean:.2f} % | {worst:.1f} %" for mean, worst in lost]
+        count = f"{len(found['configs'])} | {len(found['shapes'])}"
+        line = f"| `{family}` | {arch} | {count} | {' | '.join(columns)} |"
+        assert line in (DOCUMENTS / "tuning.md").read_text(), line
+
+
+@pytest.mark.parametrize(
+    "family", ["gated_gemm", "gemm_blocks", "grouped_gemm", "grouped_gemm_masked", "grouped_gemm_blocks"]
+)
+def test_documents_say_why_products_have_no_list(family: str) -> None:
+    """Of their results no config was timed on as many rows as a list is made of, and defaults lose this."""
+    rows = json.loads((DOCUMENTS / "results" / f"{family}.json").read_text())["rows"]
+    assert max(len(row["tried"]) for row in rows) <= 5
+    times = [(row["entries"].get("cutegen default"), row["entries"]["cutegen"]) for row in rows]
+    lost = [max(0.0, d["median_us"] / own["median_us"] - 1) if d else 0.0 for d, own in times]
+    mean, worst = over_all(lost)
+    said = " ".join((DOCUMENTS / "tuning.md").read_text().split())
+    assert re.search(
+        rf"{mean:.1f} % (in the geometric mean )?and {worst:.1f} % (at worst )?for `{family}`", said
+    )
