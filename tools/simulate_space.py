@@ -31,7 +31,7 @@ from cutegen.errors import UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
-from tests.walk import BLACKWELL_DTYPES, random_config, random_problem
+from tools.bringup_parts.random_problems import BLACKWELL_DTYPES, random_config, random_problem
 from tools.schedule import KernelProtocol, lengths, pipelines, protocol_of, simulate_cluster
 
 Pair = tuple[Problem, Config]

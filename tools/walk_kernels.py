@@ -31,10 +31,10 @@ from cutegen.families.registry import find_space
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
-from tests.walk import random_pairs
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
+from tools.bringup_parts.random_problems import random_pairs
 
 Pair = tuple[Problem, Config]
 

@@ -9,6 +9,7 @@ from cutegen.errors import OperandError
 from cutegen.families.calls import require_number, require_tensor
 from cutegen.families.cross_entropy.family import CROSS_ENTROPY
 from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.autograd import autograd_records
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.rows import as_rows, require_rows
@@ -90,7 +91,7 @@ def cross_entropy(
         losses, lse = _forward(_operator.traced, rows, labels, settings, chosen)
     else:
         labels = labels if labels.data_ptr() % 16 == 0 else labels.clone()
-        if _records(x):
+        if autograd_records(x):
             losses, lse = _function().apply(rows, labels, settings, chosen, inplace_backward)
         else:
             losses, lse = _forward(_operator, rows, labels, settings, chosen)
@@ -112,12 +113,6 @@ def _require(x: Any, target: Any, ignore_index: int, label_smoothing: float, red
         raise OperandError(f"label_smoothing={label_smoothing} must be from 0 to 1")
     if not hasattr(ignore_index, "__index__") or not -(2**31) <= ignore_index < 2**31:
         raise OperandError(f"ignore_index={ignore_index} must be an integer of 32 bits")
-
-
-def _records(x: Any) -> bool:
-    import torch
-
-    return bool(torch.is_grad_enabled() and x.requires_grad)
 
 
 def _of_nothing(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from cutegen.families.gated_gemm.family import GATED_GEMM, WEIGHT_LAYOUTS
 from cutegen.families.registry import has_space
 from cutegen.torch_ops import gates
 from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.autograd import autograd_records
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gates import gate_gradients
 from cutegen.torch_ops.gemm_gradient import linear_gradients
@@ -97,7 +98,7 @@ def gated_gemm(
     )
     rows, given = as_rows("x", x), MAKE if out is None else as_rows("out", out)
     leaves = (x, w) if up is None else (x, w, up)
-    records = out is None and state.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+    records = out is None and autograd_records(*leaves)
     values = [*_operands(rows, w, up), given, MAKE if return_pre or records else None]
     if x.numel() == 0 and w.numel() != 0:
         *_, y, pre = _operator.of_nothing(values, options, leaves)

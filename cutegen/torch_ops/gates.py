@@ -9,6 +9,7 @@ from cutegen.errors import OperandError
 from cutegen.families.calls import require_tensor
 from cutegen.families.gated.family import ACTIVATIONS, GATED, GATED_BACKWARD, LAYOUTS
 from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.autograd import autograd_records
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.rows import as_rows, refuse_transforms
@@ -68,7 +69,7 @@ def gated(
         found = _forward.of_nothing(values, options, (x, up))[-1]
     elif state.must_trace(x):
         found = _run(_forward.traced, rows, ups, given, chosen, options)
-    elif out is None and _records(x, up):
+    elif out is None and autograd_records(x, up):
         found = _function().apply(rows, ups, chosen, options)
     else:
         found = _run(_forward, rows, ups, given, chosen, options)
@@ -120,12 +121,6 @@ def _require(x: Any, up: Any, activation: str, layout: str) -> None:
         raise OperandError(f"up has shape {tuple(up.shape)}; it must have that of x, {tuple(x.shape)}")
 
 
-def _records(x: Any, up: Any) -> bool:
-    import torch
-
-    return torch.is_grad_enabled() and (x.requires_grad or (up is not None and up.requires_grad))
-
-
 def _run(
     run: Any, x: Any, up: Any, out: Any, config: Config | None, options: tuple[str, ...]
 ) -> torch.Tensor:
@@ -149,7 +144,7 @@ def _known(x: Any, up: Any, activation: str, layout: str) -> torch.Tensor | None
     import torch
 
     try:
-        if state.must_trace(x) or (up is not None and state.must_trace(up)) or _records(x, up):
+        if state.must_trace(x) or (up is not None and state.must_trace(up)) or autograd_records(x, up):
             return None
         plan = _forward.fast.get(_kind(x, up, activation, layout))
         if plan is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cutegen.families.calls import require_number
 from cutegen.families.layernorm.family import LAYERNORM
 from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.autograd import autograd_records
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.rows import as_rows, require_rows
@@ -57,7 +58,7 @@ def layer_norm(
         CutegenError: As :func:`cutegen.gemm`.
     """
     require_rows(x)
-    records = out is None and _records(x, weight, bias)
+    records = out is None and autograd_records(x, weight, bias)
     stats = MAKE if return_stats or records else None
     values = [as_rows("x", x), weight, bias, MAKE if out is None else as_rows("out", out), stats, stats]
     scalars = (require_number("eps", eps),)
@@ -71,12 +72,6 @@ def layer_norm(
     if not return_stats:
         return y
     return y, mean.detach().view(x.shape[:-1]), rstd.detach().view(x.shape[:-1])
-
-
-def _records(*tensors: Any) -> bool:
-    import torch
-
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

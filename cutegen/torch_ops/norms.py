@@ -11,6 +11,7 @@ from cutegen.families.calls import require_number
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
 from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.autograd import autograd_records
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.norm_gradient import rms_norm_gradients
@@ -80,9 +81,9 @@ def rms_norm(
     if quantize is not None:
         _require_quantized(quantize, return_rstd)
     scalar, chosen = require_number("eps", eps), None if config is None else as_config(config)
-    records = _records(x, weight, residual)
+    records = autograd_records(x, weight, residual)
     if records:
-        name = "x" if x.requires_grad else "weight" if _records(weight) else "residual"
+        name = "x" if x.requires_grad else "weight" if autograd_records(weight) else "residual"
         _require_differentiable(name, out, residual_out, quantize)
     traced = state.must_trace(x)
     if records and not traced and x.numel():
@@ -139,7 +140,7 @@ def _known(x: Any, weight: Any, eps: float) -> torch.Tensor | None:
     short."""
     import torch
 
-    if state.must_trace(x, weight) or _records(x, weight):
+    if state.must_trace(x, weight) or autograd_records(x, weight):
         return None
     try:
         plan = _operator.fast.get(_kind(x, weight))
@@ -151,10 +152,6 @@ def _known(x: Any, weight: Any, eps: float) -> torch.Tensor | None:
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None  # the long way tells why
     return y if rows is x else y.view(x.shape)
-
-
-def _records(*tensors: Any) -> bool:
-    return any(getattr(t, "requires_grad", False) for t in tensors) and state.is_grad_enabled()
 
 
 def _require_differentiable(

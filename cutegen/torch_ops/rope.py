@@ -9,6 +9,7 @@ from cutegen.errors import OperandError
 from cutegen.families.calls import require_number, require_tensor
 from cutegen.families.rope.family import ROPE, STYLES
 from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops.autograd import autograd_records
 from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.rows import as_rows, refuse_transforms
@@ -92,7 +93,7 @@ def rope(
     if _no_tokens(q):
         _check_of_nothing(q, k, call, MAKE)
         return q.clone(), k.clone()
-    if not state.must_trace(q) and _records(q, k, *call.tables, *call.weights):
+    if not state.must_trace(q) and autograd_records(q, k, *call.tables, *call.weights):
         _refuse_gradients(call)
         q_out, k_out = _function().apply(_heads("q", q), _heads("k", k), call)
     else:
@@ -122,7 +123,7 @@ def rope_(
     if _no_tokens(q):
         _check_of_nothing(q, k, call, None)
         return q, k
-    if _records(q, k):
+    if autograd_records(q, k):
         raise OperandError("q or k requires grad, but rope_ works in place and has no gradients; use rope")
     heads_q, heads_k = _heads("q", q), _heads("k", k)
     _run(heads_q, heads_k, heads_q, heads_k, call)
@@ -226,12 +227,6 @@ def _heads(name: str, tensor: Any) -> Any:
             f"{name} has strides {tuple(tensor.stride())}, under which its tokens are not evenly spaced; "
             f"pass {name}.contiguous()"
         ) from error
-
-
-def _records(*tensors: Any) -> bool:
-    import torch
-
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _refuse_gradients(call: _Call) -> None:

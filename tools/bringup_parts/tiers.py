@@ -12,9 +12,9 @@ from cutegen.errors import ProblemError
 from cutegen.families.gemm.problem import BLOCK_SCALED_FAMILY, Problem, aligned_step, operand_bits
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.space import Config, Space, Value
-from tests.walk import random_config, random_pairs
 from tools.benchmark.variations import TILES, coarse_values
 from tools.bringup_parts.points import Point, nearest
+from tools.bringup_parts.random_problems import random_config, random_pairs
 from tools.walk_kernels import dtypes_of
 
 __all__ = ["TIERS", "Scope", "Tier", "kernels_of", "plan"]
