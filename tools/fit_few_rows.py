@@ -47,33 +47,33 @@ class Time(NamedTuple):
         config: Its knobs.
         us: Microseconds of a launch.
         weight: In the fit.
+        registers: Of one thread.
     """
 
     problem: Problem
     config: Config
     us: float
     weight: float
+    registers: int
 
 
 def measured() -> list[Time]:
     """Return the times of the kernels for few rows."""
-    found = []
+    found, space = [], find_spaces("gemm", ARCH)[1]
     for row in _rows():
         problem = Problem.parse(row["problem"])
         weight = _BEYOND if problem.m > _MOST_ROWS else 1.0
         fastest = min(row["few_rows"].values())
         for words, us in row["few_rows"].items():
             config = Config.parse(f"algorithm=few_rows {words}")
-            found.append(Time(problem, config, us, weight * (fastest / us) ** _FAST))
+            registers = as_integer(space.derive(config, problem, ARCH)["registers"])
+            found.append(Time(problem, config, us, weight * (fastest / us) ** _FAST, registers))
     return found
 
 
 def predicted(constants: Constants, time: Time) -> float:
     """Return what the model says of a kernel."""
-    space = find_spaces("gemm", ARCH)[1]
-    registers = as_integer(space.derive(time.config, time.problem, ARCH)["registers"])
-    estimator = FewRowsEstimator(time.problem, ARCH, SM_COUNT, constants)
-    return estimator.time_us(time.config, registers)
+    return FewRowsEstimator(time.problem, ARCH, SM_COUNT, constants).time_us(time.config, time.registers)
 
 
 def error(constants: Constants, times: Sequence[Time]) -> float:

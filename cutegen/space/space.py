@@ -27,7 +27,8 @@ _CONTEXT = ("problem", "arch")
 #: Domains of at most so many values are listed in messages; of longer ones, so many values.
 _FEW_VALUES, _SHOWN_VALUES = 40, 6
 Derived = Mapping[str, Value]
-_Check = Callable[[Mapping[str, Value]], bool]
+#: What a rule looks at of a config, what it said of such values before, and the rule itself.
+_Check = tuple[Callable[[Mapping[str, Value]], Any], dict[Any, bool], Callable[[Mapping[str, Value]], bool]]
 #: A knob, the values that it may take, and what must hold once it has one.
 _Level = tuple[str, tuple[Value, ...], Sequence[_Check]]
 
@@ -154,21 +155,11 @@ class Space:
                 (knob, domain, [self._remembered(rule, problem) for rule in self._by_last_knob[knob]])
                 for knob, domain in domains.items()
             ]
-            yield from map(Config, _extend({}, levels))
+            yield from map(Config, _complete(levels))
 
     def _remembered(self, rule: Rule, problem: Problem) -> _Check:
         """Return ``rule`` for ``problem``; asked once for the same values, which come again and again."""
-        pick = itemgetter(*rule.knobs)
-        verdicts: dict[Any, bool] = {}
-
-        def check(chosen: Mapping[str, Value]) -> bool:
-            values = pick(chosen)
-            verdict = verdicts.get(values)
-            if verdict is None:
-                verdict = verdicts[values] = self._holds(rule, chosen, problem)
-            return verdict
-
-        return check
+        return itemgetter(*rule.knobs), {}, lambda chosen: self._holds(rule, chosen, problem)
 
     def _holds(self, rule: Rule, values: Mapping[str, Value], problem: Problem) -> bool:
         arguments: dict[str, Any] = {knob: values[knob] for knob in rule.knobs}
@@ -352,17 +343,34 @@ def _nearest(value: Value, domain: Sequence[Value]) -> Sequence[Value]:
     return sorted(alike, key=distance)[:_SHOWN_VALUES] or domain[:_SHOWN_VALUES]
 
 
-def _extend(chosen: dict[str, Value], levels: Sequence[_Level]) -> Iterator[dict[str, Value]]:
-    """Yield ``chosen`` with all valid values of the knobs of ``levels``: always the same dictionary."""
+def _complete(levels: Sequence[_Level]) -> Iterator[dict[str, Value]]:
+    """Yield every choice of a value for each knob that all checks let pass: always the same dictionary.
+
+    Most of the time of listing a space passes here: one loop takes two thirds of what a generator for each
+    knob takes.
+    """
+    chosen: dict[str, Value] = {}
     if not levels:
         yield chosen
         return
-    knob, domain, checks = levels[0]
-    for value in domain:
-        chosen[knob] = value
-        for check in checks:
-            if not check(chosen):
-                break
+    left = [iter(domain) for _, domain, _ in levels]
+    at, last = 0, len(levels) - 1
+    while at >= 0:
+        knob, _, checks = levels[at]
+        for value in left[at]:
+            chosen[knob] = value
+            for pick, verdicts, holds in checks:
+                values = pick(chosen)
+                verdict = verdicts.get(values)
+                if verdict is None:
+                    verdict = verdicts[values] = holds(chosen)
+                if not verdict:
+                    break
+            else:
+                if at < last:
+                    at += 1
+                    left[at] = iter(levels[at][1])
+                    break
+                yield chosen
         else:
-            yield from _extend(chosen, levels[1:])
-    del chosen[knob]
+            at -= 1

@@ -105,6 +105,7 @@ class FewRowsEstimator:
         self._believed = constants or fitted(arch.name)
         self._mhz = find_machine(arch).boost_mhz
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
+        self._bytes = problem.min_bytes
         self._elements = _LOAD_BYTES // DTYPE_BYTES[problem.ab_dtype]
 
     def time_us(self, config: Config, registers: int) -> float:
@@ -118,7 +119,7 @@ class FewRowsEstimator:
         ctas = self._ctas(config)
         per_sm, resident = ctas / self._sm_count, self._resident(config, registers)
         waves = max(1.0, per_sm / resident)
-        memory = self._problem.min_bytes / believed.bytes_us
+        memory = self._bytes / believed.bytes_us
         # CTAs that all run at once cannot even out what some SMs have more than others.
         uneven = believed.uneven * (ceil(per_sm) / per_sm - 1) if per_sm <= resident else 0.0
         parts = (
@@ -165,4 +166,4 @@ class FewRowsEstimator:
     def _l2_us(self, config: Config, ctas: int) -> float:
         """B comes through L2 once, and all rows of A for each CTA, or cluster."""
         of_a = config.integer("rows_per_cta") * self._vectors * _LOAD_BYTES / config.integer("cluster_k")
-        return (ctas * of_a + self._problem.min_bytes) / self._believed.l2_bytes_us
+        return (ctas * of_a + self._bytes) / self._believed.l2_bytes_us
