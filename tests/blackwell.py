@@ -14,7 +14,7 @@ from walk import BLACKWELL_DTYPES, random_config, random_pairs
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
-from cutegen.build.artifact import KernelResources
+from cutegen.build.kernel_resources import KernelResources
 from cutegen.build.render import Source
 from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
 from cutegen.families.registry import find_space

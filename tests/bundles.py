@@ -11,7 +11,7 @@ from typing import Any
 
 from cutegen.arch import find_arch
 from cutegen.build import Artifact, Resources, Toolchain, about, artifact_key, from_entry, symbol_of
-from cutegen.build.artifact import KernelResources
+from cutegen.build.kernel_resources import KernelResources
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
 from cutegen.digest import digest

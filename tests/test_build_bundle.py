@@ -24,7 +24,7 @@ from cutegen.build import (
     open_bundle,
     symbol_of,
 )
-from cutegen.build.artifact import KernelResources, Resources
+from cutegen.build.kernel_resources import KernelResources, Resources
 from cutegen.build.store import Store
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError

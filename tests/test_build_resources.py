@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from cutegen.build.artifact import KernelResources, Resources
 from cutegen.build.cubin import kernels_in
+from cutegen.build.kernel_resources import KernelResources, Resources
 from cutegen.build.remarks import add_remarks
 
 REMARKS = """--- !Analysis

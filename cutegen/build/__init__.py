@@ -3,8 +3,6 @@
 from cutegen.build.artifact import (
     Artifact,
     Failure,
-    KernelResources,
-    Resources,
     Result,
     about,
     find_result,
@@ -12,6 +10,7 @@ from cutegen.build.artifact import (
 )
 from cutegen.build.builder import Builder
 from cutegen.build.bundle import Bundle, export_bundle, open_bundle
+from cutegen.build.kernel_resources import KernelResources, Resources
 from cutegen.build.toolchain import Toolchain, artifact_key, host_runs, is_artifact_key, symbol_of
 
 __all__ = [

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cutegen.build.artifact import LOG, OBJECT, SOURCE
-from cutegen.build.child import Job, plain
+from cutegen.build.child import Job
+from cutegen.build.forked_child import plain
 from cutegen.build.store import LIBRARY, Entry, KeyLock
 from cutegen.digest import Json
 from cutegen.errors import StoreError

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cutegen.build.artifact import KernelResources
+from cutegen.build.kernel_resources import KernelResources
 
 __all__ = ["kernels_in"]
 

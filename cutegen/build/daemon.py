@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cutegen.build.artifact import SOURCE, Failure, from_entry
-from cutegen.build.child import GO, Job, compile_into, run_and_exit, warm_up
+from cutegen.build.child import Job, compile_into, warm_up
 from cutegen.build.compilation import Compilation
+from cutegen.build.forked_child import GO, run_and_exit
 from cutegen.build.link import Linker
 from cutegen.build.store import Entry, KeyLock, Store
 from cutegen.digest import Json, digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from cutegen.build.artifact import KernelResources
+from cutegen.build.kernel_resources import KernelResources
 
 __all__ = ["add_remarks"]
 

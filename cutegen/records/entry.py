@@ -18,7 +18,7 @@ from cutegen.measure.policy import OBJECTIVES
 from cutegen.space import Config
 from cutegen.text import shown
 
-__all__ = ["ANY", "Entry", "Fingerprint", "require_number"]
+__all__ = ["ANY", "Entry", "Fingerprint", "read_config", "require_number", "require_text"]
 
 #: A fingerprint field of this value matches everything.
 ANY = "*"
@@ -190,17 +190,36 @@ class Entry:
         values: dict[str, Any] = dict(data)
         if "ratio_to_torch" in values:  # what version 0.1 called it
             values.setdefault("ratio_to_baseline", values.pop("ratio_to_torch"))
-        config = values.pop("config", None)
-        if config is not None and not isinstance(config, dict):
-            raise TableError("config must be an object of knobs")
+        config = read_config(values.pop("config", None))
         for name in ("time_us", "ratio_to_baseline", "ratio_to_default", "energy_mj"):
             require_number(name, values.get(name))
         for name in ("source", "artifact_key", "objective", "context", "baseline", "contended_by"):
-            if not isinstance(values.get(name, ""), str):
-                raise TableError(f"{name} is {shown(values[name])}, not text")
+            require_text(name, values.get(name, ""))
         values["interval"] = _interval(values.get("interval"))
         values["trial_ids"] = _texts("trial_ids", values.get("trial_ids", []))
-        return cls(problem, None if config is None else Config.from_json(config), **values)
+        return cls(problem, config, **values)
+
+
+def read_config(data: Json) -> Config | None:
+    """Return the config of an entry; None where it has none.
+
+    Raises:
+        TableError: It is no object.
+        ConfigError: A value is of no type that a knob may hold.
+    """
+    if data is not None and not isinstance(data, dict):
+        raise TableError("config must be an object of knobs")
+    return None if data is None else Config.from_json(data)
+
+
+def require_text(name: str, value: object) -> None:
+    """Do nothing if ``value`` is a text.
+
+    Raises:
+        TableError: It is something else.
+    """
+    if not isinstance(value, str):
+        raise TableError(f"{name} is {shown(value)}, not text")
 
 
 def require_number(name: str, value: object, *, optional: bool = True) -> None:

@@ -15,7 +15,7 @@ from cutegen.families.ranges import Range
 from cutegen.family import Problem
 from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.policy import OBJECTIVES
-from cutegen.records.entry import Entry, require_number
+from cutegen.records.entry import Entry, read_config, require_number, require_text
 from cutegen.space import Config
 from cutegen.text import shown
 
@@ -213,8 +213,7 @@ class RangeEntry:
         """
         values = _fields("a range", data, ["choices", *(f.name for f in fields(cls)[1:])])
         for name in ("objective", "context", "baseline", "contended_by", "run"):
-            if not isinstance(values.get(name, ""), str):
-                raise TableError(f"{name} is {shown(values[name])}, not text")
+            require_text(name, values.get(name, ""))
         choices = [_choice(value) for value in _list("choices", values.pop("choices", None))]
         named = _object("pieces", values.pop("pieces", None)).items()
         pieces = sorted((_piece(name, value, choices) for name, value in named), key=lambda p: p.first)
@@ -234,17 +233,10 @@ _Choice = tuple[Config | None, str, str]
 
 def _choice(data: Json) -> _Choice:
     values = _fields("a choice", data, ("config", "source", "artifact_key"))
-    config, source, key = (
-        values.get("config"),
-        values.get("source", "cutegen"),
-        values.get("artifact_key", ""),
-    )
-    if config is not None and not isinstance(config, dict):
-        raise TableError("config must be an object of knobs")
-    for name, value in (("source", source), ("artifact_key", key)):
-        if not isinstance(value, str):
-            raise TableError(f"{name} is {shown(value)}, not text")
-    return None if config is None else Config.from_json(config), source, key
+    source, key = values.get("source", "cutegen"), values.get("artifact_key", "")
+    require_text("source", source)
+    require_text("artifact_key", key)
+    return read_config(values.get("config")), source, key
 
 
 def _piece(name: str, data: Json, choices: Sequence[_Choice]) -> Piece:
@@ -269,8 +261,7 @@ def _point(name: str, data: Json) -> Point:
     require_number("time_us", values.get("time_us"), optional=False)
     require_number("ratio_to_baseline", values.get("ratio_to_baseline"))
     _require_fraction("regret", values.get("regret"))
-    if not isinstance(values.get("trial", ""), str):
-        raise TableError(f"trial is {shown(values['trial'])}, not text")
+    require_text("trial", values.get("trial", ""))
     return Point(int(name), **values)
 
 

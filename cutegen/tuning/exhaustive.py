@@ -8,7 +8,7 @@ from typing import Any
 from cutegen.errors import UsageError
 from cutegen.family import Problem
 from cutegen.space import Config, Value
-from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops import gemm as gemm_operators
 from cutegen.torch_ops.user_kernels import problem_of_call
 from cutegen.tuning.autotuner import AutoTuner
 from cutegen.tuning.model import tuner_of
@@ -45,8 +45,8 @@ def exhaustive_search(
         TypeError: An argument is missing or unknown.
         CutegenError: As :meth:`AutoTuner.tune`.
     """
-    state.prepare()
-    dispatcher = state.default_dispatcher()
+    gemm_operators.prepare()
+    dispatcher = gemm_operators.default_dispatcher()
     problem = problem_of_call(kernel, arguments, named, dispatcher)
     found = tuple(Config(config) for config in (configs(problem) if callable(configs) else configs))
     if not found:
@@ -55,5 +55,5 @@ def exhaustive_search(
     result = tuner.tune_problem(problem, candidates=found)
     table = tuner.setting.table
     if table is not None and table.exists():
-        state.load_table(table)
+        gemm_operators.load_table(table)
     return result

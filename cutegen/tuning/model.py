@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutegen.errors import ProblemError, UsageError
 from cutegen.family import Problem
 from cutegen.runtime.dispatch import Answer, Dispatcher, autotune_disabled, default_table_path
-from cutegen.torch_ops import gemm as state
+from cutegen.torch_ops import gemm as gemm_operators
 from cutegen.torch_ops.model_run import record_run
 from cutegen.torch_ops.recording import Recording
 from cutegen.tuning.autotuner import AutoTuner
@@ -145,8 +145,8 @@ def autotune(
     rows = [m] if isinstance(m, int) else list(m or ())
     if any(count < 1 for count in rows):
         raise UsageError(f"m={rows} must be positive numbers of rows")
-    state.prepare()
-    dispatcher = state.default_dispatcher()
+    gemm_operators.prepare()
+    dispatcher = gemm_operators.default_dispatcher()
     if dispatcher.kernels.on_miss:
         raise UsageError(
             "cutegen is frozen, so new answers would be misses; call cutegen.configure(build=...)"
@@ -162,7 +162,7 @@ def autotune(
     weights = weigh(at_rows(recording.calls, rows), setting.arch, setting.sm_count)
     tuned, failed = _tune_missing(tuner, weights, budget_s, say)
     if table.exists():
-        dispatcher = state.load_table(table)
+        dispatcher = gemm_operators.load_table(table)
     gains = tuple(_gain(weight, _answer(dispatcher, weight.problem)) for weight in weights)
     found = Autotuned(gains, tuned, failed, recording, table, time.monotonic() - begun)
     say(str(found))
