@@ -25,8 +25,9 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.check import Verdict
 from cutegen.measure.context import BACK_TO_BACK
-from cutegen.measure.device import ClockReading, Device
+from cutegen.measure.device import Device
 from cutegen.measure.engine import Prepared
+from cutegen.measure.nvml import ClockReading
 
 DEVICE = Device("Fake GPU", (9, 0), 132, 60_000_000, 2**37, "1.2", "13.0", "GPU-fake")
 REFERENCE_US = 10.0

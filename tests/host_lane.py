@@ -19,8 +19,9 @@ from cutegen.families.registry import find_family
 from cutegen.family import Argument, Inputs, bind
 from cutegen.family import Problem as AnyProblem
 from cutegen.measure.candidate import Candidate
-from cutegen.measure.device import ClockMeter, Device
+from cutegen.measure.device import Device
 from cutegen.measure.guarded import Guarded, new_output
+from cutegen.measure.nvml import ClockMeter
 from cutegen.measure.torch_engine import TorchEngine
 from cutegen.space import Launch
 

@@ -15,7 +15,7 @@ from host_lane import FACTS, HostLane  # noqa: E402
 from cutegen.errors import LaunchError  # noqa: E402
 from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.measure import Candidate  # noqa: E402
-from cutegen.measure.device import ClockMeter  # noqa: E402
+from cutegen.measure.nvml import ClockMeter  # noqa: E402
 from cutegen.space import Launch  # noqa: E402
 from tools.benchmark import child  # noqa: E402
 from tools.benchmark.bandwidth import COPY_CALL, METHODS, Copy, CopyCall  # noqa: E402

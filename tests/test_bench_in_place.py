@@ -69,7 +69,7 @@ def test_a_kernel_in_place_turns_what_it_is_given_and_keeps_its_length(
 
 
 def _meter() -> Any:
-    from cutegen.measure.device import ClockMeter
+    from cutegen.measure.nvml import ClockMeter
 
     return ClockMeter("none")
 

@@ -12,7 +12,8 @@ import pytest
 
 from cutegen.errors import ArchError, DeviceError
 from cutegen.measure import device
-from cutegen.measure.device import ClockMeter, ClockReading, Device, present_device
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.nvml import ClockMeter, ClockReading
 
 UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 H200 = Device("NVIDIA H200", (9, 0), 132, 62914560, 150_000_000_000, "580.1", "13.0", UUID)

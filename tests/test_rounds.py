@@ -13,8 +13,8 @@ from cutegen.errors import LaunchError, MeasureError
 from cutegen.families.gemm.problem import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.context import CONTEXTS, PREDECESSOR
-from cutegen.measure.device import ClockReading
 from cutegen.measure.engine import Prepared
+from cutegen.measure.nvml import ClockReading
 from cutegen.measure.policy import Policy
 from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
 from cutegen.measure.timing_run import TimingRun

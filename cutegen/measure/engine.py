@@ -10,7 +10,7 @@ from cutegen.family import Problem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.check import Verdict
 from cutegen.measure.context import BACK_TO_BACK
-from cutegen.measure.device import ClockReading
+from cutegen.measure.nvml import ClockReading
 
 __all__ = ["DEFAULT_ENGINE", "Engine", "EngineFactory", "Feed", "Prepared"]
 

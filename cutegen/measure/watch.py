@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cutegen.measure.contention import Look, Process
-from cutegen.measure.device import NvmlHandle
+from cutegen.measure.nvml import NvmlHandle
 from cutegen.text import printable
 
 __all__ = ["NvmlWatch"]

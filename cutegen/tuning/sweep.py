@@ -61,11 +61,16 @@ class Failed:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request that was begun: an earlier run finished it, or its kernels are being compiled."""
+    """A request that was begun.
+
+    Attributes:
+        request: What was asked for.
+        work: The recorded result of an earlier run, or the run whose kernels are being compiled.
+        offers: Kernels of the Operator API, with those that are no candidates.
+    """
 
     request: Request
-    finished: TuneResult | None
-    problem_run: ProblemRun | None
+    work: TuneResult | ProblemRun
     offers: Offers
 
 
@@ -122,18 +127,17 @@ class Tuning:
         started, queue = self._clock(), list(requests)
         parts = parts or [1.0] * len(queue)
         with closing(Lookahead()) as ahead:
-            prepared = self._prepare_or_fail(queue[0], ahead) if queue else None
-            for left in range(len(queue), 0, -1):
-                assert prepared is not None
-                current, begun = prepared, self._clock()
-                if left > 1:
-                    prepared = self._prepare_or_fail(queue[-left + 1], ahead)
-                if left > 2 and _is_under_way(prepared):
-                    ahead.begin(queue[-left + 2])
-                part = parts[-left] / sum(parts[-left:])
-                share = None if budget_s is None else (budget_s - (self._clock() - started)) * part
-                first = left == len(queue)
-                yield self._conclude(current, share, started if first else begun)
+            following = self._prepare_or_fail(queue[0], ahead) if queue else None
+            for at in range(len(queue)):
+                assert following is not None
+                current, begun = following, self._clock()
+                if at + 1 < len(queue):
+                    following = self._prepare_or_fail(queue[at + 1], ahead)
+                if at + 2 < len(queue) and _is_under_way(following):
+                    ahead.begin(queue[at + 2])
+                left_s = None if budget_s is None else budget_s - (self._clock() - started)
+                share = None if left_s is None else left_s * (parts[at] / sum(parts[at:]))
+                yield self._conclude(current, share, begun if at else started)
 
     def run_all(
         self,
@@ -198,7 +202,7 @@ class Tuning:
         offers = setting.offers(request.problem) if asked else Offers((), ())
         finished = self._finished(request, entry, ledger)
         if finished is not None:
-            return _Prepared(request, finished, None, offers)
+            return _Prepared(request, finished, offers)
         if not ledger.finals():
             # It imports torch while candidates are chosen. Explicit ones may be in the store already.
             self._children.start_bench()
@@ -216,7 +220,7 @@ class Tuning:
         )
         ahead.wait()
         problem_run.prepare()
-        return _Prepared(request, None, problem_run, offers)
+        return _Prepared(request, problem_run, offers)
 
     def _finished(self, request: Request, entry: Entry | None, ledger: Ledger) -> TuneResult | None:
         """Return the recorded result if this very run was finished before and its kernel is still there."""
@@ -249,10 +253,9 @@ class Tuning:
         if isinstance(prepared, Failed):
             return prepared
         refused = tuple(map(str, prepared.offers.refused))
-        if prepared.finished is not None:
-            return replace(prepared.finished, seconds=self._clock() - begun, refused=refused)
-        problem_run = prepared.problem_run
-        assert problem_run is not None
+        if isinstance(prepared.work, TuneResult):
+            return replace(prepared.work, seconds=self._clock() - begun, refused=refused)
+        problem_run = prepared.work
         try:
             result = self._result(problem_run, problem_run.run(budget_s))
         except PROBLEM_FAILURES as error:
@@ -300,7 +303,7 @@ def _parts(stakes: Sequence[float] | None, count: int) -> list[float]:
 
 def _is_under_way(prepared: _Prepared | Failed) -> bool:
     """Whether there is anything to run; after a finished problem, others are likely finished too."""
-    return isinstance(prepared, _Prepared) and prepared.problem_run is not None
+    return isinstance(prepared, _Prepared) and isinstance(prepared.work, ProblemRun)
 
 
 def _incumbent(entry: Entry | None, request: Request) -> Config | None:

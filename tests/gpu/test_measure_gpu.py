@@ -14,7 +14,7 @@ from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.context import CONTEXTS
-from cutegen.measure.device import ClockMeter
+from cutegen.measure.nvml import ClockMeter
 from cutegen.measure.policy import Policy
 from cutegen.space import Launch
 

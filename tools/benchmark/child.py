@@ -63,7 +63,8 @@ def open_engine(index: int) -> ContestEngine:
     Raises:
         DeviceError: There is no such GPU.
     """
-    from cutegen.measure.device import ClockMeter, present_device
+    from cutegen.measure.device import present_device
+    from cutegen.measure.nvml import ClockMeter
 
     facts = present_device(index)
     import torch
