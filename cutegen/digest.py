@@ -1,4 +1,4 @@
-"""Stable names for values: canonical JSON and short SHA-256 digests."""
+"""Canonical JSON and short SHA-256 digests: stable names for values."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DTYPE_BYTES = {
     "int32": 4,
     "int64": 8,
 }
-#: torch's name of each dtype. There is none for tf32: fp32 tensors must not lose digits unasked.
+#: torch's name of each dtype. tf32 has none: fp32 tensors must not silently lose precision.
 TORCH_DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",

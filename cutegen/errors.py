@@ -17,14 +17,14 @@
     ├── LaunchError                 a kernel could not be loaded or launched
     │   └── FrozenError             its kernel was not loaded before cutegen.freeze(on_miss="error")
     ├── CheckError                  a kernel disagreed with its reference
-    ├── MeasureError                a timing cannot be trusted: names the broken promise
+    ├── MeasureError                a timing cannot be trusted: says what was violated
     ├── StoreError    (OSError)     a cache, database or folder cannot be read or written
     ├── TableError    (ValueError)  a dispatch table is malformed or for another GPU
     ├── RankError                   ranks of a program differ, or one did not answer in time
     ├── PinError                    a deployment folder cannot be written or trusted
     └── NoWinnerError               nothing valid was found: counts trials by outcome
 
-A child of ``ValueError`` or ``OSError`` is so because a caller would expect that built-in.
+Children of ``ValueError`` and ``OSError`` stand where a caller would expect that built-in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a kernel family says about itself. Everything else in cutegen works for any family through this seam.
+"""The interface of a kernel family, through which everything else in cutegen works for any family.
 
-A family computes one kind of problem, such as a GEMM or an RMSNorm. It says how its problems are written,
-which arguments its kernels take, what the right answer is, what to compare with and what it costs. Spaces say
-which configs there are, templates how a config is rendered; both are found by the family's name.
+A family computes one kind of problem, such as a GEMM or an RMSNorm. It defines how its problems are written,
+which arguments its kernels take, the reference, the baselines and the cost. Its spaces define which configs
+there are, its templates how a config is rendered; both are found by the family's name.
 
 Nothing here imports torch. Methods that are given tensors import it inside.
 """
@@ -131,7 +131,7 @@ class Size:
         meaning: What it counts, in a few words.
         free: Whether kernels take it as an argument, so that one kernel serves every value. A size that is
             not free is compiled in.
-        default: Taken when it is not given; None if it must be.
+        default: Its value when it is not given; None if it must be given.
     """
 
     name: str
@@ -147,8 +147,8 @@ class Option:
     Attributes:
         name: The key in shapes files.
         meaning: For ``--help``.
-        values: What it may be; empty for a flag, which is there or not.
-        default: Taken when it is not given; ``""`` for none.
+        values: Its valid values; empty for a flag, which is there or not.
+        default: Its value when it is not given; ``""`` for none.
         aliases: Other names under which it may be given, such as the keyword argument of a library call.
     """
 
@@ -180,9 +180,9 @@ class Argument:
         name: Its name in messages, records and calls.
         kind: What the kernel does with it.
         dtype: Short name of the element type; for a scalar ``fp32`` or ``int32``.
-        shape: Sizes of a tensor; empty for what is no tensor.
-        aligned: Whether every row starts at a multiple of 16 bytes; if not, tests use odd pitches.
-        may_alias: Inputs that an output may be; the check runs it apart from them and as each of them.
+        shape: Sizes of a tensor; empty for other arguments.
+        aligned: Whether every row starts at a multiple of 16 bytes; if not, checks use odd pitches.
+        may_alias: Inputs whose memory an output may share; checks run without aliasing and with each of them.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one launch reads.
+    """The inputs of one launch.
 
     Attributes:
         tensors: The ``in`` and ``inout`` arguments by name.
@@ -208,13 +208,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of one output beside its reference; all three tensors are fp64 and have the same shape.
+    """A part of one output and of its reference; all three tensors are fp64 and have the same shape.
 
     Attributes:
         got: What the kernel wrote.
-        want: What it should have written.
+        want: The reference.
         allowed: How far they may differ, element by element.
-        place: Turns an index into the chunk into the index in the output.
+        place: Maps an index into the chunk to the index into the output.
     """
 
     got: torch.Tensor
@@ -226,7 +226,7 @@ class Chunk:
 def bind(
     arguments: Sequence[Argument], values: Mapping[str, Any], launch: Launch, workspace: Any = None
 ) -> tuple[Any, ...]:
-    """Return what a kernel is called with: the one place where its calling convention is written.
+    """Return the arguments of a kernel call: the one place that knows the calling convention.
 
     Args:
         arguments: The kernel's arguments, in the order of its parameters.
@@ -246,23 +246,23 @@ def bind(
 
 
 class Reference(Protocol):
-    """The right outputs of one problem on its inputs, and the error that each element is allowed."""
+    """The correct outputs of one problem on its inputs, and the allowed error of each element."""
 
     def compared(self, output: str) -> float:
         """Return the fraction of an output that is compared; large ones may be sampled."""
         ...
 
     def chunks(self, output: str, got: torch.Tensor) -> Iterator[Chunk]:
-        """Yield the parts of an output beside what they should be."""
+        """Yield the parts of an output with their references."""
         ...
 
 
 class Default(NamedTuple):
-    """What answers a problem before anything was measured.
+    """The config that answers a problem without measurements.
 
     Attributes:
         config: The config.
-        time_us: Its predicted microseconds, where choosing it took a prediction; else None.
+        time_us: Its predicted microseconds, if it was chosen by prediction; else None.
     """
 
     config: Config
@@ -270,7 +270,7 @@ class Default(NamedTuple):
 
 
 class Strategy(Protocol):
-    """What a family knows about which configs are promising on an architecture: a performance model."""
+    """A performance model of one algorithm of a family on an architecture: which configs are promising."""
 
     def rank(
         self,
@@ -295,10 +295,10 @@ class Strategy(Protocol):
         *,
         everywhere: bool = False,
     ) -> list[Config]:
-        """Return what :meth:`rank` of the same arguments will return behind the default, as far as that is
-        known at once, each of another kernel: it can be compiled while the rest is worked out.
+        """Return configs of different kernels that :meth:`rank` of the same arguments will return as well.
 
-        From ``everywhere``, also what :meth:`rank` may not return.
+        They are known at once, so they can be compiled while the ranking is computed. The default is not
+        among them. With ``everywhere`` there may be others, which :meth:`rank` does not return.
         """
         ...
 
@@ -313,24 +313,24 @@ class Strategy(Protocol):
         fixed: Mapping[str, Sequence[Value]] | None = None,
         new_kernels: bool = True,
     ) -> list[Config]:
-        """Return untried configs that the measured microseconds make promising; None is a failure."""
+        """Return untried configs that measured microseconds suggest; a result of None is a failure."""
         ...
 
     def precompute(
         self, space: Space, problem: Any, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
     ) -> None:
-        """Work out in advance what the other methods look up; called from any thread."""
+        """Compute in advance what the other methods look up; called from any thread."""
         ...
 
     def prepare(self, space: Space, problem: Any, sm_count: int, library: OpenLibrary) -> None:
-        """Make ready what :meth:`default` needs for problems of the signature of ``problem``.
+        """Prepare :meth:`default` for problems of the signature of ``problem``, which makes it faster.
 
-        Its answers are the same without; ``library`` opens a C file of the package, if that was compiled.
+        ``library`` opens the library of a C file of the package, if that was compiled.
         """
         ...
 
     def default(self, space: Space, problem: Any, sm_count: int) -> Default:
-        """Return what to use when nothing was measured."""
+        """Return the default, for use without measurements."""
         ...
 
     def default_set(self, space: Space, problem: Any, sm_count: int) -> Sequence[tuple[Any, Config]]:
@@ -344,9 +344,9 @@ class Strategy(Protocol):
     def predictor(
         self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config] = ()
     ) -> Predictor:
-        """Return what predicts configs of ``space`` for ``problem``.
+        """Return a predictor of configs of ``space`` for ``problem``.
 
-        Many that will be asked about may be named in ``configs``: predicting them together takes less time.
+        Predicting many configs together takes less time; name them in ``configs``.
         """
         ...
 
@@ -365,14 +365,15 @@ class Family(ABC):
         options: What else a problem may say.
         metric: How results are shown: by operations or by bytes.
         knobs: For each knob what it does and when it pays, in a few sentences.
-        algorithms: Ways to compute some of its problems, beside the general one that computes all. Each has a
-            space of its name, whose configs say ``algorithm=NAME``, and templates in a folder of that name.
-        default_is_its_authors: The default config is what a kernel's author runs. If it is wrong, so is the
-            reference or the declaration, and nothing is timed.
-        repeat: How kernels that update tensors in place are launched again and again while they are timed:
-            ``restore`` puts the tensors back between timed spans, so that each launch finds what a caller
-            passes; ``bounded`` goes on with what earlier launches left, which stays in its range; so does
-            ``idempotent``, of kernels that leave their own results as they are, which is checked.
+        algorithms: Further algorithms, beside the general one, which computes all problems. Each has a space
+            of its name, whose configs have ``algorithm=NAME``, and templates in a folder of that name.
+        default_is_its_authors: Whether the default config is the one that a kernel's author runs. If it
+            fails the check, the reference or the declaration is wrong, and nothing is timed.
+        repeat: How kernels that update tensors in place are launched repeatedly while they are timed.
+            ``restore``: the tensors are restored between timed spans, so that each launch gets what a caller
+            passes. ``bounded``: launches continue with the results of earlier ones, whose values stay in
+            range. ``idempotent``: likewise, for kernels that leave their own results unchanged, which is
+            checked.
     """
 
     name: str
@@ -397,7 +398,7 @@ class Family(ABC):
 
     @abstractmethod
     def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> Problem:
-        """Return the problem of sizes and options by name; what has a default may be missing.
+        """Return the problem of sizes and options by name; those with a default may be missing.
 
         Raises:
             ProblemError: As :meth:`parse`.
@@ -408,7 +409,7 @@ class Family(ABC):
         return next((o for o in self.options if name == o.name or name in o.aliases), None)
 
     def lines(self, problem: Any) -> tuple[str, ...]:
-        """Return every line under which ``problem`` may stand in old records, the present one first."""
+        """Return every line by which records of any version name ``problem``, the present one first."""
         return (str(problem),)
 
     @property
@@ -430,7 +431,7 @@ class Family(ABC):
 
     @abstractmethod
     def typical(self) -> Sequence[Problem]:
-        """Return problems that between them reach every knob value: what ``--lint`` looks at."""
+        """Return problems that together reach every knob value; ``--lint`` checks them."""
 
     @abstractmethod
     def tails(self, problem: Any) -> Sequence[Problem]:
@@ -440,12 +441,12 @@ class Family(ABC):
         """
 
     def kin(self, problem: Any) -> Hashable:
-        """Return what problems have in common whose table entries may answer for each other."""
+        """Return a key; problems of equal keys may use each other's table entries."""
         signature: Signature = problem.signature
         return signature
 
     def is_plain(self, problem: Any) -> bool:
-        """Return whether ``problem`` is the plainest of its kin: its entry answers for the others first."""
+        """Return whether ``problem`` is the plainest of its :meth:`kin`, whose entries the others prefer."""
         return True
 
     def is_library_call(self, problem: Any) -> bool:
@@ -463,9 +464,9 @@ class Family(ABC):
         """Return the arguments of the kernels for ``problem``, in the order of their parameters."""
 
     def upstream_input(self, problem: Any) -> str:
-        """Return the name of the input that the kernel before usually writes: activations, not weights.
+        """Return the name of the input that the previous kernel usually writes: activations, not weights.
 
-        It is the first input, unless a family says otherwise.
+        It is the first input, unless a family overrides this.
         """
         return next(a.name for a in self.arguments(problem) if a.kind in ("in", "inout"))
 
@@ -476,7 +477,7 @@ class Family(ABC):
     def render_values(
         self, problem: Any, config: Config, derived: Mapping[str, Value], arch: Arch
     ) -> Mapping[str, Any]:
-        """Return what the template of ``config`` asks for beside its knobs and what the space derives.
+        """Return values for the template of ``config`` beside its knobs and what the space derives.
 
         Args:
             problem: What is computed.
@@ -491,7 +492,7 @@ class Family(ABC):
         return {}
 
     def identity(self) -> str:
-        """Return a digest of what else kernels depend on; empty if on template, problem and config alone.
+        """Return a digest of what kernels depend on beside template, problem and config; empty if nothing.
 
         Raises:
             FamilyError: A module that kernels are made of cannot be read.
@@ -499,7 +500,7 @@ class Family(ABC):
         return ""
 
     def declaration(self) -> str:
-        """Return a digest of what declares the space beside files, empty if these say it all.
+        """Return a digest of what declares the space beside files; empty if there is nothing else.
 
         Raises:
             FamilyError: It cannot be read.
@@ -507,14 +508,14 @@ class Family(ABC):
         return ""
 
     def opening(self, arch: Arch) -> Opening | None:
-        """Return what a compiling child must know to open modules of users; None if there are none.
+        """Return what a compiling child needs to open users' modules; None if there are none.
 
         Raises:
             FamilyError: As :meth:`identity`.
         """
         return None
 
-    # -- the check, and what is compared
+    # -- checks and baselines
 
     @abstractmethod
     def inputs(self, problem: Any, generator: torch.Generator, *, awkward: bool = False) -> Inputs:
@@ -523,25 +524,25 @@ class Family(ABC):
         Args:
             problem: What they are inputs of.
             generator: Source of the values.
-            awkward: Leave gaps between rows, filled with NaN, so that a kernel that reads beyond an input
-                shows, and give other scalars than usual, so that one that is compiled in shows.
+            awkward: Leave gaps between rows, filled with NaN, which shows reads beyond an input, and use
+                unusual scalars, which shows scalars that were compiled in.
         """
 
     @abstractmethod
     def reference(self, problem: Any, inputs: Inputs) -> Reference:
-        """Return the right outputs for ``inputs``, worked out in fp64."""
+        """Return the correct outputs for ``inputs``, computed in fp64."""
 
     @abstractmethod
     def baselines(self, problem: Any, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
         """Return what a PyTorch user would call instead, by name, tried on ``inputs`` and ``outputs``.
 
-        The fastest that is right is the baseline of the problem. There may be none.
+        The fastest correct one is the baseline of the problem. There may be none.
         """
 
     def stand_in(self, problem: Any) -> StandIn | None:
-        """Return what computes ``problem`` while its kernel is being compiled; None if nothing does.
+        """Return what computes ``problem`` while its kernel is being compiled; None if there is nothing.
 
-        It is as exact as the check asks of a kernel, and need not be fast.
+        It is as exact as a kernel that passes the check, and need not be fast.
         """
         return None
 
@@ -559,23 +560,23 @@ class Family(ABC):
     def baseline_us(self, problem: Any, arch: Arch, sm_count: int) -> float | None:
         """Return the microseconds that PyTorch is expected to take, None where they are not known.
 
-        Asked of problems for which :meth:`is_library_calls` holds, beside the time that the strategy predicts
-        for a kernel: a call may then be left to PyTorch.
+        Called for problems for which :meth:`is_library_calls` holds, and compared with the time that the
+        strategy predicts for a kernel: the call may then be left to PyTorch.
         """
         return None
 
     def fused_us(self, problem: Any) -> float:
-        """Return the microseconds that what is fused adds to the predicted time of a kernel."""
+        """Return the microseconds that fused operations add to the predicted time of a kernel."""
         return 0.0
 
     def doubt(self, problem: Any) -> float:
-        """Return how many times as large as usual an expected lead over PyTorch must be to be believed."""
+        """Return the factor by which a predicted lead over PyTorch must exceed the usual one to count."""
         return 1.0
 
     def is_fitted(self, problem: Any, arch: Arch) -> bool:
         """Return whether predicted times of kernels for ``problem`` are fitted to measurements.
 
-        Such a prediction outweighs that a kernel won at another size.
+        Such a prediction takes precedence over a win measured at another size.
         """
         return False
 
@@ -584,5 +585,5 @@ class Family(ABC):
         return ""
 
     def files(self) -> Sequence[Path]:
-        """Return the files that decide, beside template and space, which candidates there are."""
+        """Return the files that determine, beside template and space, which candidates there are."""
         return ()
