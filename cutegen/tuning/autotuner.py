@@ -70,9 +70,9 @@ class AutoTuner:
             ``back_to_back`` (the launch before).
         sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
         busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
-        fallback: What the table shall say of where PyTorch's own call answers instead of a kernel:
-            ``torch``, ``expected``, ``measured`` or ``none``; None leaves what it says.
-        observe: Told about progress.
+        fallback: Where PyTorch's own call answers instead of a kernel, to be written into the table:
+            ``torch``, ``expected``, ``measured`` or ``none``; None leaves what the table says.
+        observe: Called with the progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
         device: The GPU to measure on, instead of asking the driver.
         backends: What to use instead of the usual builder, measuring child and so on; for tests.

@@ -34,7 +34,7 @@ from cutegen.records.trials import TrialStore
 from cutegen.space import Config
 from cutegen.system.publish import publish
 from cutegen.tuning.backends import Children
-from cutegen.tuning.problem_run import PROBLEM_FAILURES
+from cutegen.tuning.candidate_runner import PROBLEM_FAILURES
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import Effort
@@ -121,7 +121,7 @@ class CalibrationRun:
         trials: The open database.
         problems: How many are measured.
         kernels: How many are timed on each.
-        observe: Told about progress.
+        observe: Called with the progress.
         again: Whether to measure anew what earlier runs did.
         clock: Seconds of a steady clock.
 

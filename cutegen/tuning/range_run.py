@@ -33,7 +33,7 @@ from cutegen.search.range_predict import Predictions
 from cutegen.space import Config
 from cutegen.tuning import range_answers
 from cutegen.tuning.backends import Children
-from cutegen.tuning.problem_run import PROBLEM_FAILURES, ProblemRun
+from cutegen.tuning.candidate_runner import PROBLEM_FAILURES, CandidateRunner
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.range_proposals import RangeProposals, coarse_first
 from cutegen.tuning.range_request import RangeRequest
@@ -59,7 +59,7 @@ class RangeRun:
         setting: Cache, database, table, GPU and toolchain.
         children: Compiler and measuring child.
         trials: The open database.
-        observe: Told about progress.
+        observe: Called with the progress.
         again: Whether to measure anew what earlier runs did.
         clock: Seconds of a steady clock.
     """
@@ -206,13 +206,13 @@ class RangeRun:
         self._tell(stage)
         return self._estimates.measured.get(size, {})
 
-    def _drop_failed(self, run: ProblemRun) -> None:
+    def _drop_failed(self, run: CandidateRunner) -> None:
         for config, attempt in run.attempts.items():
             if attempt.done and not attempt.ok:
                 self._failed.add(config)
                 self._pool.pop(config, None)
 
-    def _take_in(self, size: int, run: ProblemRun) -> None:
+    def _take_in(self, size: int, run: CandidateRunner) -> None:
         self._ran |= run.ran
         self._outcomes += run.outcomes()
         times: dict[Config, float] = {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
+from cutegen.families.registry import find_space
 from cutegen.family import Problem, Signature
 from cutegen.records.trials import TrialStore
+from cutegen.search.defaults import default_config
 from cutegen.space import Config
 from cutegen.tuning.backends import Children
+from cutegen.tuning.candidate_runner import CandidateRunner
 from cutegen.tuning.history import Ledger
-from cutegen.tuning.problem_run import ProblemRun
 from cutegen.tuning.progress import ignore_progress
 from cutegen.tuning.request import Request
 from cutegen.tuning.setting import Setting
@@ -32,7 +34,7 @@ class SourceCache:
 
 
 class Screening:
-    """Starts a :class:`ProblemRun` for one problem after another.
+    """Makes a :class:`CandidateRunner` for one problem after another.
 
     A config that passed the check on one problem is not checked on the next one of the same signature.
 
@@ -63,13 +65,15 @@ class Screening:
         self._forget = forget
         self._checked: dict[Signature, set[Config]] = {}
 
-    def start(self, request: Request) -> ProblemRun:
-        """Return the run of one problem, to which configs are given with :meth:`ProblemRun.screen`."""
-        return ProblemRun(
+    def start(self, request: Request) -> CandidateRunner:
+        """Return the runner of one problem; the caller chooses what it screens."""
+        space = find_space(request.problem.family, request.arch)
+        return CandidateRunner(
             request,
             self._children,
             Ledger.of(self._trials, self._setting, request, self._run, forget=self._forget),
             self._setting.toolchain,
+            default=default_config(space, request.problem, request.sm_count),
             observe=ignore_progress,
             render=self._render,
             checked=self._checked.setdefault(request.problem.signature, set()),

@@ -14,8 +14,8 @@ from cutegen.family import Problem
 from cutegen.records.trials import TrialStore
 from cutegen.search.strategies import rank
 from cutegen.space import Config
+from cutegen.tuning.candidate_runner import PROBLEM_FAILURES
 from cutegen.tuning.history import FAILED
-from cutegen.tuning.problem_run import PROBLEM_FAILURES
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.request import EFFORTS, Request
 from cutegen.tuning.screening import Screening, SourceCache
@@ -36,7 +36,7 @@ class ShrinkRun:
         trials: The open database; None where there is none.
         results: Microseconds of configs by problem, from results files, the latest last.
         kernels: How many configs are timed on each problem, at most, the default among them.
-        observe: Told about progress.
+        observe: Called with the progress.
         clock: Seconds of a steady clock.
     """
 

@@ -31,9 +31,10 @@ from cutegen.search.defaults import predictor
 from cutegen.space import Config
 from cutegen.tuning.attempt import Attempt
 from cutegen.tuning.backends import Children
+from cutegen.tuning.candidate_runner import PROBLEM_FAILURES
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.lookahead import Lookahead
-from cutegen.tuning.problem_run import PROBLEM_FAILURES, ProblemRun
+from cutegen.tuning.problem_run import ProblemRun
 from cutegen.tuning.progress import Observer
 from cutegen.tuning.range_request import RangeRequest
 from cutegen.tuning.range_result import RangeResult
@@ -81,7 +82,7 @@ class Tuning:
         setting: Where and with what.
         children: Compiler and measuring child, shared by all problems.
         trials: The open database.
-        observe: Told about progress.
+        observe: Called with the progress.
         again: Whether to measure anew what earlier runs did.
         clock: Seconds of a steady clock.
     """
@@ -255,39 +256,40 @@ class Tuning:
         refused = tuple(map(str, prepared.offers.refused))
         if isinstance(prepared.work, TuneResult):
             return replace(prepared.work, seconds=self._clock() - begun, refused=refused)
-        problem_run = prepared.work
+        problem_run, runner = prepared.work, prepared.work.runner
         try:
             result = self._result(problem_run, problem_run.run(budget_s))
         except PROBLEM_FAILURES as error:
             return Failed(prepared.request.problem, error, self._clock() - begun)
         return replace(
             result,
-            outcomes=problem_run.outcomes(),
-            untried=problem_run.untried,
-            kernels=problem_run.kernels,
+            outcomes=runner.outcomes(),
+            untried=runner.untried,
+            kernels=runner.kernels,
             seconds=self._clock() - begun,
-            stages=problem_run.stages if problem_run.ran else {},
-            reused=not problem_run.ran,
-            run=problem_run.ledger.run,
+            stages=runner.stages if runner.ran else {},
+            reused=not runner.ran,
+            run=runner.ledger.run,
             refused=refused,
-            failed=problem_run.failed,
+            failed=runner.failed,
             dead_knobs=problem_run.dead_knobs,
         )
 
     def _result(self, problem_run: ProblemRun, finalists: Sequence[Attempt]) -> TuneResult:
-        request, setting = problem_run.request, self._setting
+        runner, setting = problem_run.runner, self._setting
+        request = runner.request
         space = find_space(request.problem.family, request.arch)
         if setting.device is None:
             predict = predictor(space, request.problem, request.sm_count)
-            return predicted_result(request, finalists, problem_run.default, predict)
+            return predicted_result(request, finalists, runner.default, predict)
         result = decide(
             request,
             space,
             setting.device,
             finalists,
-            problem_run.torch,
-            default=problem_run.default,
-            incumbent=problem_run.incumbent,
+            runner.torch,
+            default=runner.default,
+            incumbent=runner.incumbent,
         )
         setting.save(entries=[entry_of(result, problem_run.baseline_trial)])
         return result

@@ -1,0 +1,388 @@
+"""Builds, checks and times candidates of one problem, and records every outcome as soon as it is known."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+from cutegen.arch import Arch
+from cutegen.build import Artifact, Toolchain, artifact_key
+from cutegen.build.render import Source, render
+from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError
+from cutegen.families.registry import find_family, space_of
+from cutegen.family import Problem
+from cutegen.measure import Candidate
+from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
+from cutegen.space import Config, Space
+from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.backends import Children
+from cutegen.tuning.history import Ledger
+from cutegen.tuning.progress import Observer, Progress
+from cutegen.tuning.request import Request
+from cutegen.tuning.same_kernels import SameKernels, unfit
+
+__all__ = ["PROBLEM_FAILURES", "CandidateRunner"]
+
+#: What may go wrong with one problem without touching the others, such as operands that do not fit the GPU.
+PROBLEM_FAILURES = (NoWinnerError, MeasureError, CheckError, LaunchError)
+
+#: Where an error is in the text of a kernel, which differs between configs.
+_LINE = re.compile(r" at line \d+ of the source(, in \S+)?")
+#: Seconds to wait for the compiler at a time while nothing else is to be done.
+_POLL_S = 0.2
+
+
+class CandidateRunner:
+    """Tries the configs that it is given; which ones, and what follows from their times, is up to the caller.
+
+    Args:
+        request: What to do.
+        children: Compiler and measuring child.
+        ledger: What earlier runs found out, and where this run records its trials.
+        toolchain: What compiles; with the source text it names every artifact.
+        default: What an untuned call runs.
+        incumbent: The config that the table names now; None if there is none, or it is not valid.
+        observe: Called with the progress.
+        clock: Seconds of a steady clock.
+        render: Makes the text of a kernel of the request's target.
+        checked: Configs that passed the check on another problem of the same signature; not checked again.
+
+    Attributes:
+        attempts: What is known of each config so far.
+        torch: The timing of the baseline in the last rounds.
+        ran: Whether anything was built or measured.
+        stage: What is being done, for progress.
+        stages: Seconds spent in each stage: ``propose`` (candidates), ``open`` (the problem), ``compile``,
+            ``check``, ``screen``, ``refine``, ``final``.
+        decisive: Names of the attempts of the last rounds, where one set of rounds decides.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        children: Children,
+        ledger: Ledger,
+        toolchain: Toolchain,
+        *,
+        default: Config,
+        incumbent: Config | None = None,
+        observe: Observer,
+        clock: Callable[[], float] = time.monotonic,
+        render: Callable[[Problem, Config, Arch], Source] = render,
+        checked: set[Config] | None = None,
+    ) -> None:
+        self.request = request
+        self.ledger = ledger
+        self.default = default
+        self.incumbent = incumbent
+        self.attempts: dict[Config, Attempt] = {}
+        self.torch: Timing | None = None
+        self.ran = False
+        self.stage = "compile"
+        self.stages: dict[str, float] = {}
+        self.decisive: frozenset[str] = frozenset()
+        self._children = children
+        self._toolchain = toolchain
+        self._observe = observe
+        self._clock = clock
+        self._start = self._noted = clock()
+        self._budget_s: float | None = None
+        self._render = render
+        self._checked = set() if checked is None else checked
+        self._opened = False
+        self._running = False
+        self._broken: dict[str, Attempt] = {}
+        self._same = SameKernels()
+        self._strict = find_family(request.problem.family).default_is_its_authors
+
+    def begin(self, budget_s: float | None) -> None:
+        """Start the clock of a run; kernels that are submitted from now on go before those of later problems.
+
+        Args:
+            budget_s: Seconds after which nothing new is tried; None for no limit.
+        """
+        self._start = self._noted = self._clock()
+        self._running = True
+        self._budget_s = budget_s
+
+    @property
+    def measures(self) -> bool:
+        """Whether candidates are run, not only compiled."""
+        return self._children.measures
+
+    # -- build, check, time
+
+    def admit(self, configs: Iterable[Config]) -> list[Attempt]:
+        """Turn configs into attempts; those without a recorded outcome are submitted to the compiler."""
+        request = self.request
+        new = []
+        for config in configs:
+            source = self._render(request.problem, config, request.arch)
+            key = artifact_key(source, self._toolchain)
+            launch = self._space_of(config).launch(config, request.problem, request.sm_count)
+            new.append(Attempt(config, source, key, launch))
+        # Where one set of rounds decides, no earlier timing counts: all must be timed together.
+        self.ledger.recall(new, None if request.at_once else request.screen_policy)
+        self.attempts.update((attempt.config, attempt) for attempt in new)
+        missing = [attempt for attempt in new if not attempt.done]
+        if missing and self._children.measures:
+            # The child imports torch while the compiler starts.
+            self._children.start_bench()
+        # Kernels of the next problem may have been submitted already; those of a running one go first.
+        self._children.submit((attempt.source for attempt in missing), urgent=self._running)
+        return new
+
+    def screen(self, configs: Iterable[Config]) -> None:
+        """Check and time ``configs`` beside each other, and decide nothing: see :attr:`attempts`."""
+        self.try_all(self.admit(dict.fromkeys(configs)))
+
+    def try_all(self, attempts: Sequence[Attempt], beside: Sequence[Attempt] = ()) -> None:
+        """Build, check and time ``attempts``, and time those ``beside`` once more in the same rounds."""
+        waiting = [attempt for attempt in attempts if not attempt.done]
+        built: deque[Attempt] = deque()
+        checked: list[Attempt] = []
+        chunk = sys.maxsize if self.request.at_once else self.request.effort.chunk
+        if waiting:
+            self.ran = True
+            if self._children.measures:
+                self._open()  # operands are made while the compiler works
+                self.add_time("open")
+        while (waiting or built or checked) and not self.late(checked):
+            idle = not built and len(checked) < chunk and waiting
+            self._children.poll(_POLL_S if idle else 0.0)
+            waiting = self._sort_out(waiting, built)
+            if built:
+                self._check(built.popleft(), checked)
+            elif checked and (not waiting or len(checked) >= chunk):
+                self._screen([*beside, *checked[:chunk]])
+                del checked[:chunk]
+            self.add_time(self.stage)
+            self.tell(self.stage)
+        if checked and (self.request.at_once or not self.working()):
+            self._screen([*beside, *checked[:chunk]])
+            self.add_time(self.stage)
+
+    def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
+        """Move compiled attempts to ``built``, record failures, and return those still being compiled.
+
+        Where different configs may turn out to be one kernel, only the first of them is measured, so the
+        default and the incumbent go first.
+        """
+        still = []
+        for attempt in waiting:
+            result = self._children.result(attempt.source)
+            if result is None or (self._strict and self._comes_later(attempt)):
+                still.append(attempt)
+            elif isinstance(result, Artifact):
+                attempt.built(result)
+                foreign = unfit(result, self.request.sm_count) if self._children.measures else ""
+                why = foreign or self._same.note(attempt)
+                if why:
+                    self._fail(attempt, "invalid", why)
+                else:
+                    built.append(attempt)
+            else:
+                self._fail(attempt, "build_failed", f"{result.outcome}: {result.message}")
+        return still
+
+    def _comes_later(self, attempt: Attempt) -> bool:
+        """Whether the default or the incumbent is still being compiled and goes before ``attempt``."""
+        first = [
+            self.attempts[c] for c in (self.default, self.incumbent) if c is not None and c in self.attempts
+        ]
+        return attempt not in first and any(each.artifact is None and not each.done for each in first)
+
+    def _check(self, attempt: Attempt, checked: list[Attempt]) -> None:
+        if not self._children.measures:
+            known = self.ledger.compiled(attempt)
+            attempt.screened(None, known or self.ledger.write(attempt, "ok"))
+            return
+        broken = self._broken.get(attempt.artifact_key)
+        if broken is not None:
+            # A hang costs its time limit, a fault a new measuring process: once per kernel is enough.
+            why = f"not run, since the same kernel with other run-time arguments failed: {broken.error}"
+            self._fail(attempt, broken.outcome, why)
+            return
+        if attempt.config in self._checked:
+            checked.append(attempt)
+            return
+        self.stage = "check" if self.stage == "compile" else self.stage
+        self._open()
+        result = self._children.bench.check(self._candidate(attempt))
+        if result.ok:
+            self._checked.add(attempt.config)
+            checked.append(attempt)
+        else:
+            self._fail(attempt, result.outcome, result.error)
+
+    def require_right_default(self, attempt: Attempt) -> None:
+        """Stop if the author's own config of a kernel disagrees with the author's reference.
+
+        Raises:
+            NoWinnerError: It does.
+        """
+        if self._strict and attempt.config == self.default and attempt.outcome == "wrong_result":
+            raise NoWinnerError(
+                f"{self.request.problem}: the default config disagrees with the reference, so nothing was "
+                f"timed: {attempt.error}; fix the reference, the declaration or the kernel",
+                self.outcomes(),
+            )
+
+    def _screen(self, batch: Sequence[Attempt]) -> None:
+        self.stage = "screen" if self.stage == "check" else self.stage
+        policy = self.request.screen_policy
+        if self.request.at_once:
+            if self.decisive and self.torch is not None:
+                self.ledger.write_baseline(self.torch, policy)  # marks the end of the previous set
+            self.decisive = frozenset(attempt.name for attempt in batch)
+        timed = self.measure(batch, policy)
+        with self.ledger.together():
+            for attempt, timing in timed:
+                attempt.screened(timing, self.ledger.write(attempt, "ok", timing=timing, policy=policy))
+
+    def measure(self, batch: Sequence[Attempt], policy: Policy) -> list[tuple[Attempt, Timing]]:
+        """Time ``batch`` together with the baseline; failures are recorded and left out.
+
+        The energy of the default and of the incumbent is measured however slow they are.
+        """
+        self._open()
+        self.ran = True
+        keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
+        candidates = [self._candidate(attempt) for attempt in batch]
+        decides = policy == self.request.final_policy and not self.request.at_once
+        run = self._children.time(candidates, policy, keep, self._left_s(), decides=decides)
+        timed: list[tuple[Attempt, Timing]] = []
+        self.torch = run.reference
+        for attempt in batch:
+            failure, timing = run.failures.get(attempt.name), run.timings.get(attempt.name)
+            if failure is not None:
+                self._fail(attempt, failure.outcome, failure.error)
+            elif timing is not None:
+                timed.append((attempt, timing))
+        return timed
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._children.open(self.request.problem, self._left_s())
+            self._opened = True
+
+    def _candidate(self, attempt: Attempt) -> Candidate:
+        assert attempt.artifact is not None
+        request, artifact = self.request, attempt.artifact
+        return Candidate.of(
+            attempt.name,
+            artifact.shared_object,
+            artifact.symbol,
+            self._space_of(attempt.config),
+            attempt.config,
+            request.problem,
+            request.sm_count,
+        )
+
+    def _space_of(self, config: Config) -> Space:
+        return space_of(config, self.request.problem.family, self.request.arch)
+
+    def _fail(self, attempt: Attempt, outcome: str, error: str) -> None:
+        attempt.fail(outcome, error, self.ledger.write(attempt, outcome, error=error))
+        if outcome in ("timeout", "launch_failed"):
+            self._broken.setdefault(attempt.artifact_key, attempt)
+        self.require_right_default(attempt)
+
+    def fetch(self, attempts: Sequence[Attempt]) -> None:
+        """Get the artifacts of attempts whose timings came from records."""
+        self._children.submit(attempt.source for attempt in attempts)
+        built: deque[Attempt] = deque()
+        waiting = self._sort_out(attempts, built)
+        while waiting:
+            self._children.poll(_POLL_S)
+            waiting = self._sort_out(waiting, built)
+
+    # -- what is known
+
+    def working(self) -> list[Attempt]:
+        """Return the attempts that ended well."""
+        return [attempt for attempt in self.attempts.values() if attempt.ok]
+
+    def outcomes(self) -> Counter[str]:
+        """Return how many candidates ended in each outcome."""
+        return Counter(attempt.outcome for attempt in self.attempts.values() if attempt.done)
+
+    @property
+    def kernels(self) -> int:
+        """Kernels behind the candidates with an outcome: those that differ in run-time knobs share one."""
+        return len({attempt.kernel for attempt in self.attempts.values() if attempt.done})
+
+    @property
+    def untried(self) -> int:
+        """Candidates without an outcome."""
+        return sum(not attempt.done for attempt in self.attempts.values())
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Sentences on why candidates do not work: each reason once, with the first config that has it."""
+        reasons: dict[str, list[Attempt]] = {}
+        for attempt in self.attempts.values():
+            if attempt.done and not attempt.ok and attempt.outcome not in ("invalid", "pruned"):
+                reasons.setdefault(_LINE.sub("", attempt.error), []).append(attempt)
+        request = self.request
+        return tuple(
+            f"{space_of(first.config, request.problem.family, request.arch).short(first.config, names=True)}"
+            f"{f' and {len(others)} more' if others else ''}: {first.error}"
+            for first, *others in reasons.values()
+        )
+
+    def dead_knobs(self, space: Space) -> tuple[str, ...]:
+        """Return sentences on knobs of ``space`` that changed no kernel, as far as that is known."""
+        return self._same.dead_knobs(space)
+
+    def no_winner(self) -> NoWinnerError:
+        """Return the error that says that no attempt works, with the first reason."""
+        first = next((a.error for a in self.attempts.values() if a.error), "")
+        why = first and f"; the first failed with: {first}"
+        return NoWinnerError(f"no working kernel for {self.request.problem}{why}", self.outcomes())
+
+    # -- time and progress
+
+    def _left_s(self) -> float | None:
+        return None if self._budget_s is None else self._budget_s - (self._clock() - self._start)
+
+    def late(self, checked: Sequence[Attempt] = ()) -> bool:
+        """Whether what is left of the budget should go to the finalists.
+
+        Args:
+            checked: Attempts that passed the check and wait to be timed; they count as tried.
+        """
+        left = self._left_s()
+        if left is None:
+            return False
+        known = [*self.working(), *checked]
+        default = self.attempts[self.default]
+        if not known or not (default.done or default in known):
+            return False
+        return left <= (self.request.final_s if self._children.measures else 0.0)
+
+    def add_time(self, stage: str) -> None:
+        """Add the time since the last call to ``stage``."""
+        now = self._clock()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._noted
+        self._noted = now
+
+    def tell(self, stage: str) -> None:
+        attempts = self.attempts.values()
+        times = [a.timing.median_us for a in attempts if a.timing is not None]
+        self._observe(
+            Progress(
+                problem=self.request.problem,
+                stage=stage,
+                done=len(attempts) - self.untried,
+                total=len(attempts),
+                outcomes=self.outcomes(),
+                best_us=min(times, default=None),
+                left_s=self._left_s(),
+                elapsed_s=self._clock() - self._start,
+            )
+        )
