@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cutegen.errors import ArchError, DeviceError
-from cutegen.measure import device
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.nvml import ClockMeter, ClockReading
 
@@ -156,4 +155,4 @@ def test_meter_says_none_for_what_is_not_supported(monkeypatch: pytest.MonkeyPat
     assert (reading.sm_mhz, reading.energy_mj, reading.power_w) == (1980.0, None, None)
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlInit=0))
     assert ClockMeter(UUID).read() == ClockReading()
-    assert not device.ClockMeter("GPU-unknown").uuid
+    assert not ClockMeter("GPU-unknown").uuid

@@ -372,6 +372,7 @@ class CandidateRunner:
         self._noted = now
 
     def tell(self, stage: str) -> None:
+        """Report the progress."""
         attempts = self.attempts.values()
         times = [a.timing.median_us for a in attempts if a.timing is not None]
         self._observe(
