@@ -21,6 +21,7 @@ from cutegen.build.child import SameKernel, Traced
 from cutegen.build.user_code import Refused
 from cutegen.digest import Json
 from cutegen.errors import BuildError
+from cutegen.system.pipes import write_all
 
 __all__ = ["GO", "plain", "run_and_exit"]
 
@@ -103,9 +104,7 @@ def _loaded_of_torch(before: frozenset[str]) -> list[Json]:
 
 
 def _send(descriptor: int, answer: dict[str, Json]) -> None:
-    data = json.dumps(answer).encode()
-    while data:
-        data = data[os.write(descriptor, data) :]
+    write_all(descriptor, json.dumps(answer).encode())
 
 
 def _explain(error: BaseException) -> dict[str, Json]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.digest import Json
 from cutegen.family import Reference
-from cutegen.measure.guarded import Guarded
+from cutegen.measure.guarded import Guarded, unravel
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ def _worst(name: str, tensor: torch.Tensor, reference: Reference) -> Verdict:
         if ratio <= ratio_so_far:
             continue
         ratio_so_far = ratio
-        here = _unravel(int(flat), ratios.shape)
+        here = unravel(int(flat), ratios.shape)
         where = chunk.place(here)
         got, want, allowed = (float(x[here]) for x in (chunk.got, chunk.want, chunk.allowed))
         ok = ratio <= 1
@@ -135,14 +135,6 @@ def _worst(name: str, tensor: torch.Tensor, reference: Reference) -> Verdict:
             reason=reason,
         )
     return worst
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        index.insert(0, at)
-    return tuple(index)
 
 
 def verify(

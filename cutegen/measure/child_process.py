@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from cutegen.errors import MeasureError
 from cutegen.system.interpreter import PACKAGE_ROOT, python_command, python_environment
+from cutegen.system.pipes import write_all
 
 __all__ = ["WorkerDiedError", "WorkerHungError", "WorkerProcess"]
 
@@ -124,10 +125,8 @@ class WorkerProcess:
         Raises:
             WorkerDiedError: Nobody reads it.
         """
-        data = json.dumps(message).encode() + b"\n"
         try:
-            while data:
-                data = data[os.write(self._requests, data) :]
+            write_all(self._requests, json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
             raise self._died() from None
 

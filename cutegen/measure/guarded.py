@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cutegen.dtypes import TMA_ALIGN_BYTES, torch_dtype
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 __all__ = [
     "NEVER",
     "Guarded",
+    "as_integers",
     "first_difference",
     "is_poisoned",
     "new_output",
     "poison",
     "same_bits",
+    "unravel",
     "unwritten",
 ]
 
@@ -152,14 +154,14 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     import torch
 
     pairs = zip(_parts(x), _parts(y), strict=True)
-    return all(torch.equal(_bits(mine), _bits(theirs)) for mine, theirs in pairs)
+    return all(torch.equal(as_integers(mine), as_integers(theirs)) for mine, theirs in pairs)
 
 
 def first_difference(x: torch.Tensor, y: torch.Tensor) -> tuple[int, ...]:
     """Return the index of the first element in which two tensors of one shape hold other bits."""
     rows = 0
     for mine, theirs in zip(_parts(x), _parts(y), strict=True):
-        differ = _bits(mine) != _bits(theirs)
+        differ = as_integers(mine) != as_integers(theirs)
         if bool(differ.any()):
             return _first_true(differ, rows)
         rows += mine.shape[0]
@@ -201,7 +203,8 @@ def _written(part: torch.Tensor, turn: int) -> int:
     return part.numel() - int(_is_poison(part, turn).sum())
 
 
-def _bits(part: torch.Tensor) -> torch.Tensor:
+def as_integers(part: torch.Tensor) -> torch.Tensor:
+    """Return a view of ``part`` as integers of the same size."""
     import torch
 
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -212,11 +215,16 @@ def _first_true(flags: torch.Tensor, rows_before: int) -> tuple[int, ...]:
     import torch
 
     flat = int(flags.flatten().to(torch.uint8).argmax())
+    first, *rest = unravel(flat, flags.shape)
+    return (first + rows_before, *rest)
+
+
+def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the index of element ``flat`` of a tensor of that shape, counted row by row."""
     index: list[int] = []
-    for extent in reversed(flags.shape):
-        flat, at = divmod(flat, extent)
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
         index.insert(0, at)
-    index[0] += rows_before
     return tuple(index)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cutegen.measure.guarded import as_integers
 from cutegen.measure.sizing import plan_copies
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Predecessor:
     """
 
     def __init__(self, written: Sequence[torch.Tensor], l2_bytes: int) -> None:
-        self._written = [_as_integers(tensor) for tensor in written]
+        self._written = [as_integers(tensor) for tensor in written]
         self._l2_bytes = l2_bytes
         self._copies: list[torch.Tensor] = []
 
@@ -50,13 +51,6 @@ class Predecessor:
             copies = plan_copies(first.numel() * first.element_size(), self._l2_bytes, len(self._written))
             self._copies = list(first.new_zeros((copies, first.numel())))
         return [_rewrite(self._copies[i % len(self._copies)]) for i in range(count)]
-
-
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(kinds[tensor.element_size()])
 
 
 def _rewrite(tensor: torch.Tensor) -> Callable[[], None]:

@@ -25,6 +25,7 @@ from cutegen.measure.candidate import Candidate, CheckResult
 from cutegen.measure.engine import DEFAULT_ENGINE, Engine, EngineFactory
 from cutegen.measure.policy import Policy
 from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
+from cutegen.system.pipes import write_all
 
 __all__ = ["BROKEN_EXIT", "Responder", "main"]
 
@@ -120,9 +121,7 @@ class _Pipes:
 
     def send(self, message: Message) -> None:
         """Write one message as one line."""
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(self._replies, data) :]
+        write_all(self._replies, json.dumps(message).encode() + b"\n")
 
 
 def _load_factory(spec: str) -> EngineFactory:
