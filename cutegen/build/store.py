@@ -182,7 +182,7 @@ class Store:
             return False
 
     def host_folder(self) -> Path:
-        """Return where libraries for the host are, ``<root>/v1/host``, after a check that nobody else writes.
+        """Return ``<root>/v1/host``, where libraries for the host are, if no other user may write there.
 
         Raises:
             StoreError: Another user may have put files there.
@@ -241,7 +241,7 @@ class Store:
         publish(path, f"{key}\n".encode(), "note of a kernel")
 
     def try_lock(self, arch: str, key: str) -> KeyLock | None:
-        """Return the lock of ``key``, or None while somebody else holds it.
+        """Return the lock of ``key``, or None while another process holds it.
 
         Raises:
             StoreError: The store cannot be written, is shared, or may hold what another user wrote.

@@ -149,8 +149,8 @@ class CheckResult:
     Attributes:
         outcome: ``ok``, ``wrong_result``, ``launch_failed`` or ``timeout``.
         error: Why not ok, in words; empty when ok.
-        verdict: The comparison on the problem itself, if it came to that.
-        tail: The comparison on the tail problem, if it came to that.
+        verdict: The comparison on the problem itself; None if it did not take place.
+        tail: The comparison on the tail problem; None if it did not take place.
         seconds: Time the check took.
     """
 

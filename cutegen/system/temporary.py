@@ -62,8 +62,8 @@ class TemporaryFolder(Closing):
 def sweep() -> None:
     """Remove the folders of this user's processes that were killed before they could.
 
-    A folder counts if :class:`TemporaryFolder` made it, it belongs to this user alone, and nobody holds its
-    lock. On a network file system nothing is removed: locks may not reach other machines there.
+    A folder counts if :class:`TemporaryFolder` made it, it belongs to this user alone, and no process holds
+    its lock. On a network file system nothing is removed: locks may not reach other machines there.
     """
     try:
         top = Path(tempfile.gettempdir())
@@ -84,7 +84,7 @@ def _remove_abandoned(folder: Path) -> None:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # somebody else removes it, uses it, or it is not of this kind
+    except OSError:  # another process removes it or uses it, or it is no such folder
         pass
     finally:
         if lock >= 0:

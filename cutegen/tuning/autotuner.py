@@ -1,4 +1,4 @@
-"""Tuning from Python: :class:`AutoTuner` tunes problems, remembers the answers and says what it did."""
+"""Tuning from Python: :class:`AutoTuner` tunes problems and remembers the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AutoTuner"]
 
-#: How many kernels to compile, or the very configs to try.
+#: How many kernels to compile, or the configs to try.
 Candidates = int | Sequence[Config | Mapping[str, Value]]
 
 
@@ -62,7 +62,7 @@ class AutoTuner:
         workers: Most compilations at a time.
         seed: Of the order within measuring rounds.
         allow_torch: Whether ``torch.mm`` may win an entry of the table.
-        again: Whether to measure anew what earlier runs did.
+        again: Whether to measure again what earlier runs measured.
         objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
             (millijoules per launch) or ``edp`` (their product).
         context: What runs before each launch that is timed: ``behind`` (an element-wise kernel that writes
@@ -211,8 +211,8 @@ class AutoTuner:
             out_dtype: Of D; by default as ``dtype``, bf16 for fp8, int32 for int8, fp32 for tf32.
             layout: The axis along which A is contiguous, then that of B: ``kk``, ``kn``, ``mn`` or ``mk``.
             epilogue: What is fused behind the GEMM.
-            candidates: How many kernels to compile, or the very configs to try. When given, an answer that
-                this object remembers does not count.
+            candidates: How many kernels to compile, or the configs to try. If given, a result that this
+                object remembers is not used.
             objective: What finalists are chosen by: ``time``, ``energy`` or ``edp``; by default the object's.
 
         Raises:
@@ -273,7 +273,7 @@ class AutoTuner:
 
         Args:
             problem: What is to be computed.
-            candidates: How many kernels to compile, or the very configs to try.
+            candidates: How many kernels to compile, or the configs to try.
             fixed: Knobs restricted to some values.
             objective: What finalists are chosen by.
         """
@@ -299,13 +299,13 @@ class AutoTuner:
         budget_s: float | None = None,
         stakes: Sequence[float] | None = None,
     ) -> Iterator[TuneResult | Failed]:
-        """Yield what each problem came to; a problem without a winner does not stop the others.
+        """Yield the result of each problem; a problem without a winner does not stop the others.
 
         While one problem is measured the next one's candidates are being compiled.
 
         Args:
             problems: What to tune.
-            candidates: How many kernels to compile per problem, or the very configs to try.
+            candidates: How many kernels to compile per problem, or the configs to try.
             fixed: Knobs restricted to some values.
             budget_s: Seconds for all problems together.
             stakes: As for :meth:`run`.
@@ -321,13 +321,13 @@ class AutoTuner:
         budget_s: float | None = None,
         stakes: Sequence[float] | None = None,
     ) -> Iterator[TuneResult | RangeResult | Failed]:
-        """Yield what each request came to, in order; as :meth:`tune`.
+        """Yield the result of each request, in order; as :meth:`tune`.
 
         Args:
             requests: Made by :meth:`request` and :meth:`range_request`.
             budget_s: Seconds for all of them together.
-            stakes: How much depends on each, such as calls times microseconds: seconds are given in
-                proportion, a quarter of an equal share at least. None for equal shares.
+            stakes: How much depends on each, such as calls times microseconds. Seconds are shared in this
+                proportion, but each gets at least a quarter of an equal share. None for equal shares.
         """
         if autotune_disabled():
             yield from map(self._untuned, requests)
@@ -447,7 +447,7 @@ class AutoTuner:
         epilogue: Epilogue | None = None,
         objective: str | None = None,
     ) -> TuneResult | None:
-        """Return what this object found out about a problem, None if it did not tune it; never tunes."""
+        """Return the result that this object remembers of a problem, None if there is none; never tunes."""
         problem = Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
         return self._results.find(problem, objective or self._objective)
 

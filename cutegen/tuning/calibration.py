@@ -122,7 +122,7 @@ class CalibrationRun:
         problems: How many are measured.
         kernels: How many are timed on each.
         observe: Called with the progress.
-        again: Whether to measure anew what earlier runs did.
+        again: Whether to measure again what earlier runs measured.
         clock: Seconds of a steady clock.
 
     Raises:

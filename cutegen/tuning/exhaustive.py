@@ -1,4 +1,4 @@
-"""``cutegen.exhaustive_search``: the configs that somebody lists, tried on the problem of one call."""
+"""``cutegen.exhaustive_search``: the configs of a list, tried on the problem of one call."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def autotune(
         m: Further numbers of rows to tune for, beside that of ``inputs``.
         tuner: What tunes and into which table; by default an :class:`AutoTuner` of effort ``quick``, into the
             table that the operators ask.
-        say: Told in a line what each tuning came to, and the result at the end.
+        say: Gets a line with the result of each tuning, and the summary at the end.
 
     Raises:
         UsageError: The tuner measures nothing, a number of rows is not positive, cutegen is frozen, or the

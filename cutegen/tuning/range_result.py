@@ -1,4 +1,4 @@
-"""What tuning a range came to."""
+"""The result of tuning a range."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RangeRun:
         children: Compiler and measuring child.
         trials: The open database.
         observe: Called with the progress.
-        again: Whether to measure anew what earlier runs did.
+        again: Whether to measure again what earlier runs measured.
         clock: Seconds of a steady clock.
     """
 

@@ -1,4 +1,4 @@
-"""What tuning one problem came to."""
+"""The result of tuning one problem."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Tuning:
         children: Compiler and measuring child, shared by all problems.
         trials: The open database.
         observe: Called with the progress.
-        again: Whether to measure anew what earlier runs did.
+        again: Whether to measure again what earlier runs measured.
         clock: Seconds of a steady clock.
     """
 
