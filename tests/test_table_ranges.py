@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_table import CONFIG, HERE, OTHER
 
@@ -253,6 +253,35 @@ def test_what_is_left_of_a_range_are_sizes_that_its_layout_allows() -> None:
     new = entry("gemm 16..480x64x64 bf16 mn", (Piece(16, 480, OTHER),))
     ranges = Table(HERE, ranges=[old, new]).ranges
     assert [(each.range.first, each.range.last) for each in ranges] == [(16, 480), (488, 512)]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(
+    layout=st.sampled_from(["kk", "mn"]),
+    spans=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5),
+)
+def test_every_size_is_answered_by_the_latest_range_that_holds_it(
+    layout: str, spans: list[tuple[int, int]]
+) -> None:
+    """Through files, in whatever order and however they overlap, but for parts of one size."""
+    step = 8 if layout == "mn" else 1
+    table, parts = Table(HERE), list[tuple[RangeEntry, list[int]]]()
+    for number, (first, last) in enumerate((min(span), max(span)) for span in spans if span[0] != span[1]):
+        line = f"gemm {first * step}..{last * step}x256x256 bf16 {layout}"
+        later = entry(line, (Piece(first * step, last * step, CONFIG, "cutegen", f"{number:032x}"),))
+        cut = [
+            (earlier, [size for size in sizes if (size > last if above else size < first)])
+            for earlier, sizes in parts
+            for above in (False, True)
+        ]
+        parts = [part for part in cut if len(part[1]) > 1]
+        parts.append((later, list(range(first, last + 1))))
+        table = Table.from_json(json.loads(json.dumps(table.with_entries((), [later]).to_json())))
+    answers = {size: earlier for earlier, sizes in parts for size in sizes}
+    for size in range(1, 21):
+        problem = Problem(size * step, 256, 256, layout=layout)
+        found, latest = table.lookup(problem, legal), answers.get(size)
+        assert found.entry == (latest.entry(problem) if latest is not None else None)
 
 
 def test_the_fallback_of_a_table_is_a_known_word() -> None:
