@@ -181,16 +181,21 @@ def test_a_range_of_rows_misses_none_of_them(gpu: FakeGpu, tmp_path: Path) -> No
     assert len(asked) > 20 and asked <= prepared
 
 
-def test_layers_that_no_kernel_takes_are_left_out(gpu: FakeGpu) -> None:
+def test_layers_that_no_kernel_takes_are_left_out(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(31, 16).to(BF16), torch.nn.Linear(32, 16))
     assert read_source(layers, 4, None).problems == ()
     assert cutegen.warmup(layers, m=4).wanted == ()
+    assert "no layer of the model calls a kernel, so none is prepared: of the first" in caplog.text
+    assert "rows of its weight do not start at multiples of 16 bytes" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("source", "m", "message"),
     [
         ("gemmm", None, "no family, and no file"),
+        (network(), 0, r"m has 0; valid: numbers of rows from 1 on"),
+        (network(), [8, 1.5], "m has 1.5"),
+        (network(), "8192..1", "m is '8192..1'"),
         ("gemm", 8, "name one"),
         (network(), None, "pass m"),
         (3.0, None, "source is a float"),
@@ -209,3 +214,15 @@ def test_rows_of_tables_and_files_of_ranks(gpu: FakeGpu, tmp_path: Path) -> None
     for rank in range(2):
         append_calls(tmp_path / f"m.rank{rank}.jsonl", {"gpu": None}, {call: 1})
     assert len(read_source(tmp_path / "m.jsonl", None, None).problems) == 1
+
+
+def test_one_word_is_a_list_of_one(gpu: FakeGpu) -> None:
+    """A text is no list of letters; fewer compilations than one at a time would never end."""
+    one = cutegen.warmup("gemm", dtypes="fp16", options="bias=n", arch="sm_90a", budget_s=0.001)
+    assert {(w.problem.ab_dtype, w.problem.epilogue.bias) for w in one.wanted} == {("fp16", "n")}
+    line = "gemm 8x64x64 fp16 kk"
+    named = cutegen.warmup(problems=line, arch="sm_90a", budget_s=0.001)
+    assert str(named.wanted[0].problem) == line
+    for workers in (0, -1, 1.5, True):
+        with pytest.raises(UsageError, match=r"workers is .*; valid: 1 and more"):
+            cutegen.warmup(problems=line, arch="sm_90a", workers=workers)  # type: ignore[arg-type]

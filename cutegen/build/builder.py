@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cutegen.build.artifact import Failure, Result, about, find_result
 from cutegen.build.daemon_process import DaemonProcess
-from cutegen.build.parallelism import default_workers
+from cutegen.build.parallelism import require_workers
 from cutegen.build.store import Store
 from cutegen.build.toolchain import Toolchain, artifact_key, symbol_of
 from cutegen.digest import Json
@@ -41,6 +41,9 @@ class Builder(Closing):
             bundle's, only what the store already has can be had.
         workers: Most compilations at a time; default one per core, fewer where memory is short.
         timeout_s: Seconds one compilation may take.
+
+    Raises:
+        UsageError: ``workers`` is less than 1.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Builder(Closing):
     ) -> None:
         self.store = store
         self.toolchain = toolchain or Toolchain.current()
-        self.workers = workers or default_workers()
+        self.workers = require_workers(workers)
         self.timeout_s = timeout_s
         self._ready: deque[tuple[Source, Result]] = deque()
         self._waiting: dict[str, list[Source]] = {}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["default_workers"]
+from cutegen.errors import UsageError
+from cutegen.text import shown
+
+__all__ = ["default_workers", "require_workers"]
 
 #: Memory of one compilation, in bytes. Source: resident set of a compile child, measured as 260 to 340 MB.
 BYTES_PER_WORKER = 400 * 2**20
@@ -16,6 +19,19 @@ def default_workers() -> int:
     """Return the cores this process may use, or fewer where memory is short; at least 1."""
     memory = min(_available_bytes(), _cgroup_bytes())
     return max(1, min(_cores(), memory // BYTES_PER_WORKER))
+
+
+def require_workers(workers: int | None) -> int:
+    """Return how many compilations run at a time, :func:`default_workers` for None.
+
+    Raises:
+        UsageError: It is no number of at least 1; with fewer nothing would ever end.
+    """
+    if workers is None:
+        return default_workers()
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise UsageError(f"workers is {shown(workers)}; valid: 1 and more, or None for one per core")
+    return workers
 
 
 def _cores() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["CAPTURE_SIZES", "Rows", "Source", "read_source"]
+
+_log = logging.getLogger("cutegen")
 
 #: Batch sizes for which servers capture CUDA graphs of decoding, by the server's name. Source: the defaults
 #: of vLLM 0.33 and SGLang 0.5.23 for GPUs of this class.
@@ -61,10 +64,10 @@ def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
         answering: The table that will answer, whose sizes a range of rows visits.
 
     Raises:
-        UsageError: It is nothing of these, or a model without ``m``.
+        UsageError: It is nothing of these, a model without ``m``, or ``m`` says no rows.
         CutegenError: A file cannot be read.
     """
-    m = tuple(m) if m is not None and not isinstance(m, (int, str)) else m
+    m = None if m is None else _require_rows(m)
     if isinstance(source, str) and not (_is_family(source) or Path(source).suffix):
         raise UsageError(
             f"{shown(source)} is no family, and no file of a table (.json) or recording (.jsonl)"
@@ -85,11 +88,42 @@ def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
     elif hasattr(source, "named_modules"):
         if m is None:
             raise UsageError("a model does not say how many rows its layers get; pass m, such as [1, 8]")
-        return _widened(_of_layers(source), m, answering)
+        found = tuple(_of_layers(source))
+        if not found:
+            _log.warning("no layer of the model calls a kernel, so none is prepared%s", _why_none(source))
+        return _widened(found, m, answering)
     else:
         raise UsageError(f"source is a {type(source).__name__}; it must be a model, a recording or a table")
-    found = dict.fromkeys(call.problem for call in calls if call.how != "given")
-    return Source(tuple(found)) if m is None else _widened(found, m, answering)
+    called = dict.fromkeys(call.problem for call in calls if call.how != "given")
+    return Source(tuple(called)) if m is None else _widened(called, m, answering)
+
+
+def _require_rows(m: Rows) -> int | str | tuple[int, ...]:
+    """Return ``m`` if it says numbers of rows; raises UsageError."""
+    names = ", ".join(CAPTURE_SIZES)
+    if isinstance(m, str):
+        ends = _ends(m)
+        if m not in CAPTURE_SIZES and (ends is None or not 0 < ends[0] <= ends[1]):
+            raise UsageError(f"m is {shown(m)}; valid: numbers, FIRST..LAST such as '1..8192', {names}")
+        return m
+    rows = (m,) if isinstance(m, int) else tuple(m)
+    for number in rows:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise UsageError(
+                f"m has {shown(number)}; valid: numbers of rows from 1 on, or FIRST..LAST, {names}"
+            )
+    return rows
+
+
+def _why_none(model: torch.nn.Module) -> str:
+    """Return why the first linear layer of a model calls no kernel, as the end of a sentence."""
+    import torch
+
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            reason = unfit(layer.weight, layer.weight, layer.bias).replace("the input", "its weight", 1)
+            return f": of the first linear layer, {reason}" if reason else ""
+    return ": it has no linear layer"
 
 
 def _is_family(name: str) -> bool:
@@ -143,11 +177,7 @@ def _widened(
 
 
 def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:
-    """Return numbers of rows; of a range those at which a table may name another kernel.
-
-    Raises:
-        UsageError: They are no numbers of rows.
-    """
+    """Return numbers of rows; of a range those at which a table may name another kernel."""
     if isinstance(m, int):
         return (m,)
     if not isinstance(m, str):
@@ -155,9 +185,7 @@ def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:
     if m in CAPTURE_SIZES:
         return CAPTURE_SIZES[m]
     ends = _ends(m)
-    if ends is None or not 0 < ends[0] <= ends[1]:
-        names = ", ".join(CAPTURE_SIZES)
-        raise UsageError(f"m is {shown(m)}; valid: numbers, FIRST..LAST such as '1..8192', {names}")
+    assert ends is not None  # what m may be was looked at first
     first, last = ends
     visited = {first, last}
     for power in range(last.bit_length()):

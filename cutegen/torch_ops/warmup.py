@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cutegen.arch import Arch, find_arch
+from cutegen.build.parallelism import require_workers
 from cutegen.dtypes import torch_dtype
 from cutegen.families.registry import find_family, has_space, is_legal, parse_problem
 from cutegen.family import Problem
@@ -29,15 +30,17 @@ from cutegen.torch_ops.warm_sources import Rows, Source, read_source
 
 __all__ = ["launch_once", "prepare", "warmup"]
 
+_T = TypeVar("_T")
+
 
 def warmup(
     source: Any = "gemm",
     *,
     m: Rows | None = None,
-    dtypes: Sequence[str] = (),
-    layouts: Sequence[str] = (),
-    options: Sequence[str] = (),
-    problems: Iterable[str | Problem] = (),
+    dtypes: str | Sequence[str] = (),
+    layouts: str | Sequence[str] = (),
+    options: str | Sequence[str] = (),
+    problems: str | Iterable[str | Problem] = (),
     table: str | Path | None = None,
     arch: str | Arch | None = None,
     launch: bool = True,
@@ -60,7 +63,7 @@ def warmup(
         m: Rows of the calls of a model, recording or table: numbers; ``"1..8192"``, which also means
             every kernel that an untuned problem of these kinds may need; ``"vllm"`` or ``"sglang"``, for
             which these capture CUDA graphs. By default as recorded, or as in the table; a model needs it.
-        dtypes: Of the operands; by default the family's first.
+        dtypes: Of the operands, one or several; by default the family's first.
         layouts: By default the family's first.
         options: Words of options, such as ``"bias=n act=silu"``; one text for each kind of epilogue. By
             default the plain one.
@@ -85,6 +88,8 @@ def warmup(
     """
     import torch
 
+    require_workers(workers)
+    dtypes, layouts, options = _several(dtypes), _several(layouts), _several(options)
     dispatcher = state.default_dispatcher()
     frozen = bool(dispatcher.kernels.on_miss)
     if frozen:
@@ -92,7 +97,7 @@ def warmup(
     index = torch.cuda.current_device() if arch is None and torch.cuda.is_available() else 0
     target, sm_count = _target(dispatcher, arch, index)
     asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
-    given = [parse_problem(each) if isinstance(each, str) else each for each in problems]
+    given = [parse_problem(each) if isinstance(each, str) else each for each in _several(problems)]
     expected = read_source(source, m, asked)
     expected = replace(
         expected,
@@ -115,6 +120,11 @@ def warmup(
         state.drop_plans()
         drop_family_plans()
     return warmed
+
+
+def _several(given: str | Iterable[_T]) -> tuple[str | _T, ...]:
+    """Return what is given, of which one text alone is one."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tuple[Arch, int]:

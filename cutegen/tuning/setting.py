@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Toolchain
+from cutegen.build.parallelism import require_workers
 from cutegen.build.store import Store
 from cutegen.errors import StoreError, TableError
 from cutegen.family import Problem
@@ -87,9 +88,10 @@ class Setting:
             backends: What to use instead of the usual.
 
         Raises:
-            UsageError: ``busy`` or ``fallback`` is unknown.
+            UsageError: ``busy`` or ``fallback`` is unknown, or ``workers`` is less than 1.
         """
         require_busy(busy)
+        require_workers(workers)
         store = Store(cache_dir) if cache_dir else Store.default()
         usual = default_table_path(store.root, device) if device else None
         return cls(
