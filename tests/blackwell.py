@@ -10,7 +10,6 @@ from itertools import combinations
 from random import Random
 
 from covering import cover
-from walk import BLACKWELL_DTYPES, random_config, random_pairs
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
@@ -19,6 +18,7 @@ from cutegen.build.render import Source
 from cutegen.families.gemm.problem import LAYOUTS, Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Space, Value
+from tools.bringup_parts.random_problems import BLACKWELL_DTYPES, random_config, random_pairs
 
 __all__ = [
     "B200",

@@ -7,12 +7,12 @@ from random import Random
 
 from blackwell import B200, B300, Kernel, pair
 from covering import cover
-from walk import random_config, random_pairs
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.problem import BLOCK_SCALED, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
+from tools.bringup_parts.random_problems import random_config, random_pairs
 
 __all__ = ["FOR_B300", "LAUNCHED", "PLAIN", "SPACE", "chosen", "instruction_descriptor"]
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from itertools import combinations
 from random import Random
 
-from walk import random_config, random_problem
-
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.space import Config, Space, Value
+from tools.bringup_parts.random_problems import random_config, random_problem
 
 __all__ = ["choices", "cover", "covering_set"]
 

@@ -6,12 +6,12 @@ from itertools import combinations
 from random import Random
 
 from covering import cover
-from walk import random_config, random_problem
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
+from tools.bringup_parts.random_problems import random_config, random_problem
 from tools.schedule import KernelProtocol, protocol_of
 from tools.schedule.sm90 import HopperProtocol
 from tools.schedule.sm100 import BlackwellProtocol

@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-from walk import BLACKWELL_DTYPES, random_pairs
 
 from cutegen.arch import find_arch
 from cutegen.build.render import render
@@ -16,6 +15,7 @@ from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.search.strategies import rank, refine
 from cutegen.space import Config, Space, Value
+from tools.bringup_parts.random_problems import BLACKWELL_DTYPES, random_pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 SPACES = [find_space("gemm", find_arch(name)) for name in ("sm_100a", "sm_103a")]

@@ -14,7 +14,6 @@ from blockscaled import PLAIN, SPACE
 from covering import cover
 from fake_engine import DEVICE
 from fake_tuning import Rig
-from walk import random_pairs
 
 from cutegen.arch import find_arch
 from cutegen.build.render import render
@@ -27,6 +26,7 @@ from cutegen.families.registry import find_space
 from cutegen.families.shapes import read_shapes
 from cutegen.records.table import Table
 from cutegen.space import Config, Value
+from tools.bringup_parts.random_problems import random_pairs
 from tools.schedule import lengths, pipelines, protocol_of, simulate_cluster
 from tools.schedule.sm100 import BlackwellProtocol
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from walk import random_config
 
 from cutegen.arch import find_arch
 from cutegen.families.gemm.problem import Problem
@@ -18,6 +17,7 @@ from tools.bringup_parts.inquiry import Inquiry, inquire
 from tools.bringup_parts.lab import Record
 from tools.bringup_parts.pin_down import Finding, explains, holds, pin_down
 from tools.bringup_parts.points import Point, difference, features, nearest, with_values
+from tools.bringup_parts.random_problems import random_config
 from tools.bringup_parts.tiers import KNOBS, SCALED_KNOBS, TIERS, Scope, Tier, plan
 
 HOPPER, BLACKWELL = (find_space("gemm", find_arch(name)) for name in ("sm_90a", "sm_100a"))

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from walk import random_problem
 
 from cutegen.arch import find_arch
 from cutegen.errors import ProblemError
@@ -15,6 +14,7 @@ from cutegen.families.registry import find_family, find_space, find_spaces, pars
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.search.defaults import default_config, default_set, predictor
 from cutegen.space import Config, Space
+from tools.bringup_parts.random_problems import random_problem
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 

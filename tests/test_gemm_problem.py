@@ -8,7 +8,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from walk import DTYPES, FAR, random_problem
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES
 from cutegen.errors import ProblemError
@@ -23,6 +22,7 @@ from cutegen.families.gemm.problem import (
     default_dtype,
     output_dtypes,
 )
+from tools.bringup_parts.random_problems import DTYPES, FAR, random_problem
 
 PROBLEMS = st.randoms(use_true_random=False).map(
     lambda generator: random_problem(generator, FAR, (*DTYPES, *BLOCK_SCALED))

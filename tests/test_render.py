@@ -14,7 +14,6 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from walk import random_config, random_pairs, random_problem
 
 from cutegen.arch import find_arch
 from cutegen.build.render import Source, render, template_files
@@ -22,6 +21,7 @@ from cutegen.errors import ConfigError, RenderError, ResourceError
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
+from tools.bringup_parts.random_problems import random_config, random_pairs, random_problem
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCH = find_arch("sm_90a")

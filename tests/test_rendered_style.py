@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from walk import random_pairs
 
 from cutegen.arch import find_arch
 from cutegen.build.render import render
 from cutegen.families.registry import find_space
+from tools.bringup_parts.random_problems import random_pairs
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = (

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jinja2.meta import find_referenced_templates
-from walk import FAR, random_config, random_of, random_pairs
 
 from cutegen.arch import ARCHES, Arch
 from cutegen.errors import ConfigError, ProblemError, ResourceError
@@ -31,6 +30,7 @@ from cutegen.families.registry import families, find_family, find_space, find_te
 from cutegen.families.resources import resource_root
 from cutegen.space import Config, Rule, Space, Value
 from cutegen.tuning.request import deciding_files
+from tools.bringup_parts.random_problems import FAR, random_config, random_of, random_pairs
 
 
 def shipped() -> list[Space]:

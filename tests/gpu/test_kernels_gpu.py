@@ -24,7 +24,8 @@ from cutegen.space import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from covering import covering_set
-from walk import random_pairs
+
+from tools.bringup_parts.random_problems import random_pairs
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
