@@ -241,6 +241,19 @@ def test_an_unexpected_error_leaves_nobody_waiting(gpu: FakeGpu, monkeypatch: py
     assert [error.exc_type for error in raised] == [ZeroDivisionError]
 
 
+def test_a_loader_that_fails_unexpectedly_leaves_nobody_waiting(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was compiled and then not loaded, for a reason that nobody thought of, has failed too."""
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    kernels = gpu.kernels(build="background", load=lambda library, symbol: 1 / 0)
+    found = kernels.ask(PROBLEM, CONFIG, ARCH)
+    assert isinstance(found, Compilation) and found.wait(ENOUGH_S)
+    assert isinstance(found.error, LaunchError) and kernels.wait(ENOUGH_S)
+    assert [error.exc_type for error in raised] == [ZeroDivisionError]
+
+
 # --- what serves meanwhile ---
 
 

@@ -238,6 +238,32 @@ def test_rms_norm_is_served_and_swapped(norms: FakeGpu) -> None:
         open_gate(norms)
 
 
+@pytest.mark.parametrize("kind", ["gemm", "rms_norm"])
+def test_a_plan_that_a_new_dispatcher_overtakes_is_not_kept(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings that another thread changes while a call is planned hold for the calls behind it."""
+    fake = request.getfixturevalue("gpu" if kind == "gemm" else "norms")
+    old, new = fake.dispatcher(build="allow"), fake.dispatcher(build="allow")
+    asked: list[Dispatcher] = []
+
+    def serve(self: Dispatcher, *arguments: Any, **more: Any) -> Any:
+        asked.append(self)
+        if self is old:
+            cutegen.use(new)
+        return serve_as_ever(self, *arguments, **more)
+
+    serve_as_ever = Dispatcher.serve
+    monkeypatch.setattr(Dispatcher, "serve", serve)
+    cutegen.use(old)
+    for _ in range(3):
+        if kind == "gemm":
+            near(cutegen.gemm(rand(16, 32), rand(32, 24)), rand(16, 32).float() @ rand(32, 24).float())
+        else:
+            near(cutegen.rms_norm(tensor(40, 64), tensor(64)), wanted(tensor(40, 64), tensor(64), 1e-6))
+    assert asked == [old, new]
+
+
 # --- stand-ins ---
 
 LINES = [

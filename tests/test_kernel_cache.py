@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from cutegen.build import Artifact, symbol_of
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
 from cutegen.errors import BuildError, ConfigError, LaunchError
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime import kernel_cache as module
 from cutegen.runtime.kernel_cache import Kernels, build_one
@@ -22,6 +24,7 @@ ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
 PROBLEM = Problem(1024, 1024, 1024)
 CONFIG = SPACE.default(PROBLEM)
+ENOUGH_S = 20.0
 
 
 @pytest.fixture
@@ -57,6 +60,36 @@ def test_a_known_key_renders_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPat
     assert loaded == [symbol_of(key)]
     fresh = Kernels(gpu.store, load=lambda library, symbol: print)
     assert fresh.get(PROBLEM, CONFIG, ARCH, known_key="0" * 32).artifact.key == key
+
+
+def test_what_is_ready_does_not_wait_for_the_compiler(gpu: FakeGpu) -> None:
+    """Under ``allow`` a thread that asks for a loaded kernel goes on while another waits for its own."""
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def compile_slowly(source: Source, store: Store) -> Artifact:
+        if source.signature.epilogue.activation:
+            compiling.set()
+            assert go_on.wait(ENOUGH_S)
+        return gpu.compile(source, store)
+
+    kernels = gpu.kernels(compile=compile_slowly)
+    first = kernels.get(PROBLEM, CONFIG, ARCH)
+    fused = replace(PROBLEM, epilogue=Epilogue(activation="relu"))
+    slow = threading.Thread(target=kernels.get, args=(fused, CONFIG, ARCH))
+    slow.start()
+    try:
+        assert compiling.wait(ENOUGH_S)
+        found: list[object] = []
+        changed = CONFIG.replace(swizzle_size=4, raster_along_m=False)  # the same kernel, in another order
+        quick = threading.Thread(target=lambda: found.append(kernels.get(PROBLEM, changed, ARCH)))
+        quick.start()
+        quick.join(ENOUGH_S)
+        assert found == [first] and not go_on.is_set()
+        assert set(kernels.configs(ARCH, PROBLEM.signature)) >= {CONFIG, changed}
+    finally:
+        go_on.set()
+        slow.join(ENOUGH_S)
+    assert len(gpu.compiled) == 2 and kernels.configs(ARCH, fused.signature)
 
 
 def test_recorded_failures_are_told_and_not_repeated(gpu: FakeGpu) -> None:

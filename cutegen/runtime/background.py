@@ -156,7 +156,8 @@ class BackgroundCompiler:
                     running.update((id(job.source), job) for job in new)
                     builder.submit([job.source for job in new])
                     for source, result in builder.poll(POLL_S):
-                        running.pop(id(source)).end(result)
+                        running[id(source)].end(result)
+                        del running[id(source)]  # behind it: what ends in an unexpected error has failed
         except CutegenError as raised:
             error = raised
         finally:

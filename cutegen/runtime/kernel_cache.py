@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cutegen.arch import Arch
 from cutegen.build import (
@@ -51,6 +51,8 @@ __all__ = [
 BUILD_POLICIES = ("allow", "never", "background")
 #: What frozen kernels do for a call whose kernel is not loaded: see :meth:`Kernels.frozen`.
 ON_MISS = ("fallback", "warn", "error")
+#: Target, signature, and what of a config is compiled in.
+_View: TypeAlias = tuple[str, Signature, Config]
 _log = logging.getLogger("cutegen")
 
 
@@ -161,14 +163,14 @@ class Kernels:
         self._load = load
         self._compile = compile
         self._loaded: dict[str, Kernel] = {}
-        self._ready: dict[tuple[str, Signature, Config], Kernel] = {}
+        self._ready: dict[_View, Kernel] = {}
         self._refused: set[str] = set()
         self._lock = threading.RLock()
         #: Kernels that are being compiled in the background, and those that could not be.
-        self._compilations: dict[tuple[str, Signature, Config], Compilation] = {}
+        self._compilations: dict[_View, Compilation] = {}
         self._said: set[str] = set()
         #: Kernels that could not be loaded, with the reason.
-        self._broken: dict[tuple[str, Signature, Config], Compilation] = {}
+        self._broken: dict[_View, Compilation] = {}
         self._builder = builder
         self._background = BackgroundCompiler(lambda: builder(self.store))
         self.on_miss = ""
@@ -277,8 +279,8 @@ class Kernels:
 
     def configs(self, arch: Arch, signature: Signature) -> tuple[Config, ...]:
         """Return configs whose kernels are loaded, for problems of a signature; some lack run-time knobs."""
-        with self._lock:
-            return tuple(config for name, of, config in self._ready if (name, of) == (arch.name, signature))
+        ready = list(self._ready)  # at once: whoever finds a kernel does not wait for the lock
+        return tuple(config for name, of, config in ready if (name, of) == (arch.name, signature))
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -289,39 +291,61 @@ class Kernels:
     def _get(
         self, problem: Problem, config: Config, arch: Arch, known_key: str, capturing: bool, *, wait: bool
     ) -> Kernel | Compilation:
+        # What is ready is found without the lock, which another thread may hold while it compiles.
+        asked = (arch.name, problem.signature, config)
+        ready = self._ready.get(asked)
+        if ready is not None:
+            return ready
+        # Rendering costs a millisecond; what it would say is decided by these three.
+        view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
+        kernel = self._ready.get(view)
+        if kernel is None:
+            found = self._made_ready(problem, config, arch, view, known_key, capturing, wait=wait)
+            if isinstance(found, Compilation):
+                return found
+            kernel = found
+        self._ready[asked] = self._ready[view] = kernel
+        return kernel
+
+    def _made_ready(
+        self,
+        problem: Problem,
+        config: Config,
+        arch: Arch,
+        view: _View,
+        known_key: str,
+        capturing: bool,
+        *,
+        wait: bool,
+    ) -> Kernel | Compilation:
+        """Load or compile a kernel; or return what is awaited, or why there is none."""
         with self._lock:
-            asked = (arch.name, problem.signature, config)
-            ready = self._ready.get(asked)
-            if ready is not None:
+            if (ready := self._ready.get(view)) is not None:  # by now
                 return ready
-            # Rendering costs a millisecond; what it would say is decided by these three.
-            view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
-            kernel = self._ready.get(view)
-            if kernel is None and self.on_miss:
+            if self.on_miss:
                 raise frozen_error(problem)
-            if kernel is None and view in self._broken:
+            if view in self._broken:
                 raise _NotLoadedError(self._broken[view])
-            if kernel is None and not wait and view in self._compilations:
+            if not wait and view in self._compilations:
                 return self._compilations[view]
-            if kernel is None:
-                try:
-                    found = self._find(problem, config, arch, known_key)
-                except BuildError as error:
-                    if wait:
-                        raise
-                    self._tell(problem, config, error)
-                    return self._compilations.setdefault(view, Compilation(error))
-                if isinstance(found, Source) and not wait:
-                    return self._begin(found, problem, view, capturing)
-                kernel = found if isinstance(found, Kernel) else self._open(found, problem, view, capturing)
-            self._ready[asked] = self._ready[view] = kernel
+            try:
+                found = self._find(problem, config, arch, known_key)
+            except BuildError as error:
+                if wait:
+                    raise
+                self._tell(problem, config, error)
+                return self._compilations.setdefault(view, Compilation(error))
+            if isinstance(found, Source) and not wait:
+                return self._begin(found, problem, view, capturing)
+            kernel = found if isinstance(found, Kernel) else self._open(found, problem, view, capturing)
+            self._ready[view] = kernel
             return kernel
 
     def _open(
         self,
         found: Artifact | Source,
         problem: Problem,
-        view: tuple[str, Signature, Config],
+        view: _View,
         capturing: bool,
     ) -> Kernel:
         if capturing:
@@ -341,9 +365,7 @@ class Kernels:
         self._loaded[artifact.key] = kernel
         return kernel
 
-    def _begin(
-        self, source: Source, problem: Problem, view: tuple[str, Signature, Config], capturing: bool
-    ) -> Compilation:
+    def _begin(self, source: Source, problem: Problem, view: _View, capturing: bool) -> Compilation:
         """Compile ``source`` in the background."""
         if capturing:
             raise not_in_capture(problem)

@@ -149,13 +149,23 @@ class DeclaredOperator:
         self._traced_plans = _Plans(lambda: new_workspace, {})
         #: What code that is written for the family remembers of plans; emptied when they are.
         self.fast: dict[Any, Any] = {}
+        #: How often all plans were dropped: one that was begun before is not kept.
+        self._drops = 0
         self._lock = threading.RLock()
         _operators.add(self)
 
     def forget(self) -> None:
         """Look every kind of call up anew."""
-        self._asked = None
-        self.fast.clear()
+        self._drop(None)
+
+    def _drop(self, dispatcher: Dispatcher | None) -> None:
+        """Drop all plans; those that are made from now on are of ``dispatcher``, if it is known."""
+        with self._lock:
+            self._drops += 1
+            self._asked = dispatcher
+            for plans in (self._plans, self._traced_plans):
+                plans.known.clear()
+            self.fast.clear()
 
     def planned(self, values: Sequence[Any], options: tuple[str | bool, ...]) -> Any:
         """Return the plan of a call that was just answered, whose ``launch`` takes what is not absent.
@@ -196,10 +206,7 @@ class DeclaredOperator:
     ) -> list[Any]:
         dispatcher = self._dispatcher()
         if dispatcher is not self._asked:
-            self._plans.known.clear()
-            self._traced_plans.known.clear()
-            self.fast.clear()
-            self._asked = dispatcher
+            self._drop(dispatcher)
         try:
             key = _key(values, config, options)
             plan = plans.known.get(key) or self._plan(key, values, config, options, dispatcher, plans)
@@ -274,6 +281,10 @@ class DeclaredOperator:
     ) -> _Plan:
         import torch
 
+        drops = self._drops
+        current = (
+            dispatcher is self._dispatcher()
+        )  # asked behind the number: a change in between shows in one
         self._refuse_gradients(values)
         given = self._given(values)
         problem = self.problem_of(values, options, dispatcher)
@@ -306,7 +317,8 @@ class DeclaredOperator:
         with self._lock:
             if len(plans.known) >= MAX_PLANS:
                 plans.known.clear()
-            plans.known[key] = plan
+            if current and drops == self._drops:
+                plans.known[key] = plan
         return plan
 
     def _bind(
