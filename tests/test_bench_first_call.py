@@ -14,12 +14,14 @@ torch = pytest.importorskip("torch")
 from fake_kernels import H200, FakeGpu  # noqa: E402
 
 import cutegen  # noqa: E402
-from cutegen.errors import UsageError  # noqa: E402
+from cutegen.errors import ResourceError, UsageError  # noqa: E402
 from cutegen.runtime.warming import Warming  # noqa: E402
 from cutegen.runtime.workspace import Workspaces  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 from tools import bench_first_call as tool  # noqa: E402
-from tools.benchmark.first_call_table import FIRST_CALLS, FirstCalls  # noqa: E402
+from tools import bench_first_call_host as host_tool  # noqa: E402
+from tools.benchmark import host_child  # noqa: E402
+from tools.benchmark.first_call_table import FIRST_CALLS, FirstCalls, HostCalls  # noqa: E402
 from tools.benchmark.stopwatch import COLLECTOR, Stopwatch  # noqa: E402
 
 
@@ -88,6 +90,42 @@ def test_results_are_rendered(tmp_path: Path) -> None:
     path.write_text(json.dumps({**facts, "parts_us": None}), encoding="utf-8")
     with pytest.raises(UsageError, match="bench_first_call"):
         FirstCalls.load(path)
+
+
+ROUNDS: list[dict[str, Any]] = [
+    {"first_us": [9.0, 30.01, 7.0], "choice_us": [1.0, 2.0, 3.0], "later_us": 2.0, "kernels": 5},
+    {"first_us": [8.0, 40.0, 70.0], "choice_us": [3.0, 2.0, 1.0], "later_us": 2.115, "kernels": 5},
+]
+
+
+@pytest.mark.parametrize("words", [[], ["--against", "."]])
+def test_of_each_shape_the_shortest_round_counts(words: list[str], tmp_path: Path) -> None:
+    """In each checkout; the document rounds ours up and the other down, and says that there was no GPU."""
+    args = host_tool.parse(["--shapes", "3", "--commit", "a" * 40, "--against-commit", "b" * 40, *words])
+    rounds = {"ours": ROUNDS, **({"against": ROUNDS} if words else {})}
+    results: Any = host_tool.report(args, dict.fromkeys(rounds, Path()), rounds)
+    assert results["first_us"] == {"median": 8.0, "p95": 30.0, "most": 30.0}
+    assert results["choice_us"]["median"] == 1.0 and results["later_us"] == 2.0 and results["kernels"] == 5
+    assert "host only, no GPU" in host_tool.summary(results)
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(results), encoding="utf-8")
+    text = HostCalls.load(path).render()
+    assert "median **8 us**" in text and "no GPU" in text and ("(was 8)" in text) == bool(words)
+    assert text.count("| first call") == len(rounds)
+    path.write_text(json.dumps({**results, "first_us": None}), encoding="utf-8")
+    with pytest.raises(UsageError, match="bench_first_call_host"):
+        HostCalls.load(path)
+
+
+def test_the_host_alone_is_measured_without_a_gpu(tmp_path: Path) -> None:
+    """By a process that has all kernels of untuned products; one that imports another checkout is refused."""
+    found = host_tool.measure({"ours": host_tool.ROOT}, shapes=3, seed=0, rounds=1)["ours"]
+    assert len(found) == 1 and found[0]["kernels"] > 50
+    assert len(found[0]["first_us"]) == len(found[0]["choice_us"]) == 3
+    assert min(*found[0]["first_us"], *found[0]["choice_us"], found[0]["later_us"]) > 0
+    assert host_child.random_shapes(3, 0) == tool.random_shapes(3, 0)
+    with pytest.raises(ResourceError, match="in place of the checkout"):
+        host_tool.measure({"other": tmp_path}, shapes=3, seed=0, rounds=1)
 
 
 def test_parts_of_a_call_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

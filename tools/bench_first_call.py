@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -42,6 +41,7 @@ from cutegen.system.temporary import TemporaryFolder
 from cutegen.torch_ops import gemm as operators
 from cutegen.torch_ops import gemm_plan
 from tools.benchmark.environment import git_commit, session_facts, software
+from tools.benchmark.host_child import random_shapes
 from tools.benchmark.results import write_json
 from tools.benchmark.stopwatch import Stopwatch
 
@@ -51,8 +51,6 @@ LIMIT_US = 300.0
 #: The same for the choice alone, which is a part of the first call.
 CHOICE_LIMIT_US = 100.0
 _DEVICE = "cuda"
-#: Products of up to so many rows; columns and depth are multiples of 64 up to the second number.
-_MOST_ROWS, _MOST = 8192, 8192
 #: Shapes that are called before any is timed: the first call imports modules.
 _UNTIMED = 5
 #: Parts of a first call, and what runs in each: checks of operands; the lookup and the choice; whether torch
@@ -92,17 +90,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where results go")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     return parser.parse_args(argv)
-
-
-def random_shapes(count: int, seed: int) -> list[tuple[int, int, int]]:
-    """Return different (m, n, k): m log-uniform and any integer, n and k multiples of 64."""
-    generator = Random(seed)
-    found: dict[tuple[int, int, int], None] = {}
-    while len(found) < count:
-        m = int(_MOST_ROWS ** generator.random())
-        n, k = (64 * int((_MOST // 64) ** generator.random()) for _ in range(2))
-        found[m, n, k] = None
-    return list(found)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
 from tools.benchmark.cold_table import COLD_START, ColdStart
 from tools.benchmark.family_table import FamilyResults
-from tools.benchmark.first_call_table import FIRST_CALLS, FirstCalls
+from tools.benchmark.first_call_table import FIRST_CALLS, HOST_ONLY, FirstCalls, HostCalls
 from tools.benchmark.foreign_table import ForeignResults
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
@@ -65,6 +65,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     COLD_START: ColdStart,
     FAMILY: FamilyResults,
     FIRST_CALLS: FirstCalls,
+    HOST_ONLY: HostCalls,
     FOREIGN: ForeignResults,
     TRANSCRIPT: Transcript,
     MODEL: ModelResults,

@@ -1,17 +1,18 @@
-"""What a call of a shape that was not seen before takes on the host: files of one benchmark, rendered."""
+"""What a call of a shape that was not seen before takes on the host: files of two benchmarks, rendered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tools.benchmark.markdown import line, short_commit, up
+from tools.benchmark.markdown import down, line, short_commit, up
 from tools.benchmark.quoted import QuotedFile
 
-__all__ = ["FIRST_CALLS", "FirstCalls"]
+__all__ = ["FIRST_CALLS", "HOST_ONLY", "FirstCalls", "HostCalls"]
 
 #: What such files say that they are.
 FIRST_CALLS = "first calls"
+HOST_ONLY = "first calls, host only"
 #: Parts of a call in words.
 _PARTS = {
     "operands": "checks of the operands",
@@ -62,4 +63,45 @@ class FirstCalls(QuotedFile):
         session = facts["session"]
         commit, gpu = short_commit(facts["commit"]), facts["device"]["name"]
         where = f"{gpu}, {session['cpu']}, {session['cores']} cores; commit {commit}; {facts['date']}."
+        return "\n".join([*self.summary(), "", *table, "", where])
+
+
+class HostCalls(QuotedFile):
+    """What tools/bench_first_call_host.py measured."""
+
+    tool = "tools/bench_first_call_host.py"
+
+    def summary(self) -> list[str]:
+        """Return medians, in a line."""
+        facts = self.facts
+        own, choice, later = facts["first_us"]["median"], facts["choice_us"]["median"], facts["later_us"]
+        before = facts.get("against")
+        was = [f" (was {each})" for each in self._of(before)] if before else ["", "", ""]
+        return [
+            f"- first calls of {facts['shapes']} shapes, no launches: median **{up(own, 0)} us**{was[0]}, "
+            f"the choice alone {up(choice, 0)} us{was[1]}, later calls {up(later, 2)} us{was[2]}; "
+            f"{facts['where']}"
+        ]
+
+    @staticmethod
+    def _of(side: Mapping[str, Any]) -> tuple[str, str, str]:
+        """Return what another checkout took, rounded down."""
+        medians = (side[name]["median"] for name in ("first_us", "choice_us"))
+        first, choice = (down(each, 0) for each in medians)
+        return first, choice, down(side["later_us"], 2)
+
+    def render(self) -> str:
+        """Return the Markdown of the file."""
+        facts = self.facts
+        sides = [("", facts, up)]
+        if "against" in facts:
+            sides.append((f", at {short_commit(facts['against']['commit'])}", facts["against"], down))
+        table = [line(["host time", "median, us", "95 % within", "most"]), line(["---", *["---:"] * 3])]
+        for what, name in (("first call", "first_us"), ("the choice alone", "choice_us")):
+            for words, side, rounded in sides:
+                cells = (rounded(side[name][each], 1) for each in ("median", "p95", "most"))
+                table.append(line([what + words, *cells]))
+        table += [line([f"later call{words}", r(side["later_us"], 2), "", ""]) for words, side, r in sides]
+        session, commit = facts["session"], short_commit(facts["commit"])
+        where = f"No GPU; {session['cpu']}, {session['cores']} cores; commit {commit}; {facts['date']}."
         return "\n".join([*self.summary(), "", *table, "", where])
