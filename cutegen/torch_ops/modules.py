@@ -69,6 +69,8 @@ def optimize(
       tried and its tables are marked; the function is tried, and replaced in the namespace of the model's
       classes by one that asks whether tables are marked, and is itself for those of other models.
 
+    ``torch.nn.LayerNorm`` is left alone and listed: :func:`cutegen.layer_norm` is experimental.
+
     Parameters, buffers, hooks, names and ``state_dict`` stay what they are; modules are still instances of
     their classes, and copy and pickle. A call that no kernel answers is computed by torch and counted:
     :func:`cutegen.counters`. Where torch rounds between the steps of a norm or a gate, cutegen rounds once.

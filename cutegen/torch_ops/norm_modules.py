@@ -20,6 +20,7 @@ __all__ = ["NormCall", "norm_call", "norm_problem"]
 _DEVICE = "cuda"
 #: How models call what they add to the mean of the squares.
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
+_LAYER_NORM = "cutegen.layer_norm is experimental, and not timed in a model; call it where it is to be used"
 #: Largest part by which a forward in fp32 may differ from the formula in fp64.
 _TOLERANCE = 1e-4
 
@@ -69,6 +70,8 @@ def norm_call(module: Any) -> NormCall | str | None:
         if len(module.normalized_shape) != 1:
             return "it normalises more than one dimension"
         return NormCall(module.eps) if module.eps is not None else _torchs_choice(module.weight)
+    if class_of(module) is torch.nn.LayerNorm:
+        return _LAYER_NORM
     eps = next((e for name in _EPS_NAMES if isinstance(e := vars(module).get(name), float)), None)
     weight = module._parameters.get("weight")
     if eps is None or weight is None or weight.dim() != 1:
