@@ -15,7 +15,7 @@ from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.report import AnyResult, document, result_lines, summary_lines
 from cutegen.cli.space import refuse
-from cutegen.cli.tune_arguments import make_parser
+from cutegen.cli.tune_arguments import make_parser as _parser  # called as in every command
 from cutegen.cli.tune_recorded import Recording
 from cutegen.cli.wrapped_text import line_width, say, say_json
 from cutegen.digest import Json
@@ -33,7 +33,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = make_parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     return run_command(lambda: _run(args))
 
 
