@@ -113,7 +113,7 @@ _STRICT = {
 
 
 def _plain_choice(problem: Problem) -> Config | None:
-    """The fastest default kernel: 32 trees choose eight, all trees order these."""
+    """The fastest default kernel: 48 trees choose eight, all trees order these."""
     fit, configs = load_fit(), []
     tiling = Tiling(problem, 132, find_machine(SPACE.arch))
     for kernel in default_kernels(SPACE, problem):
@@ -123,8 +123,8 @@ def _plain_choice(problem: Problem) -> Config | None:
         configs += [kernel.replace(split_k=s if whole else min(max(s, 2), max(most, 2))) for s in filling]
     splits = np.array([config["split_k"] for config in configs], np.float32)
     _, features = rooflines(problem, KernelColumns(configs, 132), splits)
-    coarse = features[FEATURES.index("time_log")] + fit.trees.sums(features, 0, 32)
-    fine = coarse + fit.trees.sums(features, 32)
+    coarse = features[FEATURES.index("time_log")] + fit.trees.sums(features, 0, 48)
+    fine = coarse + fit.trees.sums(features, 48)
     broken = [{violation.rule for violation in SPACE.explain(problem, config)} for config in configs]
     order = sorted(range(len(configs)), key=lambda i: (bool(broken[i] & _STRICT), coarse[i]))
     best = sorted(order[:8], key=lambda i: (bool(broken[i] & _STRICT), fine[i])) + order[8:]

@@ -74,7 +74,7 @@ def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ct
         look = plain._look(problem)
         want = list(islice(plain._found(problem), KEPT))
         assert list(native._native.best(problem, swapped=plain._swapped_is_likely(problem))) == want
-        scratch = native._native._scratch(lying(problem.m, problem.n, problem.layout))
+        scratch = native._native._scratch(lying(problem.m, problem.n, problem.k, problem.layout))
         _, features = rooflines(problem, plain._columns, look.splits, Cover.of(problem, plain._columns))
         own = scratch.features[:, : features.shape[1]]
         differ = [

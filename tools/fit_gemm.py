@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,19 @@ from cutegen.space import Config, Value
 _RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
 #: Products of all layouts, timed in the rounds of the library's call: of each the kernel that answered then,
-#: by tools/bench_untuned.py (runs at 441a21f, d346310, 6ec03b4 and 45a6942, by seed), or some that the fit of
-#: that time put first, by tools/sweep_products.py.
+#: by tools/bench_untuned.py (runs at 441a21f, d346310, 6ec03b4 and 45a6942, by seed, and at 58be366), or some
+#: that the fit of that time put first, by tools/sweep_products.py.
 PRODUCTS = (
     *(_RESULTS / f"untuned_seed{seed}.json.xz" for seed in (11, 20261123, 20261122, 12)),
+    _RESULTS / "untuned.json",
     _RESULTS / "gemm_products_h200.json.xz",
 )
+#: Kernels behind one that writes A, some of them no default candidates. Of the runs in the file these two were
+#: of kernels with the cache policies of today.
+MIDDLE = _RESULTS / "middle_m.json"
+_MIDDLE_RUNS = ("b0f4563", "9bf4ec7")
+#: Words there of kernels that are no configs, and the largest value of ``swizzle_size``.
+_BY_HAND, _MOST_SWIZZLE = ("rot", "3x1"), 8
 #: Trees; more of them, or deeper ones, cost more at every new shape and hardly choose better.
 DEPTH = 6
 SETTINGS = {"depth": DEPTH, "iterations": 320, "learning_rate": 0.12, "l2_leaf_reg": 3.0, "random_seed": 0}
@@ -84,6 +92,8 @@ class Points:
         judge: Whether its shape was drawn to judge an earlier fit, so that few kernels were timed.
         settled: Whether it was timed in the rounds of the library's call, behind a burn-in: what times are
             predicted for. In the sweep each kernel ran on its own, at clocks of its own.
+        behind: Whether it was timed behind another kernel: this says which kernel is faster, not what either
+            takes back to back.
         sizes: m, n and k by number of shape.
     """
 
@@ -96,6 +106,7 @@ class Points:
     default: NDArray[np.bool_]
     judge: NDArray[np.bool_]
     settled: NDArray[np.bool_]
+    behind: NDArray[np.bool_]
     sizes: Sequence[tuple[int, int, int]]
 
     def only(self, chosen: NDArray[np.bool_]) -> Points:
@@ -143,7 +154,8 @@ def load(path: Path) -> tuple[dict[str, Any], Points]:
     sizes = [tuple(row["mnk"]) for row in shapes]
     return found, Points(
         shape, kernel, np.array(numbers)[shape], us, np.concatenate(times), np.concatenate(features),
-        default[kernel], np.array(["judge" in row for row in shapes])[shape], np.zeros(len(us), bool), sizes,
+        default[kernel], np.array(["judge" in row for row in shapes])[shape], np.zeros(len(us), bool),
+        np.zeros(len(us), bool), sizes,
     )  # fmt: skip
 
 
@@ -168,8 +180,39 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
             ]
             if points and problem.epilogue == Problem(8, 8, 8).epilogue and not problem.unaligned_out:
                 points = in_order(problem, points)
-                found.append({"problem": problem, "reference_us": row["reference_us"], "points": points})
+                reference_us = row["reference_us"]
+                found.append(
+                    {"problem": problem, "reference_us": reference_us, "points": points, "behind": False}
+                )
     return found
+
+
+def read_middle(path: Path = MIDDLE) -> list[dict[str, Any]]:
+    """Return the rows of :data:`MIDDLE` as :func:`read_products` does, with what today's spaces have.
+
+    Of a kernel that ran with tiles in several orders the best counts: a tuning tries both.
+    """
+    found = []
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    for row in (row for run in runs if run["commit"][:7] in _MIDDLE_RUNS for row in run["rows"]):
+        best: dict[Config, tuple[Config, float]] = {}
+        for point in row["points"]:
+            config = Config.parse(point["config"])
+            changed = set(_BY_HAND) & set(point["words"].split())
+            if config.algorithm or changed or config.integer("swizzle_size") > _MOST_SWIZZLE:
+                continue
+            kernel = config.replace(**_RUN_TIME)
+            best[kernel] = min(best.get(kernel, (config, point["us"])), (config, point["us"]), key=_time)
+        problem = Problem(row["m"], row["n"], row["k"])
+        points = list(best.values())
+        found.append(
+            {"problem": problem, "reference_us": row["torch_us"], "points": points, "behind": True}
+        )
+    return found
+
+
+def _time(point: tuple[Config, float]) -> float:
+    return point[1]
 
 
 def in_order(problem: Problem, points: Sequence[tuple[Config, float]]) -> list[tuple[Config, float]]:
@@ -202,7 +245,7 @@ def with_products(found: dict[str, Any], points: Points, rows: Sequence[dict[str
             "kernel": [kernels.setdefault(name, len(kernels)) for name in names],
             "us": [us for _, us in row["points"]], "roofline_us": time, "features": features.T,
             "default": [name in views for name in names], "judge": [False] * len(configs),
-            "settled": [True] * len(configs),
+            "settled": [True] * len(configs), "behind": [row["behind"]] * len(configs),
         }  # fmt: skip
         for name, values in own.items():
             parts[name].append(values)
@@ -233,6 +276,7 @@ def train(points: Points, chosen: NDArray[np.bool_]) -> Trees:
     left = wanted - order.predict(features)
     asked = np.column_stack([features, points.settled[chosen]])
     others = [at for at, name in enumerate(FEATURES) if name not in _OF_SHAPE]
+    weight = np.where(points.behind[chosen], 0.0, weight)
     level = boosted({**LEVEL, "ignored_features": others}, asked, left, weight)
     parts = (as_arrays(order, DEPTH), answered(as_arrays(level, int(LEVEL["depth"])), len(FEATURES)))
     return Trees.of(parts[0], len(FEATURES)).joined(Trees.of(parts[1], len(FEATURES)))
@@ -292,10 +336,10 @@ def regret(points: Points, predicted: Array, among: NDArray[np.bool_]) -> dict[s
 
 def as_arrays(model: Any, depth: int) -> dict[str, Any]:
     """Return the trees in the arrays that the package evaluates."""
-    path = Path("/tmp") / "fit_gemm_trees.json"
-    model.save_model(str(path), format="json")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    path.unlink()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trees.json"
+        model.save_model(str(path), format="json")
+        found = json.loads(path.read_text(encoding="utf-8"))
     scale, bias = found["scale_and_bias"]
     trees = found["oblivious_trees"]
     asked = [
@@ -321,7 +365,7 @@ def main() -> int:
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="file of a sweep")
     args = parser.parse_args()
     found, sweep = load(args.sweep)
-    points = with_products(found, sweep, read_products())
+    points = with_products(found, sweep, [*read_products(), *read_middle()])
     predicted = left_out(points)
     several = np.bincount(points.shape)[points.shape] > 1
     judged = {

@@ -297,9 +297,9 @@ class GemmFamily(Family):
     def doubt(self, problem: Problem) -> float:
         """Return more than 1 where A is contiguous along m.
 
-        Source: on 152 such GEMMs on an H200, each (n, k) left out of the fits, expected ratios of times
-        are off by 15 %, on 1476 others by 7 %. Believed from a lead of 2 % on, like others, they come to
-        1.015 of torch.mm in the geometric mean, and 4.6 % are under 0.85; from 12 % on to 1.028, and 0.7 %.
+        Source: on 168 such GEMMs on an H200, each (n, k) left out of the fits, expected ratios of times
+        are off by 15 %, on 1755 others by 7 %. Believed from a lead of 3 % on, like others, they come to
+        1.024 of torch.mm in the geometric mean, and 3.0 % are under 0.85; from 12 % on to 1.028, and 0.6 %.
         """
         return _DOUBT_ALONG_M if problem.layout[0] == "m" else 1.0
 

@@ -24,7 +24,7 @@ enum { SPLIT, M, N, K, WAVES_LOG, LAST_WAVE, TO_MEMORY, TIME, REDUCE, L2, EPILOG
 // have one.
 struct kernels {
     int64_t count, whole, stride, features;
-    const double *tiles, *sides, *load_bytes, *blocks, *resident, *sum_us, *inner_us, *mma_us, *epilogue_us,
+    const double *tiles, *sides, *blocks, *resident, *sum_us, *inner_us, *mma_us, *epilogue_us,
         *least, *filling;
     const float *tile_k, *part;
     const uint8_t *swap_ab, *pingpong, *short_runs;
@@ -41,11 +41,13 @@ struct problem {
 
 // Of one thread. raw: rounds, compute to memory, time, L2 to MMA; logs: splits, steps, and m, n, k. What is
 // asked for: the kernels in their order, with logarithms of their times, split_k, and whether they are likely.
+// loads: as KernelColumns.loads says.
 struct scratch {
     float *splits, *features, *logs, *found, *keys, *columns, *sums, *times;
     double *raw;
     uint8_t *likely, *suits;
     int64_t *kept, *kernels, *parts;
+    const double *loads;
 };
 
 struct trees {
@@ -90,7 +92,7 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
         const float steps = ceilf(p->k / c->tile_k[at] / split);
         const double busy = smaller(units, c->resident[at]) * c->blocks[at];
         const double inside_m = smaller(c->tiles[at], rows), inside_n = smaller(c->tiles[count + at], columns);
-        double l2_us = inside_m * c->load_bytes[at] + inside_n * c->load_bytes[count + at];
+        double l2_us = inside_m * s->loads[at] + inside_n * s->loads[count + at];
         l2_us /= smaller(c->l2_us_sm, c->l2_us / busy);
         const double main_us = (double)steps * larger(c->inner_us[at], l2_us);
         double epilogue = waves * c->epilogue_us[at];

@@ -44,7 +44,7 @@ _LANES = 8
 
 
 _ARRAYS = (
-    "tiles", "sides", "load_bytes", "blocks", "resident", "sum_us", "inner_us", "mma_us", "epilogue_us",
+    "tiles", "sides", "blocks", "resident", "sum_us", "inner_us", "mma_us", "epilogue_us",
     "least", "filling", "tile_k", "part", "swap_ab", "pingpong", "short_runs", "rows",
 )  # fmt: skip
 _NUMBERS = (
@@ -85,7 +85,7 @@ _WRITTEN = (
 
 
 class _Pointers(Structure):
-    _fields_: ClassVar = [(name, c_void_p) for name in _WRITTEN]
+    _fields_: ClassVar = [(name, c_void_p) for name in (*_WRITTEN, "loads")]
 
 
 class _Forest:
@@ -181,7 +181,7 @@ class NativeModel:
         self.most = min(most, count)
         self._kernel_columns = kernels
         rows = np.array([FEATURES.index(name) for name in _ROWS], np.int32)
-        names = ("tiles", "sides", "load_bytes", "blocks", "resident", "sum_us", "inner_us", "mma_us")
+        names = ("tiles", "sides", "blocks", "resident", "sum_us", "inner_us", "mma_us")
         doubles = {name: getattr(kernels, name) for name in (*names, "epilogue_us")}
         doubles |= {name: arrays[name] for name in ("least", "filling")}
         floats = {"tile_k": kernels.tile_k, "part": arrays["part"]}
@@ -231,7 +231,7 @@ class NativeModel:
         """
         import numpy as np
 
-        scratch = self._scratch(lying(problem.m, problem.n, problem.layout))
+        scratch = self._scratch(lying(problem.m, problem.n, problem.k, problem.layout))
         p = scratch.problem
         p.m, p.n, p.k, p.batch = problem.m, problem.n, problem.k, problem.batch
         p.memory_us, p.swapped = memory_us(problem, self._kernel_columns.rates), swapped
@@ -263,6 +263,8 @@ class _Scratch:
         self.sums, self.times = np.empty(few, np.float32), np.empty(most, np.float32)
         self.kept, self.kernels = np.empty(most, np.int64), np.empty(most, np.int64)
         self.parts, self.suits = np.empty(most, np.int64), np.empty(most, bool)
-        self._pointers = _Pointers(*(getattr(self, name).ctypes.data for name in _WRITTEN))
+        self._loads = kernels.loads(sides)
+        written = (getattr(self, name).ctypes.data for name in _WRITTEN)
+        self._pointers = _Pointers(*written, self._loads.ctypes.data)
         self.problem = _Problem()
         self.at, self.problem_at = ctypes.addressof(self._pointers), ctypes.addressof(self.problem)

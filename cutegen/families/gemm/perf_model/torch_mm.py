@@ -61,7 +61,7 @@ def describe(m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> tuple
         rounds = ceil(m / rows) * ceil(n / columns) / sm_count
         waves = ceil(rounds)
         found += [log(rounds), rounds / waves, min(waves, _MOST_WAVES)]
-    found += lying(m, n, layout)
+    found += lying(m, n, k, layout)
     return _START_US + max(memory, math), found
 
 
@@ -86,7 +86,7 @@ class TorchMm:
         import numpy as np
 
         if self._native:
-            time, added = self._native[0].look(m, n, k, sm_count, lying(m, n, layout))
+            time, added = self._native[0].look(m, n, k, sm_count, lying(m, n, k, layout))
         else:
             time, features = describe(m, n, k, sm_count, layout)
             added = self.trees.sums(np.array(features, np.float32)[:, None])[0]
