@@ -109,7 +109,7 @@ def test_numbers_that_no_calibration_writes_are_refused(
 def test_fewer_trees_than_a_first_look_takes_are_refused(tmp_path: Path) -> None:
     """It would read beyond them."""
     write(tmp_path, json.dumps({**GOOD, **small_trees(FIRST_TREES - 1)}))
-    with pytest.raises(StoreError, match="31 trees; valid: 32 and more"):
+    with pytest.raises(StoreError, match="47 trees; valid: 48 and more"):
         require_calibration(calibration_path(tmp_path, DEVICE), DEVICE)
 
 

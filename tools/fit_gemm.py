@@ -44,8 +44,8 @@ PRODUCTS = (
     _RESULTS / "untuned.json",
     _RESULTS / "gemm_products_h200.json.xz",
 )
-#: Kernels behind one that writes A, some of them no default candidates. Of the runs in the file these two were
-#: of kernels with the cache policies of today.
+#: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
+#: kernels with the cache policies of today.
 MIDDLE = _RESULTS / "middle_m.json"
 _MIDDLE_RUNS = ("b0f4563", "9bf4ec7")
 #: Words there of kernels that are no configs, and the largest value of ``swizzle_size``.
@@ -205,9 +205,7 @@ def read_middle(path: Path = MIDDLE) -> list[dict[str, Any]]:
             best[kernel] = min(best.get(kernel, (config, point["us"])), (config, point["us"]), key=_time)
         problem = Problem(row["m"], row["n"], row["k"])
         points = list(best.values())
-        found.append(
-            {"problem": problem, "reference_us": row["torch_us"], "points": points, "behind": True}
-        )
+        found.append({"problem": problem, "reference_us": row["torch_us"], "points": points, "behind": True})
     return found
 
 

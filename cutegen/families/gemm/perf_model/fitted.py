@@ -189,7 +189,7 @@ class KernelColumns:
         found = self._loads.get(sides)
         if found is None:
             along = self.runs(sides)
-            # A piece of a ragged row lies in one more line than bytes fill; a wide k tile's has two lines' bytes.
+            # A piece of a ragged row lies in one line more than its bytes fill: one, or two of a wide k tile.
             lines = np.where(along == _RAGGED_K, 1 + _LINE / self.tile_k, np.where(along == 2, 2, 1))
             found = self._loads[sides] = self.load_bytes * lines
         return found
@@ -206,8 +206,8 @@ class KernelColumns:
 def lying(m: int, n: int, k: int, layout: str) -> tuple[float, float]:
     """Return for A along m, and for B along n: 0 if it is contiguous along k, else 1; -1 and 2 if ragged.
 
-    Rows are ragged that do not all begin at multiples of 128 bytes: each piece that TMA fetches touches a line
-    more.
+    Rows are ragged that do not all begin at multiples of 128 bytes: each piece that TMA fetches touches one
+    line more.
     """
     along_k = _RAGGED_K if k % _LINE else 0.0
     return (
