@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import cutegen
+from cutegen.cli.tune_arguments import make_parser
 from cutegen.deploy import pinned
 from cutegen.families.ranges import is_range, parse_range
 from cutegen.families.registry import families, parse_problem
@@ -31,6 +32,8 @@ OBJECTS: dict[str, Any] = {"cutegen": cutegen, "pinned": pinned, "tuner": cutege
 
 
 def parser(command: str) -> argparse.ArgumentParser:
+    if command == "tune":
+        return make_parser()
     found: argparse.ArgumentParser = importlib.import_module(f"cutegen.cli.{command}")._parser()
     return found
 
@@ -80,6 +83,22 @@ def test_calls_in_a_snippet_fit_their_functions(where: str, code: str) -> None:
         if isinstance(node, ast.Call) and (function := called(node.func)) is not None:
             named = {word.arg: None for word in node.keywords if word.arg is not None}
             inspect.signature(function).bind(*[None] * len(node.args), **named)
+
+
+def test_calls_in_the_table_of_operators_fit_their_functions() -> None:
+    table = DOCUMENTS["pytorch.md"].split("## Operators", 1)[1].split("###", 1)[0]
+    rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    calls = [
+        node
+        for code in re.findall(r"`([^`]+)`", "".join(rows))
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    assert len(calls) >= len(rows) > 10
+    for call in calls:
+        named = {word.arg: None for word in call.keywords if word.arg is not None}
+        assert isinstance(call.func, ast.Name)
+        inspect.signature(getattr(cutegen, call.func.id)).bind(*[None] * len(call.args), **named)
 
 
 def called(node: ast.expr) -> Callable[..., Any] | None:
