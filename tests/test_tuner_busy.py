@@ -166,7 +166,7 @@ def test_a_look_grows_old(tmp_path: Path) -> None:
     )
     for seconds, readings in ((0.0, 1), (9.0, 1), (10.5, 2), (15.0, 2)):
         now[0] = seconds
-        children.open(PROBLEM)
+        children.guarded.open(PROBLEM)
         assert watch.readings == readings
 
 

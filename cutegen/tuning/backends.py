@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from cutegen.build import Result
@@ -17,14 +16,9 @@ from cutegen.measure.contention import Guard, Watch
 from cutegen.measure.policy import Policy
 from cutegen.operator_api import Offers
 from cutegen.system.closing import Closing
+from cutegen.tuning.guarded_bench import GuardedBench
 
 __all__ = ["Backends", "Bench", "Children", "Compiler"]
-
-
-#: A thorough look for other users of the GPU is repeated before a problem is opened if the last one is older
-#: than this many seconds: it takes up to a second where NVML cannot attribute utilisation to processes.
-#: Source: judgement; a process that starts in between is found after the deciding rounds or at the next look.
-_LOOK_AFTER_S = 10.0
 
 
 class Compiler(Protocol):
@@ -102,12 +96,9 @@ class Children(Closing):
     ) -> None:
         self._make_compiler = make_compiler
         self._make_bench = make_bench
-        self._make_guard = make_guard
         self._compiler: Compiler | None = None
         self._bench: Bench | None = None
-        self._guard: Guard | None = None
-        self._clock = clock
-        self._looked_s = -math.inf
+        self._guarded = GuardedBench(lambda: self.bench, make_guard, clock=clock)
         self._results: dict[str, Result] = {}
         self._asked: set[str] = set()
 
@@ -136,6 +127,11 @@ class Children(Closing):
             self._bench = self._make_bench()
         return self._bench
 
+    @property
+    def guarded(self) -> GuardedBench:
+        """The bench behind a guard against other users of the GPU."""
+        return self._guarded
+
     def start_compiler(self) -> None:
         """Start the compiler without waiting for it."""
         self.compiler.start()
@@ -144,80 +140,6 @@ class Children(Closing):
         """Start the measuring child without waiting for it, so that it imports torch meanwhile."""
         if self._make_bench is not None:
             self.bench.start()
-
-    def time(
-        self,
-        candidates: Sequence[Candidate],
-        policy: Policy,
-        keep: Sequence[str],
-        left_s: float | None = None,
-        *,
-        decides: bool = False,
-    ) -> TimingRun:
-        """Time ``candidates`` as :meth:`Bench.time`, while no other process uses the GPU.
-
-        If another process started to use it meanwhile, all are timed once more. Timings are marked as
-        contended if that was disturbed again, or if the user chose to go on beside other processes.
-
-        Args:
-            candidates: What to time; all for the open problem.
-            policy: How to time it.
-            keep: Names of candidates whose energy is measured if any is.
-            left_s: Seconds to wait for other processes at most; None for the usual.
-            decides: Whether to look thoroughly afterwards.
-
-        Raises:
-            DeviceError: Another process uses the GPU, and the user chose not to go on then.
-        """
-        guard = self._watching()
-        if guard is None:
-            return self.bench.time(candidates, policy, keep)
-        before = self._look(guard, thorough=False, left_s=left_s)
-        run = self.bench.time(candidates, policy, keep)
-        who = before or self._look_back(guard, thorough=decides)
-        if who and not before:
-            before = self._look(guard, thorough=True, left_s=left_s)
-            left = [candidate for candidate in candidates if candidate.name not in run.failures]
-            again = self.bench.time(left, policy, keep)
-            run = replace(again, failures={**run.failures, **again.failures})
-            who = before or self._look_back(guard, thorough=decides)
-        return run.contended(who) if who else run
-
-    def open(self, problem: Problem, left_s: float | None = None) -> None:
-        """Open ``problem`` on the bench, after a thorough look for other users if the last one is old.
-
-        Nothing of this run is on the GPU at that moment, so any use of it is another process's.
-
-        Args:
-            problem: What candidates will compute.
-            left_s: Seconds to wait for other processes at most; None for the usual.
-
-        Raises:
-            DeviceError: Another process uses the GPU, and the user chose not to go on then.
-        """
-        if (guard := self._watching()) and self._clock() - self._looked_s > _LOOK_AFTER_S:
-            self._look(guard, thorough=True, left_s=left_s)
-        self.bench.open(problem)
-
-    def _watching(self) -> Guard | None:
-        """Return the guard against other users of the GPU; None without a GPU."""
-        if self._guard is None and self._make_guard is not None:
-            self._guard = self._make_guard()
-        return self._guard
-
-    def _look(self, guard: Guard, *, thorough: bool, left_s: float | None) -> str:
-        who = guard.begin(thorough=thorough, limit_s=left_s)
-        self._note_look(thorough)
-        return who
-
-    def _look_back(self, guard: Guard, *, thorough: bool) -> str:
-        who = guard.end(thorough=thorough)
-        self._note_look(thorough)
-        return who
-
-    def _note_look(self, thorough: bool) -> None:
-        if thorough:
-            self._looked_s = self._clock()
 
     def result(self, source: Source) -> Result | None:
         """Return the artifact or failure of ``source``; None if it is unfinished or was not submitted."""
@@ -242,9 +164,7 @@ class Children(Closing):
         """End the bench and the compiler; compilations in flight are lost."""
         bench, self._bench = self._bench, None
         compiler, self._compiler = self._compiler, None
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.close()
+        self._guarded.close()
         try:
             if bench is not None:
                 bench.close()

@@ -254,7 +254,7 @@ class CandidateRunner:
         keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
         candidates = [self._candidate(attempt) for attempt in batch]
         decides = policy == self.request.final_policy and not self.request.at_once
-        run = self._children.time(candidates, policy, keep, self._left_s(), decides=decides)
+        run = self._children.guarded.time(candidates, policy, keep, self._left_s(), decides=decides)
         timed: list[tuple[Attempt, Timing]] = []
         self.torch = run.reference
         for attempt in batch:
@@ -267,7 +267,7 @@ class CandidateRunner:
 
     def _open(self) -> None:
         if not self._opened:
-            self._children.open(self.request.problem, self._left_s())
+            self._children.guarded.open(self.request.problem, self._left_s())
             self._opened = True
 
     def _candidate(self, attempt: Attempt) -> Candidate:
