@@ -196,6 +196,17 @@ def test_no_rows_launch_nothing(gpu: FakeUserGpu) -> None:
     kernel = cutegen.load(EXAMPLE)
     y = kernel(tensor(0, N), tensor(N))
     assert y.shape == (0, N) and y.dtype == torch.bfloat16 and not gpu.calls
+    with pytest.raises(OperandError, match=r"w has shape .* makes n 5, but x makes it 256"):
+        kernel(tensor(0, N), tensor(5))
+
+
+def test_no_rows_launch_nothing_with_options_and_updates(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = mixed(tmp_path, "without_rows")
+    state = torch.zeros(0, N)
+    y = kernel(tensor(0, N), state=state, mode="exact")
+    assert y.shape == (0, N) and not gpu.calls
+    with pytest.raises(OperandError, match=r"state has shape .* makes m 3, but x makes it 0"):
+        kernel(tensor(0, N), state=torch.zeros(3, N))
 
 
 def test_another_dispatcher_is_asked_at_once(gpu: FakeUserGpu, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class _Slow:
         if state.must_trace(*given):
             return _result(operator, operator.traced(values, numbers, chosen, options))
         if any(tensor.numel() == 0 for tensor in given):
-            return _result(operator, operator.of_nothing(values))
+            return _result(operator, operator.of_nothing(values, options))
         found = operator(values, numbers, chosen, options)
         plan = None if key is None else operator.planned(values, options)
         if plan is not None:

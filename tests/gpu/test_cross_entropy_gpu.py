@@ -143,3 +143,24 @@ def test_the_operator_agrees_with_torch() -> None:
     target[1], target[2] = 32000, -5
     losses = cutegen.cross_entropy(x, target, reduction="none")
     assert losses[1].isnan() and losses[2].isnan() and losses[3:].isfinite().all()
+
+
+def test_labels_that_are_no_columns_end_nothing_while_a_kernel_compiles() -> None:
+    """What computes then has no index out of range, by which torch would end the use of the GPU."""
+    import torch
+
+    from cutegen.families.cross_entropy.family import CROSS_ENTROPY
+    from cutegen.family import Inputs
+
+    x = torch.randn(6, 1000, device="cuda", dtype=torch.bfloat16)
+    target = torch.tensor([5, 1000, -3, 2**40, -100, 7], device="cuda")
+    inputs = Inputs(
+        {"x": x, "target": target, "row_scale": torch.ones(6, device="cuda")},
+        {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0},
+    )
+    loss, grad = torch.empty(6, device="cuda"), torch.empty_like(x)
+    problem = CROSS_ENTROPY.parse("cross_entropy 6x1000 bf16 gradient")
+    CROSS_ENTROPY.stand_in(problem)(inputs, {"loss": loss, "grad": grad})
+    torch.cuda.synchronize()
+    assert loss.isnan().tolist() == [False, True, True, True, False, False]
+    assert bool(grad.isfinite().all()) and not grad[4].any()
