@@ -278,8 +278,14 @@ def test_the_command_takes_ranges(
             ("--range", "m=1:64"),
             "range 'm=1:64' is not of the form SIZE=FIRST..LAST; write for example m=1..8192",
         ),
-        (("--range", "rows=1..64"), "no problem of the table has a size 'rows' that is an argument"),
-        (("--range", "m=64..1"), "has no problem of its kind with m from 64 to 1"),
+        (
+            ("--range", "rows=1..64"),
+            "has a size 'rows' that is an argument of its kernels; valid: ",
+        ),
+        (("--range", "m=64..1"), "range m=64..1 is reversed; write m=1..64"),
+        (("--range", "m=64..64"), "range m=64..64 has one size; pin the problems of that size"),
+        (("--range", "k=9..17"), "range k=9..17 holds one size only that the layout allows"),
+        (("--range", "k=9..15"), "has no problem of its kind with k from 9 to 15"),
         (("--problem", "gemm 9..1x128x256 bf16 kk"), "reversed"),
         (("--problem", "rmsnorm 9x1..7 bf16"), "compiled in"),
         (

@@ -14,8 +14,9 @@ by shape; the same command again measures those that are missing.
 
 QuACK's tuning takes 5 to 70 s per shape, 8 minutes for the default list, most of it timing on the GPU:
 ``--quack-timed-calls 40`` shortens that for large shapes, ``--peers operators`` leaves QuACK out, ``--reuse``
-runs what an earlier file says it chose. A peer that fails or takes longer than --peer-budget is recorded with
-its error, and the others go on.
+runs what an earlier file says it chose. With ``--peers cublaslt`` the best of all algorithms that cuBLASLt
+offers competes, not only the one that torch.mm takes. A peer that fails or takes longer than --peer-budget is
+recorded with its error, and the others go on.
 
 exit codes: 0 every shape is there, cutegen right on all; 1 some shape is missing or failed (run again);
 2 bad usage; 3 no GPU, or an unusable file; 130 interrupted (what was measured is kept)

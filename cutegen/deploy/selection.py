@@ -12,7 +12,7 @@ from itertools import pairwise
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.deploy.manifest import is_symbol
-from cutegen.errors import ArchError, CutegenError, PinError, ProblemError
+from cutegen.errors import ArchError, CutegenError, PinError, ProblemError, UsageError
 from cutegen.families.ranges import Range
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Problem
@@ -288,13 +288,26 @@ def ranges_over(table: Table, size: str, first: int, last: int) -> tuple[Range, 
     Families that have no such size, or compile it in, are passed over.
 
     Raises:
-        PinError: No kind of problem has that size, or none of these sizes is one of its problems.
+        PinError: None of these sizes is one of a problem's kind, or only one of them.
         ProblemError: The ends are no ends of a range.
+        UsageError: It is reversed or has one size, or no kind of problem has that size.
     """
+    asked = f"range {size}={first}..{last}"
+    if first > last:
+        raise UsageError(f"{asked} is reversed; write {size}={last}..{first}")
+    if first == last:
+        raise UsageError(f"{asked} has one size; pin the problems of that size")
     problems = (*table.entries, *(entry.range.low for entry in table.ranges))
+    families = [find_family(name) for name in dict.fromkeys(problem.family for problem in problems)]
+    free = {known.name: None for family in families for known in family.sizes if known.free}
+    if size not in free:
+        raise UsageError(
+            f"no problem of the table has a size {size!r} that is an argument of its kernels; "
+            f"valid: {', '.join(free) or 'none, the table is empty'}"
+        )
     found = [each for each in widened(problems, size, first, last) if isinstance(each, Range)]
     if not found:
-        raise PinError(f"no problem of the table has a size {size!r} that is an argument of its kernels")
+        raise PinError(f"{asked} holds one size only that the layout allows; pin the problems of that size")
     return tuple(found)
 
 
