@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from deployments import DATA, Workshop, load_module, write_table  # noqa: E402
+from forked_torch import ForkedTorch  # noqa: E402
 
 from cutegen.build import Artifact  # noqa: E402
 from cutegen.build.render import Source  # noqa: E402
@@ -99,16 +100,28 @@ def real(tmp_path_factory: pytest.TempPathFactory, workshop: Objects) -> Path:
     return root / "deploy"
 
 
-def run(folder: Path, code: str, tmp_path: Path, **more: str) -> Any:
-    """Return what a fresh Python printed that only loaded the library."""
-    env = {**os.environ, "KERNEL_LOG": str(tmp_path / "log"), **more}
-    command = [sys.executable, "-I", "-c", HEAD + code, str(folder / CPP_LIBRARY), str(folder)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedTorch]:
+    with ForkedTorch(tmp_path_factory.mktemp("printed")) as forked:
+        yield forked
 
 
-def test_kernels_get_tensors_integers_and_factors(folder: Path, tmp_path: Path) -> None:
+#: Returns what a Python printed that only loaded the library of a deployment.
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(forked: ForkedTorch, tmp_path: Path) -> Run:
+    def run(folder: Path, code: str, **more: str) -> Any:
+        more["KERNEL_LOG"] = str(tmp_path / "log")
+        done = forked.run(HEAD + code, str(folder / CPP_LIBRARY), str(folder), **more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_kernels_get_tensors_integers_and_factors(folder: Path, run: Run) -> None:
     """The same blocks as the loader in Python makes: its manifest says which integers."""
     code = """
 a, b = rand(64, 256), rand(128, 256).t()
@@ -129,7 +142,7 @@ gemm(rand(64, 8192), rand(128, 8192).t()); calls.append(log())
 imported = [name in sys.modules for name in ("cutegen", "tvm_ffi")]
 print(json.dumps([calls, str(found.dtype), str(scaled.dtype), *imported]))
 """
-    calls, found, scaled, *imported = run(folder, code, tmp_path)
+    calls, found, scaled, *imported = run(folder, code)
     assert (found, scaled, imported) == ("torch.float32", "torch.bfloat16", [False, False])
     manifest = json.loads((folder / "manifest.json").read_text())
     by_problem = {record["problem"]: record for record in manifest["kernels"]}
@@ -154,7 +167,7 @@ print(json.dumps([calls, str(found.dtype), str(scaled.dtype), *imported]))
             assert workspace[3:] == ["dtype2.32.1", f"{record['workspace_bytes'] // 4}/1", "+0"]
 
 
-def test_every_size_of_a_range_gets_the_integers_of_its_step(folder: Path, tmp_path: Path) -> None:
+def test_every_size_of_a_range_gets_the_integers_of_its_step(folder: Path, run: Run) -> None:
     code = """
 found = []
 for m in (1, 2, 63, 64, 65, 255, 256, 257, 511, 512):
@@ -162,7 +175,7 @@ for m in (1, 2, 63, 64, 65, 255, 256, 257, 511, 512):
     found.append([m, [int(each[1]) for each in log() if each[0] == "int"]])
 print(json.dumps([found, refused(lambda: gemm(rand(513, 512), rand(128, 512).t()))]))
 """
-    found, beyond = run(folder, code, tmp_path)
+    found, beyond = run(folder, code)
     manifest = json.loads((folder / "manifest.json").read_text())
     (steps,) = [record["steps"] for record in manifest["ranges"]]
     for m, integers in found:
@@ -170,7 +183,7 @@ print(json.dumps([found, refused(lambda: gemm(rand(513, 512), rand(128, 512).t()
     assert "no kernel is pinned for m=513 n=128 k=512" in beyond and "pinned: gemm 64x100x128" in beyond
 
 
-def test_it_traces_with_symbolic_rows_and_exports(folder: Path, tmp_path: Path) -> None:
+def test_it_traces_with_symbolic_rows_and_exports(folder: Path, run: Run) -> None:
     """No Python of ours: shapes come from the library itself."""
     code = """
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -188,13 +201,13 @@ names = [str(node.target) for node in program.graph.nodes if node.op == "call_fu
 later = list(program.module()(rand(33, 512), b).shape)
 print(json.dumps([str(fake.dtype), list(fake.shape), shapes, names, later]))
 """
-    dtype, shape, shapes, names, later = run(folder, code, tmp_path)
+    dtype, shape, shapes, names, later = run(folder, code)
     assert (dtype, shape) == ("torch.float32", [7, 128])
     assert shapes == [[5, 128], [9, 128], [300, 128]] and later == [33, 128]
     assert names == ["cutegen_pinned.gemm.default"]
 
 
-def test_what_it_cannot_compute_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
+def test_what_it_cannot_compute_is_refused_in_words(folder: Path, run: Run) -> None:
     code = """
 a, b = rand(64, 256), rand(128, 256).t()
 print(json.dumps([refused(call) for call in (
@@ -208,7 +221,7 @@ print(json.dumps([refused(call) for call in (
     lambda: gemm(a, b, rand(64, 64)),
 )] + [list(gemm(a[:0], b).shape)]))
 """
-    *found, empty = run(folder, code, tmp_path)
+    *found, empty = run(folder, code)
     for text, message in zip(
         found,
         (
@@ -227,16 +240,16 @@ print(json.dumps([refused(call) for call in (
     assert empty == [0, 128]
 
 
-def test_a_kernel_that_refuses_is_an_error_with_its_words(folder: Path, tmp_path: Path) -> None:
+def test_a_kernel_that_refuses_is_an_error_with_its_words(folder: Path, run: Run) -> None:
     code = "print(json.dumps(refused(lambda: gemm(rand(64, 256), rand(128, 256).t()))))"
-    found = run(folder, code, tmp_path, KERNEL_FAILS="1")
+    found = run(folder, code, KERNEL_FAILS="1")
     assert "refused the call: ValueError: Misaligned Tensor data on argument #0" in found
 
 
-def test_the_library_that_ships_takes_gpus_only(real: Path, tmp_path: Path) -> None:
+def test_the_library_that_ships_takes_gpus_only(real: Path, run: Run) -> None:
     """It has no symbol but torch's to resolve, and needs neither tvm-ffi nor Python."""
     code = "print(json.dumps(refused(lambda: gemm(rand(64, 256), rand(128, 256).t()))))"
-    assert "is not on a GPU; move it there" in run(real, code, tmp_path)
+    assert "is not on a GPU; move it there" in run(real, code)
     library = str(real / CPP_LIBRARY)
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     assert "libtorch_cpu.so" in needed and "tvm" not in needed and "python" not in needed
@@ -244,7 +257,7 @@ def test_the_library_that_ships_takes_gpus_only(real: Path, tmp_path: Path) -> N
     assert "TVMFFI" not in symbols and "__tvm_ffi" not in symbols
 
 
-def test_the_loader_traces_by_the_library(folder: Path, tmp_path: Path) -> None:
+def test_the_loader_traces_by_the_library(folder: Path, run: Run) -> None:
     """``import pinned`` finds the operator of the library, and does not register its own."""
     code = """
 sys.path.insert(0, sys.argv[2])
@@ -253,10 +266,12 @@ f = torch.compile(lambda x, w: pinned.linear(x, w) + 1, backend="aot_eager", ful
 found = [list(f(rand(2, m, 512), rand(128, 512)).shape) for m in (3, 8)]
 print(json.dumps([found, sum(line[0] == "call" for line in log())]))
 """
-    assert run(folder, code, tmp_path) == [[[2, 3, 128], [2, 8, 128]], 2]
+    assert run(folder, code) == [[[2, 3, 128], [2, 8, 128]], 2]
 
 
-def test_without_a_library_the_loader_registers_the_operator(tmp_path: Path, workshop: Objects) -> None:
+def test_without_a_library_the_loader_registers_the_operator(
+    tmp_path: Path, workshop: Objects, forked: ForkedTorch
+) -> None:
     table = write_table(tmp_path / "t.json", LINES[:1])
     pin_table(table, tmp_path / "deploy", kernels=workshop.kernels())
     code = """
@@ -275,8 +290,7 @@ except Exception as error:
     said = str(error)
 print(json.dumps([names, said]))
 """
-    command = [sys.executable, "-I", "-c", code, str(tmp_path / "deploy")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run(code, str(tmp_path / "deploy"))
     assert done.returncode == 0, done.stderr
     names, said = json.loads(done.stdout.splitlines()[-1])
     assert names == ["cutegen_pinned.gemm.default"] and "operands are on cpu" in said
@@ -362,7 +376,7 @@ int main(int, char **arguments) {
 """
 
 
-def test_a_packaged_model_runs_without_python(folder: Path, tmp_path: Path) -> None:
+def test_a_packaged_model_runs_without_python(folder: Path, tmp_path: Path, run: Run) -> None:
     """AOTInductor's package in a plain C++ program: each call reaches a kernel with its own rows."""
     code = """
 class Model(torch.nn.Module):
@@ -382,7 +396,7 @@ with torch.no_grad():
     made = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
 print(json.dumps(made))
 """
-    package = run(folder, code, tmp_path)
+    package = run(folder, code)
     (tmp_path / "main.cpp").write_text(MAIN)
     root = Path(torch.__file__).parent
     include = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
+from forked_torch import ForkedTorch  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.build import Toolchain  # noqa: E402
@@ -57,7 +57,13 @@ print(json.dumps({**said, "seconds": time.monotonic() - began}))
 """
 
 
-def run_ranks(folder: Path, case: str, world: int) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedTorch]:
+    with ForkedTorch(tmp_path_factory.mktemp("printed")) as forked:
+        yield forked
+
+
+def run_ranks(forked: ForkedTorch, folder: Path, case: str, world: int) -> list[dict[str, Any]]:
     """Return what each rank printed; nothing of one that printed nothing."""
     fingerprint = Fingerprint.of(H200, Toolchain.current())
     entries = [Entry(parse_problem(f"gemm 64x64x{k} bf16 kk"), None, source="torch") for k in (64, 128)]
@@ -67,26 +73,21 @@ def run_ranks(folder: Path, case: str, world: int) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     rest = [str(world), str(port), case, str(folder), str(HERE), str(HERE.parent)]
-    commands = [[sys.executable, "-c", RANK, str(rank), *rest] for rank in range(world)]
-    children = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for command in commands
-    ]
-    texts = [child.communicate(timeout=240)[0] for child in children]
-    return [json.loads(text.splitlines()[-1]) if text.strip() else {} for text in texts]
+    done = forked.run_all(RANK, [[str(rank), *rest] for rank in range(world)])
+    return [json.loads(each.stdout.splitlines()[-1]) if each.stdout.strip() else {} for each in done]
 
 
-def test_ranks_that_are_alike_return_what_they_have(tmp_path: Path) -> None:
+def test_ranks_that_are_alike_return_what_they_have(forked: ForkedTorch, tmp_path: Path) -> None:
     """Asked twice, in groups of their own."""
-    found = run_ranks(tmp_path, "groups", 3)
+    found = run_ranks(forked, tmp_path, "groups", 3)
     facts = [each["facts"] for each in found]
     assert all(each == facts[0] for each in facts), found
     assert facts[0]["table"] == Table.load(tmp_path / "table.json").digest
     assert cutegen.__version__ in facts[0]["versions"] and "H200" in facts[0]["gpu"]
 
 
-def test_all_ranks_name_the_one_with_another_table(tmp_path: Path) -> None:
-    found = run_ranks(tmp_path, "table", 4)
+def test_all_ranks_name_the_one_with_another_table(forked: ForkedTorch, tmp_path: Path) -> None:
+    found = run_ranks(forked, tmp_path, "table", 4)
     digests = [Table.load(tmp_path / f"{name}.json").digest for name in ("table", "other")]
     assert {each["kind"] for each in found} == {"RankError"}
     for each in found:
@@ -94,9 +95,9 @@ def test_all_ranks_name_the_one_with_another_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_rank_that_is_gone_ends_in_an_error(tmp_path: Path, gone: int) -> None:
+def test_a_rank_that_is_gone_ends_in_an_error(forked: ForkedTorch, tmp_path: Path, gone: int) -> None:
     """The first keeps the store."""
-    found = run_ranks(tmp_path, f"without {gone}", 2)
+    found = run_ranks(forked, tmp_path, f"without {gone}", 2)
     assert found[gone] == {} and found[1 - gone]["kind"] == "RankError"
     assert found[1 - gone]["seconds"] < 30
     expected = "no answer from rank 1 within 2 s" if gone else "store of torch.distributed does not answer"
