@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several workers, one runs all tests on the GPU, and one each module that compiles for its tests.
 
+    Tests that share a fixture of their module stay together too: each worker would make it anew.
     With ``--dist loadgroup`` larger groups go first, so that nobody is left with a long one at the end.
     """
     if not config.pluginmanager.hasplugin("xdist"):
@@ -52,8 +54,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("gpu"))
-        elif item.get_closest_marker("dsl"):
+        elif item.get_closest_marker("dsl") or shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether something that a test needs is made once for its module."""
+    asked = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(found.scope == "module" for found in chain(*asked.values()))
 
 
 @pytest.fixture(scope="session")
