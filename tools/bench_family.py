@@ -70,6 +70,12 @@ FEW = EFFORTS["quick"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    work = run if args.compile_for is None else compile_only
+    return run_command(lambda: work(_with_family(args)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -128,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", default="all", help="all or none")
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
-    args = parser.parse_args(argv)
-    work = run if args.compile_for is None else compile_only
-    return run_command(lambda: work(_with_family(args)))
+    return parser
 
 
 def _with_family(args: argparse.Namespace) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""Break the Hopper kernel on purpose and see whether a GPU does what the model of its schedule foretells.
+"""Break the Hopper kernel on purpose and see whether a GPU does what the model of its schedule predicts.
 
 Every edit of tools/schedule/breaks.py is applied to the rendered text of a kernel, which is then compiled and
 checked like any candidate: in a child process, on poisoned outputs, with a limit of time.

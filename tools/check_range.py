@@ -202,15 +202,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _range_of(table: Table, args: argparse.Namespace) -> Range:
+    """Return the range that is named, or the first one of the table."""
+    wanted = None if args.range is None else parse_range(args.range)
+    found = next((entry.range for entry in table.ranges if wanted in (None, entry.range)), None)
+    if found is None:
+        there = "; ".join(str(entry.range) for entry in table.ranges) or "none"
+        raise UsageError(f"table {args.table} lacks the range {wanted or ''}; it has {there}")
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     begun, device = time.monotonic(), present_device()
     table = Table.load(args.table)
-    wanted = None if args.range is None else parse_range(args.range)
-    whole = next((entry.range for entry in table.ranges if wanted in (None, entry.range)), None)
-    if whole is None:
-        there = "; ".join(str(entry.range) for entry in table.ranges) or "none"
-        raise UsageError(f"table {args.table} lacks the range {wanted or ''}; it has {there}")
+    whole = _range_of(table, args)
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     checker = Checker(device, kernels, args.context)
 

@@ -40,7 +40,7 @@ from cutegen.space import Config
 from tools.benchmark import tables_table
 from tools.benchmark.contest import run_contest
 from tools.benchmark.environment import conditions, session
-from tools.benchmark.fixed import build, fixed
+from tools.benchmark.fixed import Absent, Fixed, build, fixed
 from tools.benchmark.ours import read_tuning_seconds
 from tools.benchmark.results import TABLES, Results
 
@@ -160,6 +160,32 @@ def winners(tables: Mapping[str, Table], problem: Problem) -> dict[str, Config]:
     return {name: config for name, config in found.items() if config is not None}
 
 
+def _entrants(
+    configs: Mapping[NamedProblem, Mapping[str, Config]], device: Device, args: argparse.Namespace
+) -> dict[NamedProblem, list[Fixed | Absent]]:
+    """Compile the configs that tables name for each problem, and return what competes there."""
+    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    sources = {
+        (item.problem, config): render(item.problem, config, device.arch)
+        for item, found in configs.items()
+        for config in found.values()
+    }
+    built = build(store, list(sources.values()), args.workers)
+    return {
+        item: [
+            fixed(
+                name,
+                space_of(config, item.problem.family, device.arch),
+                config,
+                built[sources[item.problem, config].digest],
+                device.sm_count,
+            )
+            for name, config in found.items()
+        ]
+        for item, found in configs.items()
+    }
+
+
 def run(args: argparse.Namespace) -> int:
     """Compile, check and measure; return the exit code.
 
@@ -180,27 +206,10 @@ def run(args: argparse.Namespace) -> int:
     results = results.begin(
         session({**vars(args), "table": names, "tuned": sorted(seconds)}, device, args.commit)
     )
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
     configs = {item: winners(tables, item.problem) for item in named}
     with make_bench(args) as bench:
         bench.start()  # imports torch while the kernels compile
-        sources = {
-            (item.problem, config): render(item.problem, config, device.arch)
-            for item, found in configs.items()
-            for config in found.values()
-        }
-        built = build(store, list(sources.values()), args.workers)
-        for item, by_table in configs.items():
-            entrants = [
-                fixed(
-                    name,
-                    space_of(config, item.problem.family, device.arch),
-                    config,
-                    built[sources[item.problem, config].digest],
-                    device.sm_count,
-                )
-                for name, config in by_table.items()
-            ]
+        for item, entrants in _entrants(configs, device, args).items():
             row = run_contest(bench, item, entrants, policy_of(args), seed=args.seed)
             timed = {
                 name: replace(entry, tuning_s=seconds.get(name, {}).get(item.problem))
