@@ -276,6 +276,18 @@ def test_a_template_that_refers_to_one_that_is_not_there_is_refused(tmp_path: Pa
     assert {file.name for file in template_files(template)} == {template.name, "_mine.j2", "_operands.j2"}
 
 
+def test_a_parameter_without_a_type_is_refused(tmp_path: Path) -> None:
+    """It would else be missing in a signature, whose call passes it."""
+    import jinja2
+
+    from cutegen.build.render import _template
+
+    path = tmp_path / "kernel.py.j2"
+    path.write_text('{% from "gemm/_parameters.j2" import parameters %}{{ parameters(["m_d", "nonsense"]) }}')
+    with pytest.raises(jinja2.UndefinedError, match="the type of nonsense"):
+        _template(path).render()
+
+
 def test_derived_values_cannot_shadow_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two meanings of one name are the author's mistake."""
     clash = replace(SPACE, derive=lambda config, problem, arch: {"tile_k": 1})
