@@ -324,5 +324,8 @@ BLOCK_SCALED_GEMM = GemmFamily(
     BLOCK_SCALED_FAMILY, "GEMM with scale factors along k", tuple(BLOCK_SCALED), SCALED_OUT_DTYPES
 )
 BLOCKS_GEMM = GemmFamily(
-    BLOCKS_FAMILY, "fp8 GEMM with fp32 factors of blocks of 128", ("e4m3",), OUT_DTYPES["e4m3"]
+    BLOCKS_FAMILY,
+    "fp8 GEMM with blockwise fp32 scales, 1x128 of A and 128x128 of B",
+    ("e4m3",),
+    OUT_DTYPES["e4m3"],
 )

@@ -20,7 +20,7 @@ _OPTIONS = (
 
 GROUPED_GATED_GEMM = ranges_of_rows(
     "grouped_gated_gemm",
-    "gated GEMMs of ranges of rows, with a matrix each",
+    "one gated GEMM for each group, rows sorted by group",
     (
         "32768x3072x7168x4 bf16",
         "32768x2048x4096x8 bf16 tokens=zipf layout=interleaved",
@@ -35,7 +35,7 @@ GROUPED_GATED_GEMM = ranges_of_rows(
 
 GROUPED_GATED_GEMM_MASKED = first_rows(
     "grouped_gated_gemm_masked",
-    "gated GEMMs of the first rows of matrices, with a matrix each",
+    "one gated GEMM for each group, of the first rows of its own matrix",
     (
         "4096x3072x7168x6 bf16 mean=1024",
         "4096x2048x4096x32 bf16 mean=192 layout=interleaved",

@@ -267,7 +267,7 @@ def _family(
 
 GROUPED_GEMM = ranges_of_rows(
     "grouped_gemm",
-    "GEMMs of ranges of rows, with a matrix each",
+    "one GEMM for each group, rows sorted by group",
     (
         "32768x6144x7168x4 bf16",
         "32768x4096x2048x8 bf16 tokens=zipf",
@@ -281,7 +281,7 @@ GROUPED_GEMM = ranges_of_rows(
 
 GROUPED_GEMM_MASKED = first_rows(
     "grouped_gemm_masked",
-    "GEMMs of the first rows of matrices, with a matrix each",
+    "one GEMM for each group, of the first rows of its own matrix",
     (
         "4096x6144x7168x6 bf16 mean=1024",
         "4096x4096x4096x32 bf16 mean=192",

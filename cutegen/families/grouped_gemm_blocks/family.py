@@ -148,7 +148,7 @@ def _bytes(problem: DeclaredProblem) -> int:
 
 GROUPED_GEMM_BLOCKS = GroupedBlocksFamily(
     "grouped_gemm_blocks",
-    "fp8 GEMMs of ranges of rows, with a matrix each and fp32 factors of blocks of 128",
+    "one fp8 GEMM for each group, rows sorted by group, with blockwise fp32 scales",
     sizes=(
         Size("m", "rows of all groups"),
         Size("n", "columns of out, a multiple of 128"),
