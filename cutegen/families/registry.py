@@ -303,9 +303,12 @@ def find_template(family: str, arch: Arch, source: str = "cutegen", algorithm: s
     folder = folder / algorithm if algorithm else folder
     whose = "" if source == "cutegen" else f" from {source}"
     targets = ", ".join(sorted(found.name.removesuffix(".py.j2") for found in folder.glob("sm*.py.j2")))
-    there = f"; it has some for {targets}" if targets else ""
+    if not targets:
+        raise ResourceError(f"no template of {family!r}{whose} for {arch}; families: {', '.join(families())}")
+    others = [name for name in families() if _find(name).template(arch, source, algorithm) is not None]
     raise ResourceError(
-        f"no template of {family!r}{whose} for {arch}{there}; families: {', '.join(families())}"
+        f"no template of {family!r}{whose} for {arch}; it has some for {targets}, and for {arch} there are "
+        f"those of: {', '.join(others) or 'no family'}"
     )
 
 

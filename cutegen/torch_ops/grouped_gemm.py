@@ -54,8 +54,8 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return the GEMM of each group's rows of ``a`` with the group's matrix, in one launch.
 
-    Experimental: its kernels were right in all checks on an H200; those with an activation were not timed
-    yet.
+    Experimental, on Hopper: its kernels were right in all checks on an H200; those with an activation were
+    not timed yet.
 
     For group ``i`` and its rows ``r`` it is ``out[r] = a[r] @ b[i].T``. How many rows each group has is read
     on the device only, so that a call needs no synchronisation and goes into CUDA graphs. Accumulation is in
