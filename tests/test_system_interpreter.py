@@ -47,7 +47,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compile_something(tmp_path: Path) -> None:
     with Builder(Store(tmp_path / "cache"), workers=1) as builder:
         [(_, result)] = builder.build([source("raise ValueError('as promised')\n")])
-    assert isinstance(result, Failure) and result.message == "ValueError: as promised"
+    assert isinstance(result, Failure) and result.message == "ValueError: as promised at line 1 of the source"
 
 
 def list_operators(tmp_path: Path) -> None:
