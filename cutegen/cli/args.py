@@ -212,7 +212,9 @@ def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
     found = named_shapes(args)
     for item in found:
         if isinstance(item, NamedRange):
-            raise UsageError(f"{item.range} is a range of sizes, which tune takes; valid here: single sizes")
+            raise UsageError(
+                f"{item.range} is a range of sizes, which tune and warm take; valid here: single sizes"
+            )
     return tuple(item for item in found if isinstance(item, NamedProblem))
 
 

@@ -39,7 +39,10 @@ def run_command(command: Callable[[], int]) -> int:
         say(f"cutegen: error: {error}", error=True)
         return _exit_code(error)
     except KeyboardInterrupt:
-        say("cutegen: interrupted; what was measured is kept, the same command continues", error=True)
+        say(
+            "cutegen: interrupted; what was compiled and measured is kept, the same command continues",
+            error=True,
+        )
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone; give the interpreter nothing left to flush.
