@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import cutegen
-from cutegen.cli.tune_arguments import make_parser
 from cutegen.deploy import pinned
 from cutegen.families.ranges import is_range, parse_range
 from cutegen.families.registry import families, parse_problem
@@ -32,8 +31,6 @@ OBJECTS: dict[str, Any] = {"cutegen": cutegen, "pinned": pinned, "tuner": cutege
 
 
 def parser(command: str) -> argparse.ArgumentParser:
-    if command == "tune":
-        return make_parser()
     found: argparse.ArgumentParser = importlib.import_module(f"cutegen.cli.{command}")._parser()
     return found
 
