@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from cutegen.arch import Arch, resident_clusters
 from cutegen.space import Config, Value
@@ -32,6 +34,54 @@ SMEM_THREADS_WIDE = 1024
 what is worked out of them does not fit."""
 
 
+class _Memory(NamedTuple):
+    """What is in the shared memory of a CTA.
+
+    Attributes:
+        rows: Bytes of rows, and of what comes along with every row.
+        sums: Bytes of partial sums.
+        barriers: How many.
+        ring: What follows for rows that come through a ring.
+    """
+
+    rows: int
+    sums: int
+    barriers: int
+    ring: Mapping[str, Value] = MappingProxyType({})
+
+
+def _of_whole_rows(config: Config, problem: Any, sums: int) -> _Memory:
+    """Rows in shared memory: those that a thread works on at a time, each with a barrier for each turn."""
+    cluster_n, at_a_time = config.integer("cluster_n"), config.integer("rows_per_thread")
+    turns = -(-steps(problem, config.integer("threads_per_row"), cluster_n) // config.integer("turn"))
+    return _Memory(
+        rows=staged_bytes(problem, cluster_n) * at_a_time,
+        sums=sums * at_a_time,
+        barriers=int(cluster_n > 1) * at_a_time + turns,
+    )
+
+
+def _of_ring(config: Config, problem: Any, arch: Arch, groups: int, sums: int) -> _Memory:
+    """Rows that come through a ring: two sets of sums, so that a row need not wait for the one before."""
+    threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
+    rows_per_cta, turn = config.integer("rows_per_cta"), config.integer("turn")
+    held = config.get("prefetch_weight") is True
+    stages = ring_stages(threads_per_row, rows_per_cta, cluster_n, held, turn, problem)
+    ctas = ring_ctas(threads_per_row, rows_per_cta, cluster_n, held, problem)
+    along = 0 if held else along_bytes(problem, cluster_n)
+    return _Memory(
+        rows=stages * groups * staged_bytes(problem, cluster_n) + along,
+        sums=2 * sums,
+        barriers=groups * (stages + 2 * int(cluster_n > 1)) + int(not held and bool(along_row(problem))),
+        ring={
+            "stages": stages,
+            "clusters": ctas * resident_clusters(arch.nominal_sm_count, cluster_n),
+            "weights_held": int(held),
+            "rows_of_group": turn if turn > 1 else 0,
+        },
+    )
+
+
 def derive(
     config: Config,
     problem: Any,
@@ -43,45 +93,38 @@ def derive(
 ) -> dict[str, Value]:
     """Return accesses per row, CTA and thread, groups, warps, and the exact shared memory (bytes)."""
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
-    rows_per_cta = config.integer("rows_per_cta")
-    groups = rows_per_cta // config.integer("rows_per_thread")
-    has = part(problem, cluster_n)
-    shortest = vectors(problem) - (cluster_n - 1) * has
+    groups = config.integer("rows_per_cta") // config.integer("rows_per_thread")
     sums = slots(threads_per_row, cluster_n) * 4 * groups * sums_of_row if threads_per_row > WARP else 0
-    staged, barriers, at_a_time = 0, int(cluster_n > 1), 1
-    ring: dict[str, Value] = {}
     if config["row_in"] == "smem":
-        at_a_time = config.integer("rows_per_thread")
-        staged = staged_bytes(problem, cluster_n) * at_a_time
-        sums, barriers = sums * at_a_time, barriers * at_a_time
-        barriers += -(-steps(problem, threads_per_row, cluster_n) // config.integer("turn"))
+        memory = _of_whole_rows(config, problem, sums)
     elif config["row_in"] == "ring":
-        held = config.get("prefetch_weight") is True
-        stages = ring_stages(threads_per_row, rows_per_cta, cluster_n, held, config.integer("turn"), problem)
-        staged = stages * groups * staged_bytes(problem, cluster_n)
-        staged += 0 if held else along_bytes(problem, cluster_n)
-        sums *= 2
-        barriers = groups * (stages + 2 * int(cluster_n > 1)) + int(not held and bool(along_row(problem)))
-        ctas = ring_ctas(threads_per_row, rows_per_cta, cluster_n, held, problem)
-        clusters = ctas * resident_clusters(arch.nominal_sm_count, cluster_n)
-        ring = {"stages": stages, "clusters": clusters, "weights_held": int(held)}
-        ring["rows_of_group"] = config.integer("turn") if config.integer("turn") > 1 else 0
+        memory = _of_ring(config, problem, arch, groups, sums)
+    else:
+        memory = _Memory(rows=0, sums=sums, barriers=int(cluster_n > 1))
     return {
-        **ring,
+        **memory.ring,
         "access_elements": access_elements(problem),
         "vectors": vectors(problem),
-        "part": has,
+        "part": part(problem, cluster_n),
         "steps": steps(problem, threads_per_row, cluster_n),
-        "whole_steps": max(0, shortest) // threads_per_row
-        if rows_per_cta == 1 or ring or at_a_time > 1
-        else 0,
+        "whole_steps": _whole_steps(config, problem),
         "groups": groups,
         "threads": groups * threads_per_row,
         "warps_per_row": max(1, threads_per_row // WARP),
         "slots": slots(threads_per_row, cluster_n),
-        "smem_bytes": staged + sums + 8 * barriers,
+        "smem_bytes": memory.rows + memory.sums + 8 * memory.barriers,
         "min_blocks": min_blocks(config, problem, arch, values_at_a_time, beside_values),
     }
+
+
+def _whole_steps(config: Config, problem: Any) -> int:
+    """Return how many of a thread's accesses are inside every row, so that nothing is asked of them."""
+    several_in_smem = config["row_in"] == "smem" and config.integer("rows_per_thread") > 1
+    if config.integer("rows_per_cta") != 1 and config["row_in"] != "ring" and not several_in_smem:
+        return 0
+    cluster_n = config.integer("cluster_n")
+    shortest = vectors(problem) - (cluster_n - 1) * part(problem, cluster_n)
+    return max(0, shortest) // config.integer("threads_per_row")
 
 
 def _is_hard(problem: Any, config: Config) -> bool:
