@@ -68,13 +68,16 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 #: on an H200 (docs/results/gemm_sweep_h200.json.xz). Seventy, added one by one, left the best of them least
 #: behind the best of 223 on 791 shapes; thirteen more came the same way after 330 shapes of 80 to 2048 rows.
 #: With these and the swapped tiles of 64 x 136 to 64 x 256, which hold all of as many rows, the best is 0.6 %
-#: behind the best of 284 where m is 129 to 256, and 0.8 % up to 512; without, 1.1 % and 1.7 %. Three left
-#: again: timed with few rows only, they were at 0.73 to 0.96 of torch.mm with many, on random products.
+#: behind the best of 284 where m is 129 to 256, and 0.8 % up to 512; without, 1.1 % and 1.7 %. Five left
+#: again: three were timed with few rows only, and at 0.73 to 0.96 of torch.mm with many, on random products;
+#: 64x216 and 64x256 are worth nothing on 1121 shapes. 64x176 and 128x96 with 1x2, which took their places,
+#: are the fastest at m of 213 and 182 (docs/results/middle_m.json); ranges do not try them otherwise.
 DEFAULT_CANDIDATES = (
     ((64, 80), (1, 1), 1, 2, ""),
     ((64, 80), (2, 1), 1, 2, ""),
     ((64, 144), (2, 1), 1, 1, "pingpong"),
     ((64, 160), (2, 1), 1, 1, ""),
+    ((64, 176), (2, 1), 1, 1, ""),
     ((64, 192), (2, 1), 1, 1, "pingpong"),
     ((128, 128), (1, 1), 1, 1, "pingpong"),
     ((128, 128), (2, 1), 1, 1, "pingpong"),
@@ -115,18 +118,17 @@ DEFAULT_CANDIDATES = (
     ((64, 192), (1, 1), 1, 1, "swapped"),
     ((64, 200), (1, 1), 1, 1, "swapped"),
     ((64, 208), (1, 1), 1, 1, "swapped"),
-    ((64, 216), (1, 1), 1, 1, "swapped"),
     ((64, 224), (1, 1), 1, 1, "swapped"),
     ((64, 232), (1, 1), 1, 1, "swapped"),
     ((64, 240), (1, 1), 1, 1, "swapped"),
     ((64, 248), (1, 1), 1, 1, "swapped"),
-    ((64, 256), (1, 1), 1, 1, "swapped"),
     ((128, 16), (1, 1), 2, 2, "swapped"),
     ((128, 72), (1, 2), 2, 1, "swapped"),
     ((128, 80), (1, 1), 1, 1, "swapped"),
     ((128, 80), (1, 2), 2, 1, "swapped"),
     ((128, 88), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 96), (1, 1), 2, 1, "swapped"),
+    ((128, 96), (1, 2), 2, 1, "swapped"),
     ((128, 104), (1, 1), 2, 1, "swapped"),
     ((128, 104), (1, 2), 1, 1, "pingpong swapped"),
     ((128, 104), (2, 1), 1, 1, "pingpong swapped"),
