@@ -53,9 +53,9 @@ def test_gemm_multiplies_in_every_layout(gpu: FakeGpu) -> None:
 
 def test_second_call_looks_nothing_up(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan is made once per kind of call; one artifact serves many shapes."""
-    a, b, out = rand(16, 32), rand(32, 24), torch.empty(16, 24, dtype=BF16)
+    a, b, out = rand(15, 32), rand(32, 24), torch.empty(15, 24, dtype=BF16)
     assert cutegen.gemm(a, b, out=out) is out
-    cutegen.gemm(rand(15, 32), rand(32, 24))
+    cutegen.gemm(rand(14, 32), rand(32, 24))
     assert len(gpu.compiled) == len(gpu.loaded) == 1
     monkeypatch.setattr(ops, "_plan", lambda *_: pytest.fail("looked up again"))
     out.zero_()
@@ -363,3 +363,20 @@ def test_any_order_is_a_problem_of_its_own(gpu: FakeGpu, monkeypatch: pytest.Mon
     for any_order in (False, True, False, True):
         near(cutegen.gemm(a, b, any_order=any_order), a, b)
     assert [problem.any_order for problem in asked] == [False, True]
+
+
+def test_real_operands_under_a_fake_mode_reach_no_kernel(gpu: FakeGpu) -> None:
+    """Results would be fake, without memory to write to: torch answers, or refuses as for its own product."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    a, b = rand(16, 32), rand(24, 32).t()
+    known = cutegen.gemm(a, b)
+    calls = len(gpu.calls)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = torch.empty(16, 24, dtype=BF16)
+        for found in (cutegen.gemm(a, b), cutegen.linear(a, b.t()), cutegen.gemm(a, b, out=made)):
+            assert type(found) is type(made) and found.shape == known.shape and found.dtype == BF16
+    with FakeTensorMode(), pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
+        cutegen.gemm(a, b)
+    assert len(gpu.calls) == calls
+    near(cutegen.gemm(a, b), a, b)

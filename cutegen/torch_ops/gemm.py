@@ -125,6 +125,7 @@ def gemm(
         _is_compiling()
         or (type(a) is not _Tensor and type(a) is not _Parameter)
         or (type(b) is not _Tensor and type(b) is not _Parameter)
+        or (out is not None and type(out) is not _Tensor and type(out) is not _Parameter)
     ):
         return _through_torch(a, b, out, options)
     return _eager(a, b, out, options, _plans)
@@ -172,7 +173,12 @@ def scaled_gemm(
     if out is None and out_dtype is None:
         out_dtype = _bfloat16
     options = (None, 1.0, 1.0, bias, activation, out_dtype, config, more)
-    if traced or type(a) is not _Tensor or type(b) is not _Tensor:
+    if (
+        traced
+        or type(a) is not _Tensor
+        or type(b) is not _Tensor
+        or (out is not None and type(out) is not _Tensor)
+    ):
         return _through_torch(a, b, out, options)
     return _eager(a, b, out, options, _plans)
 
@@ -299,6 +305,8 @@ def _eager(
             plan = _plan(_request(a, b, out, options), config, key, plans)
         if out is None:
             result: torch.Tensor = _new(plan.shape, plan.stride, dtype=plan.dtype, device=plan.device)
+            if type(result) is not _Tensor:  # a mode makes other tensors, such as fake ones, of real operands
+                return _through_torch(a, b, out, options)
         else:
             result = out
             start = a.data_ptr()
@@ -404,6 +412,8 @@ def _known_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
         return None
     try:
         result: torch.Tensor = _new(plan.shape, plan.stride, dtype=plan.dtype, device=plan.device)
+        if type(result) is not _Tensor:
+            return None
         plan.launch(a, b, result, (), 1.0, 1.0)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None  # gemm tells why
