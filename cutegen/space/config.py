@@ -88,6 +88,9 @@ class Config(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, knob: object) -> bool:  # that of a Mapping asks and catches an error
+        return knob in self._values
+
     def __hash__(self) -> int:
         return self._hash
 

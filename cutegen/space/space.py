@@ -116,6 +116,8 @@ class Space:
     default_candidates: Callable[[Any], Iterable[Mapping[str, Value]]] = lambda problem: ()
     _by_last_knob: Mapping[str, tuple[Rule, ...]] = field(init=False, repr=False, compare=False)
     _free_rules: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
+    #: Knobs with their values, each with its type: True is no 1.
+    _known: frozenset[tuple[str, type, Value]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         order = {knob: i for i, knob in enumerate(self.domains)}
@@ -130,6 +132,10 @@ class Space:
             if rule.knobs:
                 by_last[max(rule.knobs, key=order.__getitem__)].append(rule)
         object.__setattr__(self, "_by_last_knob", {knob: tuple(rules) for knob, rules in by_last.items()})
+        known = frozenset(
+            (knob, type(value), value) for knob, domain in self.domains.items() for value in domain
+        )
+        object.__setattr__(self, "_known", known)
         object.__setattr__(self, "_free_rules", tuple(rule for rule in self.rules if not rule.knobs))
 
     @property
@@ -174,6 +180,15 @@ class Space:
             self._require_known(knob, values)
         return {knob: tuple(fixed.get(knob, domain)) for knob, domain in self.domains.items()}
 
+    def _require_values(self, config: Mapping[str, Value]) -> None:
+        for knob, value in config.items():
+            try:
+                known = (knob, type(value), value) in self._known
+            except TypeError:  # a list, which nobody's value is
+                known = False
+            if not known:
+                self._require_known(knob, [value])
+
     def _require_known(self, knob: str, values: Iterable[Value]) -> None:
         if knob not in self.domains:
             raise ConfigError(
@@ -198,8 +213,7 @@ class Space:
         Raises:
             ConfigError: A knob or a value does not exist.
         """
-        for knob, value in config.items():
-            self._require_known(knob, [value])
+        self._require_values(config)
         return tuple(
             Violation(rule.name, rule.reason)
             for rule in self.rules
@@ -218,8 +232,7 @@ class Space:
         Raises:
             ConfigError: A knob or a value does not exist.
         """
-        for knob, value in config.items():
-            self._require_known(knob, [value])
+        self._require_values(config)
         bound = {**config, "arch": self.arch}
         left: list[Callable[..., bool]] = []
         broken = False
