@@ -18,6 +18,7 @@ from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
+from cutegen.family import Default
 from cutegen.measure import Bench
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
@@ -114,7 +115,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(bench_energy, "present_device", lambda index: fake_engine.DEVICE)
     monkeypatch.setattr(fixed, "Builder", FakeBuilder)
     monkeypatch.setattr(
-        "cutegen.runtime.dispatch.default_config", lambda space, problem, sms: space.default(problem)
+        "cutegen.runtime.dispatch.choose_default",
+        lambda space, problem, sms: Default(space.default(problem), None),
     )
 
     def call(*arguments: str) -> int:
