@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 from cutegen.arch import Arch
@@ -45,7 +46,7 @@ class Accuracy:
         return (
             f"On {self.shapes} shapes measured on an {self.gpu.removeprefix('NVIDIA ')} the fastest config "
             f"found by tuning was predicted in place {self.median_rank:g} (median; first on {self.first}, "
-            f"worst {self.worst_rank}), and on nine of ten at most {100 * self.slack:.0f} % behind the "
+            f"worst {self.worst_rank}), and on nine of ten at most {ceil(100 * self.slack)} % behind the "
             "first: smaller differences mean nothing."
         )
 
