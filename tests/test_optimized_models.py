@@ -6,8 +6,6 @@ Each is written as in Transformers. The rotary part of model_of_others.py is the
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 from fake_family import AllFamilies  # noqa: E402
 from fake_kernels import operators_ask  # noqa: E402
+from source_module import module_of  # noqa: E402
 
 import cutegen  # noqa: E402
 
@@ -155,12 +154,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AllFamilies
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The code of the models, in a namespace of its own."""
-    spec = importlib.util.spec_from_loader("models_of_somebody", loader=None)
-    assert spec is not None
-    made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-    exec(compile(TEXT, "models_of_somebody.py", "exec"), vars(made))
-    return made
+    return module_of(monkeypatch, TEXT)
 
 
 @pytest.mark.parametrize("kind", FOUND)

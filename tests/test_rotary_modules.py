@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import pickle
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from fake_family import AllFamilies  # noqa: E402
 from fake_kernels import operators_ask  # noqa: E402
+from source_module import module_of  # noqa: E402
 
 import cutegen  # noqa: E402
 
@@ -35,16 +34,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AllFamilies
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The code of a model, in a namespace of its own."""
-    return namespace(monkeypatch, TEXT)
-
-
-def namespace(monkeypatch: pytest.MonkeyPatch, text: str) -> ModuleType:
-    spec = importlib.util.spec_from_loader("model_of_somebody", loader=None)
-    assert spec is not None
-    made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-    exec(compile(text, "model_of_somebody.py", "exec"), vars(made))
-    return made
+    return module_of(monkeypatch, TEXT)
 
 
 def pair(others: Any, **options: Any) -> tuple[Any, Any]:
@@ -187,7 +177,7 @@ def test_other_functions_are_left_alone(
     gpu: AllFamilies, monkeypatch: pytest.MonkeyPatch, old: str, new: str
 ) -> None:
     assert TEXT.count(old) == 1
-    others = namespace(monkeypatch, TEXT.replace(old, new))
+    others = module_of(monkeypatch, TEXT.replace(old, new))
     model, _ = pair(others)
     before = others.apply_rotary_pos_emb
     found = cutegen.optimize(model)

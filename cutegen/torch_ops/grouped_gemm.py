@@ -93,8 +93,7 @@ def grouped_gemm(
     name, given = _form(a, b, offs, counts)
     _require_gate(b, activation, layout)
     operator = _operators[name == "counts", bool(activation)]
-    if tokens not in SPREADS:
-        raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
+    _require_spread(tokens)
     extents = _on_device(name, given, a, b)
     made = out is None
     if out is None:
@@ -105,11 +104,7 @@ def grouped_gemm(
     if a.numel() == 0 and a.shape[-1]:
         operator.of_nothing(values, options)
         return out
-    traced = state.must_trace(a)
-    if not made and not traced:  # while it is traced a tensor has no address
-        refuse_overlap(operator.family, dict(zip(("a", "b", name, "out"), values, strict=True)))
-    run = operator.traced if traced else operator
-    run(values, (), None if config is None else as_config(config), options)
+    _run(operator, values, config, options, made=made)
     return out
 
 
@@ -157,8 +152,7 @@ def scaled_grouped_gemm(
         raise OperandError(
             f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; k and n must be multiples of {_BLOCK}"
         )
-    if tokens not in SPREADS:
-        raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
+    _require_spread(tokens)
     if not hasattr(scale_a, "stride") or scale_a.dim() != 2:
         raise OperandError(
             "scale_a must be a matrix, (m, k / 128): a factor for every 128 elements of a row of a"
@@ -180,14 +174,30 @@ def scaled_grouped_gemm(
     if a.shape[0] == 0:
         _of_blocks.of_nothing(values, (tokens,))
         return out
-    traced = state.must_trace(a)
-    if not made and not traced:
-        refuse_overlap(
-            GROUPED_GEMM_BLOCKS, dict(zip((t.name for t in _of_blocks.tensors), values, strict=True))
-        )
-    run = _of_blocks.traced if traced else _of_blocks
-    run(values, (), None if config is None else as_config(config), (tokens,))
+    _run(_of_blocks, values, config, (tokens,), made=made)
     return out
+
+
+def _require_spread(tokens: str) -> None:
+    if tokens not in SPREADS:
+        raise OperandError(f"tokens={tokens!r} is not valid; valid: {', '.join(SPREADS)}")
+
+
+def _run(
+    operator: DeclaredOperator,
+    values: Sequence[Any],
+    config: AnyConfig,
+    options: tuple[str | bool, ...],
+    *,
+    made: bool,
+) -> None:
+    """Launch the kernel, or trace the call; ``made``: the result is new, and shares no memory."""
+    traced = state.must_trace(values[0])
+    if not made and not traced:  # while it is traced a tensor has no address
+        names = (tensor.name for tensor in operator.tensors)
+        refuse_overlap(operator.family, dict(zip(names, values, strict=True)))
+    run = operator.traced if traced else operator
+    run(values, (), None if config is None else as_config(config), options)
 
 
 def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[str, Any]:
