@@ -100,6 +100,13 @@ def test_quack_reads_rows_of_whole_vectors(family: str, row: str, known: bool) -
 
 
 @pytest.mark.parametrize(
+    ("row", "known"), [("50257 bf16", False), ("50258 bf16", True), ("50257 fp32", True)]
+)
+def test_quack_reads_logits_of_four_bytes(row: str, known: bool) -> None:
+    assert ("quack cross_entropy" in call_names(parse_problem(f"cross_entropy 64x{row}"))) == known
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         ("gated --in-place", "gated cannot be timed in place"),

@@ -72,11 +72,12 @@ def _beyond_peers(problem: Any) -> bool:
     """Return whether peers of the family do not know ``problem``.
 
     QuACK turns with a row of the tables for each token, in multiples of 8 elements, and takes no norm. Its
-    softmax and LayerNorm read 16 bytes at a time: other rows end in an assertion, or in an error of the
-    compiler that ends the process.
+    softmax and LayerNorm read 16 bytes at a time, its cross-entropy 4 or more: other rows end in an
+    assertion, or in an error of the compiler that ends the process.
     """
-    if problem.family in ("softmax", "layernorm"):
-        return bool(problem.n * DTYPE_BYTES[problem.dtype] % 16)
+    row_in_multiples = {"softmax": 16, "layernorm": 16, "cross_entropy": 4}
+    if problem.family in row_in_multiples:
+        return bool(problem.n * DTYPE_BYTES[problem.dtype] % row_in_multiples[problem.family])
     if problem.family != "rope":
         return False
     return bool(problem.table != "tokens" or problem.norm or problem.d % 8 or problem.pairs % 4)
