@@ -161,6 +161,68 @@ def test_what_is_absent_and_what_is_updated(gpu: FakeUserGpu, tmp_path: Path) ->
     assert len(gpu.compiled) == 3
 
 
+#: A kernel that updates two tensors, as rotary embeddings do, one of which may be absent.
+IN_PLACE = """
+from cutegen.kernel import Kernel, fixed, free, read, update
+
+kernel = Kernel(
+    "in_place_{name}",
+    entry="in_place_entry:launch",
+    sizes={{"m": free, "n": fixed}},
+    options={{"dtype": ("bf16", "fp32"), "k": False}},
+    arguments=(
+        update("q", "dtype", ("m", "n")),
+        read("w", "dtype", ("n",)),
+        update("k", "dtype", ("m", "n"), when="k"),
+    ),
+    knobs={{"threads": (32, 64)}},
+    rows="m",
+)
+
+@kernel.reference
+def reference(q, w, k):
+    return {{"q": q * w, "k": None if k is None else k * w}}
+"""
+
+
+def in_place(tmp_path: Path, name: str) -> Any:
+    (tmp_path / "in_place.py").write_text(IN_PLACE.format(name=name))
+    (tmp_path / "in_place_entry.py").write_text("def launch(*a, **k): ...\n")
+    return cutegen.load(tmp_path / "in_place.py")
+
+
+def test_what_is_updated_shares_no_memory(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = in_place(tmp_path, "apart")
+    w = torch.full((N,), 2.0)
+    for _ in range(2):  # the second calls are of known shapes
+        q, k = torch.ones(4, N), torch.ones(4, N)
+        kernel(q, w, k)
+        kernel(q, w)
+        assert (q == 4).all() and (k == 2).all()
+        whole = torch.ones(7, N)
+        launched = len(gpu.calls)
+        with pytest.raises(OperandError, match="q shares memory with k; pass another"):
+            kernel(whole[:4], w, whole[3:])
+        with pytest.raises(OperandError, match="q shares memory with w; pass another"):
+            kernel(whole[:4], whole[2])
+        with pytest.raises(OperandError, match="k shares memory with w; pass another"):
+            kernel(torch.ones(3, N), whole[6], whole[4:])
+        assert len(gpu.calls) == launched
+
+
+def test_parts_of_one_tensor_are_updated(
+    gpu: FakeUserGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their address ranges meet. Calls with the same distances take the short path all the same."""
+    kernel = in_place(tmp_path, "parts")
+    w, both = torch.full((N,), 2.0), torch.ones(4, 2 * N + 8)
+    q, k = both[:, :N], both[:, N : 2 * N]
+    kernel(q, w, k)
+    monkeypatch.setattr(user_kernels._Slow, "answer", None)
+    kernel(q, w, k)
+    assert (both[:, : 2 * N] == 4).all() and (both[:, 2 * N :] == 1).all()
+
+
 def test_what_cannot_be_an_operand_is_named(gpu: FakeUserGpu) -> None:
     kernel = cutegen.load(EXAMPLE)
     x, w = tensor(4, N), tensor(N)

@@ -53,7 +53,7 @@ class _Plan:
         present: Positions of the tensors that there are.
         scalars: Positions of the scalars that there are.
         first: Position of a tensor that tells the device.
-        writes_given: Whether some outputs are the caller's.
+        writes_given: Whether the kernel writes tensors of the caller's: outputs, or what it updates in place.
         apart: How far the addresses of the given tensors were from the first where no two shared memory that
             must not be shared: with the same distances they do not either.
     """
@@ -68,6 +68,10 @@ class _Plan:
 
     def keep(self, launch: Callable[..., Any]) -> None:
         self.launch = launch
+
+    def is_apart(self, values: Sequence[Any]) -> bool:
+        """Return whether tensors with these distances are known to share no memory that they must not."""
+        return _distances(values) in self.apart
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,12 @@ def _key(values: Sequence[Any], config: Config | None, options: tuple[str | bool
             for v in values
         ],
     )
+
+
+def _distances(values: Sequence[Any]) -> tuple[int, ...]:
+    """Return how far the addresses of the given tensors are from the first."""
+    places = [v.data_ptr() for v in values if v is not None and v is not MAKE]
+    return tuple([place - places[0] for place in places])
 
 
 def _unbound(*arguments: Any) -> None:
@@ -217,9 +227,8 @@ class DeclaredOperator:
                 device = values[plan.first].device
                 for at, shape, dtype in plan.made:
                     found[at] = torch.empty(shape, dtype=dtype, device=device)
-            if plan.writes_given or self._in_place:
-                self._refuse_gradients(values)
             if plan.writes_given:
+                self._refuse_gradients(values)
                 self._check_overlap(plan, values)
             plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
         except CutegenError:
@@ -245,8 +254,7 @@ class DeclaredOperator:
                     )
 
     def _check_overlap(self, plan: _Plan, values: Sequence[Any]) -> None:
-        places = [v.data_ptr() for v in values if v is not None and v is not MAKE]
-        distances = tuple([place - places[0] for place in places])
+        distances = _distances(values)
         if distances in plan.apart:
             return
         refuse_overlap(self.family, self._given(values))
@@ -300,7 +308,7 @@ class DeclaredOperator:
         present = tuple(at for at, v in enumerate(values) if v is not None)
         there = {argument.name for argument in self.family.arguments(problem)}
         factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
-        writes_given = any(self._names[at] in given for at in self._outputs)
+        writes_given = any(a.kind != "in" and a.name in given for a in self.tensors)
         plan = _Plan(_unbound, made, present, factors, first, writes_given)
 
         def serve(capturing: bool) -> Served:

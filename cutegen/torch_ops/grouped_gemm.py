@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import OperandError
-from cutegen.families.calls import refuse_overlap, require_tensor
+from cutegen.families.calls import require_tensor
 from cutegen.families.gated.family import ACTIVATIONS
 from cutegen.families.gated_gemm.family import WEIGHT_LAYOUTS
 from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
@@ -95,7 +95,6 @@ def grouped_gemm(
     operator = _operators[name == "counts", bool(activation)]
     _require_spread(tokens)
     extents = _on_device(name, given, a, b)
-    made = out is None
     if out is None:
         out = a.new_empty((*a.shape[:-1], b.shape[1] // (2 if activation else 1)))
     values = [a, b, extents, out]
@@ -104,7 +103,7 @@ def grouped_gemm(
     if a.numel() == 0 and a.shape[-1]:
         operator.of_nothing(values, options)
         return out
-    _run(operator, values, config, options, made=made)
+    _run(operator, values, config, options)
     return out
 
 
@@ -163,7 +162,6 @@ def scaled_grouped_gemm(
             "contiguous: pass scale_a.t().contiguous().t()"
         )
     extents = _on_device("offs", offs, a, b)
-    made = out is None
     if out is None:
         import torch
 
@@ -174,7 +172,7 @@ def scaled_grouped_gemm(
     if a.shape[0] == 0:
         _of_blocks.of_nothing(values, (tokens,))
         return out
-    _run(_of_blocks, values, config, (tokens,), made=made)
+    _run(_of_blocks, values, config, (tokens,))
     return out
 
 
@@ -188,15 +186,9 @@ def _run(
     values: Sequence[Any],
     config: AnyConfig,
     options: tuple[str | bool, ...],
-    *,
-    made: bool,
 ) -> None:
-    """Launch the kernel, or trace the call; ``made``: the result is new, and shares no memory."""
-    traced = state.must_trace(values[0])
-    if not made and not traced:  # while it is traced a tensor has no address
-        names = (tensor.name for tensor in operator.tensors)
-        refuse_overlap(operator.family, dict(zip(names, values, strict=True)))
-    run = operator.traced if traced else operator
+    """Launch the kernel, or trace the call."""
+    run = operator.traced if state.must_trace(values[0]) else operator
     run(values, (), None if config is None else as_config(config), options)
 
 

@@ -91,6 +91,7 @@ class _Writer:
         self._tensors = operator.tensors
         self._given = [a for a in operator.tensors if a.kind != "out"]
         self._outputs = [(at, a) for at, a in enumerate(operator.tensors) if a.kind == "out"]
+        self._updated = [(at, a) for at, a in enumerate(operator.tensors) if a.kind == "inout"]
 
     def text(self, signature: inspect.Signature) -> str:
         """Return the text of ``__call``."""
@@ -113,6 +114,7 @@ class _Writer:
             "    __plan = __plans.get(__key)",
             f"    if __plan is None or (({' or '.join(map(self._grad, self._given))}) and __grad()):",
             f"        return __slow(__key, {asked}, None)",
+            *(line for at, a in self._updated for line in self._update(at, a, asked)),
             *(line for at, a in self._outputs for line in self._output(at, a, asked)),
             "    try:",
             f"        __plan.{call}",
@@ -156,32 +158,47 @@ class _Writer:
     def _grad(self, a: Declared) -> str:
         return f"({a.name} is not None and {a.name}.requires_grad)" if a.when else f"{a.name}.requires_grad"
 
+    def _update(self, at: int, a: Declared, asked: str) -> list[str]:
+        """See that what is updated in place shares no memory with inputs, nor with what follows in place."""
+        others = [(other, b) for other, b in enumerate(self._tensors) if b.kind == "in"]
+        others += [(other, b) for other, b in self._updated if other > at]
+        lines = [f"__at = {a.name}.data_ptr()", *self._apart(at, a, others, asked)]
+        if not a.when:
+            return [f"    {line}" for line in lines]
+        return [f"    if {a.name} is not None:", *(f"        {line}" for line in lines)]
+
     def _output(self, at: int, a: Declared, asked: str) -> list[str]:
         """Make an output, or see that the caller's shares no memory with others."""
         make = f"{a.name} = __empty(__plan.shape{at}, dtype=__plan.dtype{at}, device=__plan.device)"
         wanted = f"{a.name} is True" if a.when else f"{a.name} is None"
         given = f"elif {a.name} is not None and {a.name} is not False:" if a.when else "else:"
-        checks = []
-        for other_at, other in enumerate(self._tensors):
-            if other_at == at:
-                continue
-            there = f"{other.name} is not None and " if other.when or other.kind == "out" else ""
-            there += (
-                f"{other.name} is not True and {other.name} is not False and " if other.kind == "out" else ""
-            )
-            there += f"{other.name} is not {a.name} and " if other.name in a.may_alias else ""
-            checks += [
-                f"        if {there}__at < {other.name}.data_ptr() + __plan.bytes{other_at} "
-                f"and {other.name}.data_ptr() < __at + __plan.bytes{at}:",
-                f"            return __slow(None, {asked}, None)",
-            ]
+        others = [(other, b) for other, b in enumerate(self._tensors) if other != at]
         return [
             f"    if {wanted}:",
             f"        {make}",
             f"    {given}",
             f"        __at = {a.name}.data_ptr()",
-            *checks,
+            *(f"        {line}" for line in self._apart(at, a, others, asked)),
         ]
+
+    def _apart(self, at: int, a: Declared, others: Sequence[tuple[int, Declared]], asked: str) -> list[str]:
+        """Hand on calls in which the memory of ``a``, from ``__at`` on, and of another tensor meet.
+
+        Parts of one tensor may meet and share nothing: their distances are known after the first call.
+        """
+        tensors = f"({''.join(f'{self._asked(b)}, ' for b in self._tensors)})"
+        lines = []
+        for other_at, other in others:
+            name = other.name
+            there = f"{name} is not None and " if other.when or other.kind == "out" else ""
+            there += f"{name} is not True and {name} is not False and " if other.kind == "out" else ""
+            there += f"{name} is not {a.name} and " if name in a.may_alias else ""
+            lines += [
+                f"if {there}__at < {name}.data_ptr() + __plan.bytes{other_at} and "
+                f"{name}.data_ptr() < __at + __plan.bytes{at} and not __plan.plan.is_apart({tensors}):",
+                f"    return __slow(None, {asked}, None)",
+            ]
+        return lines
 
     def _result(self) -> str:
         """What is returned: outputs that are there."""
