@@ -26,9 +26,10 @@ from cutegen.families.registry import find_space
 from cutegen.runtime import background
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.call_plan import serve_call
-from cutegen.runtime.dispatch import Answer, Dispatcher, Served
-from cutegen.runtime.kernel_cache import Kernel, Kernels
+from cutegen.runtime.dispatch import Answer, Choice, Dispatcher, Served
+from cutegen.runtime.kernel_cache import FirstLaunch, Kernel, Kernels
 from cutegen.search.defaults import default_config
+from cutegen.space import Launch
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
@@ -122,7 +123,9 @@ def test_nothing_starts_in_a_capture(gpu: FakeGpu) -> None:
     opened(gpu, dispatcher.kernels)
     with pytest.raises(LaunchError, match="make the same call once before the capture"):
         dispatcher.serve(PROBLEM, capturing=True)  # compiled, and never launched
-    assert dispatcher.serve(PROBLEM).choice is not None
+    choice = dispatcher.serve(PROBLEM).choice
+    assert choice is not None and choice.first is not None
+    choice.first.happened()
     assert dispatcher.serve(PROBLEM, capturing=True).choice is not None
 
 
@@ -289,12 +292,13 @@ def test_the_nearest_loaded_kernel_serves_fused_products(gpu: FakeGpu) -> None:
 
 
 class Plan:
-    """A plan that counts how often it is planned."""
+    """A plan that counts how often it is planned. Launches fail while ``fails``."""
 
     def __init__(self, *served: Served) -> None:
         self.served = list(served)
         self.calls: list[str] = []
         self.capturing = False
+        self.fails = False
         self.launch = serve_call(self._serve, self._bind, self._keep, lambda: self.capturing)
 
     def _serve(self, capturing: bool) -> Served:
@@ -303,7 +307,13 @@ class Plan:
 
     def _bind(self, served: Served) -> Any:
         name = "kernel" if served.awaited is None else "stand-in"
-        return lambda *arguments: self.calls.append(name)
+
+        def launch(*arguments: Any) -> None:
+            if self.fails:
+                raise RuntimeError("out of memory")
+            self.calls.append(name)
+
+        return launch
 
     def _keep(self, launch: Any) -> None:
         self.launch = launch
@@ -342,6 +352,29 @@ def test_a_capture_keeps_what_serves(caplog: pytest.LogCaptureFixture) -> None:
     plan.capturing = False
     plan.launch()
     assert plan.calls[-1] == "kernel"
+
+
+@pytest.mark.parametrize("awaited", [None, Compilation()])
+def test_a_first_launch_that_fails_is_none(awaited: Compilation | None) -> None:
+    """A capture is refused until the kernel was launched; what takes note of that leaves the plan."""
+    first = FirstLaunch(("key", 0), set())
+    choice = Choice(ANSWER, lambda: None, Launch((), 0), first)
+    plan = Plan(Served(ANSWER, choice, awaited))
+    plan.fails = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        plan.launch()
+    plan.fails, plan.capturing = False, True
+    with pytest.raises(LaunchError, match="has not run yet, and a CUDA graph is being captured"):
+        plan.launch()
+    assert not plan.calls and not first.done
+    plan.capturing = False
+    noting = plan.launch
+    plan.launch()
+    assert first.done and (plan.launch is noting) == (awaited is not None)
+    plan.capturing = True
+    plan.launch()
+    noting()  # a plan made meanwhile for the same kernel
+    assert len(plan.calls) == 3
 
 
 # --- the thread ---

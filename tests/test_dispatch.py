@@ -302,8 +302,13 @@ def test_nothing_new_during_capture(gpu: FakeGpu) -> None:
     with pytest.raises(LaunchError, match=r"a CUDA graph is being captured, .* once before the capture"):
         dispatcher.kernel(PROBLEM, capturing=True)
     assert not gpu.compiled and not gpu.loaded
-    dispatcher.kernel(PROBLEM)
-    assert dispatcher.kernel(PROBLEM, capturing=True) is not None
+    found = dispatcher.kernel(PROBLEM)
+    with pytest.raises(LaunchError, match="has not run yet"):
+        dispatcher.kernel(PROBLEM, capturing=True)  # loaded, but not launched yet
+    assert found is not None and found.first is not None
+    found.first.happened()
+    again = dispatcher.kernel(PROBLEM, capturing=True)
+    assert again is not None and again.first is None
     kin = (Problem(1024, 1024, k) for k in range(1032, 8192, 8))
     alike = next(kin for kin in kin if one_kernel(kin, PROBLEM))
     assert dispatcher.kernel(alike, capturing=True) is not None  # the same artifact

@@ -12,6 +12,7 @@ from typing import Any
 
 from cutegen.family import Argument, Inputs, StandIn
 from cutegen.runtime.dispatch import Served
+from cutegen.runtime.kernel_cache import not_in_capture
 from cutegen.runtime.recorder import counted
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Launch
@@ -134,9 +135,9 @@ def serve_call(
 ) -> Callable[..., Any]:
     """Return what launches a call: what the dispatcher serves it with, until its kernel is ready.
 
-    A launcher that waits for a kernel replaces itself in the plan, so that calls of a finished plan cost
-    nothing more. It does so outside of captures only, where kernels may be loaded: a CUDA graph keeps what
-    served while it was captured.
+    A launcher that waits for a kernel, or for its first launch on a GPU, replaces itself in the plan, so that
+    calls of a finished plan cost nothing more. It does so outside of captures only, where kernels may be
+    loaded: a CUDA graph keeps what served while it was captured.
 
     Args:
         serve: Asks the dispatcher, given whether a CUDA graph is being captured.
@@ -147,7 +148,13 @@ def serve_call(
     served = serve(capturing())
     launch, awaited = counted(_ticking(bind(served), served.ticks), served.answer), served.awaited
     if awaited is None:
-        return launch
+        return _launched_once(launch, served, keep, capturing)
+
+    def keep_waiting(launcher: Callable[..., Any]) -> None:
+        nonlocal launch
+        launch = launcher
+
+    launch = _launched_once(launch, served, keep_waiting, capturing)
     told = False
 
     def waiting(*arguments: Any) -> None:
@@ -169,3 +176,27 @@ def serve_call(
             launch(*arguments)
 
     return waiting
+
+
+def _launched_once(
+    launch: Callable[..., Any],
+    served: Served,
+    keep: Callable[[Callable[..., Any]], None],
+    capturing: Callable[[], bool],
+) -> Callable[..., Any]:
+    """Return ``launch``, at first with a note of its kernel's first launch, which no capture may be.
+
+    That launch may fail, or its call may be refused before it comes to it: so it counts when it is over.
+    """
+    first = None if served.choice is None else served.choice.first
+    if first is None:
+        return launch
+
+    def noting(*arguments: Any) -> None:
+        if not first.done and capturing():
+            raise not_in_capture(served.answer.problem)
+        launch(*arguments)
+        first.happened()
+        keep(launch)
+
+    return noting

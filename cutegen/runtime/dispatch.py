@@ -23,7 +23,7 @@ from cutegen.records.lookup import Lookup
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.background import Compilation
-from cutegen.runtime.kernel_cache import Kernel, Kernels, frozen_error, not_in_capture
+from cutegen.runtime.kernel_cache import FirstLaunch, Kernel, Kernels, frozen_error, not_in_capture
 from cutegen.runtime.tally import AWAITED, MISSED, TORCH
 from cutegen.search.defaults import choose_default, default_config, predictor, prepare_defaults
 from cutegen.space import Config, Launch, Space
@@ -120,11 +120,13 @@ class Choice:
         answer: Which config it is, and why.
         function: The loaded kernel.
         launch: The scalars and the workspace that this problem needs.
+        first: To be told of the kernel's first launch on this GPU; None if it ran there before.
     """
 
     answer: Answer
     function: Callable[..., Any]
     launch: Launch
+    first: FirstLaunch | None = None
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,8 @@ class Dispatcher:
     ) -> Choice | None:
         """Return the loaded kernel for ``problem`` on GPU ``index``, or None if torch is to compute it.
 
-        If the kernel is missing and may be compiled, this waits for the compiler.
+        If the kernel is missing and may be compiled, this waits for the compiler. Who launches it says so
+        (:attr:`Choice.first`): until then it is refused while a CUDA graph is captured.
 
         Args:
             problem: What is to be computed.
@@ -370,7 +373,7 @@ class Dispatcher:
         return found
 
     def _has_run(self, kernel: Kernel, index: int) -> bool:
-        return (kernel.artifact.key, index) in self.kernels.launched
+        return FirstLaunch((kernel.artifact.key, index), self.kernels.launched).done
 
     def _default(self, problem: Problem, index: int) -> Config:
         device = self.device(index)
@@ -426,11 +429,9 @@ class Dispatcher:
         return Answer(problem, "given", config)
 
     def _choice(self, answer: Answer, config: Config, kernel: Kernel, index: int, capturing: bool) -> Choice:
-        # The first launch on a GPU loads the code there, which a capture would not allow either.
-        seen = (kernel.artifact.key, index)
-        if capturing and seen not in self.kernels.launched:
+        first = FirstLaunch((kernel.artifact.key, index), self.kernels.launched)
+        if capturing and not first.done:
             raise not_in_capture(answer.problem)
-        self.kernels.launched.add(seen)
         device = self.device(index)
         told = kernel.artifact.sm_count
         if told not in (0, device.sm_count):
@@ -439,7 +440,8 @@ class Dispatcher:
                 f"its code asked for; this one has {device.sm_count}; declare sm_count={device.sm_count}"
             )
         space = space_of(config, answer.problem.family, self.arch(index))
-        return Choice(answer, kernel.function, space.launch(config, answer.problem, device.sm_count))
+        launch = space.launch(config, answer.problem, device.sm_count)
+        return Choice(answer, kernel.function, launch, None if first.done else first)
 
     def table(self, index: int = 0) -> Table | None:
         """Return the table that answers on GPU ``index``; None if none does."""

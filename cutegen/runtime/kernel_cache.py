@@ -38,6 +38,7 @@ from cutegen.text import printable
 __all__ = [
     "BUILD_POLICIES",
     "ON_MISS",
+    "FirstLaunch",
     "Kernel",
     "Kernels",
     "build_one",
@@ -62,6 +63,28 @@ class Kernel:
 
     artifact: Artifact
     function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FirstLaunch:
+    """The first launch of a kernel on a GPU: it loads the code there, which no capture of a graph allows.
+
+    Attributes:
+        kernel: Key of the artifact, and the GPU.
+        launched: Those that have been launched.
+    """
+
+    kernel: tuple[str, int]
+    launched: set[tuple[str, int]]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has happened."""
+        return self.kernel in self.launched
+
+    def happened(self) -> None:
+        """Remember that the kernel was launched, and that this did not fail."""
+        self.launched.add(self.kernel)
 
 
 def not_in_capture(problem: Problem) -> LaunchError:

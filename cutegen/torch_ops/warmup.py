@@ -203,6 +203,8 @@ def launch_once(dispatcher: Dispatcher, wanted: Wanted, index: int = 0) -> None:
     given = [a.name for a in arguments if a.kind not in ("scratch", "launch")]
     launch = make_launcher(choice.function, arguments, choice.launch, new_workspace, index)
     launch(*(values[name] for name in given))
+    if choice.first is not None:
+        choice.first.happened()
 
 
 def _smallest(wanted: Wanted, arch: Arch) -> Problem:
