@@ -118,3 +118,18 @@ def test_what_is_in_place_is_compared_with_what_is(tmp_path: Path) -> None:
     assert "- quack in place / cutegen in place: geometric mean **1.500**" in text
     assert "- the fastest of these / cutegen: geometric mean **1.500**" in text
     assert "| a | 8.00 | 1 | 1.000 | 2.000 | 1.500 | 2.000 | 1.500 | `threads=1` |" in text
+
+
+def test_ratios_in_bursts_have_columns_and_do_not_count_as_settled_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    slower = {"median_us": 6.0, "gb_per_s": 1.0, "over_cutegen": 1.25}
+    found = row("a", 5.0)
+    found["entries"]["torch"] = {**slower, "burst_us": 4.5, "burst_over_cutegen": 0.9}
+    save(path, facts(1, "first", copies="none"), [found, row("b", 5.0)])
+    text = FamilyResults.load(path).render()
+    assert "- torch / cutegen in bursts: geometric mean **0.900**, at least 1 on 0 of 1" in text
+    assert "the fastest of these / cutegen: geometric mean **1.118**, smallest 1.000" in text
+    assert "| shape | time us | GB/s | torch / cutegen | torch / cutegen in bursts | config |" in text
+    assert "| a | 5.00 | 1 | 1.250 | 0.900 | `threads=1` |" in text
+    assert "| b | 5.00 | 1 | 1.000 |  | `threads=1` |" in text
+    assert "No copies are in the rounds" in text

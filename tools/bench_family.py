@@ -17,6 +17,9 @@ file holds already stay, with their date, commit and GPU, unless they are measur
 tools/results_table.py.
 
 With ``--in-place`` the winner, and peers that can, are timed once more with outputs in the place of inputs.
+
+Copies draw less power than GEMMs, so the clock is higher in rounds that have some. ``--copies none`` leaves
+them out, and ``--burst-rounds`` adds times in short bursts where the power limit held the clock down.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ from cutegen.tuning.backends import Backends
 from cutegen.tuning.request import EFFORTS
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
-from tools.benchmark.family_child import CALL, ENGINE, PEERS, call_names, in_place, order
+from tools.benchmark.family_child import CALL, COPIES, ENGINE, PEERS, call_names, in_place, order
 from tools.benchmark.family_rows import joined, row_slice
 from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import FAMILY, write_json
@@ -132,6 +135,14 @@ def _parser() -> argparse.ArgumentParser:
         "--warm", type=integer, default=_processes(), help="processes that call beforehand (%(default)s)"
     )
     parser.add_argument("--peers", default="all", help="all or none")
+    parser.add_argument("--copies", choices=("all", "none"), default="all", help="in the rounds (all)")
+    parser.add_argument(
+        "--burst-rounds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of short bursts, if a power limit held the clock down (%(default)s)",
+    )
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     return parser
@@ -204,6 +215,7 @@ def run(args: argparse.Namespace) -> int:
         round_us=args.round_us,
         settle_s=args.settle,
         context=args.context,
+        burst_rounds=args.burst_rounds,
     )
     store = Store(args.cache_dir) if args.cache_dir else None
     kernels = Kernels(store, build="allow")
@@ -293,7 +305,7 @@ def _contest(
         checked = bench.check(entrants[name], repeats=1)
         if not checked.ok:
             raise CutegenError(f"{name} on {problem}: {checked.error}")
-    run = bench.time(list(entrants.values()), policy)
+    run = bench.time(list(entrants.values()), policy, [each.name for each in entrants.values()])
     shown = {candidate.name: name for name, candidate in entrants.items()}
     timings = {shown[name]: timing for name, timing in run.items()}
     failures.update((shown[name], failure.error) for name, failure in run.failures.items())
@@ -325,7 +337,8 @@ def _entrants(
     if args.in_place:
         yield IN_PLACE, in_place(compiled_candidate(kernels, device, IN_PLACE, problem, chosen))
     for name in call_names(problem, peers=args.peers != "none", in_place=args.in_place):
-        yield name, call_candidate(problem, name)
+        if args.copies == "all" or name not in COPIES:
+            yield name, call_candidate(problem, name)
 
 
 def call_candidate(problem: Problem, name: str) -> Candidate:
@@ -334,14 +347,19 @@ def call_candidate(problem: Problem, name: str) -> Candidate:
 
 
 def _entry(problem: Problem, timing: Timing, own: Timing) -> Json:
-    """Return one entry: its time, bytes per second, and its time over cutegen's."""
+    """Return one entry: its time, bytes per second, and its time over cutegen's, also in bursts."""
     mine, others = own.steady_us or own.median_us, timing.steady_us or timing.median_us
+    bursts: dict[str, Json] = {}
+    if own.burst_us and timing.burst_us:
+        over = round(timing.burst_us / own.burst_us, 4)
+        bursts = {"burst_us": round(timing.burst_us, 3), "burst_over_cutegen": over}
     return {
         "median_us": round(timing.median_us, 3),
         "low_us": round(timing.low_us, 3),
         "high_us": round(timing.high_us, 3),
         "gb_per_s": round(problem.min_bytes / timing.median_us / 1e3, 1),
         "over_cutegen": round(others / mine, 4),
+        **bursts,
     }
 
 
@@ -368,6 +386,8 @@ def _write(
         "conditions": conditions(device, policy, shapes=about),
         "peers": sorted(PEERS),
     }
+    if args.copies != "all":
+        facts["conditions"]["copies"] = args.copies
     if args.candidates is not None:
         screening = Policy.quick(context=args.context).to_json()
         strategy = find_family(args.family).strategy(device.arch)

@@ -14,6 +14,14 @@ __all__ = ["FamilyResults"]
 _OWN, _DEFAULT, _COPIES = "cutegen", "cutegen default", ("copy", "copy kernel")
 #: The end of names of entries whose outputs are in the place of inputs; they are compared with each other.
 _IN_PLACE = " in place"
+#: The same of ratios in bursts.
+_BURSTS = " in bursts"
+#: What a table says of copies.
+_WITH = (
+    "A copy moves as many bytes as the problem must; of two, by the driver and by a kernel, the faster one "
+    "counts."
+)
+_WITHOUT = "No copies are in the rounds, which would let the clock rise."
 
 
 class FamilyResults(QuotedFile):
@@ -42,16 +50,16 @@ class FamilyResults(QuotedFile):
         """Return the Markdown of the file."""
         rows = list(self._rows())
         names = list(dict.fromkeys(name for row in rows for name in self._ratios(row)))
-        head = [
-            "shape",
-            "time us",
-            "TFLOP/s" if "flops" in rows[0] else "GB/s",
-            "copy / cutegen",
-            *names,
-            "config",
-        ]
+        rate = "TFLOP/s" if "flops" in rows[0] else "GB/s"
+        copied = ["copy / cutegen"] if self._has_copies else []
+        head = ["shape", "time us", rate, *copied, *names, "config"]
         table = [line(head), line(["---"] * len(head)), *(self._line(row, names) for row in rows)]
         return "\n".join([*self.summary(), "", *table, "", self._footing()])
+
+    @property
+    def _has_copies(self) -> bool:
+        conditions: Any = self.facts["conditions"]
+        return bool(conditions.get("copies") != "none")
 
     def _rows(self) -> Iterator[Any]:
         rows: Any = self.facts["rows"]
@@ -69,6 +77,8 @@ class FamilyResults(QuotedFile):
         over = {name: float(entry["over_cutegen"]) for name, entry in row["entries"].items()}
         others = self._others(row)
         found = {f"{name} / cutegen": over[name] for name in others if not name.endswith(_IN_PLACE)}
+        bursts = {name: entry.get("burst_over_cutegen") for name, entry in row["entries"].items()}
+        found |= {f"{name} / cutegen{_BURSTS}": float(bursts[name]) for name in others if bursts[name]}
         own = over.get(_OWN + _IN_PLACE)
         if own is not None:
             copies = [over[name] for name in _COPIES if name in over]
@@ -78,7 +88,7 @@ class FamilyResults(QuotedFile):
         return found
 
     def _best(self, row: Any) -> float:
-        return min(ratio for name, ratio in self._ratios(row).items() if not name.endswith(_IN_PLACE))
+        return min(r for name, r in self._ratios(row).items() if not name.endswith((_IN_PLACE, _BURSTS)))
 
     def _line(self, row: Any, names: list[str]) -> str:
         entries = row["entries"]
@@ -86,21 +96,21 @@ class FamilyResults(QuotedFile):
         copies = [entries[name]["over_cutegen"] for name in _COPIES if name in entries]
         found = self._ratios(row)
         ratios = [down(found[name], 3) if name in found else "" for name in names]
-        copied = down(min(copies), 3) if copies else ""
+        copied = [down(min(copies), 3) if copies else ""] if self._has_copies else []
         rate = row["flops"] / own["median_us"] / 1e6 if "flops" in row else own["gb_per_s"]
-        cells = [row["name"], up(own["median_us"], 2), down(rate, 0), copied]
-        return line([*cells, *ratios, f"`{row['config']}`"])
+        cells = [row["name"], up(own["median_us"], 2), down(rate, 0)]
+        return line([*cells, *copied, *ratios, f"`{row['config']}`"])
 
     def _footing(self) -> str:
         facts: Any = self.facts
         packages = facts["software"]["packages"]
         wanted = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
         named = ", ".join(f"{name} {packages[name]}" for name in wanted if name in packages)
+        copies = _WITH if self._has_copies else _WITHOUT
         return (
             f"{facts['gpu']}, driver {self._of_rows(lambda row: row['machine']['driver'])}; {named}; commit "
             f"{self._of_rows(lambda row: short_commit(row['commit']))}; "
             f"{self._of_rows(lambda row: row['measured_at'][:10])}. Time of each over cutegen's in "
             "the same interleaved rounds, with cold L2 caches"
-            f"{launches(facts['conditions']['policy'])}: above 1 cutegen is faster. A copy moves as "
-            "many bytes as the problem must; of two, by the driver and by a kernel, the faster one counts."
+            f"{launches(facts['conditions']['policy'])}: above 1 cutegen is faster. {copies}"
         )
