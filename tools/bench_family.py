@@ -88,19 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shapes", type=Path, required=True, metavar="FILE.toml")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
-    parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
-    parser.add_argument(
-        "--min-rounds", type=positive_int, metavar="N", help="rounds before --precision counts (half of them)"
-    )
-    parser.add_argument(
-        "--precision",
-        type=positive_float,
-        default=0.002,
-        help="after --min-rounds, stop if no interval is wider than this fraction (%(default)s)",
-    )
-    parser.add_argument(
-        "--round-us", type=positive_float, default=6000.0, help="GPU time of each entry in a round (6000)"
-    )
     parser.add_argument(
         "--candidates",
         type=positive_int,
@@ -120,13 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile the candidates, for a target such as sm_90a"
     )
-    parser.add_argument("--settle", type=positive_float, default=1.0, help="longest burn-in in seconds (1)")
-    parser.add_argument(
-        "--context",
-        choices=CONTEXTS,
-        default=DEFAULT_CONTEXT,
-        help="launch context of tuning and comparison (%(default)s)",
-    )
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
     parser.add_argument(
         "--rows", type=row_slice, default=slice(None), metavar="A:B", help="only these shapes of the file"
@@ -135,6 +115,34 @@ def _parser() -> argparse.ArgumentParser:
         "--warm", type=integer, default=_processes(), help="processes that call beforehand (%(default)s)"
     )
     parser.add_argument("--peers", default="all", help="all or none")
+    parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    _add_timing_arguments(parser)
+    return parser
+
+
+def _add_timing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how everything is timed."""
+    parser.add_argument("--rounds", type=positive_int, default=31, help="interleaved rounds (31)")
+    parser.add_argument(
+        "--min-rounds", type=positive_int, metavar="N", help="rounds before --precision counts (half of them)"
+    )
+    parser.add_argument(
+        "--precision",
+        type=positive_float,
+        default=0.002,
+        help="after --min-rounds, stop if no interval is wider than this fraction (%(default)s)",
+    )
+    parser.add_argument(
+        "--round-us", type=positive_float, default=6000.0, help="GPU time of each entry in a round (6000)"
+    )
+    parser.add_argument("--settle", type=positive_float, default=1.0, help="longest burn-in in seconds (1)")
+    parser.add_argument(
+        "--context",
+        choices=CONTEXTS,
+        default=DEFAULT_CONTEXT,
+        help="launch context of tuning and comparison (%(default)s)",
+    )
     parser.add_argument("--copies", choices=("all", "none"), default="all", help="in the rounds (all)")
     parser.add_argument(
         "--burst-rounds",
@@ -143,9 +151,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of short bursts, if a power limit held the clock down (%(default)s)",
     )
-    parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
-    return parser
 
 
 def _with_family(args: argparse.Namespace) -> argparse.Namespace:
