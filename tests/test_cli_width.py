@@ -156,6 +156,62 @@ def test_a_table_for_another_gpu_answers_nothing(
     assert "there is no table to ask" in text
 
 
+def test_a_range_is_explained_size_by_size(
+    table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every size that the layout allows is in one run, with what a lookup of it alone finds."""
+    monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)
+    words = ["--table", str(table), "--fallback", "none"]
+    text, [found] = explained(capsys, *words, "--shape", "48..80x7168x2048")
+    runs = found["runs"]
+    assert isinstance(runs, list) and [run["how"] for run in runs] == ["bucket", "exact", "nearest"]
+    assert [(run["first"], run["last"], run["sizes"]) for run in runs] == [
+        (48, 63, 16),
+        (64, 64, 1),
+        (65, 80, 16),
+    ]
+    assert (
+        "48..63  bucket " in text and "1 configs of 1 kernels; sizes: 16 bucket, 1 exact, 16 nearest" in text
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    shapes = ["1..70x7168x2048", *(f"{m}x7168x2048" for m in range(1, 71))]
+    _, [whole, *singles] = explained(capsys, *(word for shape in shapes for word in ("--shape", shape)))
+    runs = whole["runs"]
+    assert isinstance(runs, list) and len(runs) > 3
+    answers = [(run["how"], run["config"]) for run in runs for _ in range(run["sizes"])]
+    assert answers == [(single["how"], single["config"]) for single in singles]
+    _, [odd] = explained(capsys, "--shape", "8..32x7168x2048", "--layout", "mn")
+    runs = odd["runs"]
+    assert isinstance(runs, list) and sum(run["sizes"] for run in runs) == 4
+
+
+def test_a_range_of_too_many_sizes_is_refused_with_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "gemm", "--arch", "sm_90a", "--shape", "2..40000x7168x2048"]) == 2
+    assert "spans 39999 sizes; valid here: up to 32768; ask for a part of it, such as 2..32769" in (
+        capsys.readouterr().err
+    )
+
+
+def test_an_entry_that_is_passed_over_says_what_is_wrong_with_it(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A knob that is missing, one that does not exist, and a rule by its name."""
+    [(problem, entry)] = Table.load(table).entries.items()
+    assert entry.config is not None
+    without = Config({knob: value for knob, value in entry.config.items() if knob != "pingpong"})
+    wrong = {
+        "config lacks pingpong": without,
+        "unknown knob 'colour'": Config({**entry.config, "colour": 1}),
+        "warpgroups_divide_tile: ": entry.config.replace(tile_shape_mn=(64, 256), mma_warpgroups=2),
+    }
+    for reason, config in wrong.items():
+        Table(Fingerprint.of(DEVICE), [Entry(problem, config)]).save(table)
+        text, [found] = explained(capsys, "--table", str(table), "--shape", "64x7168x2048")
+        skipped = found["skipped"]
+        assert found["how"] == "default" and isinstance(skipped, list) and reason in skipped[0]
+        assert "passed over: " in text
+
+
 def problem_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert cli.main(["space", "gemm", "--arch", "sm_90a", "--list", "1", *words]) == 0
     return capsys.readouterr().out.split(" on sm_90a")[0]

@@ -110,7 +110,7 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MxNxK",
         help="sizes of a problem as in its problem line: MxNxK for a GEMM, ROWSxCOLUMNS for a norm; "
-        "repeatable. tune also takes a range for one size, such as 1..8192x7168x2048",
+        "repeatable. tune, warm and explain also take a range for one size, such as 1..8192x7168x2048",
     )
     group.add_argument(
         "--shapes",
@@ -213,7 +213,8 @@ def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:
     for item in found:
         if isinstance(item, NamedRange):
             raise UsageError(
-                f"{item.range} is a range of sizes, which tune and warm take; valid here: single sizes"
+                f"{item.range} is a range of sizes, which tune, warm and explain take; valid here: single "
+                "sizes"
             )
     return tuple(item for item in found if isinstance(item, NamedProblem))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 
+from cutegen.arch import Arch
 from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
@@ -12,14 +14,17 @@ from cutegen.cli.args import (
     add_problem_arguments,
     file_path,
     load_given_families,
-    named_problems,
+    named_shapes,
 )
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.target import find_target
-from cutegen.cli.wrapped_text import fold, line_width, say, say_json
+from cutegen.cli.wrapped_text import Column, columns, fold, line_width, say, say_json
 from cutegen.digest import Json
-from cutegen.families.registry import find_space
+from cutegen.families.ranges import Range
+from cutegen.families.registry import find_space, space_of
+from cutegen.families.shapes import NamedRange
 from cutegen.records.table import FALLBACKS, Table
+from cutegen.runtime.answer_runs import AnswerRun, answer_runs
 from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
 
 __all__ = ["main"]
@@ -27,6 +32,7 @@ __all__ = ["main"]
 _EXAMPLES = """examples:
   python -m cutegen.explain gemm --arch sm_90a --table TABLE.json --shape 63x7168x2048
   python -m cutegen.explain gemm --shape 63x7168x2048           # local GPU, table of the cache folder
+  python -m cutegen.explain gemm --shape 1..8192x7168x2048      # which m is served by which config
 
 Nothing is compiled or measured. The first of these rules that finds a valid config serves the call:
   exact    the table has an entry for this problem
@@ -76,12 +82,19 @@ def _run(args: argparse.Namespace) -> int:
     load_given_families(args)
     arch, sm_count, table, ignored = find_target(args)
     documents: list[Json] = []
-    for item in named_problems(args):
-        space = find_space(item.problem.family, arch)
-        answer = look_up(table, item.problem, space, sm_count, args.fallback)
-        documents.append(_document(answer, ignored))
+    target = f"{arch}, {sm_count} SMs"
+    for item in named_shapes(args):
+        if isinstance(item, NamedRange):
+            runs = answer_runs(item.range, table, arch, sm_count, args.fallback)
+            documents.append(_range_document(item.range, runs, ignored))
+            notes = [f"  the table is ignored: {ignored}"] if ignored else []
+            lines = [f"{item.range} on {target}", *notes, *_range_lines(item.range, runs, arch)]
+        else:
+            space = find_space(item.problem.family, arch)
+            answer = look_up(table, item.problem, space, sm_count, args.fallback)
+            documents.append(_document(answer, ignored))
+            lines = _lines(answer, target, table, ignored)
         if not args.json:
-            lines = _lines(answer, f"{arch}, {sm_count} SMs", table, ignored)
             say("\n".join(piece for line in lines for piece in fold(line, line_width())))
     if args.json:
         say_json(documents)
@@ -140,3 +153,40 @@ def _document(answer: Answer, ignored: str) -> dict[str, Json]:
         "skipped": list(answer.skipped),
         "table_ignored": ignored,
     }
+
+
+def _range_lines(asked: Range, runs: Sequence[AnswerRun], arch: Arch) -> list[str]:
+    """Return a table of which config serves which sizes, and how many configs and kernels that takes."""
+    family = asked.low.family
+    spaces = {config: space_of(config, family, arch) for run in runs if (config := run.answer.config)}
+    names = {config: space.short(config) for config, space in spaces.items()}
+    kernels = {space.compile_view(config) for config, space in spaces.items()}
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts[run.answer.how if run.answer.config else "torch"] += run.sizes
+    sizes = [str(run.first) if run.first == run.last else f"{run.first}..{run.last}" for run in runs]
+    table = (
+        Column(asked.size, sizes),
+        Column("rule", [run.answer.how for run in runs], left=True),
+        Column(
+            "config", [names[c] if (c := r.answer.config) else "torch computes it" for r in runs], left=True
+        ),
+    )
+    listed = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
+    total = f"  {len(names)} configs of {len(kernels)} kernels; sizes: {listed}"
+    return [*columns(table, line_width()), total]
+
+
+def _range_document(asked: Range, runs: Sequence[AnswerRun], ignored: str) -> dict[str, Json]:
+    listed: list[Json] = [
+        {
+            "first": run.first,
+            "last": run.last,
+            "sizes": run.sizes,
+            "how": run.answer.how,
+            "config": None if run.answer.config is None else run.answer.config.to_json(),
+            "because": run.answer.because,
+        }
+        for run in runs
+    ]
+    return {"range": str(asked), "runs": listed, "table_ignored": ignored}

@@ -45,6 +45,7 @@ __all__ = [
     "load_kernel",
     "loaded_folders",
     "parse_problem",
+    "require_legal",
     "require_sources",
     "short_list_file",
     "space_files",
@@ -432,13 +433,24 @@ def space_of(config: Config, family: str, arch: Arch) -> Space:
 
 
 def is_legal(config: Config, problem: Problem, arch: Arch) -> bool:
-    """Return whether ``config`` is complete and valid in its own space.
+    """Return whether ``config`` is complete and valid in its own space: see :func:`require_legal`."""
+    try:
+        return require_legal(config, problem, arch)
+    except ConfigError:
+        return False
+
+
+def require_legal(config: Config, problem: Problem, arch: Arch) -> bool:
+    """Return True if ``config`` is complete and valid in its own space.
 
     For configs that come from a file: another version, or a person, may have written a source, knobs or
-    values that do not exist here, which counts as no.
+    values that do not exist here.
+
+    Raises:
+        ConfigError: It is not; the message says why.
     """
     try:
         space_of(config, problem.family, arch).require(problem, config)
-    except (ConfigError, ResourceError):
-        return False
+    except ResourceError as error:
+        raise ConfigError(str(error)) from error
     return True

@@ -14,7 +14,7 @@ from typing import Any
 from cutegen.arch import Arch
 from cutegen.build.host_library import open_library
 from cutegen.errors import CutegenError, FrozenError, LaunchError, StoreError
-from cutegen.families.registry import find_family, find_space, is_legal, space_of
+from cutegen.families.registry import find_family, find_space, is_legal, require_legal, space_of
 from cutegen.family import Problem, Signature
 from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibrated_arch
@@ -552,7 +552,7 @@ def _kernel_for(table: Table | None, problem: Problem, space: Space, sm_count: i
     answer: Answer | None = None
     if table is not None:
         estimate = _estimate(space, problem, sm_count)
-        found = table.lookup(problem, lambda config: is_legal(config, problem, space.arch), estimate)
+        found = table.lookup(problem, lambda config: require_legal(config, problem, space.arch), estimate)
         skipped = found.skipped
         answer = _of_entry(problem, found, space)
         if answer is not None and not _competes(answer, space):
