@@ -60,6 +60,7 @@ def test_what_calls_compile_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     assert results["compiled_by_calls"] == 1 and not results["limit_kept"]
     assert results["first_us"]["most"] == rows[-1] and results["second_us"]["median"] == 1.0
     assert sum(each["shapes"] for each in results["by_answer"].values()) == 20
+    assert set(results["warm_parts_s"]) - {COLLECTOR} == {"begin"} and results["compiled_by_warm_up"] == 0
     assert results["parts_us"] == {"launch": {"median": 2.0, "p95": 2.0, "most": 2.0}}
     assert "1 kernels compiled by calls" in tool.summary(results)
 
@@ -86,6 +87,11 @@ def test_results_are_rendered(tmp_path: Path) -> None:
     path.write_text(json.dumps(facts), encoding="utf-8")
     text = FirstCalls.load(path).render()
     assert tool.KIND == FIRST_CALLS and "median **12 us**" in text  # never rounded in our favour
+    assert "warmup" not in text
+    facts |= {"warm_s": 1.061, "compiled_by_warm_up": 0, "warm_parts_s": {"load": 0.301, "launch": 0.25}}
+    path.write_text(json.dumps(facts), encoding="utf-8")
+    said = "0 kernels compiled: **1.07 s**: loading libraries 0.31, first launches 0.25"
+    assert said in FirstCalls.load(path).render()
     assert "| part: lookup and choice | 44.0 | 22.0 | 33.0 |" in text and "collector" not in text
     path.write_text(json.dumps({**facts, "parts_us": None}), encoding="utf-8")
     with pytest.raises(UsageError, match="bench_first_call"):

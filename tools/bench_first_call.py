@@ -1,7 +1,8 @@
 """Measure the first calls of a warm process: host time of calls of shapes that it has not seen before.
 
-``cutegen.warmup`` compiles and loads what untuned problems may need into an empty cache. Then every shape of
-a random list is called for the first time, once, and for a second time, once. Calls are timed on the host
+``cutegen.warmup`` compiles and loads what untuned problems may need, into an empty cache or into one that has
+all of it, as at the start of a server: the file says how long its parts took. Then every shape of a random
+list is called for the first time, once, and for a second time, once. Calls are timed on the host
 from entering ``cutegen.gemm(a, b, out=out)`` until it returns; the GPU is idle before each. The file says
 what was compiled meanwhile, which should be nothing; how long calls took that a kernel answered, and that
 torch did, whose library loads its own kernels when it first needs them; and of other shapes, where the time
@@ -32,7 +33,7 @@ from cutegen.digest import Json
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.device import Device, present_device
-from cutegen.runtime import dispatch
+from cutegen.runtime import dispatch, warming
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.runtime.workspace import Workspaces
@@ -40,6 +41,7 @@ from cutegen.search.defaults import default_config
 from cutegen.system.temporary import TemporaryFolder
 from cutegen.torch_ops import gemm as operators
 from cutegen.torch_ops import gemm_plan
+from cutegen.torch_ops import warmup as warm_up
 from tools.benchmark.environment import git_commit, session_facts, software
 from tools.benchmark.host_child import random_shapes
 from tools.benchmark.results import write_json
@@ -64,6 +66,17 @@ _STEPS = {
     "workspace": (Workspaces, "get"),
     "plan": (operators, "make_plan"),
 }
+#: Parts of a warm-up: what the store has; compiling what it lacks; the loops of the choice in C; loading
+#: libraries; finding a kernel and launching it once, on small operands.
+_WARM_STEPS = {
+    "find": (warming, "_look"),
+    "compile": (warm_up, "compile_wanted"),
+    "choice": (warm_up, "prepare_choices"),
+    "load": (Kernels, "_loaded_from"),
+    "launch": (warm_up, "launch_once"),
+}
+#: The rest of it: which kernels are wanted, and the start of CUDA.
+_BEGIN = "begin"
 #: The rest: the probe of the plans, and the launch, of a kernel or by torch.
 _LAUNCH = "launch"
 #: First calls of torch.mm that are timed beside ours.
@@ -111,8 +124,10 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
 
     cutegen.use(Dispatcher(kernels=Kernels(store)))
     began = time.perf_counter()
-    warmed = cutegen.warmup(workers=args.workers)
-    torch.cuda.synchronize()
+    with Stopwatch().watching(_WARM_STEPS) as watch:
+        warmed = watch.timed(cutegen.warmup, _BEGIN)(workers=args.workers)
+        torch.cuda.synchronize()
+        warm_parts = watch.take()
     warm_s = time.perf_counter() - began
     before = store.keys(device.arch.name)
     shapes = random_shapes(_UNTIMED + args.shapes, args.seed)
@@ -135,6 +150,8 @@ def measure(args: argparse.Namespace, device: Device, store: Store) -> dict[str,
         "seed": args.seed,
         "kernels": len(warmed.wanted),
         "warm_s": round(warm_s, 2),
+        "compiled_by_warm_up": len(warmed.compiled),
+        "warm_parts_s": {name: round(us / 1e6, 3) for name, us in warm_parts.items()},
         "compiled_by_calls": len(compiled),
         "first_us": _spread(first),
         "by_answer": _by_answer(shapes[_UNTIMED:], times),
@@ -267,7 +284,8 @@ def summary(results: dict[str, Json]) -> str:
     torch_us: Any = results["torch_mm_first_us"]
     longest = ", ".join(f"{name} {us['median']}" for name, us in parts.items())
     return (
-        f"{results['kernels']} kernels warm after {results['warm_s']} s; first calls of {results['shapes']} "
+        f"{results['kernels']} kernels warm after {results['warm_s']} s ({results['warm_parts_s']}, "
+        f"{results['compiled_by_warm_up']} compiled); first calls of {results['shapes']} "
         f"shapes: median {first['median']} us, 95 % within {first['p95']}, most {first['most']}; second "
         f"calls: {second['median']} us; the choice alone: {choice['median']} us; "
         f"{results['compiled_by_calls']} kernels compiled by calls; parts of a first call: {longest}; "

@@ -26,6 +26,17 @@ _PARTS = {
 }
 
 
+#: Parts of a warm-up in words.
+_WARM_PARTS = {
+    "find": "finding artifacts",
+    "compile": "compiling",
+    "choice": "the choice in C",
+    "load": "loading libraries",
+    "launch": "first launches",
+    "begin": "the start of CUDA and the rest",
+}
+
+
 class FirstCalls(QuotedFile):
     """What tools/bench_first_call.py measured."""
 
@@ -39,7 +50,20 @@ class FirstCalls(QuotedFile):
             f"- first calls of {facts['shapes']} shapes, {facts['kernels']} kernels warm: median "
             f"**{up(first['median'], 0)} us**, {up(kernel['median'], 0)} us where a kernel answers "
             f"(promised: {facts['limit_us']:g}); the choice alone {up(choice['median'], 0)} us (promised: "
-            f"{facts['choice_limit_us']:g}); {facts['compiled_by_calls']} kernels compiled"
+            f"{facts['choice_limit_us']:g}); {facts['compiled_by_calls']} kernels compiled",
+            *self._warm_up(),
+        ]
+
+    def _warm_up(self) -> list[str]:
+        """Return what the warm-up before them took; older files do not say its parts."""
+        facts = self.facts
+        took: Mapping[str, float] = facts.get("warm_parts_s", {})
+        parts = [f"{words} {up(took[name], 2)}" for name, words in _WARM_PARTS.items() if name in took]
+        if not parts:
+            return []
+        return [
+            f"- `cutegen.warmup()` before them, {facts['compiled_by_warm_up']} kernels compiled: "
+            f"**{up(facts['warm_s'], 2)} s**: {', '.join(parts)}"
         ]
 
     def render(self) -> str:
