@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cutegen.errors import StoreError
+from cutegen.system import publish as module
 from cutegen.system.publish import publish, publishing, real_path
 
 
@@ -97,3 +101,31 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
             publish(tmp_path / name, b"1", "table")
     assert sorted(tmp_path.iterdir()) == before
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_drafts_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this user that are a day old; neither a draft that is being written nor a file of others."""
+    draft, foreign, young = (f".cutegen-{letter * 32}" for letter in "abc")
+    killed = "import os, sys; from pathlib import Path; from cutegen.system import publish as own; "
+    killed += "own.uuid.uuid4 = lambda: type('Id', (), {'hex': 'a' * 32}); "
+    killed += "draft = own.publishing(Path(sys.argv[1]), 'table'); draft.__enter__(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "it")], check=False)
+    left = tmp_path / draft
+    assert left.is_file()
+    (tmp_path / young).touch()
+    others = [tmp_path / name for name in (foreign, ".cutegen-notes", "it.json")]
+    for path in others[1:]:
+        path.touch()
+    others[0].symlink_to(tmp_path / "it.json")
+    old = time.time() - 90000
+    for path in (left, *others):
+        os.utime(path, (old, old), follow_symlinks=False)
+    publish(tmp_path / "it", b"1", "table")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"it", young, foreign, ".cutegen-notes", "it.json"}
+    left.touch()
+    os.utime(left, (old, old))
+    module._sweep.cache_clear()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    publish(tmp_path / "it", b"2", "table")
+    assert left.is_file(), "another user's"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +20,10 @@ __all__ = ["publish", "publishing", "real_path"]
 
 #: Mode of a new file, before the umask.
 _NEW_MODE = 0o644
+_DRAFT = re.compile(r"\.cutegen-[0-9a-f]{32}")
+#: A draft that nobody has written to for so many seconds was left by a process that was killed: writing one
+#: takes seconds, and clocks of machines that share a folder differ by less than a day.
+_ABANDONED_S = 86400.0
 
 
 def publish(path: Path, data: bytes, what: str) -> None:
@@ -32,7 +39,7 @@ def publishing(path: Path, what: str) -> Iterator[BinaryIO]:
     The draft is in the same folder. Its name is unpredictable and it is created exclusively, so no existing
     file or link is written to. If ``path`` is a symbolic link, its target is replaced and the link stays. The
     new file keeps the mode of the old one, and its owner and group where permitted. A missing folder is
-    created.
+    created. Drafts of this user's that a killed process left there are removed, once they are a day old.
 
     Args:
         path: The file.
@@ -46,6 +53,7 @@ def publishing(path: Path, what: str) -> Iterator[BinaryIO]:
         target = real_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         old = _status(target)
+        _sweep(target.parent)
         draft = target.with_name(f".cutegen-{uuid.uuid4().hex}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(draft, flags, _NEW_MODE)
@@ -76,6 +84,19 @@ def real_path(path: Path) -> Path:
         return Path(os.path.realpath(path))
     except ValueError as error:
         raise StoreError(f"{shown(str(path))} is not a valid file name: {error}") from error
+
+
+@lru_cache(maxsize=1024)  # once in a process: a folder may hold many files
+def _sweep(folder: Path) -> None:
+    """Remove the drafts that processes of this user left in ``folder`` when they were killed."""
+    before = time.time() - _ABANDONED_S
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _DRAFT.fullmatch(entry.name):
+                status = entry.stat(follow_symlinks=False)
+                ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+                if ours and status.st_mtime < before:
+                    os.unlink(entry.path)  # noqa: PTH108
 
 
 def _status(target: Path) -> os.stat_result | None:
