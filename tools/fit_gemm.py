@@ -37,11 +37,10 @@ from cutegen.space import Config, Value
 _RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
 #: Products of all layouts, timed in the rounds of the library's call: of each the kernel that answered then,
-#: by tools/bench_untuned.py (runs at 441a21f, d346310, 6ec03b4 and 45a6942, by seed, and at 58be366), or some
-#: that the fit of that time put first, by tools/sweep_products.py.
+#: by tools/bench_untuned.py (runs at 441a21f, d346310, 6ec03b4, 45a6942 and 58be366, by seed), or some that
+#: the fit of that time put first, by tools/sweep_products.py.
 PRODUCTS = (
-    *(_RESULTS / f"untuned_seed{seed}.json.xz" for seed in (11, 20261123, 20261122, 12)),
-    _RESULTS / "untuned.json",
+    *(_RESULTS / f"untuned_seed{seed}.json.xz" for seed in (11, 20261123, 20261122, 12, 13)),
     _RESULTS / "gemm_products_h200.json.xz",
 )
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
