@@ -36,7 +36,7 @@ def publish(store: Store, source: Source, library: bytes = b"library", **meta: A
         symbol=symbol_of(key, source.signature.family),
         arch=source.arch,
         folder=store.folder(source.arch, key),
-        resources=Resources.of((KernelResources("k", 8, threads=32),)),
+        resources=Resources.of((KernelResources(8, threads=32, name="k"),)),
         build_s=0.5,
         source_digest=source.digest,
         toolchain=toolchain,

@@ -108,7 +108,9 @@ class FakeCompiler:
             symbol=what,
             arch=source.arch,
             folder=self.store.folder(source.arch, key),
-            resources=Resources.of((KernelResources("k", registers=168, smem_bytes=200_000, threads=384),)),
+            resources=Resources.of(
+                (KernelResources(registers=168, smem_bytes=200_000, threads=384, name="k"),)
+            ),
             build_s=1.5,
             source_digest=source.digest,
             toolchain=TOOLCHAIN,

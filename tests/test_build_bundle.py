@@ -46,7 +46,7 @@ def make(store: Store, text: str, toolchain: Toolchain | None = None) -> Artifac
             "symbol": symbol_of(key),
             "source_digest": wanted.digest,
             "toolchain": tools.to_json(),
-            "resources": Resources.of((KernelResources("k", 8, threads=32),)).to_json(),
+            "resources": Resources.of((KernelResources(8, threads=32, name="k"),)).to_json(),
             "build_s": 0.5,
         }
         result = from_entry(store.publish(lock, meta))

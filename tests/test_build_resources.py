@@ -79,7 +79,7 @@ def fatbin(*images: bytes) -> bytes:
 
 def test_kernels_are_found_wherever_the_device_code_lies() -> None:
     image = cubin("one", 168, 592, (384, 1, 1))
-    want = KernelResources("one", registers=168, stack_bytes=592, threads=384)
+    want = KernelResources(registers=168, stack_bytes=592, threads=384, name="one")
     other = cubin("two", 10, 0, (32, 4, 2))
     for compiled in (image, fatbin(image), b"\x7fELFhost" + fatbin(image) + b"more"):
         assert kernels_in(compiled) == (want,)
@@ -95,23 +95,24 @@ def test_device_code_that_is_cut_short_is_refused(cut: int) -> None:
 
 
 def test_remarks_add_spills_shared_memory_and_notes() -> None:
-    kernels, notes = add_remarks((KernelResources("first_k0", threads=384),), REMARKS + REMARKS)
+    kernels, notes = add_remarks((KernelResources(threads=384, name="first_k0"),), REMARKS + REMARKS)
     assert kernels == (
-        KernelResources("first_k0", 168, 592, 24, 36, 230400, 2, 384),
-        KernelResources("second_k1", 10),
+        KernelResources(168, 592, 24, 36, 230400, 2, 384, name="first_k0"),
+        KernelResources(10, name="second_k1"),
     )
     reason = "'setmaxnreg' ignored; unable to determine register count at entry."
     assert notes == (f"C7508 Potential Performance Loss: {reason}",)
 
 
 def test_remarks_without_content_change_nothing() -> None:
-    kernels = (KernelResources("k", 8, threads=32),)
+    kernels = (KernelResources(8, threads=32, name="k"),)
     assert add_remarks(kernels, "") == (kernels, ())
 
 
 def test_totals_are_the_worst_of_each_number() -> None:
     worst = Resources.of(
-        (KernelResources("a", 168, threads=384), KernelResources("b", 32, 16, threads=512)), ("C7510",)
+        (KernelResources(168, threads=384, name="a"), KernelResources(32, 16, threads=512, name="b")),
+        ("C7510",),
     )
     assert (worst.registers, worst.stack_bytes, worst.threads, worst.notes) == (168, 16, 512, ("C7510",))
     assert Resources.from_json(worst.to_json()) == worst

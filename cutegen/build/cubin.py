@@ -92,7 +92,7 @@ def _kernels(image: bytes) -> Iterator[KernelResources]:
         block = dict(_attributes(section.data)).get(_REQNTID, b"")
         x, y, z = struct.unpack("<III", block) if isinstance(block, bytes) and len(block) == 12 else (0, 0, 0)
         yield KernelResources(
-            name,
+            name=name,
             registers=totals.get((name, _REGCOUNT), 0),
             stack_bytes=totals.get((name, _FRAME_SIZE), 0),
             threads=x * y * z,

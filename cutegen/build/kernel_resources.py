@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import cast
 
 from cutegen.digest import Json
 from cutegen.text import shown
 
-__all__ = ["LARGEST_COUNT", "KernelResources", "Resources"]
+__all__ = ["LARGEST_COUNT", "Counts", "KernelResources", "Resources"]
 
 #: More than any count of resources or seconds; what is larger is no measurement.
 LARGEST_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class KernelResources:
-    """The resources of one device function.
+class Counts:
+    """How much of each resource is taken.
 
     Attributes:
-        name: Its symbol.
         registers: 32-bit registers per thread at entry.
         stack_bytes: Stack per thread, in bytes; more than 0 mostly means spills.
         spill_store_bytes: Bytes per thread stored by spills.
@@ -30,7 +29,6 @@ class KernelResources:
         threads: Threads per block.
     """
 
-    name: str
     registers: int = 0
     stack_bytes: int = 0
     spill_store_bytes: int = 0
@@ -41,49 +39,34 @@ class KernelResources:
 
 
 @dataclass(frozen=True)
-class Resources:
+class KernelResources(Counts):
+    """The resources of one device function.
+
+    Attributes:
+        name: Its symbol.
+    """
+
+    name: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Resources(Counts):
     """The resources of an artifact: the largest of its device functions, which are listed as well.
 
     Attributes:
-        registers: 32-bit registers per thread at entry.
-        stack_bytes: Stack per thread, in bytes.
-        spill_store_bytes: Bytes per thread stored by spills.
-        spill_load_bytes: Bytes per thread loaded by spills.
-        smem_bytes: Shared memory per thread block, in bytes.
-        barriers: Named barriers.
-        threads: Threads per block.
         notes: Performance notes of the assembler, such as ``C7508 ... 'setmaxnreg' ignored``.
         kernels: The device functions.
     """
 
-    registers: int = 0
-    stack_bytes: int = 0
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    smem_bytes: int = 0
-    barriers: int = 0
-    threads: int = 0
     notes: tuple[str, ...] = ()
     kernels: tuple[KernelResources, ...] = ()
 
     @classmethod
     def of(cls, kernels: tuple[KernelResources, ...], notes: tuple[str, ...] = ()) -> Resources:
         """Return the largest of each number over ``kernels``."""
-
-        def worst(field: str) -> int:
-            return max((int(getattr(kernel, field)) for kernel in kernels), default=0)
-
-        return cls(
-            registers=worst("registers"),
-            stack_bytes=worst("stack_bytes"),
-            spill_store_bytes=worst("spill_store_bytes"),
-            spill_load_bytes=worst("spill_load_bytes"),
-            smem_bytes=worst("smem_bytes"),
-            barriers=worst("barriers"),
-            threads=worst("threads"),
-            notes=notes,
-            kernels=kernels,
-        )
+        counts = [f.name for f in fields(Counts)]
+        worst = {name: max((getattr(each, name) for each in kernels), default=0) for name in counts}
+        return cls(**worst, notes=notes, kernels=kernels)
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
@@ -119,4 +102,4 @@ def _parse_kernel(data: Json) -> KernelResources:
     for name, value in counts.items():
         if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
             raise TypeError(f"{name} is {shown(value)}, not a count")
-    return KernelResources(str(data["name"]), **cast("dict[str, int]", counts))
+    return KernelResources(**cast("dict[str, int]", counts), name=str(data["name"]))

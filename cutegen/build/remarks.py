@@ -31,10 +31,10 @@ def add_remarks(
     known = {kernel.name: kernel for kernel in kernels}
     parts = _ENTRY.split(text)
     for name, part in zip(parts[1::2], parts[2::2], strict=True):
-        known[name] = _with_log(known.get(name, KernelResources(name)), part)
+        known[name] = _with_log(known.get(name, KernelResources(name=name)), part)
     for match in _SMEM.finditer(text):
         name = match[1].strip("'\"")
-        known[name] = replace(known.get(name, KernelResources(name)), smem_bytes=int(match[2]))
+        known[name] = replace(known.get(name, KernelResources(name=name)), smem_bytes=int(match[2]))
     # The file repeats its documents; a dictionary keeps the order and drops the repeats.
     notes = dict.fromkeys(f"{code} {' '.join(note.split())}" for code, note in _NOTE.findall(text))
     return tuple(known[name] for name in sorted(known)), tuple(notes)
