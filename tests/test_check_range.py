@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from cutegen.families.gemm.problem import Problem
 from cutegen.families.ranges import parse_range
 from tools.benchmark.range_table import RANGE_CHECK, RangeResults
-from tools.check_range import Row, random_sizes, summary
+from tools.check_range import Row, meets_power_limit, random_sizes, summary
 
 
 def test_random_sizes_are_members_even_over_the_doublings() -> None:
@@ -68,3 +69,24 @@ def test_what_is_left_to_the_baseline_is_shown_apart() -> None:
     text = found.render()
     assert "| all | 2 | 0.999 | 0.825 | 1 | 1.100 | 1.000 |  |" in text
     assert "| 257 to 512 | 1 | 0.825 | 0.825 | 1 | 1.000 | 1.000 |  |" in text
+
+
+def test_sizes_at_the_power_limit_have_two_ratios() -> None:
+    """With settled clocks and in bursts; the others count as they are in both."""
+    assert meets_power_limit(Problem(256, 6144, 4096)) and not meets_power_limit(Problem(64, 6144, 4096))
+    rows = [Row(8, "range", 10.0, 1.21), Row(4096, "range", 10.0, 1.1, burst_ratio=1.0, clock_mhz=1500.0)]
+    assert [row.ratio_at_full_clock for row in rows] == [1.21, 1.0]
+    assert summary(rows) == (
+        "2 sizes beside the baseline: geometric mean 1.154, smallest 1.100, 0 under 1; "
+        "1 of them in bursts: geometric mean of all 1.100, smallest 1.000"
+    )
+    facts = {
+        "kind": RANGE_CHECK, "range": "gemm 1..8192x64x64 bf16 kk", "tuned_s": None, "gpu": "G",
+        "commit": "abc", "machine": {"driver": "1"}, "measured_at": "2026-11-23T01:00:00",
+        "policy": {"context": "behind"}, "rows": [row.to_json() for row in rows],
+    }  # fmt: skip
+    found = RangeResults(facts)
+    assert found.summary()[1] == (
+        "- 1 of them in bursts, the others as before: geometric mean **1.100**, smallest 1.000"
+    )
+    assert "| 2049 to 8192 | 1 | 1.100 | 1.100 | 1.000 | 1.000 |  |" in found.render()

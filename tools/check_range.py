@@ -1,8 +1,10 @@
 """Measure how good the answers of a tuned range are, beside the baseline and beside exact tuning.
 
-Sizes are taken at random, evenly over the doublings. At some of them the single size is tuned as a user would
-tune it, and both configs are then timed in the same rounds: that is the regret. The kernel that answers is
-timed at every size; where calls with default settings leave a size to the baseline, that is noted beside it.
+Sizes are taken at random, evenly over the doublings. Those that may meet the power limit come first, one
+after the other, so that the GPU stays loaded and its clock settles; then they are timed again in short
+bursts, at full clock. At some sizes the single size is tuned as a user would tune it, and both configs are
+then timed in the same rounds: that is the regret. The kernel that answers is timed at every size; where
+calls with default settings leave a size to the baseline, that is noted beside it.
 
     python tools/check_range.py --table TABLE.json --range 'gemm 1..8192x7168x2048 bf16 kk' --out check.json
 
@@ -28,7 +30,7 @@ from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.families.ranges import Range, parse_range
 from cutegen.families.registry import find_space
-from cutegen.family import Problem, is_heavy
+from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
@@ -48,6 +50,13 @@ __all__ = ["Row", "main", "random_sizes", "summary"]
 
 #: A check that is cut short loses so many sizes at most.
 _WRITTEN_EVERY = 10
+#: Floating-point operations for each byte from which on the power limit may decide.
+_INTENSITY = 200
+#: Rounds that load an idle GPU, and microseconds of an entry in each: 1.5 s in all. Source: an H200 drew 850
+#: to 900 W at 1900 MHz for more than half a second before its clock fell, and looked settled until then.
+_BURN_ROUNDS, _BURN_US = 60, 10_000.0
+#: Seconds of idling after which a burst runs at full clock. Source: as for bursts of the tuning.
+_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Row:
         exact: What tuning that size alone found.
         by_baseline: Whether calls with default settings leave the size to the baseline.
         clock_mhz: Median SM clock while the answer ran; None where it cannot be read.
+        burst_ratio: As ``ratio``, in short bursts; None for sizes that never meet the power limit.
+        burst_clock_mhz: As ``clock_mhz``, in these bursts.
     """
 
     size: int
@@ -75,6 +86,8 @@ class Row:
     exact: str = ""
     by_baseline: bool = False
     clock_mhz: float | None = None
+    burst_ratio: float | None = None
+    burst_clock_mhz: float | None = None
 
     @property
     def regret(self) -> float | None:
@@ -85,6 +98,11 @@ class Row:
     def served_ratio(self) -> float | None:
         """The baseline's time over that of a call with default settings: 1 where this is the baseline."""
         return 1.0 if self.by_baseline else self.ratio
+
+    @property
+    def ratio_at_full_clock(self) -> float | None:
+        """The ratio in bursts where there is one, else the ratio."""
+        return self.ratio if self.burst_ratio is None else self.burst_ratio
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data."""
@@ -99,6 +117,8 @@ class Row:
             "exact": self.exact,
             "by_baseline": self.by_baseline,
             "clock_mhz": self.clock_mhz,
+            "burst_ratio": self.burst_ratio,
+            "burst_clock_mhz": self.burst_clock_mhz,
         }
 
 
@@ -123,6 +143,13 @@ def summary(rows: Sequence[Row]) -> str:
         words.append(
             f"{len(ratios)} sizes beside the baseline: geometric mean {geometric_mean(ratios):.3f}, smallest "
             f"{ratios[0]:.3f}, {under} under 1"
+        )
+    in_bursts = [row.ratio_at_full_clock for row in rows if row.burst_ratio is not None]
+    if in_bursts:
+        full = [ratio for row in rows if (ratio := row.ratio_at_full_clock) is not None]
+        words.append(
+            f"{len(in_bursts)} of them in bursts: geometric mean of all {geometric_mean(full):.3f}, smallest "
+            f"{min(full):.3f}"
         )
     left = sum(row.by_baseline for row in rows)
     if left:
@@ -155,19 +182,49 @@ class Checker:
     def __init__(self, device: Device, kernels: Kernels, context: str) -> None:
         self._device = device
         self._kernels = kernels
+        self._loaded = False
         self.policy = Policy(rounds=9, min_rounds=7, round_us=2000.0, settle_s=0.2, context=context)
-        self.heavy_policy = replace(self.policy, round_us=4000.0, settle_s=1.2)
+        self.loaded_policy = replace(self.policy, round_us=4000.0, settle_s=1.2)
+        self.burst_policy = replace(self.policy, clock="burst", round_us=1500.0, settle_s=0.05)
 
     def candidate(self, name: str, problem: Problem, config: Config, known_key: str = "") -> Candidate:
         """Return a config as something to time."""
         return compiled_candidate(self._kernels, self._device, name, problem, config, known_key)
 
     def time(self, bench: Bench, candidates: Sequence[Candidate]) -> dict[str, Measured]:
-        """Return what was measured by name."""
+        """Return what was measured by name. A GPU that was idle before a loaded size is loaded first."""
         problem = candidates[0].problem
         bench.open(problem)
-        run = bench.time(candidates, self.heavy_policy if is_heavy(problem) else self.policy)
+        loaded = meets_power_limit(problem)
+        if loaded and not self._loaded:
+            bench.time(candidates, self._burn_in)
+        self._loaded = loaded
+        return self._times(bench, candidates, self.loaded_policy if loaded else self.policy)
+
+    def time_in_bursts(self, bench: Bench, candidates: Sequence[Candidate]) -> dict[str, Measured]:
+        """Return what was measured by name after a pause, too briefly for the power limit."""
+        bench.open(candidates[0].problem)
+        time.sleep(_PAUSE_S)
+        self._loaded = False
+        return self._times(bench, candidates, self.burst_policy)
+
+    @property
+    def _burn_in(self) -> Policy:
+        return replace(
+            self.policy, rounds=_BURN_ROUNDS, min_rounds=_BURN_ROUNDS, round_us=_BURN_US, precision=0
+        )
+
+    def _times(self, bench: Bench, candidates: Sequence[Candidate], policy: Policy) -> dict[str, Measured]:
+        run = bench.time(candidates, policy)
         return {n: Measured(t.paired.mid, t.ratio, t.sm_clock_mhz) for n, t in run.items()}
+
+
+def meets_power_limit(problem: Problem) -> bool:
+    """Return whether the power limit may hold the clock down while ``problem`` is computed over and over.
+
+    Source: GEMMs of 256x6144x4096 settled at 1560 MHz on an H200, those with half of that intensity at 1980.
+    """
+    return problem.flops >= _INTENSITY * problem.min_bytes
 
 
 def answer_of(table: Table, problem: Problem, device: Device) -> Answer:
@@ -229,23 +286,30 @@ def run(args: argparse.Namespace) -> int:
         "range": str(whole),
         "tuned_s": args.tuned_s,
         "policy": checker.policy.to_json(),
-        "heavy_policy": checker.heavy_policy.to_json(),
+        "loaded_policy": checker.loaded_policy.to_json(),
+        "burst_policy": checker.burst_policy.to_json(),
         "effort": args.effort,
     }
 
     def write() -> None:
         write_json(args.out, {**about, "rows": [row.to_json() for row in rows.values()]})
 
+    sizes = random_sizes(whole, args.random, args.seed)
+    problems = {size: problem for size in sizes if (problem := whole.at(size)) is not None}
+    loaded = [size for size, problem in problems.items() if meets_power_limit(problem)]
+    answers = {size: answer_of(table, problem, device) for size, problem in problems.items()}
+
+    def candidate(size: int) -> Candidate:
+        answer = answers[size]
+        assert answer.config is not None
+        return checker.candidate("range", problems[size], answer.config, answer.known_key)
+
     with Bench() as bench:
-        for size in random_sizes(whole, args.random, args.seed):
-            problem = whole.at(size)
-            if problem is None or late():
-                continue
-            answer = answer_of(table, problem, device)
-            assert answer.config is not None
-            candidate = checker.candidate("range", problem, answer.config, answer.known_key)
-            own = checker.time(bench, [candidate])["range"]
-            left = is_left(table, problem, device)
+        for size in [*loaded, *(size for size in problems if size not in loaded)]:
+            if late():
+                break
+            own = checker.time(bench, [candidate(size)])["range"]
+            left, answer = is_left(table, problems[size], device), answers[size]
             rows[size] = Row(
                 size, answer.how, own.time_us, own.ratio, config=str(answer.config),
                 by_baseline=left, clock_mhz=own.clock_mhz,
@@ -256,6 +320,12 @@ def run(args: argparse.Namespace) -> int:
             )
             if len(rows) % _WRITTEN_EVERY == 0:
                 write()
+        for size in loaded:
+            if size not in rows or late():
+                break
+            own = checker.time_in_bursts(bench, [candidate(size)])["range"]
+            rows[size] = replace(rows[size], burst_ratio=own.ratio, burst_clock_mhz=own.clock_mhz)
+            print(f"{size:6} in bursts  {own.time_us:9.2f} us  {own.ratio or 0:.3f}", flush=True)
     write()
     print(summary(list(rows.values())), flush=True)
     _beside_exact(args, table, whole, rows, checker, device, late)

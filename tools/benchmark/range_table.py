@@ -29,6 +29,12 @@ class RangeResults(QuotedFile):
             f"- {self.facts['range']}: {len(ratios)} sizes, geometric mean "
             f"**{down(geometric_mean(ratios), 3)}**, smallest {down(min(ratios), 3)}"
         ]
+        if self._bursts:
+            full = _at_full_clock(self._rows())
+            found.append(
+                f"- {self._bursts} of them in bursts, the others as before: geometric mean "
+                f"**{down(geometric_mean(full), 3)}**, smallest {down(min(full), 3)}"
+            )
         if self._left:
             served = _served(self._rows())
             found.append(
@@ -41,13 +47,14 @@ class RangeResults(QuotedFile):
 
     def render(self) -> str:
         """Return the Markdown of the file."""
-        served = bool(self._left)
+        served, bursts = bool(self._left), bool(self._bursts)
         names = ["sizes", "number", "geometric mean", "smallest"]
+        names += ["mean in bursts", "smallest in bursts"] if bursts else []
         names += ["left to the library", "mean as served", "smallest as served"] if served else []
         names += ["behind exact tuning"]
         table = [line(names), line(["---", *["---:"] * (len(names) - 2), "---"])]
-        table += [_cells("all", self._rows(), served)]
-        table += [_cells(f"{first} to {last}", part, served) for first, last, part in self._bands()]
+        table += [_cells("all", self._rows(), served, bursts)]
+        table += [_cells(f"{first} to {last}", part, served, bursts) for first, last, part in self._bands()]
         facts = self.facts
         took = f"tuned in {up(facts['tuned_s'], 0)} s; " if facts["tuned_s"] else ""
         where = (
@@ -55,6 +62,11 @@ class RangeResults(QuotedFile):
             f"random, even over the doublings. {facts['gpu']}, driver {facts['machine']['driver']}; commit "
             f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}{launches(facts['policy'])}."
         )
+        if bursts:
+            where += (
+                " Sizes at which the power limit may hold the clock down were timed with settled clocks, "
+                "and once more in bursts, at full clock; the others run at full clock in any case."
+            )
         if served:
             where += (
                 " The first mean and smallest are of our kernels at every size; as served by default, sizes "
@@ -65,6 +77,10 @@ class RangeResults(QuotedFile):
     @property
     def _left(self) -> int:
         return sum(bool(row.get("by_baseline")) for row in self._rows())
+
+    @property
+    def _bursts(self) -> int:
+        return sum(row.get("burst_ratio") is not None for row in self._rows())
 
     def _rows(self) -> Sequence[Any]:
         rows: Sequence[Any] = [row for row in self.facts["rows"] if row["ratio"] is not None]
@@ -78,6 +94,11 @@ class RangeResults(QuotedFile):
 
 def _ratios(rows: Sequence[Any]) -> list[float]:
     return [float(row["ratio"]) for row in rows]
+
+
+def _at_full_clock(rows: Sequence[Any]) -> list[float]:
+    """Return the ratios in bursts, and the ratios of sizes that have none."""
+    return [float(row["ratio"] if row.get("burst_ratio") is None else row["burst_ratio"]) for row in rows]
 
 
 def _served(rows: Sequence[Any]) -> list[float]:
@@ -94,9 +115,12 @@ def _behind(regrets: Sequence[float]) -> str:
     return f"{up(100 * mean, 1)} % behind in the geometric mean, {up(100 * max(regrets), 1)} % at worst"
 
 
-def _cells(title: str, rows: Sequence[Any], served: bool) -> str:
+def _cells(title: str, rows: Sequence[Any], served: bool, bursts: bool) -> str:
     ratios, regrets = _ratios(rows), _regrets(rows)
     cells = [title, str(len(rows)), down(geometric_mean(ratios), 3), down(min(ratios), 3)]
+    if bursts:
+        full = _at_full_clock(rows)
+        cells += [down(geometric_mean(full), 3), down(min(full), 3)]
     if served:
         found = _served(rows)
         left = sum(bool(row.get("by_baseline")) for row in rows)
