@@ -13,6 +13,17 @@ import pytest
 __all__ = ["ROOT", "needs_backend", "run_example"]
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Runs a file as Python would, though tuning goes on beside other processes on the GPU: other tests, say.
+WITHOUT_WAITING = """
+import runpy, sys
+from pathlib import Path
+from cutegen.tuning import AutoTuner
+
+AutoTuner.__init__.__kwdefaults__["busy"] = "warn"
+del sys.argv[0]
+sys.path[0] = str(Path(sys.argv[0]).parent)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def needs_backend(name: str) -> None:
@@ -22,12 +33,15 @@ def needs_backend(name: str) -> None:
         pytest.skip("no installed cutegen offers the backend")
 
 
-def run_example(name: str, folder: Path, cache: Path) -> str:
-    """Run an example in ``folder`` on the cache ``cache`` and return what it printed."""
+def run_example(name: str, folder: Path, cache: Path, *, waits: bool = True) -> str:
+    """Run an example in ``folder`` on the cache ``cache`` and return what it printed.
+
+    With ``waits`` false tuning does not wait until others leave the GPU alone.
+    """
     environment = {**os.environ, "CUTEGEN_CACHE_DIR": str(cache)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        [sys.executable, *([] if waits else ["-c", WITHOUT_WAITING]), str(ROOT / "examples" / f"{name}.py")],
         cwd=folder,
         env=environment,
         capture_output=True,

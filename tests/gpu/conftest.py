@@ -30,10 +30,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def kernels(store: Store, request: pytest.FixtureRequest) -> dict[Source, object]:
-    """The kernels of those tests of the module that are asked for."""
+def asked(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The parameters of those tests of the module that run: nothing is compiled for the others."""
     items = [vars(item) for item in request.session.items if item.path == request.path]
-    asked: list[Any] = [item["callspec"].params for item in items if "callspec" in item]
+    return [item["callspec"].params for item in items if "callspec" in item]
+
+
+@pytest.fixture(scope="module")
+def kernels(store: Store, asked: list[dict[str, Any]]) -> dict[Source, object]:
+    """The kernels of those tests of the module that run."""
     sources = {render(problem, config, ARCH) for problem, config in (e["case"] for e in asked if "case" in e)}
     sources |= {each["mutant"].source for each in asked if "mutant" in each}
     with Builder(store) as builder:

@@ -119,6 +119,7 @@ def config_is_right(case: Case, kernels: dict[Source, object], bench: Bench) -> 
         bench.open(problem)
     result = _check(bench, kernels[render(problem, config, ARCH)], problem, config)
     assert result.ok, result.error
+    assert result.verdict is not None and result.verdict.compared > 0
 
 
 def broken_kernel_is_rejected(mutant: Mutant, kernels: dict[Source, object], bench: Bench) -> None:

@@ -27,7 +27,7 @@ from cutegen.space import Launch
 from cutegen.tuning import AutoTuner, Effort
 
 HERE = Path(__file__).parent
-pytestmark = NEEDS_HOPPER
+pytestmark = [*NEEDS_HOPPER, pytest.mark.alone]
 
 SQUARE = Problem(1024, 1024, 1024)
 #: A process that is nobody's child: it holds a context, and multiplies without a pause if told to.

@@ -6,22 +6,16 @@ smaller one of odd extents, with gaps of NaN between the rows of A and B, and co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from hopper import GPU
+from family_kernels import config_is_right
+from hopper import NEEDS_HOPPER
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder, Result
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.measure import Bench, Candidate
 from cutegen.space import Config
 
-ARCH = find_arch("sm_90a")
-SPACE = find_space("gemm", ARCH, algorithm="few_rows")
+SPACE = find_space("gemm", find_arch("sm_90a"), algorithm="few_rows")
 LINES = [
     *((f"gemm {m}x1000x4096 bf16 kk", "") for m in range(1, 5)),
     *((f"gemm {m}x1001x1032 fp16 kk", "columns_per_warp=4 unroll=1 warps_along_k=2") for m in (1, 3)),
@@ -64,41 +58,6 @@ def chosen(line: str, words: str) -> tuple[Problem, Config]:
     return problem, config
 
 
-PAIRS = [chosen(*line) for line in LINES]
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.dsl,
-    pytest.mark.skipif(GPU is None or GPU.arch.name != "sm_90a", reason="needs an NVIDIA GPU of sm_90a"),
-]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, Result]:
-    """The kernels, compiled together."""
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        return dict(builder.build({render(*pair, ARCH) for pair in PAIRS}))
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(
-    ("problem", "config"), [pytest.param(*pair, id=f"{pair[0]} | {pair[1]}") for pair in PAIRS]
-)
-def test_a_legal_config_computes_the_product(
-    problem: Problem, config: Config, results: dict[Source, Result], bench: Bench
-) -> None:
-    """The problem itself and a smaller one of odd extents agree with fp64, everywhere, and again."""
-    assert GPU is not None
-    artifact = results[render(problem, config, ARCH)]
-    assert isinstance(artifact, Artifact), artifact
-    bench.open(problem)
-    candidate = Candidate.of(
-        "kernel", artifact.shared_object, artifact.symbol, SPACE, config, problem, GPU.sm_count
-    )
-    result = bench.check(candidate)
-    assert result.ok, result.error
-    assert result.verdict is not None and result.verdict.compared > 0
+CASES = {f"{problem} | {config}": (problem, config) for problem, config in (chosen(*line) for line in LINES)}
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+test_a_legal_config_computes_the_product = config_is_right

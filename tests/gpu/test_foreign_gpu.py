@@ -68,10 +68,11 @@ def chosen(line: str, knobs: dict[str, Value]) -> tuple[Problem, dict[str, Confi
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[Source, object]:
-    there = [chosen(line, knobs) for line, module, knobs in CASES if _is_there(module)]
+def compiled(store: Store, asked: list[dict[str, Any]]) -> dict[Source, object]:
+    wanted = [each for each in asked if "module" in each and _is_there(each["module"])]
+    there = [chosen(each["line"], each["knobs"]) for each in wanted]
     sources = [render(problem, config, ARCH) for problem, both in there for config in both.values()]
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+    with Builder(store) as builder:
         return dict(builder.build(sources))
 
 

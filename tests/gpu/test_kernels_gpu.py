@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hopper import GPU
+from family_kernels import config_is_right
+from hopper import GPU, NEEDS_HOPPER
 
 from cutegen.arch import find_arch
-from cutegen.build import Artifact, Builder, Result
-from cutegen.build.render import Source, render
-from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.measure import Bench, Candidate
 from cutegen.space import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,8 +24,7 @@ from covering import covering_set
 
 from tools.bringup_parts.random_problems import random_pairs
 
-ARCH = find_arch("sm_90a")
-SPACE = find_space("gemm", ARCH)
+SPACE = find_space("gemm", find_arch("sm_90a"))
 #: Pairs of the walk; raise it, or change the seed, for a longer one.
 WALK, SEED = 60, 0
 #: What the walk meets too rarely: tiny sizes, narrow tiles, and each way in which parts of k can meet.
@@ -83,45 +79,7 @@ def all_pairs() -> Iterator[tuple[str, Problem, Config]]:
 
 
 CHOSEN = [chosen(*line) for line in CHOSEN_LINES]
-PAIRS = list(all_pairs()) if GPU is not None and GPU.arch.name == "sm_90a" else []
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.dsl,
-    pytest.mark.skipif(not PAIRS, reason="needs an NVIDIA GPU of sm_90a"),
-]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[Source, Result]:
-    """What the selected tests need, compiled together."""
-    selected = [item for item in request.session.items if item.path == request.path]
-    params = [item.callspec.params for item in selected]  # type: ignore[attr-defined]
-    wanted = {render(each["problem"], each["config"], ARCH) for each in params}
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
-        return dict(builder.build(wanted))
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
-
-
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [pytest.param(problem, config, id=f"{name} {problem} | {config}") for name, problem, config in PAIRS],
-)
-def test_a_legal_config_computes_the_product(
-    problem: Problem, config: Config, results: dict[Source, Result], bench: Bench
-) -> None:
-    """The problem itself and a smaller one of odd sizes agree with fp64, everywhere, and again."""
-    assert GPU is not None
-    artifact = results[render(problem, config, ARCH)]
-    assert isinstance(artifact, Artifact), artifact
-    bench.open(problem)
-    candidate = Candidate.of(
-        "kernel", artifact.shared_object, artifact.symbol, SPACE, config, problem, GPU.sm_count
-    )
-    result = bench.check(candidate)
-    assert result.ok, result.error
-    assert result.verdict is not None and result.verdict.compared > 0
+PAIRS = all_pairs() if GPU is not None and GPU.arch.name == "sm_90a" else ()
+CASES = {f"{name} {problem} | {config}": (problem, config) for name, problem, config in PAIRS}
+pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
+test_a_legal_config_computes_the_product = config_is_right

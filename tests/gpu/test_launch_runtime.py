@@ -53,7 +53,7 @@ def test_launches_follow_torchs_current_stream(kernel: Callable[..., None]) -> N
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # what comes later on this stream waits; the default stream does not
+        torch.cuda._sleep(500_000_000)  # 0.3 s; only what comes later on this stream waits
         kernel(x, y, 2.0)
         finished = stream.query()
     stream.synchronize()

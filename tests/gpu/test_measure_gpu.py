@@ -119,6 +119,7 @@ def test_what_runs_before_a_launch_is_taken_off(bench: Bench, problem: Problem, 
     print(f"{problem} {context}: {run.reference}")  # noqa: T201
 
 
+@pytest.mark.alone
 def test_settled_timing_reads_clock_power_and_energy(bench: Bench) -> None:
     """A power-limited product settles within the limit and says at which clock."""
     problem = Problem(8192, 8192, 8192)
@@ -130,6 +131,7 @@ def test_settled_timing_reads_clock_power_and_energy(bench: Bench) -> None:
     print(run)  # noqa: T201
 
 
+@pytest.mark.alone
 def test_equal_kernels_take_equal_energy(bench: Bench) -> None:
     """Two names of one product, and the reference, agree within 3 %."""
     problem = Problem(8192, 8192, 8192)
@@ -162,6 +164,7 @@ def test_broken_kernel_costs_itself_only(bench: Bench, symbol: str, outcome: str
     assert bench.check(pretend("right")).ok
 
 
+@pytest.mark.alone
 def test_hanging_kernel_is_killed() -> None:
     """A kernel that spins is a timeout, its process is gone, and the GPU is usable at once."""
     with Bench(engine="gpu_engine:make", search_path=[HERE], timeout_s=4) as bench:

@@ -96,6 +96,7 @@ def test_a_call_runs_the_operator_that_is_asked_for(store: Store) -> None:
         cutegen.use(before)
 
 
+@pytest.mark.alone
 def test_both_sources_compete_in_one_sweep(tmp_path: Path) -> None:
     """All 24 operators are right and timed next to ours and torch.mm; the table names whose kernel won."""
     problem = Problem(512, 512, 512)

@@ -41,6 +41,7 @@ def network() -> Any:
     return layers.to("cuda", BF16)
 
 
+@pytest.mark.alone
 def test_after_autotune_every_product_is_answered_exactly(tmp_path: Path) -> None:
     """Forward and backward; a second call tunes nothing; results are those of torch within bf16."""
     model, x = network(), torch.randn(256, 512, device="cuda", dtype=BF16)

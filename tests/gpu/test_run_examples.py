@@ -30,4 +30,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_to_its_end(name: str, cache: Path, tmp_path: Path) -> None:
     needs_backend(name)
-    assert run_example(name, tmp_path, cache)
+    assert run_example(name, tmp_path, cache, waits=False)

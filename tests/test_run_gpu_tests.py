@@ -1,0 +1,221 @@
+"""The tool that runs the GPU tests side by side: what it makes of tests that pass, fail, hang and die."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fake_engine
+import pytest
+
+from cutegen.errors import BuildError
+from tools import run_gpu_tests
+from tools.gpu_test_parts.outcomes import Ended, merge, read_events
+from tools.gpu_test_parts.plan import slices
+from tools.gpu_test_parts.sanitizer import Sanitizer
+from tools.gpu_test_parts.summary import seconds_of_tests, summary
+
+#: Tests that need no GPU, of every outcome.
+TESTS = """
+import os, time, pytest
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.parametrize("case", ["a b", "c::d", "e | f=1"])
+def test_right(case): pass
+
+def test_wrong(): assert 1 == 2, "no"
+
+@pytest.mark.skip(reason="no such GPU")
+def test_skipped(): pass
+
+@pytest.mark.xfail(strict=True, reason="known")
+def test_known(): assert False
+
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError("behind the test")
+
+def test_teardown(broken): pass
+"""
+ALONE = """
+import pytest
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+
+def test_first(tmp_path_factory): pass
+def test_second(): pass
+"""
+ENDS = """
+import os, pytest
+pytestmark = pytest.mark.gpu
+
+def test_before(): pass
+def test_dies(): os.kill(os.getpid(), 9)
+def test_behind(): pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_gpu_tests, "present_device", lambda: fake_engine.DEVICE)
+
+
+def write(folder: Path, **files: str) -> list[str]:
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: here\n    alone: here\n")
+    return [str(folder)]
+
+
+def run(words: Sequence[str], out: Path) -> tuple[int, dict[str, Any]]:
+    code = run_gpu_tests.main([*words, "--processes", "2", "--out", str(out)])
+    return code, json.loads(out.read_text())
+
+
+def outcomes(facts: dict[str, Any], name: str) -> dict[str, int]:
+    found = next(file for path, file in facts["files"].items() if path.endswith(f"test_{name}.py"))
+    return {key: value for key, value in found.items() if key != "process_seconds"}
+
+
+def test_every_outcome_is_told_by_file_and_bad_ones_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that dies leaves what it had not done as unfinished; reasons of skips are counted."""
+    paths = write(tmp_path, kinds=TESTS, alone=ALONE, ends=ENDS)
+    code, facts = run(paths, tmp_path / "out.json")
+    assert code == 1
+    assert outcomes(facts, "kinds") == {"passed": 3, "failed": 1, "skipped": 1, "xfailed": 1, "error": 1}
+    assert outcomes(facts, "alone") == {"passed": 2}
+    assert outcomes(facts, "ends") == {"passed": 1, "unfinished": 2}
+    assert facts["outcomes"] == {
+        "passed": 6,
+        "failed": 1,
+        "skipped": 1,
+        "xfailed": 1,
+        "error": 1,
+        "unfinished": 2,
+    }
+    assert facts["skipped"] == {"no such GPU": 1}
+    bad = {entry["test"].rpartition("::")[2]: entry for entry in facts["bad"]}
+    assert set(bad) == {"test_wrong", "test_teardown", "test_dies", "test_behind"}
+    assert "no" in bad["test_wrong"]["message"] and "behind the test" in bad["test_teardown"]["message"]
+    assert bad["test_dies"]["message"] == "it began" and bad["test_behind"]["message"] == "it did not begin"
+    assert facts["gpu"] == fake_engine.DEVICE.name and facts["kind"] == "gpu tests"
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].split()[0].replace(".", "").isdigit() and "behind the test" in printed
+
+    (tmp_path / "test_kinds.py").write_text(
+        TESTS.replace("1 == 2", "1 == 1").replace("    raise ValueError", "    print")
+    )
+    (tmp_path / "test_ends.py").write_text(ENDS.replace("os.kill", "print"))
+    code, again = run([*paths, "--again", str(tmp_path / "out.json")], tmp_path / "again.json")
+    assert code == 0 and again["outcomes"] == {"passed": 4} and again["bad"] == []
+
+
+def test_what_is_alone_comes_last_and_may_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file may have both kinds."""
+    paths = write(tmp_path, alone=ALONE.replace("def test_second", "@pytest.mark.gpu\ndef test_second"))
+    more = write(
+        tmp_path, mixed=ALONE.replace(", pytest.mark.alone", "") + "\n@pytest.mark.alone\ndef test_z(): 0\n"
+    )
+    code, facts = run(paths, tmp_path / "out.json")
+    assert (
+        code == 0 and outcomes(facts, "mixed") == {"passed": 3} and outcomes(facts, "alone") == {"passed": 2}
+    )
+    names = [line.split()[2].rstrip(":") for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert names[0].startswith("test_mixed") and set(names[-2:]) == {"test_mixed.alone", "test_alone.alone"}
+    _, facts = run([*more, "--no-alone"], tmp_path / "out.json")
+    assert facts["outcomes"] == {"passed": 2}
+
+
+def test_at_the_limit_what_runs_is_killed(tmp_path: Path) -> None:
+    """What had ended counts."""
+    slow = ENDS.replace("os.kill(os.getpid(), 9)", "__import__('time').sleep(100)")
+    paths = write(tmp_path, slow=slow)
+    code, facts = run([*paths, "--limit", "8"], tmp_path / "out.json")
+    assert code == 1 and facts["outcomes"] == {"passed": 1, "unfinished": 2} and facts["seconds"] < 60
+
+
+def test_files_that_cannot_be_read_and_no_tests_are_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_gpu_tests.main(write(tmp_path, broken="import nothing_like_this\n")) == 2
+    assert "nothing_like_this" in capsys.readouterr().err
+    (tmp_path / "test_broken.py").write_text("def test_without_a_gpu(): pass\n")
+    assert run_gpu_tests.main([str(tmp_path)]) == 2
+    assert "there is no such test" in capsys.readouterr().err
+    (tmp_path / "other.json").write_text('{"kind": "family"}')
+    assert run_gpu_tests.main([str(tmp_path), "--again", str(tmp_path / "other.json")]) == 3
+
+
+#: Stands in for the sanitizer: runs the command, and finds an error in what the test says.
+SANITIZER = """#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+log=$(echo "$2" | sed s/%p/$$/); shift 2
+"$@"; status=$?
+echo "========= COMPUTE-SANITIZER" > "$log"
+[ -z "$PYTORCH_NO_CUDA_MEMORY_CACHING" ] || echo "========= ERROR SUMMARY: COUNT errors" >> "$log"
+exit $status
+"""
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_errors_of_the_sanitizer_fail_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Though all of its tests pass."""
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(SANITIZER.replace("COUNT", str(count)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    code, facts = run([*write(tmp_path, alone=ALONE), "--sanitize"], tmp_path / "out.json")
+    assert facts["sanitizer"] and facts["outcomes"]["passed"] == 2
+    assert code == (1 if count else 0)
+    assert [entry["message"].count("3 errors") for entry in facts["bad"]] == ([1] if count else [])
+
+
+def test_a_sanitizer_that_is_missing_or_watches_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "watched nothing" in Sanitizer("it").errors(tmp_path)
+    (tmp_path / "sanitizer.7.log").write_text("========= Error: Device not supported.\n")
+    assert "not supported" in Sanitizer("it").errors(tmp_path)
+    monkeypatch.setattr("tools.gpu_test_parts.sanitizer.shutil.which", lambda name, path=None: None)
+    with pytest.raises(BuildError, match="compute-sanitizer is not on the PATH"):
+        Sanitizer.find()
+
+
+def test_slices_hold_every_test_once_and_long_ones_come_first() -> None:
+    """A file is cut where it would take longer than its share; one process gets files as they are."""
+    tests = [
+        f"{name}.py::test[{at}]" for name, count in (("a", 100), ("b", 7), ("c", 1)) for at in range(count)
+    ]
+    parts = slices(tests, {"a.py": 3.0, "c.py": 50.0}, 10)
+    assert sorted(test for part in parts for test in part.tests) == sorted(tests)
+    assert [part.seconds for part in parts] == sorted((part.seconds for part in parts), reverse=True)
+    sizes = [len(part.tests) for part in parts if part.name.startswith("a.")]
+    assert len(sizes) > 10 and max(sizes) - min(sizes) <= 1 and parts[0].name == "c"
+    assert [part.name for part in slices(tests, {}, 1)] == ["a", "b", "c"]
+
+
+def test_events_that_were_cut_off_and_errors_behind_a_test(tmp_path: Path) -> None:
+    """The worst that is said of a test stands, in whatever order; files that cannot be read are told, too."""
+    path = tmp_path / "events"
+    event = {"test": "a", "outcome": "passed", "seconds": 1.0, "message": ""}
+    path.write_text(json.dumps(event) + "\n" + '{"test": "b", "outc')
+    assert read_events(path) == [event] and read_events(tmp_path / "none") == []
+    worse = {"test": "a", "outcome": "error", "seconds": 2.0, "message": "late"}
+    other = {"test": "c.py", "outcome": "error", "seconds": 0.0, "message": "SyntaxError"}
+    for events in ([event, worse, other], [worse, event, other]):
+        assert merge(["a", "b"], events) == [
+            Ended("a", "error", 3.0, "late"),
+            Ended("b", "unfinished", 0.0, "it did not begin"),
+            Ended("c.py", "error", 0.0, "SyntaxError"),
+        ]
+    facts = summary(merge(["a.py::x", "a.py::y"], [{**event, "test": "a.py::x", "seconds": 5.0}]))
+    assert seconds_of_tests(facts) == {"a.py": 2.5}
