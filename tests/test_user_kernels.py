@@ -15,6 +15,7 @@ from fake_kernels import H200, FakeGpu
 torch = pytest.importorskip("torch")
 
 from torch import library  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.build.toolchain import Toolchain  # noqa: E402
@@ -252,6 +253,18 @@ def test_an_address_that_is_not_aligned_is_refused_also_with_known_shapes(gpu: F
     kernel(whole[: 4 * N].view(4, N), w)
     with pytest.raises((OperandError, LaunchError, cutegen.CutegenError), match="16 bytes"):
         kernel(whole[1 : 4 * N + 1].view(4, N), w)
+
+
+def test_fake_tensors_and_modes_reach_no_kernel(gpu: FakeUserGpu) -> None:
+    """Neither at first, nor when the kind of call is known; afterwards calls compute again."""
+    kernel, x, w = cutegen.load(EXAMPLE), tensor(5, N), tensor(N)
+    for _ in range(2):
+        launched = len(gpu.calls)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            for faked in (kernel(x, w), kernel(x, mode.from_tensor(w)), kernel(mode.from_tensor(x), w)):
+                assert type(faked) is FakeTensor and faked.shape == x.shape and faked.dtype == x.dtype
+        assert len(gpu.calls) == launched
+        assert close(kernel(x, w), norm(x, w, 1e-6))
 
 
 def test_no_rows_launch_nothing(gpu: FakeUserGpu) -> None:

@@ -87,7 +87,7 @@ def cross_entropy(
     if x.numel() == 0:
         _operator.of_nothing([rows, labels, None, MAKE, MAKE, None], settings.options)
         losses, lse = _of_nothing(rows)
-    elif state.must_trace(x):
+    elif state.must_trace(x, labels):
         losses, lse = _forward(_operator.traced, rows, labels, settings, chosen)
     else:
         labels = labels if labels.data_ptr() % 16 == 0 else labels.clone()

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +25,7 @@ from cutegen.torch_ops.gemm_transforms import are_active
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAKE", "DeclaredOperator", "drop_family_plans"]
+__all__ = ["MAKE", "DeclaredOperator", "drop_family_plans", "have_own_rules"]
 
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
@@ -98,6 +99,25 @@ def _distances(values: Sequence[Any]) -> tuple[int, ...]:
     """Return how far the addresses of the given tensors are from the first."""
     places = [v.data_ptr() for v in values if v is not None and v is not MAKE]
     return tuple([place - places[0] for place in places])
+
+
+@cache
+def _plain_kinds() -> frozenset[type]:
+    import torch
+
+    return frozenset((type(None), _Make, torch.Tensor, torch.nn.Parameter))
+
+
+def have_own_rules(values: Sequence[Any]) -> bool:
+    """Return whether the class of a tensor has rules of its own, as that of fake tensors, which have no
+    memory: torch must see the call. What is no tensor at all has none."""
+    plain = _plain_kinds()
+    for value in values:  # no generator: one costs as much as all that it asks
+        if type(value) not in plain:
+            import torch
+
+            return any(isinstance(v, torch.Tensor) and type(v) not in plain for v in values)
+    return False
 
 
 def _unbound(*arguments: Any) -> None:
@@ -180,9 +200,9 @@ class DeclaredOperator:
     def planned(self, values: Sequence[Any], options: tuple[str | bool, ...]) -> Any:
         """Return the plan of a call that was just answered, whose ``launch`` takes what is not absent.
 
-        None if another thread has dropped it.
+        None if another thread has dropped it, or torch answered.
         """
-        return self._plans.known.get(_key(values, None, options))
+        return None if have_own_rules(values) else self._plans.known.get(_key(values, None, options))
 
     def remember(self, key: Any, plan: Any) -> None:
         """Keep what written code knows of a kind of call, of as many kinds as there may be plans."""
@@ -199,11 +219,15 @@ class DeclaredOperator:
     ) -> list[Any]:
         """Launch the kernel for ``values`` and return them, with the outputs that were made in their places.
 
+        Tensors of classes with rules of their own go through the registered operator.
+
         Raises:
             OperandError: A tensor cannot be an operand; the message names it and what would be valid.
             LaunchError: There is no kernel to launch, or it failed to.
             CutegenError: As :meth:`cutegen.runtime.dispatch.Dispatcher.kernel`.
         """
+        if have_own_rules(values):
+            return self.traced(values, scalars, config, options)
         return self._answer(values, scalars, config, options, self._plans)
 
     def _answer(
@@ -227,6 +251,9 @@ class DeclaredOperator:
                 device = values[plan.first].device
                 for at, shape, dtype in plan.made:
                     found[at] = torch.empty(shape, dtype=dtype, device=device)
+                if type(found[at]) is not torch.Tensor and plans is self._plans:
+                    # A mode makes other tensors, such as fake ones, of real operands.
+                    return self.traced(values, scalars, config, options)
             if plan.writes_given:
                 self._refuse_gradients(values)
                 self._check_overlap(plan, values)

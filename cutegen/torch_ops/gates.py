@@ -152,6 +152,8 @@ def _known(x: Any, up: Any, activation: str, layout: str) -> torch.Tensor | None
         shape = x.shape if up is not None else (*x.shape[:-1], x.shape[-1] // 2)
         rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
         found = torch.empty((rows.shape[0], shape[-1]), dtype=x.dtype, device=x.device)
+        if type(found) is not torch.Tensor:  # made by a mode
+            return None
         if up is None:
             plan.launch(rows, found)
         else:

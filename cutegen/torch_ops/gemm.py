@@ -16,7 +16,7 @@ from cutegen.errors import CutegenError, OperandError, UsageError
 from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
-from cutegen.torch_ops.family_operator import drop_family_plans
+from cutegen.torch_ops.family_operator import drop_family_plans, have_own_rules
 from cutegen.torch_ops.gemm_gradient import (
     activate,
     autocast,
@@ -126,6 +126,8 @@ def gemm(
         or (type(a) is not _Tensor and type(a) is not _Parameter)
         or (type(b) is not _Tensor and type(b) is not _Parameter)
         or (out is not None and type(out) is not _Tensor and type(out) is not _Parameter)
+        or (c is not None and type(c) is not _Tensor and have_own_rules((c,)))
+        or (bias is not None and type(bias) is not _Parameter and have_own_rules((bias,)))
     ):
         return _through_torch(a, b, out, options)
     return _eager(a, b, out, options, _plans)
@@ -178,6 +180,7 @@ def scaled_gemm(
         or type(a) is not _Tensor
         or type(b) is not _Tensor
         or (out is not None and type(out) is not _Tensor)
+        or have_own_rules((scale_a, scale_b, bias))
     ):
         return _through_torch(a, b, out, options)
     return _eager(a, b, out, options, _plans)

@@ -148,6 +148,8 @@ def _known(x: Any, weight: Any, eps: float) -> torch.Tensor | None:
             return None
         rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
         y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+        if type(y) is not torch.Tensor:  # made by a mode
+            return None
         plan.launch(rows, weight, y, float(eps))
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return None  # the long way tells why

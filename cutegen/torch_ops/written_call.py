@@ -176,6 +176,8 @@ class _Writer:
         return [
             f"    if {wanted}:",
             f"        {make}",
+            f"        if type({a.name}) is not __Tensor:",  # made by a mode
+            f"            return __slow(None, {asked}, None)",
             f"    {given}",
             f"        __at = {a.name}.data_ptr()",
             *(f"        {line}" for line in self._apart(at, a, others, asked)),
