@@ -176,5 +176,7 @@ def test_bad_arguments_are_refused_before_the_model_runs(tmp_path: Path) -> None
 
     with pytest.raises(UsageError, match="positive numbers of rows"):
         cutegen.autotune(never, m=0, tuner=rig(tmp_path).tuner)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="budget_s is -1; valid: seconds, more than 0"):
+        cutegen.autotune(never, budget_s=-1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="measures nothing"):
         cutegen.autotune(never, tuner=cutegen.AutoTuner("sm_90a"))  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deployments import Workshop, load, operands
@@ -228,6 +229,26 @@ def test_a_run_for_one_source_does_not_undo_the_others_winner(
 
 
 # --- what is refused ---
+
+
+@pytest.mark.parametrize("budget", [-1, 0, float("nan"), True, "60"])
+def test_budgets_that_are_none_are_refused(tmp_path: Path, budget: Any) -> None:
+    """With such a budget nothing would be measured, in silence."""
+    with pytest.raises(
+        UsageError, match=r"budget_s is .*; valid: seconds, more than 0, or None for no limit"
+    ):
+        AutoTuner("sm_90a", cache_dir=tmp_path, budget_s=budget)
+    tuner = AutoTuner("sm_90a", cache_dir=tmp_path)
+    with pytest.raises(UsageError, match="budget_s is"):
+        list(tuner.tune_all([PROBLEM], budget_s=budget))
+
+
+def test_what_is_said_of_a_table_that_none_writes_is_refused(tmp_path: Path) -> None:
+    """Without a GPU there is no winner, as ``--arch`` says on the command line."""
+    with pytest.raises(UsageError, match=r"table='mine.json' would stay unwritten: with arch='sm_90a'"):
+        AutoTuner("sm_90a", cache_dir=tmp_path, table="mine.json")
+    with pytest.raises(UsageError, match="fallback='torch' would stay unwritten"):
+        AutoTuner("sm_90a", cache_dir=tmp_path, fallback="torch")
 
 
 def test_sources_that_do_not_exist_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cutegen.arch import Arch, find_arch
+from cutegen.build.budget import require_budget
 from cutegen.build.parallelism import require_workers
 from cutegen.dtypes import torch_dtype
 from cutegen.families.registry import find_family, has_space, is_legal, parse_problem
@@ -81,14 +82,15 @@ def warmup(
         What was there, what was compiled, and what could not be, with reasons.
 
     Raises:
-        UsageError: An option does not exist, the source is none of these, a model has no ``m``, or the family
-            needs problems to know its kinds.
+        UsageError: An option does not exist, the source is none of these, a model has no ``m``, the family
+            needs problems to know its kinds, or ``workers`` or ``budget_s`` is not positive.
         CutegenError: There is no compiler and something is missing, the cache or table cannot be used, or
             there is no GPU and no ``arch``.
     """
     import torch
 
     require_workers(workers)
+    require_budget(budget_s)
     dtypes, layouts, options = _several(dtypes), _several(layouts), _several(options)
     dispatcher = state.default_dispatcher()
     frozen = bool(dispatcher.kernels.on_miss)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast, overload
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Toolchain
+from cutegen.build.budget import require_budget
 from cutegen.errors import UsageError
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.problem import Epilogue
@@ -80,7 +81,8 @@ class AutoTuner:
     Raises:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
-        UsageError: There is no such effort, objective, context, source or ``busy``, or no source is given.
+        UsageError: There is no such effort, objective, context, source or ``busy``, no source is given,
+            ``budget_s`` is no number above 0, or a table or fallback is given where no GPU is measured.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class AutoTuner:
     ) -> None:
         if arch is None:
             device = device or present_device()
+        if device is None:
+            _require_no_table(str(arch), table, fallback)
         target = device.arch if device else find_arch(str(arch))
         self.setting = Setting.of(
             target,
@@ -126,7 +130,7 @@ class AutoTuner:
         self._effort = find_effort(effort) if isinstance(effort, str) else effort
         named = find_range_effort(effort) if isinstance(effort, str) else RangeEffort()
         self._range_effort = range_effort or named
-        self._budget_s = budget_s
+        self._budget_s = require_budget(budget_s)
         self._seed = seed
         self._allow_torch = allow_torch
         self._again = again
@@ -309,7 +313,11 @@ class AutoTuner:
             fixed: Knobs restricted to some values.
             budget_s: Seconds for all problems together.
             stakes: As for :meth:`run`.
+
+        Raises:
+            UsageError: ``budget_s`` is no number above 0.
         """
+        require_budget(budget_s)
         requests = [self.request(problem, candidates, fixed, budget_s) for problem in problems]
         for result in self.run(requests, budget_s, stakes):
             assert not isinstance(result, RangeResult)
@@ -478,3 +486,13 @@ class AutoTuner:
     def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
         """Return every tuning of this object, oldest first."""
         return self._results.history
+
+
+def _require_no_table(arch: str, table: object, fallback: str | None) -> None:
+    """Refuse what is said of the table where nothing is measured, so that none is written."""
+    for name, value in (("table", table), ("fallback", fallback)):
+        if value is not None:
+            raise UsageError(
+                f"{name}={str(value)!r} would stay unwritten: with arch={arch!r} and no device nothing is "
+                "measured, so there is no winner; leave one of them out"
+            )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cutegen.build.budget import require_budget
 from cutegen.errors import ProblemError, UsageError
 from cutegen.family import Problem
 from cutegen.runtime.dispatch import Answer, Dispatcher, autotune_disabled, default_table_path
@@ -137,11 +138,12 @@ def autotune(
         say: Gets a line with the result of each tuning, and the summary at the end.
 
     Raises:
-        UsageError: The tuner measures nothing, a number of rows is not positive, cutegen is frozen, or the
-            operators ask a table that is in no file and no tuner names one.
+        UsageError: The tuner measures nothing, a number of rows or ``budget_s`` is not positive, cutegen is
+            frozen, or the operators ask a table that is in no file and no tuner names one.
         CutegenError: As :meth:`AutoTuner.tune`, but for a problem without a winner.
     """
     begun = time.monotonic()
+    require_budget(budget_s)
     rows = [m] if isinstance(m, int) else list(m or ())
     if any(count < 1 for count in rows):
         raise UsageError(f"m={rows} must be positive numbers of rows")
