@@ -6,7 +6,7 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "printable", "shown"]
+__all__ = ["did_you_mean", "how_many", "printable", "shown"]
 
 #: Most characters of a value in a message.
 _LENGTH = 160
@@ -40,6 +40,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean X?)`` for the known word that is most like ``word``; empty if none is."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def how_many(count: int, noun: str) -> str:
+    """Return a count with its noun, whose plural ends with an s: ``1 kernel``, ``2 kernels``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def printable(text: str, *, keep: str = "") -> str:

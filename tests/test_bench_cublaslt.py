@@ -19,8 +19,10 @@ from cutegen.measure import Candidate, CheckResult, TimingRun  # noqa: E402
 from cutegen.measure.check import Verdict  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
 from cutegen.measure.timing import Timing  # noqa: E402
+from tools.bench_gemm import plans  # noqa: E402
 from tools.benchmark.contest import UnsupportedError  # noqa: E402
 from tools.benchmark.cublaslt import Algorithm, CublasLt, LtCall, LtOrder, loaded_library  # noqa: E402
+from tools.benchmark.max_autotune import MaxAutotune  # noqa: E402
 from tools.benchmark.vendor import Vendor  # noqa: E402
 
 #: Matrices of floats that go down columns, as ``cublasLt.h`` has them. The algorithm's first word is its
@@ -253,3 +255,15 @@ def test_other_products_are_not_compared(problem: Problem) -> None:
     """The reason is recorded instead of a time."""
     with pytest.raises(UnsupportedError, match="compared"):
         Vendor("behind").enter(Arena([]), problem)
+
+
+def test_a_dry_run_says_who_tries_what() -> None:
+    """Libraries that choose for themselves are listed, with the reason where they are left out."""
+    both = (Vendor("behind"), MaxAutotune())
+    assert list(plans(both, Problem(64, 64, 64))) == [
+        f"{each.name} tries all that it offers" for each in both
+    ]
+    fused, batched = Problem(64, 64, 64, epilogue=Epilogue(activation="relu")), Problem(64, 64, 64, batch=2)
+    left_out = "is left out: only p"
+    assert [left_out in text for text in plans(both, fused)] == [True, False]
+    assert [left_out in text for text in plans(both, batched)] == [True, True]

@@ -170,9 +170,7 @@ def test_a_range_is_explained_size_by_size(
         (64, 64, 1),
         (65, 80, 16),
     ]
-    assert (
-        "48..63  bucket " in text and "1 configs of 1 kernels; sizes: 16 bucket, 1 exact, 16 nearest" in text
-    )
+    assert "48..63  bucket " in text and "1 config of 1 kernel; sizes: 16 bucket, 1 exact, 16 nearest" in text
     assert max(map(len, text.splitlines())) <= 80
     shapes = ["1..70x7168x2048", *(f"{m}x7168x2048" for m in range(1, 71))]
     _, [whole, *singles] = explained(capsys, *(word for shape in shapes for word in ("--shape", shape)))

@@ -77,7 +77,7 @@ def test_further_problems_are_answered_as_a_call_would_be(
     out = capsys.readouterr().out
     assert f"{LINES[0]}: exact: " in out
     assert f"gemm 60x128x256 bf16 kk: bucket (measured for {LINES[0]}): " in out
-    assert "2 problems, 1 kernels, " in out
+    assert "2 problems, 1 kernel, " in out
 
 
 def test_pinning_again_replaces_but_nothing_else_is_touched(tmp_path: Path) -> None:

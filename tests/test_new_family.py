@@ -144,7 +144,7 @@ def test_it_is_tuned_and_pinned(
     workshop = Workshop(tmp_path / "kernels")
     monkeypatch.setattr(cutegen.cli.pin, "Kernels", lambda store, build: workshop.kernels(build=build))
     assert pin(folder, tuned, tmp_path / "deploy") == 0
-    assert "1 problems, 1 kernels" in capsys.readouterr().out
+    assert "1 problem, 1 kernel, " in capsys.readouterr().out
     log = tmp_path / "calls.txt"
     monkeypatch.setenv("KERNEL_LOG", str(log))
     deployment, torch = load(tmp_path / "deploy", Torch(name=DEVICE.name))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutegen.text import printable, shown
+from cutegen.text import how_many, printable, shown
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,8 @@ def test_values_of_any_size_and_depth_are_shown_in_a_line() -> None:
     for value in ("x" * 10**6, {str(i): ["y" * 1000] * 1000 for i in range(1000)}):
         assert "..." in shown(value) and len(shown(value)) == 160
     assert shown("\x1b") == r"'\x1b'"
+
+
+def test_one_has_no_plural() -> None:
+    """None and several have."""
+    assert [how_many(n, "kernel") for n in (0, 1, 2)] == ["0 kernels", "1 kernel", "2 kernels"]

@@ -387,7 +387,7 @@ def test_shapes_tables_and_families_of_fixed_sizes(
     entries = [Entry(PROBLEM, SPACE.default(PROBLEM))]
     Table(Fingerprint.of(H200, Toolchain.current()), entries).save(table)
     assert run(gpu, "gemm", "--arch", "sm_90a", "--table", str(table)) == 0
-    assert "1 kernels for sm_90a: 1 compiled" in capsys.readouterr().out
+    assert "1 kernel for sm_90a: 1 compiled" in capsys.readouterr().out
     shapes = tmp_path / "shapes.toml"
     shapes.write_text("[[shape]]\nm = 64\nn = 64\nk = 64\ndtype = 'fp16'\n")
     assert run(gpu, "gemm", "--arch", "sm_90a", "--shapes", str(shapes)) == 0

@@ -44,7 +44,7 @@ from cutegen.measure.context import BACK_TO_BACK, CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from tools.benchmark.bandwidth import Copy
 from tools.benchmark.child import ENGINE
-from tools.benchmark.contest import Contestant, run_contest
+from tools.benchmark.contest import Contestant, UnsupportedError, run_contest
 from tools.benchmark.environment import ROOT, session, software
 from tools.benchmark.lineup import (
     PEERS,
@@ -54,10 +54,12 @@ from tools.benchmark.lineup import (
     set_environment,
     taking_part,
 )
+from tools.benchmark.max_autotune import MaxAutotune
 from tools.benchmark.operators import Operators
 from tools.benchmark.ours import Ours
 from tools.benchmark.quack import Quack
 from tools.benchmark.results import OWN, Results, ShapeResult, differences
+from tools.benchmark.vendor import Vendor
 
 #: What a dry run without a GPU plans for. Source: NVIDIA H200, as its driver reports it.
 ASSUMED = Device("NVIDIA H200", (9, 0), 132, 62_914_560, 150_754_820_096, "unknown", "13.0", "")
@@ -311,8 +313,19 @@ def plans(contestants: Sequence[Contestant], problem: Problem) -> Iterator[str]:
         elif isinstance(contestant, Quack | Operators):
             known = contestant.knows(problem)
             yield f"{contestant.name} {'as in the earlier results' if known else 'tunes'}"
+        elif isinstance(contestant, Vendor | MaxAutotune):
+            yield f"{contestant.name} {_tries(contestant, problem)}"
         elif isinstance(contestant, Copy) and contestant.concerns(problem):
             yield f"copy of {problem.min_bytes} bytes"
+
+
+def _tries(contestant: Vendor | MaxAutotune, problem: Problem) -> str:
+    """Return whether a library that chooses for itself takes part in a problem."""
+    try:
+        contestant.require(problem)
+    except UnsupportedError as error:
+        return f"is left out: {error}"
+    return "tries all that it offers"
 
 
 if __name__ == "__main__":

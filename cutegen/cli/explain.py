@@ -26,6 +26,7 @@ from cutegen.families.shapes import NamedRange
 from cutegen.records.table import FALLBACKS, Table
 from cutegen.runtime.answer_runs import AnswerRun, answer_runs
 from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
+from cutegen.text import how_many
 
 __all__ = ["main"]
 
@@ -173,7 +174,7 @@ def _range_lines(asked: Range, runs: Sequence[AnswerRun], arch: Arch) -> list[st
         ),
     )
     listed = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))
-    total = f"  {len(names)} configs of {len(kernels)} kernels; sizes: {listed}"
+    total = f"  {how_many(len(names), 'config')} of {how_many(len(kernels), 'kernel')}; sizes: {listed}"
     return [*columns(table, line_width()), total]
 
 

@@ -23,7 +23,7 @@ from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import default_table_path
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.text import shown
+from cutegen.text import how_many, shown
 
 __all__ = ["main"]
 
@@ -214,4 +214,5 @@ def _summary(pinned: Sequence[Pinned | PinnedRange], out: Path) -> str:
     every = [each for item in pinned for each in (item.pinned if isinstance(item, PinnedRange) else [item])]
     libraries = {item.artifact.symbol for item in every if item.artifact is not None}
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    return f"{len(pinned)} problems, {len(libraries)} kernels, {size / 1e6:.1f} MB in {out}"
+    problems, kernels = how_many(len(pinned), "problem"), how_many(len(libraries), "kernel")
+    return f"{problems}, {kernels}, {size / 1e6:.1f} MB in {out}"

@@ -11,6 +11,7 @@ from cutegen.families.registry import find_family, space_of
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.runtime.dispatch import MEASURED_LEAD
+from cutegen.text import how_many
 from cutegen.tuning import RangeResult
 
 __all__ = ["range_json", "range_lines"]
@@ -64,7 +65,7 @@ def _table(result: RangeResult, shown: tuple[Piece, ...], width: int | None) -> 
 def _notes(result: RangeResult) -> list[str]:
     entry, notes = result.entry, []
     configs = {piece.config for piece in entry.pieces}
-    notes.append(f"{len(entry.pieces)} pieces, {len(configs)} configs")
+    notes.append(f"{how_many(len(entry.pieces), 'piece')}, {how_many(len(configs), 'config')}")
     if result.ratios:
         found = result.ratios.values()
         notes.append(

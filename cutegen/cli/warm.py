@@ -31,6 +31,7 @@ from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.runtime.warming import Warming, compile_wanted, kinds, prepare_choices, wanted_kernels
+from cutegen.text import how_many
 from cutegen.tuning.progress import Progress
 
 __all__ = ["main"]
@@ -234,6 +235,6 @@ def _report(warmed: Warming, launched: int, store: Store, arch: Arch, *, as_json
     counts = f"{len(warmed.compiled)} compiled in {warmed.elapsed_s:.1f} s, {len(warmed.present)} were there"
     counts += f", {len(warmed.failed)} failed" if warmed.failed else ""
     counts += f", {launched} launched" if launched else ""
-    say(f"{len(warmed.wanted)} kernels for {arch}: {counts}; in {root}")
+    say(f"{how_many(len(warmed.wanted), 'kernel')} for {arch}: {counts}; in {root}")
     if warmed.missing:
         say(f"{warmed.missing} are missing, for the budget was over; the same command continues")

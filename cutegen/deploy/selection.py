@@ -21,6 +21,7 @@ from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Launch
+from cutegen.text import how_many
 
 __all__ = [
     "PINNED_FALLBACKS",
@@ -95,7 +96,7 @@ class PinnedRange:
         return tuple({_symbol(item): item for step in self.steps if (item := step.pinned)}.values())
 
     def __str__(self) -> str:
-        return f"{self.range}: {len(self.pinned)} kernels in {len(self.steps)} steps"
+        return f"{self.range}: {how_many(len(self.pinned), 'kernel')} in {how_many(len(self.steps), 'step')}"
 
 
 def _symbol(item: Pinned) -> str:

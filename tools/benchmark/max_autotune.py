@@ -59,12 +59,9 @@ class MaxAutotune:
         so its own comparison with torch counts, not that with fp64.
 
         Raises:
-            UnsupportedError: The problem is not a product of two matrices of 16 bits and of that type.
+            UnsupportedError: As :meth:`require`.
         """
-        if not isinstance(problem, GemmProblem) or problem.batch > 1 or problem.epilogue.scale:
-            raise UnsupportedError("only products of two matrices are compared")
-        if problem.ab_dtype not in ("bf16", "fp16") or problem.out_dtype != problem.ab_dtype:
-            raise UnsupportedError(f"{problem.ab_dtype} into {problem.out_dtype} is not compared")
+        self.require(problem)
         started = time.monotonic()
         candidate = Candidate(self.name, Path(MAX_AUTOTUNE_CALL), str(problem), Launch((), 0), problem)
         checked = arena.check(candidate)
@@ -72,6 +69,17 @@ class MaxAutotune:
             require_ok(checked)
         finalist = Finalist(candidate, _MODE, {"mode": _MODE})
         return Entrant((finalist,), round(time.monotonic() - started, 2))
+
+    def require(self, problem: Problem) -> None:
+        """Refuse a problem that is not compared.
+
+        Raises:
+            UnsupportedError: It is no product of two matrices of 16 bits, with a result of their type.
+        """
+        if not isinstance(problem, GemmProblem) or problem.batch > 1 or problem.epilogue.scale:
+            raise UnsupportedError("only products of two matrices are compared")
+        if problem.ab_dtype not in ("bf16", "fp16") or problem.out_dtype != problem.ab_dtype:
+            raise UnsupportedError(f"{problem.ab_dtype} into {problem.out_dtype} is not compared")
 
 
 class MaxAutotuneCall:

@@ -48,6 +48,7 @@ class Vendor:
 
     def enter(self, arena: Arena, problem: Problem) -> Entrant:
         """List the algorithms, time all shortly and keep the fastest few that are right."""
+        self.require(problem)
         started = time.monotonic()
         offered = self._offered(arena, problem)
         candidates = {at: self._candidate(problem, at, found) for at, found in enumerate(offered, 1)}
@@ -62,11 +63,18 @@ class Vendor:
         details: dict[str, Json] = {"algorithms": len(offered), "timed": len(ordered)}
         return Entrant(tuple(finalists), round(time.monotonic() - started, 2), details)
 
-    def _offered(self, arena: Arena, problem: Problem) -> list[Algorithm]:
+    def require(self, problem: Problem) -> None:
+        """Refuse a problem that is not compared.
+
+        Raises:
+            UnsupportedError: It is no plain product of two matrices of 16 bits.
+        """
         if not isinstance(problem, GemmProblem) or problem.epilogue != Epilogue() or problem.batch > 1:
             raise UnsupportedError("only plain products of two matrices are compared")
         if problem.ab_dtype not in ("bf16", "fp16"):
             raise UnsupportedError(f"products of {problem.ab_dtype} are not compared")
+
+    def _offered(self, arena: Arena, problem: Problem) -> list[Algorithm]:
         with TemporaryFolder() as folder:
             note = folder.path / "note.json"
             checked = arena.check(self._of(problem, "list", LtOrder(note=str(note))))
