@@ -13,9 +13,7 @@ __all__ = ["Sanitizer"]
 
 #: What a process may report, cut off behind this many characters.
 _LONGEST = 6000
-_FOUND = re.compile(
-    r"^=+ (Invalid|Misaligned|Error|ERROR SUMMARY: [1-9]|.*(not supported|out of bounds))", re.M
-)
+_FOUND = re.compile(r"^=+ (Invalid|Misaligned|ERROR SUMMARY: [1-9]|.*(not supported|out of bounds))", re.M)
 _PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 
 
