@@ -241,6 +241,9 @@ TYPOS: dict[str, tuple[list[str], str]] = {
     "value as a word": (["--shape", SHAPE, "--options", "gelu"], "did you mean act=gelu?"),
     "command": (["tnue", "gemm"], "(did you mean tune?)"),
     "tile": (["--shape", SHAPE, "--set", "tile_shape_mn=130x111"], "the nearest that are: 128x112"),
+    "fp8": (["--shape", SHAPE, "--dtype", "fp8"], "int8; fp8 is e4m3 or e5m2"),
+    "missing shapes": (["tune", "gemm", "--shapes", "nowhere.toml"], "nowhere.toml does not exist"),
+    "missing recording": (["tune", "--recorded", "nowhere.jsonl"], "nowhere.jsonl does not exist"),
     "tf32": (["--shape", SHAPE, "--dtype", "tf32"], "tf32 runs on sm_100a and sm_103a only"),
 }
 

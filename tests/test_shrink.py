@@ -258,3 +258,10 @@ def test_documents_say_why_products_have_no_list(family: str) -> None:
     assert re.search(
         rf"{mean:.1f} % (in the geometric mean )?and {worst:.1f} % (at worst )?for `{family}`", said
     )
+
+
+def test_the_example_for_machines_without_a_gpu_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What --help shows; its results file may be measured again and lack a shape then."""
+    words = cli._parser().epilog.split("python -m cutegen.shrink activation ")[1].split("#")[0]
+    assert cli.main(["activation", *words.replace("\\", "").split()]) == 0
+    assert "default" in capsys.readouterr().out

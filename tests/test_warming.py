@@ -129,7 +129,7 @@ def test_kinds_are_all_combinations() -> None:
         (lambda: kinds(GEMM, options=("bais=n",)), UsageError, "did you mean bias?"),
         (lambda: kinds(GEMM, ("bf61",)), ProblemError, "unsupported input dtype 'bf61'"),
         (lambda: kinds(GEMM, ("e4m3",), ("kn",)), ProblemError, "layout 'kn' of e4m3 is not supported"),
-        (lambda: kinds(GEMM, shapes=("4096",)), UsageError, "shape '4096'"),
+        (lambda: kinds(GEMM, shapes=("4096",)), UsageError, "shape: '4096' is not MxNxK"),
     ],
 )
 def test_malformed_kinds_are_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -22,9 +22,11 @@ from cutegen.text import did_you_mean, printable, shown
 __all__ = [
     "EXIT_CODES",
     "Parser",
+    "add_cache_argument",
     "add_family_argument",
     "add_kernel_arguments",
     "add_problem_arguments",
+    "add_workers_argument",
     "file_path",
     "integer",
     "load_given_families",
@@ -101,8 +103,8 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
-def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what is to be computed."""
+def add_problem_arguments(parser: argparse.ArgumentParser, *, ranges: bool = False) -> None:
+    """Add the arguments that say what is to be computed; ``ranges``: a size may be a range."""
     group = parser.add_argument_group("problem")
     group.add_argument(
         "--shape",
@@ -110,7 +112,7 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="MxNxK",
         help="sizes of a problem as in its problem line: MxNxK for a GEMM, ROWSxCOLUMNS for a norm; "
-        "repeatable. tune, warm and explain also take a range for one size, such as 1..8192x7168x2048",
+        + ("one may be a range, such as 1..8192x7168x2048; repeatable" if ranges else "repeatable"),
     )
     group.add_argument(
         "--shapes",
@@ -123,7 +125,9 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"dtype of the operands: {_values('dtype')}, or PyTorch's names (default: the first of the "
         "family; tf32, mxfp8 and nvfp4 are for Blackwell)",
     )
-    group.add_argument("--out-dtype", help="dtype of the output of a GEMM (default: --dtype if possible)")
+    group.add_argument(
+        "--out-dtype", metavar="DTYPE", help="dtype of the output of a GEMM (default: --dtype if possible)"
+    )
     group.add_argument(
         "--layout",
         help=f"GEMM: contiguous axis of A, then of B: {_values('layout', 'gemm')} (default kk, torch's "
@@ -138,6 +142,26 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(group)
     parser.add_argument(
         "--arch", metavar="NAME", help=f"compile target: {', '.join(ARCHES)} (default: that of the local GPU)"
+    )
+
+
+def add_cache_argument(parser: argparse._ActionsContainer, holds: str) -> None:
+    """Add the argument that names the cache folder; ``holds``: what the command reads or writes there."""
+    parser.add_argument(
+        "--cache-dir",
+        type=file_path,
+        metavar="DIR",
+        help=f"cache folder: {holds} (default: CUTEGEN_CACHE_DIR, else ~/.cache/cutegen)",
+    )
+
+
+def add_workers_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that says how many compilations run at a time."""
+    parser.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="compilations in parallel (default: one per core, fewer where memory is short)",
     )
 
 

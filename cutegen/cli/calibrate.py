@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutegen.build.store import Store
-from cutegen.cli.args import Parser, file_path, positive_float, positive_int
+from cutegen.cli.args import (
+    Parser,
+    add_cache_argument,
+    add_workers_argument,
+    file_path,
+    positive_float,
+    positive_int,
+)
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.progress_display import make_display
 from cutegen.cli.wrapped_text import say, say_json
@@ -75,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure nothing; check this file and copy it into the cache folder",
     )
     parser.add_argument("--again", action="store_true", help="measure again what is already stored")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
+    add_workers_argument(parser)
     parser.add_argument(
         "--busy",
         choices=BUSY_MODES,
@@ -83,9 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
         "(default wait)",
     )
-    parser.add_argument(
-        "--cache-dir", type=file_path, metavar="DIR", help="cache folder: kernels, trials, calibration"
-    )
+    add_cache_argument(parser, "kernels, trials, calibration")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser

@@ -10,6 +10,7 @@ from cutegen.arch import Arch
 from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
+    add_cache_argument,
     add_family_argument,
     add_problem_arguments,
     file_path,
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_family_argument(parser)
-    add_problem_arguments(parser)
+    add_problem_arguments(parser, ranges=True)
     parser.add_argument(
         "--table",
         type=file_path,
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "PyTorch was measured or, untuned, is predicted to be faster), measured, or none "
         f"(default: what the table says, else {DEFAULT_FALLBACK})",
     )
-    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="cache folder with the tables")
+    add_cache_argument(parser, "tables and calibrations")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser
 

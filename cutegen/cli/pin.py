@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cutegen.build.store import Store
-from cutegen.cli.args import EXIT_CODES, Parser, add_kernel_arguments, file_path
+from cutegen.cli.args import (
+    EXIT_CODES,
+    Parser,
+    add_cache_argument,
+    add_kernel_arguments,
+    file_path,
+)
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
@@ -103,9 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also build libcutegen_ops.so: the GEMMs as an operator for C++ programs and AOTInductor",
     )
     add_kernel_arguments(parser)
-    parser.add_argument(
-        "--cache-dir", type=file_path, metavar="FOLDER", help="cache folder with the compiled kernels"
-    )
+    add_cache_argument(parser, "compiled kernels, tables")
     parser.add_argument("--no-build", action="store_true", help="fail if a kernel is not compiled yet")
     return parser
 

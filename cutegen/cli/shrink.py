@@ -10,8 +10,10 @@ from cutegen.arch import find_arch
 from cutegen.build.store import file_digest
 from cutegen.cli.args import (
     Parser,
+    add_cache_argument,
     add_family_argument,
     add_problem_arguments,
+    add_workers_argument,
     file_path,
     load_given_families,
     named_problems,
@@ -39,7 +41,8 @@ __all__ = ["main"]
 
 _EXAMPLES = """examples:
   python -m cutegen.shrink softmax --shapes tools/shapes/softmax.toml            # measures what is missing
-  python -m cutegen.shrink rope --shapes tools/shapes/rope.toml --arch sm_90a --results docs/results/rope.json
+  python -m cutegen.shrink activation --shapes tools/shapes/activation.toml --arch sm_90a \\
+      --results docs/results/activation.json                                       # needs no GPU
   python -m cutegen.shrink rope --shapes my.toml --out short_list.json
 
 Times come from --results, then from the trial database, then from the GPU. As short_list.json beside a
@@ -100,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--db", type=file_path, metavar="FILE", help="database of trials (default: in the cache folder)"
     )
-    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="cache folder: kernels, trials")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
+    add_cache_argument(parser, "kernels, trials")
+    add_workers_argument(parser)
     parser.add_argument(
         "--busy",
         choices=BUSY_MODES,

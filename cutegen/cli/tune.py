@@ -23,6 +23,7 @@ from cutegen.errors import DeviceError, StoreError, UsageError
 from cutegen.families.registry import families, find_space
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape
 from cutegen.measure.device import Device, present_device
+from cutegen.records.recorded_calls import files_of
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.space import Space, Value
 from cutegen.tuning import AutoTuner, Failed, RangeRequest, Request, TuneResult
@@ -45,16 +46,14 @@ def _run(args: argparse.Namespace) -> int:
     _require_table(args)
     if args.bundle is not None and not args.bundle.is_file():
         raise StoreError(f"bundle {args.bundle} does not exist; --export of another run writes one")
+    shapes = _asked(args)  # what is wrong with them is said before a GPU is missed
     device = None if args.arch else _device()
     imported = _import(args, device)
     recording = None if args.recorded is None else Recording.read(args, device)
-    shapes: tuple[Shape, ...]
     if recording is not None:
         shapes = recording.shapes(args)
-    elif imported is not None and not args.shape and args.shapes is None:
+    elif imported is not None and not shapes:
         shapes = tuple(NamedProblem(str(p), p) for p in imported.candidates)
-    else:
-        shapes = named_shapes(args)
     _require_measured(args, shapes)
     display = make_display(args.quiet)
     with _tuner(args, device, imported, display) as tuner:
@@ -73,6 +72,14 @@ def _require_family(args: argparse.Namespace) -> None:
         )
     if args.recorded is not None and (args.shape or args.shapes or args.bundle):
         raise UsageError("--recorded says what to tune; leave out --shape, --shapes and --import")
+
+
+def _asked(args: argparse.Namespace) -> tuple[Shape, ...]:
+    """Return the shapes that the arguments name; none where a recording or a bundle says what is tuned."""
+    for path in args.recorded or ():
+        files_of(path)
+    named = args.shape or args.shapes is not None
+    return () if args.recorded or (args.bundle and not named) else named_shapes(args)
 
 
 def _require_table(args: argparse.Namespace) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from cutegen.cli.args import (
     Parser,
+    add_cache_argument,
     add_family_argument,
     add_problem_arguments,
+    add_workers_argument,
     file_path,
     integer,
     positive_float,
@@ -64,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_family_argument(parser, "--kernel or --recorded")
-    add_problem_arguments(parser)
+    add_problem_arguments(parser, ranges=True)
     parser.add_argument(
         "--recorded",
         type=file_path,
@@ -142,7 +144,7 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the random order within rounds (default 0)",
     )
-    group.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
+    add_workers_argument(group)
     group.add_argument("--again", action="store_true", help="measure again what is already stored")
 
 
@@ -199,13 +201,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="database of trials (SQLite; default: in the cache folder)",
     )
-    group.add_argument(
-        "--cache-dir",
-        type=file_path,
-        metavar="DIR",
-        help="cache folder: compiled kernels, tables, trials (default: CUTEGEN_CACHE_DIR, else "
-        "~/.cache/cutegen)",
-    )
+    add_cache_argument(group, "compiled kernels, tables, trials")
     group.add_argument(
         "--export",
         type=file_path,

@@ -10,12 +10,13 @@ from cutegen.arch import ARCHES, Arch
 from cutegen.build.store import Store
 from cutegen.cli.args import (
     Parser,
+    add_cache_argument,
     add_family_argument,
     add_kernel_arguments,
+    add_workers_argument,
     file_path,
     load_given_families,
     positive_float,
-    positive_int,
 )
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
@@ -75,12 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--arch", metavar="NAME", help=f"compile target: {', '.join(ARCHES)} (default: that of the local GPU)"
     )
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations in parallel")
+    add_workers_argument(parser)
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="time limit (default: none)")
     parser.add_argument(
         "--launch", action="store_true", help="also load and launch each kernel once on the local GPU"
     )
-    parser.add_argument("--cache-dir", type=file_path, metavar="DIR", help="cache folder")
+    add_cache_argument(parser, "where the kernels go")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser

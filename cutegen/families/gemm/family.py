@@ -46,7 +46,6 @@ from cutegen.family import (
     Tensors,
 )
 from cutegen.space import Config, Value
-from cutegen.text import shown
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +127,7 @@ class GemmFamily(Family):
         try:
             m, n, k, batch = parse_sizes(word.strip().lower())
         except ProblemError as error:
-            raise UsageError(f"shape {shown(word)}: {error}; write for example 4096x4096x4096") from error
+            raise UsageError(f"shape: {error}; write for example 4096x4096x4096") from error
         return {"m": m, "n": n, "k": k, "batch": batch}
 
     def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> Problem:

@@ -246,8 +246,9 @@ class Problem:
             if isinstance(given, str) and given not in DTYPE_BYTES:
                 object.__setattr__(self, name, short_dtype(given))
         if self.ab_dtype not in OUT_DTYPES and self.ab_dtype not in BLOCK_SCALED:
-            valid = ", ".join((*OUT_DTYPES, *BLOCK_SCALED))
-            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {valid}")
+            valid = ", ".join(BLOCK_SCALED if self.family == BLOCK_SCALED_FAMILY else OUT_DTYPES)
+            hint = "; fp8 is e4m3 or e5m2" if self.ab_dtype == "fp8" else ""
+            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {valid}{hint}")
         if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
             raise ProblemError(
                 f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
