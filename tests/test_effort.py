@@ -307,7 +307,7 @@ def test_seconds_go_where_most_depends_on_them(monkeypatch: pytest.MonkeyPatch) 
     said: list[float | None] = []
     now = [0.0]
 
-    def conclude(self: Tuning, prepared: Any, budget_s: float | None, begun: float) -> Any:
+    def conclude(self: Tuning, prepared: Any, budget_s: float | None, *rest: Any) -> Any:
         said.append(budget_s)
         now[0] += 10.0
         return prepared

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact, Toolchain, artifact_key
@@ -235,6 +236,9 @@ class CandidateRunner:
     def _screen(self, batch: Sequence[Attempt]) -> None:
         self.stage = "screen" if self.stage == "check" else self.stage
         policy = self.request.screen_policy
+        if self.stage == "refine" and not self.request.at_once:
+            # Neighbours of the best: those that may win are near it when settled. Finals have bursts.
+            policy = replace(policy, burst_rounds=0)
         if self.request.at_once:
             if self.decisive and self.torch is not None:
                 self.ledger.write_baseline(self.torch, policy)  # marks the end of the previous set

@@ -91,17 +91,24 @@ class ProblemRun:
     def _admit_new(self, configs: Iterable[Config]) -> list[Attempt]:
         return self.runner.admit(config for config in configs if config not in self.runner.attempts)
 
-    def run(self, budget_s: float | None = None) -> tuple[Attempt, ...]:
+    def run(
+        self, budget_s: float | None = None, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Attempt, ...]:
         """Try everything and return the finalists, with settled timings if anything can be measured.
 
         Args:
             budget_s: Seconds after which nothing new is tried, the finals included; None for no limit.
+            meanwhile: Prepares the next problem; from the second call on it does nothing. Called when kernels
+                around the best were submitted: the GPU waits for these anyway, and they have the compiler for
+                themselves. Without such kernels it is called at once.
 
         Raises:
             NoWinnerError: No candidate works.
         """
         runner = self.runner
         runner.begin(budget_s)
+        if not (runner.measures and runner.request.searches and runner.request.effort.refinements):
+            meanwhile()  # the compiler has nothing else to do
         runner.require_right_default(
             runner.attempts[runner.default]
         )  # an earlier run may have found it wrong
@@ -109,8 +116,9 @@ class ProblemRun:
         if not runner.measures:
             return self._compiled()
         if runner.request.searches:
-            self._refine()
+            self._refine(meanwhile)
             self._rescue()
+        meanwhile()
         finalists = self._finals()
         runner.add_time("final")
         runner.tell("done")
@@ -124,7 +132,7 @@ class ProblemRun:
 
     # -- further candidates
 
-    def _refine(self) -> None:
+    def _refine(self, meanwhile: Callable[[], None]) -> None:
         """Try what the measurements suggest; again a quarter as much, while that finds something faster."""
         runner, effort, policy = self.runner, self.runner.request.effort, self.runner.request.screen_policy
         best = math.inf
@@ -135,7 +143,9 @@ class ProblemRun:
             if runner.late() or fastest >= best * (1 - TIE_BAND):
                 return
             best, runner.stage, limit = fastest, "refine", max(1, effort.refine >> 2 * turn)
-            runner.try_all(self._admit_new(self._proposals.refined(results, limit, fastest)))
+            more = self._admit_new(self._proposals.refined(results, limit, fastest))
+            meanwhile()
+            runner.try_all(more)
 
     def _rescue(self) -> None:
         """If no candidate is clearly faster than the library, try more of them beside the fastest."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 from cutegen.build import artifact_key
@@ -14,6 +15,7 @@ from cutegen.digest import digest
 from cutegen.errors import (
     CheckError,
     ConfigError,
+    CutegenError,
     LaunchError,
     MeasureError,
     NoWinnerError,
@@ -75,6 +77,50 @@ class _Prepared:
     offers: Offers
 
 
+class _Queue:
+    """Requests in their order, each prepared once: while the one before it runs, or when its turn comes.
+
+    Args:
+        requests: What is to be done.
+        prepare: Begins one.
+        rank: Begins to rank the candidates of one that may be prepared next.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        prepare: Callable[[Request], _Prepared | Failed],
+        rank: Callable[[Request], None],
+    ) -> None:
+        self._requests = requests
+        self._prepare = prepare
+        self._rank = rank
+        self._begun: dict[int, _Prepared | Failed | CutegenError] = {}
+
+    def prepare(self, at: int) -> None:
+        """Begin the request in that place, if there is one and it has not been begun.
+
+        An error is no business of the request that runs: :meth:`take` raises it.
+        """
+        if at in self._begun or at >= len(self._requests):
+            return
+        try:
+            begun = self._begun[at] = self._prepare(self._requests[at])
+        except CutegenError as error:
+            self._begun[at] = error
+            return
+        if at + 1 < len(self._requests) and _is_under_way(begun):
+            self._rank(self._requests[at + 1])
+
+    def take(self, at: int) -> _Prepared | Failed:
+        """Return the request in that place, which is begun now at the latest; raises what ended that."""
+        self.prepare(at)
+        begun = self._begun.pop(at)
+        if isinstance(begun, CutegenError):
+            raise begun
+        return begun
+
+
 class Tuning:
     """Tunes problems one after another.
 
@@ -113,6 +159,7 @@ class Tuning:
         """Yield the result of each request, in order.
 
         While one is measured, the next is being compiled and the kernels of the one after it are ranked.
+        Where a run compiles more kernels around its best, these come before those of the next.
 
         Args:
             requests: What to do.
@@ -128,17 +175,14 @@ class Tuning:
         started, queue = self._clock(), list(requests)
         parts = parts or [1.0] * len(queue)
         with closing(Lookahead()) as ahead:
-            following = self._prepare_or_fail(queue[0], ahead) if queue else None
+            waiting = _Queue(queue, lambda request: self._prepare_or_fail(request, ahead), ahead.begin)
             for at in range(len(queue)):
-                assert following is not None
-                current, begun = following, self._clock()
-                if at + 1 < len(queue):
-                    following = self._prepare_or_fail(queue[at + 1], ahead)
-                if at + 2 < len(queue) and _is_under_way(following):
-                    ahead.begin(queue[at + 2])
+                begun = self._clock()
+                current = waiting.take(at)
                 left_s = None if budget_s is None else budget_s - (self._clock() - started)
                 share = None if left_s is None else left_s * (parts[at] / sum(parts[at:]))
-                yield self._conclude(current, share, begun if at else started)
+                meanwhile = partial(waiting.prepare, at + 1)
+                yield self._conclude(current, share, begun if at else started, meanwhile)
 
     def run_all(
         self,
@@ -249,7 +293,11 @@ class Tuning:
         return row.artifact_key == artifact_key(source, self._setting.toolchain)
 
     def _conclude(
-        self, prepared: _Prepared | Failed, budget_s: float | None, begun: float
+        self,
+        prepared: _Prepared | Failed,
+        budget_s: float | None,
+        begun: float,
+        meanwhile: Callable[[], None],
     ) -> TuneResult | Failed:
         if isinstance(prepared, Failed):
             return prepared
@@ -258,7 +306,7 @@ class Tuning:
             return replace(prepared.work, seconds=self._clock() - begun, refused=refused)
         problem_run, runner = prepared.work, prepared.work.runner
         try:
-            result = self._result(problem_run, problem_run.run(budget_s))
+            result = self._result(problem_run, problem_run.run(budget_s, meanwhile))
         except PROBLEM_FAILURES as error:
             return Failed(prepared.request.problem, error, self._clock() - begun)
         return replace(
