@@ -273,6 +273,24 @@ def test_rules_that_remember_what_they_make_of_a_problem_are_asked_about_each() 
         assert valid == (not space.explain(problem, config)) == (m == 8 and k == 512)
 
 
+def test_rules_that_look_at_a_problem_as_a_whole_are_asked_about_each() -> None:
+    """Its line, or whether it is another's equal, says more than its signature."""
+
+    def prints(size: int, problem: Problem) -> bool:
+        """size is for problems of few rows."""
+        return size == 1 or str(problem).startswith("gemm 4x") or f"{problem}" == ""
+
+    def equals(fast: bool, problem: Problem) -> bool:
+        """fast is for one problem."""
+        return not fast or problem == Problem(4, 64, 64) or repr(problem) == ""
+
+    checks = Checks(toy((prints, equals)), Problem(4, 64, 64))
+    left = checks.left(Config({"size": 8, "fast": True, "shape": (1, 1)}))
+    for m in (4, 8):
+        valid = left is not None and all(holds(problem=Problem(m, 64, 64)) for holds in left)
+        assert valid == (m == 4)
+
+
 def test_an_incomplete_or_illegal_config_is_refused_with_everything_that_is_wrong() -> None:
     """The error carries the violations and prints them."""
     with pytest.raises(ConfigError, match="lacks fast, shape"):

@@ -16,6 +16,8 @@ from cutegen.space.space import Rule, Space
 
 __all__ = ["Checks"]
 
+#: What a rule looked at that looked at a problem as a whole; no name of a field.
+_WHOLE = ""
 #: A rule with all of its arguments given but the problem.
 _Holds: TypeAlias = "Callable[..., bool]"
 
@@ -66,7 +68,10 @@ class Checks:
 
 
 class _Watched:
-    """A problem that remembers what it was asked for."""
+    """A problem that remembers what it was asked for.
+
+    Its hash is its own, so that what a function remembers by problem is worked out anew.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -80,3 +85,17 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         self.names.add(name)
         return getattr(self._problem, name)
+
+    def __eq__(self, other: object) -> bool:
+        self.names.add(_WHOLE)
+        return bool(self._problem == other)
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        self.names.add(_WHOLE)
+        return str(self._problem)
+
+    def __repr__(self) -> str:
+        self.names.add(_WHOLE)
+        return repr(self._problem)
