@@ -13,9 +13,7 @@ too.
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,8 +21,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.arch import Arch
-from cutegen.errors import ConfigError, CutegenError, FamilyError, ProblemError, ResourceError, UsageError
+from cutegen.errors import ConfigError, FamilyError, ProblemError, ResourceError, UsageError
+from cutegen.families.family_file import read_family
 from cutegen.families.resources import load_module, load_space_module, resource_root
+from cutegen.families.shipped import shipped_families
+from cutegen.families.space_imports import with_imports
 from cutegen.family import Family, Problem
 from cutegen.space import Config, Space
 from cutegen.text import did_you_mean, shown
@@ -56,10 +57,6 @@ __all__ = [
 #: Whose kernels there are: rendered from our templates, or NVIDIA's own from its Operator API.
 SOURCES = ("cutegen", "operators")
 _ENTRY_POINTS = "cutegen.families"
-#: What a space imports: files of another folder, something of such a file, or something of one beside it.
-_OTHER_FILES = re.compile(r"^from \.\.(\w+) import (\w+(?: as \w+)?(?:, \w+(?: as \w+)?)*)$", re.MULTILINE)
-_OTHER_SPACE = re.compile(r"^from \.\.(\w+)\.(\w+) import", re.MULTILINE)
-_BESIDE = re.compile(r"^from \.(\w+) import", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -188,7 +185,7 @@ def _load_folder(path: Path) -> Family:
         raise FamilyError(
             f"{path}: a family called {name!r} exists already; rename the folder and the family"
         )
-    family = _read_family(path)
+    family = read_family(path)
 
     def load_space(stem: str) -> Any:
         return load_module(folder / f"{stem}.py", f"cutegen_families.{name}.{stem}")
@@ -197,51 +194,12 @@ def _load_folder(path: Path) -> Family:
     return family
 
 
-def _read_family(path: Path) -> Family:
-    name = path.parent.name
-    module_name = f"cutegen_families.{name}"
-    try:
-        family = getattr(load_module(path, module_name), "FAMILY", None)
-    except CutegenError as error:
-        raise FamilyError(f"{path}: {error}") from error
-    except Exception as error:  # running a user's module may raise anything
-        raise FamilyError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if isinstance(family, Family) and family.name == name:
-        return family
-    del sys.modules[module_name]  # so that it can be mended and read again
-    if not isinstance(family, Family):
-        raise FamilyError(f"{path} declares no FAMILY, or one that is no cutegen.family.Family")
-    raise FamilyError(f"{path}: the family is called {family.name!r} but its folder {name!r}")
-
-
 def _all() -> dict[str, _Registered]:
     if not _registered:
-        for family in _shipped():
+        for family in shipped_families():
             _registered[family.name] = _in_package(family)
         _load_entry_points()
     return _registered
-
-
-def _shipped() -> tuple[Family, ...]:
-    from cutegen.families.activation.family import ACTIVATION, ACTIVATION_BACKWARD
-    from cutegen.families.cross_entropy.family import CROSS_ENTROPY
-    from cutegen.families.gated.family import GATED, GATED_BACKWARD
-    from cutegen.families.gated_gemm.family import GATED_GEMM
-    from cutegen.families.gemm.family import BLOCK_SCALED_GEMM, BLOCKS_GEMM, GEMM
-    from cutegen.families.grouped_gated_gemm.family import GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED
-    from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASKED
-    from cutegen.families.grouped_gemm_blocks.family import GROUPED_GEMM_BLOCKS
-    from cutegen.families.layernorm.family import LAYERNORM
-    from cutegen.families.rmsnorm.family import RMSNORM
-    from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
-    from cutegen.families.rope.family import ROPE
-    from cutegen.families.softmax.family import SOFTMAX
-
-    rows = (RMSNORM, RMSNORM_QUANTIZED, LAYERNORM, SOFTMAX, CROSS_ENTROPY)
-    gated_groups = (GROUPED_GATED_GEMM, GROUPED_GATED_GEMM_MASKED)
-    grouped = (GROUPED_GEMM, GROUPED_GEMM_MASKED, *gated_groups, GROUPED_GEMM_BLOCKS)
-    gemms = (GEMM, BLOCK_SCALED_GEMM, BLOCKS_GEMM, GATED_GEMM)
-    return *gemms, *grouped, *rows, GATED, GATED_BACKWARD, ACTIVATION, ACTIVATION_BACKWARD, ROPE
 
 
 def _in_package(family: Family) -> _Registered:
@@ -398,23 +356,7 @@ def space_files(family: str) -> tuple[Path, ...]:
         ResourceError: There is no such family.
     """
     found = _find(family)
-    waiting = [] if found.declaration else list(found.spaces.glob("*.py"))
-    files: set[Path] = set()
-    while waiting:
-        file = waiting.pop()
-        if file not in files:
-            files.add(file)
-            waiting += _imported(file, found.spaces.parent)
-    return tuple(sorted(files))
-
-
-def _imported(file: Path, spaces: Path) -> Iterator[Path]:
-    """Yield the files of spaces that a file of one imports."""
-    text = file.read_text(encoding="utf-8")
-    names = [*_OTHER_SPACE.findall(text), *((file.parent.name, stem) for stem in _BESIDE.findall(text))]
-    for folder, listed in _OTHER_FILES.findall(text):
-        names += [(folder, name.split()[0]) for name in listed.split(", ")]
-    yield from (spaces / folder / f"{stem}.py" for folder, stem in names)
+    return () if found.declaration else with_imports(found.spaces.glob("*.py"))
 
 
 def short_list_file(family: str) -> Path | None:
