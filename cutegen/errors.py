@@ -104,6 +104,11 @@ class ConfigError(CutegenError, ValueError):
         lines = [message, *(f"  {v.rule}: {v.reason}" for v in self.violations)]
         super().__init__("\n".join(lines))
 
+    @property
+    def reason(self) -> str:
+        """What is wrong, on one line: the rules that are broken, else the message."""
+        return "; ".join(f"{v.rule}: {v.reason}" for v in self.violations) or str(self)
+
 
 class RenderError(CutegenError):
     """A template and its config disagree."""

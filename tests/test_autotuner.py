@@ -9,8 +9,9 @@ from fake_engine import DEVICE
 from fake_tuning import TOOLCHAIN, Rig, quick_search  # noqa: F401
 from test_tuning import ARCH, DEFAULT, PROBLEM, SHAPE, only, rivals
 
-from cutegen.errors import ConfigError, UsageError
-from cutegen.tuning import Setting
+from cutegen.errors import ConfigError, DeviceError, UsageError
+from cutegen.measure.device import Device
+from cutegen.tuning import AutoTuner, Setting, autotuner
 
 
 def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
@@ -25,6 +26,15 @@ def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
         rig.tuner.tune(*SHAPE, candidates=[])
     with pytest.raises(UsageError, match="at least 1"):
         rig.tuner.tune(*SHAPE, candidates=0)
+
+
+def test_without_a_gpu_the_message_says_what_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Device:
+        raise DeviceError("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(autotuner, "present_device", missing)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver .* name a target: AutoTuner\('sm_90a'\)"):
+        AutoTuner()
 
 
 def test_fixed_knobs_bound_the_search(tmp_path: Path) -> None:

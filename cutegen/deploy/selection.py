@@ -12,9 +12,9 @@ from itertools import pairwise
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.deploy.manifest import is_symbol
-from cutegen.errors import ArchError, CutegenError, PinError, ProblemError, UsageError
+from cutegen.errors import ArchError, ConfigError, CutegenError, PinError, ProblemError, UsageError
 from cutegen.families.ranges import Range
-from cutegen.families.registry import find_family, find_space, is_legal, space_of
+from cutegen.families.registry import find_family, find_space, is_legal, require_legal, space_of
 from cutegen.family import Problem
 from cutegen.records.entry import ANY, Fingerprint
 from cutegen.records.table import Table
@@ -129,8 +129,9 @@ class Selection:
         entry = self._table.entries.get(problem)
         if entry is not None and entry.config is not None and answer.entry is not entry:
             # A call would take the next best answer; who pins winners wants to know.
+            why = _why(entry.config, problem, self._arch)
             raise PinError(
-                f"the winner of {problem} is not valid in this version: {entry.config}; tune again"
+                f"the winner of {problem}, {entry.config}, is not valid in this version: {why}; tune again"
             )
         return self._pinned(answer)
 
@@ -253,6 +254,15 @@ class Selection:
                 f"nvidia-cutlass-dsl {measured}, and {here} would make another; tune again"
             )
         return Pinned(answer, artifact, self._launch(problem, config))
+
+
+def _why(config: Config, problem: Problem, arch: Arch) -> str:
+    """Return what is wrong with a config of a table."""
+    try:
+        require_legal(config, problem, arch)
+    except ConfigError as error:
+        return error.reason
+    return "another answer comes before it"
 
 
 def require_countable(of: Range) -> None:

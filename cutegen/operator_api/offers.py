@@ -98,6 +98,5 @@ def _why_not(config: Config, problem: Problem, space: Space) -> str:
     try:
         space.require(problem, config)
     except ConfigError as error:
-        rules = "; ".join(f"{v.rule}: {v.reason}" for v in error.violations)
-        return rules or str(error)
+        return error.reason
     return ""

@@ -143,7 +143,7 @@ def _usable(entry: Entry, problem: Problem, legal: Legal, skipped: list[str]) ->
         if legal(entry.config):
             return True
     except ConfigError as error:
-        reason = "; ".join(f"{v.rule}: {v.reason}" for v in error.violations) or str(error)
+        reason = error.reason
     skipped.append(f"the config of {entry.problem} is not valid for {problem}: {reason}")
     return False
 

@@ -265,6 +265,7 @@ class Space:
         """
         missing = [knob for knob in self.domains if knob not in config]
         if missing:
+            self._require_values(config)  # a knob by a wrong name says more than that the right one lacks
             raise ConfigError(f"config lacks {', '.join(missing)}")
         violations = self.explain(problem, config)
         if violations:

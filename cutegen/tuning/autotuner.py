@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, overload
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Toolchain
 from cutegen.build.budget import require_budget
-from cutegen.errors import UsageError
+from cutegen.errors import DeviceError, UsageError
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.problem import Epilogue
 from cutegen.families.gemm.problem import Problem as Gemm
@@ -110,7 +110,7 @@ class AutoTuner:
         backends: Backends | None = None,
     ) -> None:
         if arch is None:
-            device = device or present_device()
+            device = device or _present_device()
         if device is None:
             _require_no_table(str(arch), table, fallback)
         target = device.arch if device else find_arch(str(arch))
@@ -486,6 +486,15 @@ class AutoTuner:
     def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
         """Return every tuning of this object, oldest first."""
         return self._results.history
+
+
+def _present_device() -> Device:
+    try:
+        return present_device()
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}; to compile and predict without a GPU name a target: AutoTuner('sm_90a')"
+        ) from error
 
 
 def _require_no_table(arch: str, table: object, fallback: str | None) -> None:
