@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,5 +107,20 @@ def test_the_report_says_what_gradients_modes_and_declared_kernels_cost() -> Non
 
 def test_a_checkout_that_cannot_be_called_is_named(tmp_path: Path) -> None:
     """Here it has no cutegen of its own, so that another one would be timed in its name."""
-    with pytest.raises(ResourceError, match=str(tmp_path)):
-        Turns(tmp_path, tmp_path / "cache", (64, 64, 64))
+    turns = Turns(tmp_path, tmp_path / "cache", (64, 64, 64))
+    with turns, pytest.raises(ResourceError, match=str(tmp_path)):
+        turns.wait()
+
+
+def test_turns_alone_measure_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the calls of two checkouts; without another checkout there is none to take turns with."""
+    monkeypatch.setattr(bench_dispatch, "present_device", lambda: H200)
+    monkeypatch.setattr(bench_dispatch, "session_facts", lambda device: {})
+    taken = {name: ([2.0] * 3, [4.0] * 3) for name in bench_dispatch.COMMON}
+    monkeypatch.setattr(bench_dispatch, "take_turns", lambda *arguments: taken)
+    out = tmp_path / "turns.json"
+    words = ["--turns-only", "--commit", "a" * 40, "--against-commit", "b" * 40, "--out", str(out)]
+    assert bench_dispatch.main([*words, "--against", str(tmp_path)]) == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["against"]["statements"]["gemm"]["ratio"] == 0.5 and "host_us" not in found
+    assert bench_dispatch.main(words) == 2

@@ -104,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="results file, replaced")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="whose calls take turns with ours")
     parser.add_argument("--against-commit", default="", metavar="COMMIT", help="where git cannot tell")
+    parser.add_argument("--turns-only", action="store_true", help="with --against: measure nothing else")
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
@@ -113,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     device = present_device()
     problem = GEMM.problem(GEMM.parse_shape(args.shape), {})
+    if args.turns_only:
+        return run_turns(args, device, problem)
     kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
     namespace, wait = names(problem, Dispatcher(kernels=kernels))
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
@@ -126,6 +129,21 @@ def run(args: argparse.Namespace) -> int:
         results["against"] = against(args, problem)
     for line in summary(results):
         print(line)
+    if args.out is not None:
+        write_json(args.out, results)
+    return EXIT_OK
+
+
+def run_turns(args: argparse.Namespace, device: Device, problem: Problem) -> int:
+    """Measure only what takes turns with another checkout, print and write.
+
+    Raises:
+        UsageError: None is given.
+    """
+    if args.against is None:
+        raise UsageError("--turns-only needs a checkout to take turns with; give --against")
+    results = {**conditions(device, problem, args), "against": against(args, problem)}
+    print("\n".join(of_other(results)))
     if args.out is not None:
         write_json(args.out, results)
     return EXIT_OK
@@ -289,6 +307,20 @@ def against(args: argparse.Namespace, problem: Problem) -> dict[str, Json]:
     return {"commit": args.against_commit or git_commit(other), "statements": found}
 
 
+def conditions(device: Device, problem: Problem, args: argparse.Namespace) -> dict[str, Json]:
+    """Return what was measured, where and how."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": args.commit or git_commit(),
+        "device": device.to_json(),
+        "software": software(),
+        "session": session_facts(device),
+        "problem": str(problem),
+        "rounds": args.rounds,
+        "calls": args.calls,
+    }
+
+
 def report(
     problem: Problem,
     device: Device,
@@ -311,14 +343,7 @@ def report(
             "interval": [round(interval.low, 3), round(interval.high, 3)],
         }
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": args.commit or git_commit(),
-        "device": device.to_json(),
-        "software": software(),
-        "session": session_facts(device),
-        "problem": str(problem),
-        "rounds": args.rounds,
-        "calls": args.calls,
+        **conditions(device, problem, args),
         "host_us": medians,
         "torch_over_gemm": {"median": round(own.mid, 3), "interval": [round(own.low, 3), round(own.high, 3)]},
         "linear_grad_over_torch": {
@@ -362,12 +387,19 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     for mode in ("recording", "freezing"):
         most = max(found["median"] for found in results[f"{mode}_adds_us"].values())
         lines.append(f"{mode} adds at most {most:.2f} us to a call")
+    lines += of_other(results)
+    lines.append(f"first call of a pinned folder after import of torch: {first['median']:.1f} ms")
+    return lines
+
+
+def of_other(results: Mapping[str, Any]) -> list[str]:
+    """Return our times over those of another checkout as lines for people, if there is one."""
+    lines = []
     for one in results.get("against", {}).get("statements", {}).values():
         low, high = one["interval"]
         lines.append(
             f"  {one['ratio']:.3f} [{low:.3f}, {high:.3f}] of the other checkout: {one['statement']}"
         )
-    lines.append(f"first call of a pinned folder after import of torch: {first['median']:.1f} ms")
     return lines
 
 

@@ -11,9 +11,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from cutegen.errors import ResourceError
+from cutegen.system.closing import Closing
 from cutegen.system.temporary import TemporaryFolder
 
 __all__ = ["Turns", "take_turns"]
@@ -34,6 +34,7 @@ if hasattr(cutegen, "configure"):
     cutegen.configure(build="allow")
 gemm(a, b, out=c)
 torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=2e-2, atol=2e-2 * k**0.5)
+gemm(a, b, out=c, bias=bias, activation="relu")  # both checkouts compile it at the same time
 plans = sys.modules[gemm.__module__]._plans
 key = next(iter(plans))
 print(cutegen.__file__, flush=True)
@@ -49,11 +50,10 @@ torch.cuda.synchronize()
 """
 
 
-class Turns:
+class Turns(Closing):
     """A process that times calls in the checkout at ``root``; its cache folder is empty at first.
 
-    Raises:
-        ResourceError: The process ended, or imported another cutegen.
+    A context manager that ends it.
     """
 
     def __init__(self, root: Path, cache: Path, sizes: Sequence[int]) -> None:
@@ -68,21 +68,16 @@ class Turns:
             stdout=subprocess.PIPE,
             text=True,
         )
-        try:
-            found = Path(self._answer())
-            if not found.is_relative_to(root):
-                raise ResourceError(f"{found} was imported in place of the checkout {root}")
-        except ResourceError:
-            self._end()
-            raise
 
-    def __enter__(self) -> Turns:
-        return self
+    def wait(self) -> None:
+        """Wait until it has imported and compiled what it calls.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
+        Raises:
+            ResourceError: The process ended, or imported another cutegen.
+        """
+        found = Path(self._answer())
+        if not found.is_relative_to(self._root):
+            raise ResourceError(f"{found} was imported in place of the checkout {self._root}")
 
     def time_us(self, statement: str, calls: int) -> float:
         """Return the microseconds of one call, as the mean of so many in a row."""
@@ -91,7 +86,7 @@ class Turns:
         self._process.stdin.flush()
         return float(self._answer())
 
-    def _end(self) -> None:
+    def close(self) -> None:
         """Close the pipes, at which the process ends."""
         try:
             self._process.communicate(timeout=60)
@@ -117,6 +112,8 @@ def take_turns(
         Turns(ours, scratch.path / "ours", sizes) as first,
         Turns(other, scratch.path / "other", sizes) as second,
     ):
+        first.wait()  # both compile meanwhile
+        second.wait()
         for number in range(rounds):
             sides = [(first, 0), (second, 1)]
             for name, text in statements.items():
