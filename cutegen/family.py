@@ -39,6 +39,7 @@ __all__ = [
     "Kind",
     "OpenLibrary",
     "Option",
+    "OwnProblem",
     "Predictor",
     "Problem",
     "Reference",
@@ -52,6 +53,10 @@ __all__ = [
     "is_heavy",
 ]
 
+#: A problem of the family whose method it is. Families name their own class there, which a type checker lets
+#: them do for Any only.
+OwnProblem: TypeAlias = Any
+#: By name of the argument.
 Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
 #: Predicted microseconds of a config; None for a config that the model does not know.
 Predictor = Callable[["Config"], "float | None"]
@@ -275,7 +280,7 @@ class Strategy(Protocol):
     def rank(
         self,
         space: Space,
-        problem: Any,
+        problem: OwnProblem,
         sm_count: int,
         limit: int,
         fixed: Mapping[str, Sequence[Value]] | None = None,
@@ -288,7 +293,7 @@ class Strategy(Protocol):
     def likely(
         self,
         space: Space,
-        problem: Any,
+        problem: OwnProblem,
         sm_count: int,
         limit: int,
         fixed: Mapping[str, Sequence[Value]] | None = None,
@@ -305,7 +310,7 @@ class Strategy(Protocol):
     def refine(
         self,
         space: Space,
-        problem: Any,
+        problem: OwnProblem,
         results: Mapping[Config, float | None],
         limit: int,
         *,
@@ -317,23 +322,29 @@ class Strategy(Protocol):
         ...
 
     def precompute(
-        self, space: Space, problem: Any, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
+        self,
+        space: Space,
+        problem: OwnProblem,
+        sm_count: int,
+        fixed: Mapping[str, Sequence[Value]] | None = None,
     ) -> None:
         """Compute in advance what the other methods look up; called from any thread."""
         ...
 
-    def prepare(self, space: Space, problem: Any, sm_count: int, library: OpenLibrary) -> None:
+    def prepare(self, space: Space, problem: OwnProblem, sm_count: int, library: OpenLibrary) -> None:
         """Prepare :meth:`default` for problems of the signature of ``problem``, which makes it faster.
 
         ``library`` opens the library of a C file of the package, if that was compiled.
         """
         ...
 
-    def default(self, space: Space, problem: Any, sm_count: int) -> Default:
+    def default(self, space: Space, problem: OwnProblem, sm_count: int) -> Default:
         """Return the default, for use without measurements."""
         ...
 
-    def default_set(self, space: Space, problem: Any, sm_count: int) -> Sequence[tuple[Any, Config]]:
+    def default_set(
+        self, space: Space, problem: OwnProblem, sm_count: int
+    ) -> Sequence[tuple[OwnProblem, Config]]:
         """Return every kernel that :meth:`default` may answer to problems of the signature of ``problem``.
 
         Each kernel comes once: as a problem of that signature, and a config of it that is valid there. Once
@@ -342,7 +353,7 @@ class Strategy(Protocol):
         ...
 
     def predictor(
-        self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config] = ()
+        self, space: Space, problem: OwnProblem, sm_count: int, configs: Sequence[Config] = ()
     ) -> Predictor:
         """Return a predictor of configs of ``space`` for ``problem``.
 
@@ -408,7 +419,7 @@ class Family(ABC):
         """Return the option of that name or alias; None if there is none."""
         return next((o for o in self.options if name == o.name or name in o.aliases), None)
 
-    def lines(self, problem: Any) -> tuple[str, ...]:
+    def lines(self, problem: OwnProblem) -> tuple[str, ...]:
         """Return every line by which records of any version name ``problem``, the present one first."""
         return (str(problem),)
 
@@ -434,48 +445,48 @@ class Family(ABC):
         """Return problems that together reach every knob value; ``--lint`` checks them."""
 
     @abstractmethod
-    def tails(self, problem: Any) -> Sequence[Problem]:
+    def tails(self, problem: OwnProblem) -> Sequence[Problem]:
         """Return small problems of the same signature with awkward sizes, smallest first.
 
         A candidate is checked on the first for which its config is valid.
         """
 
-    def kin(self, problem: Any) -> Hashable:
+    def kin(self, problem: OwnProblem) -> Hashable:
         """Return a key; problems of equal keys may use each other's table entries."""
         signature: Signature = problem.signature
         return signature
 
-    def is_plain(self, problem: Any) -> bool:
+    def is_plain(self, problem: OwnProblem) -> bool:
         """Return whether ``problem`` is the plainest of its :meth:`kin`, whose entries the others prefer."""
         return True
 
-    def is_library_call(self, problem: Any) -> bool:
+    def is_library_call(self, problem: OwnProblem) -> bool:
         """Return whether one call of PyTorch computes ``problem``, so that a table may name it the winner."""
         return False
 
-    def is_library_calls(self, problem: Any) -> bool:
+    def is_library_calls(self, problem: OwnProblem) -> bool:
         """Return whether PyTorch computes ``problem`` by calls of its own that may round in between."""
         return self.is_library_call(problem)
 
     # -- kernels
 
     @abstractmethod
-    def arguments(self, problem: Any) -> tuple[Argument, ...]:
+    def arguments(self, problem: OwnProblem) -> tuple[Argument, ...]:
         """Return the arguments of the kernels for ``problem``, in the order of their parameters."""
 
-    def upstream_input(self, problem: Any) -> str:
+    def upstream_input(self, problem: OwnProblem) -> str:
         """Return the name of the input that the previous kernel usually writes: activations, not weights.
 
         It is the first input, unless a family overrides this.
         """
         return next(a.name for a in self.arguments(problem) if a.kind in ("in", "inout"))
 
-    def any_order(self, problem: Any) -> bool:
+    def any_order(self, problem: OwnProblem) -> bool:
         """Return whether ``problem`` allows results whose last bits differ from run to run."""
         return False
 
     def render_values(
-        self, problem: Any, config: Config, derived: Mapping[str, Value], arch: Arch
+        self, problem: OwnProblem, config: Config, derived: Mapping[str, Value], arch: Arch
     ) -> Mapping[str, Any]:
         """Return values for the template of ``config`` beside its knobs and what the space derives.
 
@@ -518,7 +529,7 @@ class Family(ABC):
     # -- checks and baselines
 
     @abstractmethod
-    def inputs(self, problem: Any, generator: torch.Generator, *, awkward: bool = False) -> Inputs:
+    def inputs(self, problem: OwnProblem, generator: torch.Generator, *, awkward: bool = False) -> Inputs:
         """Return random inputs on the generator's device.
 
         Args:
@@ -529,17 +540,17 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def reference(self, problem: Any, inputs: Inputs) -> Reference:
+    def reference(self, problem: OwnProblem, inputs: Inputs) -> Reference:
         """Return the correct outputs for ``inputs``, computed in fp64."""
 
     @abstractmethod
-    def baselines(self, problem: Any, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
+    def baselines(self, problem: OwnProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
         """Return what a PyTorch user would call instead, by name, tried on ``inputs`` and ``outputs``.
 
         The fastest correct one is the baseline of the problem. There may be none.
         """
 
-    def stand_in(self, problem: Any) -> StandIn | None:
+    def stand_in(self, problem: OwnProblem) -> StandIn | None:
         """Return what computes ``problem`` while its kernel is being compiled; None if there is nothing.
 
         It is as exact as a kernel that passes the check, and need not be fast.
@@ -557,7 +568,7 @@ class Family(ABC):
         """
         return None
 
-    def baseline_us(self, problem: Any, arch: Arch, sm_count: int) -> float | None:
+    def baseline_us(self, problem: OwnProblem, arch: Arch, sm_count: int) -> float | None:
         """Return the microseconds that PyTorch is expected to take, None where they are not known.
 
         Called for problems for which :meth:`is_library_calls` holds, and compared with the time that the
@@ -565,15 +576,15 @@ class Family(ABC):
         """
         return None
 
-    def fused_us(self, problem: Any) -> float:
+    def fused_us(self, problem: OwnProblem) -> float:
         """Return the microseconds that fused operations add to the predicted time of a kernel."""
         return 0.0
 
-    def doubt(self, problem: Any) -> float:
+    def doubt(self, problem: OwnProblem) -> float:
         """Return the factor by which a predicted lead over PyTorch must exceed the usual one to count."""
         return 1.0
 
-    def is_fitted(self, problem: Any, arch: Arch) -> bool:
+    def is_fitted(self, problem: OwnProblem, arch: Arch) -> bool:
         """Return whether predicted times of kernels for ``problem`` are fitted to measurements.
 
         Such a prediction takes precedence over a win measured at another size.
