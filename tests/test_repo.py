@@ -146,7 +146,9 @@ def test_ci_installs_exactly_as_the_readme_says() -> None:
     )
     assert installs
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [line for line in installs if line.replace("--quiet ", "") not in readme] == []
+    # What is printed and where bytecode is compiled changes nothing of what is installed.
+    plain = [re.sub(r"--(quiet|no-compile) ", "", line) for line in installs]
+    assert [line for line in plain if line not in readme] == []
 
 
 def test_the_changelog_describes_the_version_of_the_package() -> None:
