@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ from cutegen.families import pointwise
 from cutegen.families.activation.family import ACTIVATION, ACTIVATION_BACKWARD
 from cutegen.families.declared import DeclaredFamily
 from cutegen.families.gated.family import ACTIVATIONS, GATED, GATED_BACKWARD, LAYOUTS
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
+from cutegen.measure.statistics import geometric_mean
+from cutegen.search.defaults import default_config
 
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 HOPPER = find_space("gated", ARCHES["sm_90a"])
 BACKWARD = find_space("gated_backward", ARCHES["sm_90a"])
 
@@ -93,3 +98,16 @@ def test_every_target_has_the_same_space(family: DeclaredFamily, name: str) -> N
     )
     problem = family.problem({"m": 8192, "n": 14336}, {})
     assert 1 <= len(list(space.configs(problem))) <= 200
+
+
+@pytest.mark.parametrize("family", ["gated", "gated_backward", "activation", "activation_backward", "rope"])
+def test_defaults_are_near_the_best_that_was_timed_on_sizes_drawn_at_random(family: str) -> None:
+    """On an H200, before and after the present defaults: where each default was among what was timed."""
+    space, ratios = find_space(family, ARCHES["sm_90a"]), []
+    for path in sorted(RESULTS.glob("untuned_gates*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            if row["problem"].startswith(f"{family} "):
+                default = str(default_config(space, parse_problem(row["problem"]), 132))
+                ratios.append(min(row["times"].values()) / row["times"][default])
+    assert len(ratios) >= 40
+    assert geometric_mean(ratios) > 0.98 and min(ratios) > 0.88, sorted(ratios)[:5]

@@ -20,8 +20,12 @@ SM_THREADS = 2048
 """Threads that a multiprocessor holds. Source: CUDA C++ Programming Guide, technical specifications."""
 OTHER_REGISTERS = 40
 """Registers of a thread beside those for what it loads: addresses, values in fp32 on their way."""
-FULL = 4 * SM_THREADS
-"""Accesses for each multiprocessor from which a thread may have several at a time."""
+BUSY = SM_THREADS // 2
+"""Accesses for each multiprocessor from which CTAs have 256 threads. Source: an H200, where 128 took up
+to 3 % less time below 0.9 of it, and 256 threads up to 7 % less above 1.1 of it."""
+FILLED = 3
+"""CTAs of 256 threads for each multiprocessor, below which too few threads wait for memory at a time. Source:
+an H200, where 238 rows of 1215 elements took 1.77 us in 1.8 CTAs, and 1.42 in 5.4."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "threads": (128, 256, 512),
@@ -45,6 +49,13 @@ def by_row(problem: Any) -> bool:
 def vectors(problem: Any) -> int:
     """Return the accesses that all rows of the narrowest tensor take."""
     return int(problem.m * (problem.n // access_elements(problem)))
+
+
+def ctas(problem: Any, tile: int) -> int:
+    """Return the CTAs that take ``tile`` accesses each."""
+    if by_row(problem):
+        return int(problem.m * -(-problem.n // tile))
+    return -(-vectors(problem) // tile)
 
 
 LONG = 512
@@ -120,38 +131,37 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def choose_default(space: Space, problem: Any) -> Config:
-    """Return the config with one access per thread to each tensor, or two where the arithmetic takes as long
-    as memory does; with CTAs of 256 threads where there are more than run at a time, whose starts then take
-    half as long. Where accesses are single elements, threads have so many that CTAs start no slower than
-    memory moves what they ask for.
+    """Return the config with one access per thread to each tensor, and CTAs of 256 threads where there are
+    many, whose starts then take half as long. Where accesses are single elements, threads have so many that
+    CTAs start no slower than memory moves what they ask for.
 
-    Source: an H200, where no config of 12 large problems was more than 0.3 % faster, and 256 threads took 4 %
-    less for 256 rows of 14336 elements (docs/results/gated.json).
+    Source: an H200, where the best of 12 configs took 0.2 % less time in the geometric mean of 147 sizes of
+    aligned rows, and 4 % at most (docs/results/untuned_gates_before.json).
     """
-    waits = vectors(problem) > SM_THREADS * space.arch.nominal_sm_count
-    threads = 256 if waits else 128
-    base = Config(
+    if problem.signature.unaligned:
+        return _with_long_tiles(space, problem, _base(256))
+    return _base(256 if vectors(problem) >= BUSY * space.arch.nominal_sm_count else 128)
+
+
+def _base(threads: int) -> Config:
+    return Config(
         {"threads": threads, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
     )
-    if problem.signature.unaligned:
-        return _with_long_tiles(space, problem, base.replace(threads=256))
-    slow = problem.signature.activation == "gelu" and not problem.family.endswith("_backward")
-    config = base.replace(vectors_per_thread=2 if slow else 1)
-    busy = vectors(problem) >= FULL * space.arch.nominal_sm_count
-    return config if busy and not space.explain(problem, config) else base
 
 
 def _with_long_tiles(space: Space, problem: Any, base: Config) -> Config:
     """Return ``base`` with as many single elements per thread as keep memory busy while the next CTA starts,
-    or fewer where these leave multiprocessors without work."""
+    or fewer where these leave multiprocessors with few CTAs."""
     moved = (LOADS[problem.family] + STORES[problem.family]) * ELEMENT_BYTES[problem.signature.dtype]
     config = base
-    for count in DOMAINS["vectors_per_thread"]:
+    for count in (1, 2, 4, 8):
         longer = base.replace(vectors_per_thread=count)
-        if space.explain(problem, longer):
+        tile = base.integer("threads") * count
+        few = ctas(problem, tile) < FILLED * space.arch.nominal_sm_count
+        if space.explain(problem, longer) or (count > 1 and few):
             break
         config = longer
-        if base.integer("threads") * int(str(count)) * moved >= BYTES_OF_A_START:
+        if tile * moved >= BYTES_OF_A_START:
             break
     return config
 
