@@ -249,6 +249,32 @@ def test_it_costs_what_a_gemm_of_all_rows_of_w_costs() -> None:
     assert strategy.tile(config, "n") * 2 == columns
 
 
+#: Microseconds on an H200, launches back to back, by tile, cluster and kind of some kernels of a problem.
+MEASURED: dict[str, dict[str, float]] = {
+    "40x4240x1472": {
+        "64x80 1x1": 9.4,
+        "64x96 1x1": 10.1,
+        "128x40 1x1 swapped": 11.4,
+        "128x48 1x1 swapped": 11.5,
+    },
+    "129x11783x5632": {
+        "128x72 1x2 swapped pingpong": 72.7,
+        "128x72 1x2 swapped": 80.9,
+        "128x80 1x2 swapped": 82.5,
+    },
+    "1308x576x1024": {"128x96 1x2": 7.7, "128x104 2x1 swapped pingpong": 8.3, "64x192 2x1 pingpong": 8.4},
+    "1455x896x2944": {"192x112 1x1": 24.4, "192x112 1x2": 25.1, "128x168 1x1 swapped": 25.8},
+}
+
+
+@pytest.mark.parametrize("sizes", MEASURED)
+def test_the_default_is_near_the_fastest_that_was_measured(sizes: str) -> None:
+    config, known = default_config(SPACE, parse_problem(f"gated_gemm {sizes} bf16"), 132), MEASURED[sizes]
+    kind = [word for word, knob in (("swapped", "swap_ab"), ("pingpong", "pingpong")) if config.flag(knob)]
+    (rows, columns), (along_m, along_n) = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
+    assert known[" ".join([f"{rows}x{columns}", f"{along_m}x{along_n}", *kind])] < 1.05 * min(known.values())
+
+
 def test_every_problem_has_a_default_and_it_is_checked_on_a_tail() -> None:
     for m in (1, 64, 65, 100_000):
         for n in (1, 17, 2880):

@@ -14,12 +14,43 @@ from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_
 from cutegen.family import Default
 from cutegen.space import Config, Space
 
-__all__ = ["GatedGemmStrategy"]
+__all__ = ["GatedGemmStrategy", "no_turns"]
 
-#: So many default candidates are compared where there are many rows. There swapped tiles take longer than
-#: those of a plain GEMM: 1.02, 1.03 and 1.05 times as long as the same tile unswapped, which by the GEMM's
-#: fit takes as long. Source: 1024 and 4096 rows of Llama-3 on an H200 (docs/results/gated_gemm.json).
-_LOOKED_AT, _MANY_ROWS, _SWAPPED = 6, 2048, 1.03
+#: So many default candidates are compared.
+_LOOKED_AT = 12
+#: From so many rows on swapped tiles take longer than those of a plain GEMM: 1.02, 1.03 and 1.05 times as
+#: long as the same tile unswapped, which by the fit takes as long. Source: 1024 and 4096 rows of Llama-3 on
+#: an H200 (docs/results/gated_gemm.json).
+_MANY_ROWS, _SWAPPED = 2048, 1.03
+#: Tiles that are not cut along k and leave this share of the SMs idle take longer than the GEMM's fit says.
+#: Source: 60 random problems and up to 16 kernels each on an H200; with this factor the choice among the
+#: kernels of matrices that were left out is at 0.987 of the fastest in geometric mean and never under 0.93,
+#: without it at 0.979 and 0.73.
+_IDLE, _FEW_TILES = 0.45, 1.12
+#: Swapped tiles of so many rows whose warpgroups do not take turns: nothing hides their epilogue. Source: as
+#: above, and of groups docs/results/grouped_gated_gemm.json.
+_HIGH, _NO_TURNS = 64, 1.03
+#: Kernels without tensor cores take less time than predicted for a single row, others of it more. Source:
+#: weights of Llama-3 and 1x3656x3648 on an H200, 0.94 to 0.98 of what is predicted.
+_ONE_ROW = 0.95
+
+
+def no_turns(config: Config) -> float:
+    """Return how much longer a kernel takes than the GEMM's model says by whether warpgroups take turns."""
+    high = config.flag("swap_ab") and config.pair("tile_shape_mn")[1] >= _HIGH
+    return _NO_TURNS if high and not config.flag("pingpong") else 1.0
+
+
+def _slower(config: Config, problem: Any, sm_count: int) -> float:
+    """Return how much longer a kernel takes than the GEMM's model says, by what is known of gated GEMMs."""
+    swapped, gemm = config.flag("swap_ab"), plain_gemm(problem)
+    sizes = (gemm.n, gemm.m) if swapped else (gemm.m, gemm.n)
+    tiles = math.prod(
+        -(-size // extent) for size, extent in zip(sizes, config.pair("tile_shape_mn"), strict=True)
+    )
+    few = config["split_k"] == 1 and tiles <= (1 - _IDLE) * sm_count
+    many = swapped and problem.m >= _MANY_ROWS
+    return no_turns(config) * (_FEW_TILES if few else 1.0) * (_SWAPPED if many else 1.0)
 
 
 class GatedGemmStrategy(BorrowedStrategy):
@@ -32,17 +63,20 @@ class GatedGemmStrategy(BorrowedStrategy):
         return None if gemm is None else cls(gemm, plain_gemm)
 
     def default(self, space: Space, problem: Any, sm_count: int) -> Default:
-        """Return the fastest predicted of the default candidates, of which weights apart have fewer."""
+        """Return the fastest predicted of the default candidates, of which weights apart have fewer.
+
+        The GEMM's model is corrected by what is known of gated GEMMs.
+        """
         if not isinstance(self._gemm, GemmStrategy):
-            return super().default(space, problem, sm_count)
+            found = super().default(space, problem, sm_count)
+            known = found.time_us is not None and problem.m == 1
+            return found._replace(time_us=_ONE_ROW * (found.time_us or 0.0)) if known else found
         by_time = defaults_by_time(space, plain_gemm(problem), sm_count)
-        found = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
-        if problem.m < _MANY_ROWS or len(found) < 2:
-            return Default(next(iter(found), None) or space.default(problem))
-        predict = self.predictor(space, problem, sm_count, found)
-        return Default(
-            min(found, key=lambda c: (predict(c) or math.inf) * (_SWAPPED if c.flag("swap_ab") else 1.0))
-        )
+        likely = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
+        if not likely:
+            return Default(space.default(problem))
+        predict = self.predictor(space, problem, sm_count, likely)
+        return Default(min(likely, key=lambda c: (predict(c) or math.inf) * _slower(c, problem, sm_count)))
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""

@@ -12,6 +12,7 @@ from itertools import islice
 
 from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gated_gemm.strategy import no_turns
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy, Fixed
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.families.grouped_gemm.batched_gemm import (
@@ -133,6 +134,10 @@ class GroupedStrategy(BorrowedStrategy):
 
 class GatedGroupedStrategy(GroupedStrategy):
     """The same for gated GEMMs."""
+
+    def slower(self, config: Config, problem: DeclaredProblem) -> float:
+        """Return what a prediction is multiplied by, as for groups and for gated GEMMs."""
+        return super().slower(config, problem) * no_turns(config)
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""
