@@ -41,6 +41,7 @@ from tools.benchmark.cold_table import COLD_START, ColdStart
 from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.first_call_table import FIRST_CALLS, HOST_ONLY, FirstCalls, HostCalls
 from tools.benchmark.foreign_table import ForeignResults
+from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.profile_table import PROFILE, Profile
@@ -67,6 +68,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     FIRST_CALLS: FirstCalls,
     HOST_ONLY: HostCalls,
     FOREIGN: ForeignResults,
+    GPU_TESTS: GpuTests,
     TRANSCRIPT: Transcript,
     MODEL: ModelResults,
     UNTUNED: UntunedResults,

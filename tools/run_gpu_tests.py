@@ -66,6 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--sanitize", action="store_true", help="run under compute-sanitizer, which must be there"
     )
+    parser.add_argument("--kernels", type=Path, help="keep compiled kernels in this folder, for further runs")
     parser.add_argument("--logs", type=Path, help="keep what each process printed in this folder")
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         folder = options.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         sanitizer = Sanitizer.find() if options.sanitize else None
-        processes = Processes(Path(scratch), folder, began + options.limit, sanitizer)
+        processes = Processes(Path(scratch), folder, began + options.limit, sanitizer, options.kernels)
         found = {
             test: alone
             for test, alone in processes.collect(options.paths).items()
@@ -110,6 +111,7 @@ def _facts(options: argparse.Namespace, device: Device, count: int, seconds: flo
     return {
         **check_facts(GPU_TESTS, device, options.commit),
         "processes": count,
+        "kernels_kept": options.kernels is not None,
         "sanitizer": options.sanitize,
         "seconds": round(seconds, 1),
     }

@@ -25,8 +25,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
+def store(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Store:
+    """An empty one, unless tools/run_gpu_tests.py names one that it keeps."""
+    kept = request.config.getoption("--kernels", default=None)
+    return Store(kept or tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

@@ -68,16 +68,14 @@ def launch_of(kind: str) -> Launch:
 
 
 @pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
+def dispatcher(store: Store) -> Iterator[Dispatcher]:
     """One cache for the file, and a table that names a split product."""
     assert GPU is not None
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
     problem, _ = KINDS["split_k"]
     table = Table(Fingerprint.of(GPU), [Entry(problem, config_of("split_k"))])
-    yield cutegen.use(
-        Dispatcher(table, kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow"))
-    )
+    yield cutegen.use(Dispatcher(table, kernels=Kernels(store, build="allow")))
     cutegen.use(before)
 
 

@@ -21,14 +21,12 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture(scope="module", autouse=True)
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
+def dispatcher(store: Store) -> Iterator[Dispatcher]:
     from cutegen.torch_ops import gemm as ops
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
-    yield cutegen.use(
-        Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow"), fallback="none")
-    )
+    yield cutegen.use(Dispatcher(kernels=Kernels(store, build="allow"), fallback="none"))
     cutegen.use(before)
     torch._dynamo.reset()
 

@@ -26,12 +26,12 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _dispatcher(store: Store) -> Iterator[None]:
     from cutegen.torch_ops import gemm as ops
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
-    kernels = Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow")
+    kernels = Kernels(store, build="allow")
     cutegen.use(Dispatcher(kernels=kernels, fallback="none"))
     with inductor_config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -46,17 +45,6 @@ LINES = (
     ("gemm 1000x2048x1040 e4m3 kk", "tile_shape_mn=64x256 cluster_shape_mn=1x1"),
     ("gemm 1000x2048x1040 int8 kk", "tile_shape_mn=128x64 cluster_shape_mn=2x1"),
 )
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench(timeout_s=60) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(("line", "words"), LINES)

@@ -35,15 +35,13 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dispatcher]:
+def dispatcher(store: Store) -> Iterator[Dispatcher]:
     """One cache for the file; defaults answer, since no table is there."""
     from cutegen.torch_ops import gemm as ops
 
     cutegen.gemm  # noqa: B018  prepares the operators
     before = ops.default_dispatcher()
-    yield cutegen.use(
-        Dispatcher(kernels=Kernels(Store(tmp_path_factory.mktemp("cache")), build="allow"), fallback="none")
-    )
+    yield cutegen.use(Dispatcher(kernels=Kernels(store, build="allow"), fallback="none"))
     cutegen.use(before)
 
 

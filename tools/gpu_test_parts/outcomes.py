@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BAD", "OUTCOMES", "Ended", "file_of", "merge", "read_events"]
+__all__ = ["BAD", "NOT_BEGUN", "OUTCOMES", "Ended", "file_of", "merge", "read_events"]
 
 #: How a test may end, the worst first: what comes first here stands, whatever else is said of the test.
 OUTCOMES = ("error", "failed", "xfailed", "skipped", "passed", "unfinished")
 #: Those of which a good run has none.
 BAD = ("error", "failed", "unfinished")
+
+#: Why a test that no event tells about is unfinished.
+NOT_BEGUN = "it did not begin"
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def merge(tests: Iterable[str], events: Iterable[Mapping[str, Any]]) -> list[Ended]:
     """Return what came of ``tests``, and of what else the events tell about, such as a file with an error."""
-    found = {test: Ended(test, message="it did not begin") for test in tests}
+    found = {test: Ended(test, message=NOT_BEGUN) for test in tests}
     for event in events:
         name = event["test"]
         found[name] = found.get(name, Ended(name)).after(event)

@@ -23,8 +23,8 @@ class Part:
     """What one process runs.
 
     Attributes:
-        name: Of the file, and which of its slices.
-        tests: Node ids of one file, in its order.
+        name: Of the file, and which of its slices; of the first of several files.
+        tests: Node ids, those of a file in its order.
         seconds: How long it may take, so that long ones begin first.
     """
 
@@ -44,10 +44,10 @@ def by_file(tests: Iterable[str]) -> dict[str, list[str]]:
 def slices(
     tests: Iterable[str], seconds: Mapping[str, float], processes: int, suffix: str = ""
 ) -> list[Part]:
-    """Return parts for so many processes, the longest first; one process gets whole files.
+    """Return parts for so many processes, the longest first; where one runs, each file is a part.
 
     A slice repeats the start of a process and what its file does once: files are cut only where one process
-    would still run when the others have nothing left.
+    would still run when the others have nothing left. Short files share a process, and its start.
 
     Args:
         tests: Node ids.
@@ -57,12 +57,28 @@ def slices(
     """
     files = by_file(tests)
     cost = {file: seconds.get(file, UNKNOWN_S) * len(listed) for file, listed in files.items()}
-    share = max(START_S, sum(cost.values()) / processes / 2)
+    share = max(START_S, sum(cost.values()) / processes / 3)
     parts = []
     for file, listed in files.items():
         count = min(len(listed), math.ceil(cost[file] / share)) if processes > 1 else 1
         parts += _cut(Path(file).stem + suffix, listed, max(1, count), cost[file])
-    return sorted(parts, key=lambda part: -part.seconds)
+    parts.sort(key=lambda part: -part.seconds)
+    return _together(parts, share) if processes > 1 else parts
+
+
+def _together(parts: Sequence[Part], most: float) -> list[Part]:
+    """Return parts, longest first, with those in one that take ``most`` seconds together, starts apart."""
+    found: list[Part] = []
+    for part in parts:
+        took = part.seconds - START_S
+        at = next((i for i, other in enumerate(found) if other.seconds + took <= START_S + most), None)
+        if at is None:
+            found.append(part)
+        else:
+            other = found[at]
+            name = f"{other.name.partition('+')[0]}+{len(by_file((*other.tests, *part.tests))) - 1}"
+            found[at] = Part(name, (*other.tests, *part.tests), other.seconds + took)
+    return sorted(found, key=lambda part: -part.seconds)
 
 
 def _cut(name: str, tests: Sequence[str], count: int, seconds: float) -> list[Part]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from cutegen.errors import UsageError
 from tools.benchmark.environment import ROOT
-from tools.gpu_test_parts.outcomes import Ended, file_of, merge, read_events
-from tools.gpu_test_parts.plan import Part
+from tools.gpu_test_parts.outcomes import NOT_BEGUN, Ended, file_of, merge, read_events
+from tools.gpu_test_parts.plan import Part, by_file
 from tools.gpu_test_parts.sanitizer import Sanitizer
 
 __all__ = ["Processes"]
@@ -36,12 +36,14 @@ class Processes:
         logs: Folder for what processes print.
         deadline: By :func:`time.monotonic`, when whatever still runs is killed.
         sanitizer: Watches the processes, if given.
+        kernels: Folder in which compiled kernels are kept, if given.
     """
 
     scratch: Path
     logs: Path
     deadline: float
     sanitizer: Sanitizer | None = None
+    kernels: Path | None = None
     #: Where the files are that node ids begin with.
     _files: dict[str, str] = field(default_factory=dict)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
@@ -77,19 +79,31 @@ class Processes:
             pool.shutdown(cancel_futures=True)
 
     def _run_part(self, part: Part) -> list[Ended]:
+        """Run a part; where its process dies, another runs the tests that had not begun."""
         folder = self.scratch / part.name
         folder.mkdir()
-        listed, lines, log = folder / "tests.json", folder / "events.jsonl", self.logs / f"{part.name}.log"
-        listed.write_text(json.dumps(part.tests), encoding="utf-8")
-        words = [f"--only-listed={listed}", f"--lines={lines}", f"--basetemp={folder / 'tmp'}"]
-        command = [sys.executable, *_PYTEST, *words, self._files[file_of(part.tests[0])]]
-        watched = self.sanitizer
-        prefix = watched.prefix(folder) if watched else []
-        self._call([*prefix, *command], log, self._variables(part.name))
-        ended = merge(part.tests, read_events(lines))
-        if watched and (errors := watched.errors(folder)):
-            ended.append(Ended(f"{file_of(part.tests[0])}::compute-sanitizer", "failed", 0.0, errors))
+        left, found = list(part.tests), dict[str, Ended]()
+        while left:
+            found |= {each.test: each for each in self._run_tests(part.name, folder, left)}
+            waiting = [test for test in left if found[test].message == NOT_BEGUN]
+            left = waiting if len(waiting) < len(left) and time.monotonic() < self.deadline else []
         shutil.rmtree(folder, ignore_errors=True)
+        return list(found.values())
+
+    def _run_tests(self, name: str, folder: Path, tests: Sequence[str]) -> list[Ended]:
+        listed, lines = folder / "tests.json", folder / "events.jsonl"
+        listed.write_text(json.dumps(tests), encoding="utf-8")
+        lines.unlink(missing_ok=True)
+        words = [f"--only-listed={listed}", f"--lines={lines}", f"--basetemp={folder / 'tmp'}"]
+        if self.kernels is not None:
+            words.append(f"--kernels={self.kernels.absolute()}")
+        files = [self._files[file] for file in by_file(tests)]
+        prefix = self.sanitizer.prefix(folder) if self.sanitizer else []
+        command = [*prefix, sys.executable, *_PYTEST, *words, *files]
+        self._call(command, self.logs / f"{name}.log", self._variables(name))
+        ended = merge(tests, read_events(lines))
+        if self.sanitizer and (errors := self.sanitizer.errors(folder)):
+            ended.append(Ended(f"{name}::compute-sanitizer", "failed", 0.0, errors))
         return ended
 
     def _variables(self, name: str) -> dict[str, str]:
@@ -110,7 +124,7 @@ class Processes:
         left = self.deadline - time.monotonic()
         if left <= 0:
             return None
-        with log.open("wb") as out:
+        with log.open("ab") as out:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=variables, stdout=out, stderr=out, start_new_session=True
             )

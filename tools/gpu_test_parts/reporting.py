@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add where to read and write."""
     group = parser.getgroup("tools/run_gpu_tests.py")
     group.addoption("--only-listed", type=Path, help="JSON list of the tests to run")
+    group.addoption("--kernels", type=Path, help="folder in which compiled kernels are kept")
     group.addoption("--lines", type=Path, help="file for a line of JSON per event")
 
 
