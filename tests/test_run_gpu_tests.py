@@ -199,7 +199,7 @@ def test_slices_hold_every_test_once_and_long_ones_come_first() -> None:
     assert sorted(test for part in parts for test in part.tests) == sorted(tests)
     assert [part.seconds for part in parts] == sorted((part.seconds for part in parts), reverse=True)
     sizes = [len(part.tests) for part in parts if part.name.startswith("a.")]
-    assert len(sizes) > 20 and max(sizes) - min(sizes) <= 1 and parts[0].name == "c"
+    assert len(sizes) > 10 and max(sizes) - min(sizes) <= 1 and parts[0].name == "c"
     assert [part.name for part in slices(tests, {}, 1)] == ["a", "b", "d", "c"]
 
 
@@ -209,7 +209,7 @@ def test_short_files_share_a_process() -> None:
     seconds = {"a.py": 9.0, "b.py": 0.5, "c.py": 0.4, "d.py": 0.3, "e.py": 2.0}
     parts = slices(tests, seconds, 2)
     assert sorted(test for part in parts for test in part.tests) == sorted(tests)
-    assert max(part.seconds for part in parts) <= START_S + 122 / 2 / 3
+    assert max(part.seconds for part in parts) <= 3 * START_S
     (short,) = [part for part in parts if part.name.startswith("b")]
     assert short.name == "b+2" and list(by_file(short.tests)) == ["b.py", "c.py", "d.py"]
 

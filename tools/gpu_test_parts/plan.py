@@ -57,7 +57,7 @@ def slices(
     """
     files = by_file(tests)
     cost = {file: seconds.get(file, UNKNOWN_S) * len(listed) for file, listed in files.items()}
-    share = max(START_S, sum(cost.values()) / processes / 3)
+    share = max(2 * START_S, sum(cost.values()) / processes / 3)
     parts = []
     for file, listed in files.items():
         count = min(len(listed), math.ceil(cost[file] / share)) if processes > 1 else 1
