@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from row_compile import REGISTERS, build, require_predicted, ring
 
@@ -107,6 +110,25 @@ def test_there_is_one_exchange() -> None:
         config = HOPPER.default(problem)
         text, rows = render(problem, config, HOPPER.arch).text, config.integer("rows_per_thread")
         assert text.count("share_pair(") == 1 + rows and text.count("over_row(") == 1 + rows
+
+
+@pytest.mark.parametrize("line", ["8192x768 bf16", "262144x128 bf16", "1024x131072 bf16", "2048x65536 bf16"])
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_lanes_join_their_means_and_squares(line: str, offset: float) -> None:
+    """The kernel's own function, with an array of lanes for a register, beside fp64."""
+    problem = parse_problem(f"layernorm {line}")
+    text = render(problem, HOPPER.default(problem), HOPPER.arch).text
+    functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
+    lanes, held = 32, 24
+    arch = SimpleNamespace(shuffle_sync_bfly=lambda value, offset: value[np.arange(lanes) ^ offset])
+    space: dict[str, Any] = {"cute": SimpleNamespace(arch=arch)}
+    exec(ast.unparse(functions["joined"]), space)
+    x = np.random.default_rng(0).standard_normal((lanes, held)) + offset
+    mean, squares = x.mean(1).astype(np.float32), (x.var(1) * held).astype(np.float32)
+    found = space["joined"](mean, squares, held, lanes)
+    assert all((value == value[0]).all() and value.dtype == np.float32 for value in found)
+    assert found[0][0] == pytest.approx(x.mean(), rel=1e-6)
+    assert found[1][0] == pytest.approx(x.var() * x.size, rel=1e-6 + 1e-7 * offset)
 
 
 @pytest.mark.parametrize(

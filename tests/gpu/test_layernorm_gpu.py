@@ -104,6 +104,9 @@ STAGED = {
 }
 #: Rows that come through a ring, to two groups in each CTA of a cluster of two.
 THROUGH_A_RING = {
+    "distances between lanes do not count": Broken(
+        "squares + (other - mean) * (other - mean) * (held * 0.5)", "squares", WRONG
+    ),
     "a row comes twice": Broken(
         "row_of(x, row, first), x_stage", "row_of(x, row - row % 2, first), x_stage", WRONG
     ),
