@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cutegen.arch import Arch
     from cutegen.families.user.closure import Opening
-    from cutegen.space import Config, Launch, Space, Value
+    from cutegen.space import Config, Launch, Query, Space, Value
 
 __all__ = [
     "Argument",
@@ -277,29 +277,11 @@ class Default(NamedTuple):
 class Strategy(Protocol):
     """A performance model of one algorithm of a family on an architecture: which configs are promising."""
 
-    def rank(
-        self,
-        space: Space,
-        problem: OwnProblem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        default: Config | None = None,
-    ) -> list[Config]:
+    def rank(self, query: Query, limit: int, *, default: Config | None = None) -> list[Config]:
         """Return the configs to try first, of at most ``limit`` kernels: the default, then the best."""
         ...
 
-    def likely(
-        self,
-        space: Space,
-        problem: OwnProblem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        everywhere: bool = False,
-    ) -> list[Config]:
+    def likely(self, query: Query, limit: int, *, everywhere: bool = False) -> list[Config]:
         """Return configs of different kernels that :meth:`rank` of the same arguments will return as well.
 
         They are known at once, so they can be compiled while the ranking is computed. The default is not
@@ -308,26 +290,12 @@ class Strategy(Protocol):
         ...
 
     def refine(
-        self,
-        space: Space,
-        problem: OwnProblem,
-        results: Mapping[Config, float | None],
-        limit: int,
-        *,
-        sm_count: int | None = None,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        new_kernels: bool = True,
+        self, query: Query, results: Mapping[Config, float | None], limit: int, *, new_kernels: bool = True
     ) -> list[Config]:
         """Return untried configs that measured microseconds suggest; a result of None is a failure."""
         ...
 
-    def precompute(
-        self,
-        space: Space,
-        problem: OwnProblem,
-        sm_count: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-    ) -> None:
+    def precompute(self, query: Query) -> None:
         """Compute in advance what the other methods look up; called from any thread."""
         ...
 

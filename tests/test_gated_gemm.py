@@ -21,6 +21,7 @@ from cutegen.families.gated_gemm.family import GATED_GEMM  # noqa: E402
 from cutegen.families.gated_gemm.plain_gemm import plain_gemm  # noqa: E402
 from cutegen.families.registry import find_space, is_legal, parse_problem  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
+from cutegen.space import Query  # noqa: E402
 from cutegen.torch_ops import gated_gemm as operator  # noqa: E402
 
 SPACE = find_space("gated_gemm", find_arch("sm_90a"))
@@ -298,7 +299,7 @@ def test_few_rows_have_kernels_without_tensor_cores() -> None:
     problem = parse_problem("gated_gemm 2x512x4096 bf16")
     strategy = GATED_GEMM.strategy(SPACE.arch, "few_rows")
     assert strategy is not None
-    ranked = strategy.rank(few, problem, 132, 6)
+    ranked = strategy.rank(Query(few, problem, 132), 6)
     assert len(set(ranked)) == 6 and all(few.is_valid(problem, config) for config in ranked)
     assert all(config.integer("columns_per_warp") % 2 == 0 for config in few.configs(problem))
     assert {strategy.tile(ranked[0], size) for size in "mn"} == {1}

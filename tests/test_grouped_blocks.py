@@ -30,7 +30,7 @@ from cutegen.family import Inputs  # noqa: E402
 from cutegen.measure.check import Verdict, judge  # noqa: E402
 from cutegen.measure.guarded import Guarded  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
-from cutegen.space import Config  # noqa: E402
+from cutegen.space import Config, Query  # noqa: E402
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("grouped_gemm_blocks", ARCH)
@@ -157,7 +157,7 @@ def test_every_problem_has_a_default(g: int) -> None:
 def test_few_rows_of_a_group_are_columns_of_a_tile() -> None:
     many, few = (parse_problem(f"grouped_gemm_blocks {m}x4096x4096x128 e4m3") for m in (262144, 256))
     assert not default_config(SPACE, many)["swap_ab"] and default_config(SPACE, few)["swap_ab"]
-    ranked = FAMILY.strategy(ARCH).rank(SPACE, many, 132, 6)
+    ranked = FAMILY.strategy(ARCH).rank(Query(SPACE, many, 132), 6)
     assert len(ranked) >= 6 and all(not SPACE.explain(many, config) for config in ranked)
     one = side_by_side(parse_problem("grouped_gemm_blocks 32768x4096x2048x128 e4m3"))
     assert str(one) == "gemm_blocks 272x524288x2048 e4m3 kk"

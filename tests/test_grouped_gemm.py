@@ -29,7 +29,7 @@ from cutegen.measure.check import Verdict, judge  # noqa: E402
 from cutegen.measure.guarded import Guarded  # noqa: E402
 from cutegen.measure.statistics import geometric_mean  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
-from cutegen.space import Config  # noqa: E402
+from cutegen.space import Config, Query  # noqa: E402
 from cutegen.torch_ops.grouped_gemm import expected_mean, prepare  # noqa: E402
 from tools.benchmark.family_child import COPIES, FamilyCall, call_names  # noqa: E402
 
@@ -235,16 +235,16 @@ def test_the_model_takes_tiles_for_the_rows_of_a_group() -> None:
     found = default_config(find_space(masked.family, arch), masked)
     assert found["swap_ab"] and found.pair("tile_shape_mn")[1] <= 32
     strategy: Any = GROUPED_GEMM.strategy(arch)
-    ranked = strategy.rank(HOPPER, LARGE, 132, 6)
+    ranked = strategy.rank(Query(HOPPER, LARGE, 132), 6)
     assert ranked[0] == HOPPER.default(LARGE) and len(ranked) == len(set(ranked)) > 6
     assert all(not HOPPER.explain(LARGE, config) for config in ranked)
     times = {config: 1000.0 + at for at, config in enumerate(ranked)}
-    refined = strategy.refine(HOPPER, LARGE, times, 4, sm_count=132)
+    refined = strategy.refine(Query(HOPPER, LARGE, 132), times, 4)
     assert refined and not times.keys() & {*refined}
     gated: Any = find_family("grouped_gated_gemm").strategy(HOPPER.arch)
     assert strategy.tile(ranked[0], "n") == 2 * gated.tile(ranked[0], "n")
     only = {"tile_shape_mn": [(128, 128)]}
-    assert {c["tile_shape_mn"] for c in strategy.rank(HOPPER, LARGE, 132, 4, only)} == {(128, 128)}
+    assert {c["tile_shape_mn"] for c in strategy.rank(Query.of(HOPPER, LARGE, 132, only), 4)} == {(128, 128)}
 
 
 # --- the operator ---

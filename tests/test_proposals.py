@@ -22,7 +22,7 @@ from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import is_heavy
 from cutegen.search import strategies as survey
 from cutegen.search.defaults import default_config
-from cutegen.space import Config, Value
+from cutegen.space import Config, Query, Value
 
 SM90 = find_arch("sm_90a")
 SPACE = find_space("gemm", SM90)
@@ -39,7 +39,7 @@ def _views(configs: list[Config]) -> set[Config]:
 
 @cache
 def _ranked(problem: Problem) -> list[Config]:
-    return rank(SPACE, problem, 132, LIMIT)
+    return rank(Query(SPACE, problem, 132), LIMIT)
 
 
 def _predicted(problem: Problem, config: Config) -> float:
@@ -62,7 +62,7 @@ def test_every_ranked_config_is_legal_and_kernels_stay_within_the_limit(
 ) -> None:
     """Whatever the problem: the default leads, all is legal, nothing repeats, at most `limit` kernels."""
     problem = Problem(m, n, k, out_dtype=out, layout=layout, epilogue=Epilogue(bias=bias))
-    configs = rank(SPACE, problem, 132, limit)
+    configs = rank(Query(SPACE, problem, 132), limit)
     assert configs[0] == SPACE.default(problem)
     assert all(not SPACE.explain(problem, config) for config in configs)
     assert len(set(configs)) == len(configs)
@@ -71,7 +71,7 @@ def test_every_ranked_config_is_legal_and_kernels_stay_within_the_limit(
 
 def test_the_same_question_gets_the_same_list() -> None:
     """Ranking twice gives the same configs in the same order."""
-    assert rank(SPACE, T1, 132, LIMIT) == _ranked(T1)
+    assert rank(Query(SPACE, T1, 132), LIMIT) == _ranked(T1)
 
 
 def test_what_was_precomputed_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_the_limit_counts_kernels_and_variants_are_free() -> None:
     assert len(_views(configs)) == LIMIT
     assert len(_views(configs[:LIMIT])) == LIMIT
     assert LIMIT < len(configs) <= LIMIT * 3 + 1
-    plain = rank(SPACE, S1, 132, LIMIT, variants=0)
+    plain = rank(Query(SPACE, S1, 132), LIMIT, variants=0)
     assert _views(plain) == _views(configs)
     assert len(plain) <= LIMIT + 1
 
@@ -166,7 +166,7 @@ def test_the_best_prediction_is_near_what_a_good_library_reaches(problem: Proble
 @pytest.mark.parametrize("problem", [T1, Problem(16, 28672, 4096)], ids=str)
 def test_the_list_is_not_one_cut_in_many_schedules(problem: Problem) -> None:
     """Of sixteen kernels three quarters cut up the work in ways of their own; there are several families."""
-    configs = rank(SPACE, problem, 132, LIMIT, variants=0)
+    configs = rank(Query(SPACE, problem, 132), LIMIT, variants=0)
     knobs = ("tile_shape_mn", "tile_k", "cluster_shape_mn", "swap_ab", "stream_k")
     ways = {(*(config[knob] for knob in knobs), config["split_k"] > 1) for config in configs}
     assert len(configs) >= LIMIT and len(ways) >= LIMIT * 3 // 4
@@ -181,22 +181,22 @@ def test_fixed_values_restrict_everything() -> None:
         "tile_shape_mn": [(128, 192), (128, 128)],
         "swizzle_size": [2],
     }
-    configs = rank(SPACE, T1, 132, LIMIT, fixed)
+    configs = rank(Query.of(SPACE, T1, 132, fixed), LIMIT)
     assert configs
     assert all(config[knob] in values for config in configs for knob, values in fixed.items())
     assert SPACE.default(T1) not in configs
-    only = rank(SPACE, S1, 132, LIMIT, {"split_k": [8]})
+    only = rank(Query.of(SPACE, S1, 132, {"split_k": [8]}), LIMIT)
     assert {config["split_k"] for config in only} == {8}
 
 
 def test_bad_arguments_are_named() -> None:
     """An unknown knob or value and a limit of nothing are errors that say so."""
     with pytest.raises(ConfigError, match="unknown knob 'tile'"):
-        rank(SPACE, T1, 132, LIMIT, {"tile": [1]})
+        rank(Query.of(SPACE, T1, 132, {"tile": [1]}), LIMIT)
     with pytest.raises(ConfigError, match="not in its domain"):
-        rank(SPACE, T1, 132, LIMIT, {"split_k": [9999]})
+        rank(Query.of(SPACE, T1, 132, {"split_k": [9999]}), LIMIT)
     with pytest.raises(UsageError, match="at least 1"):
-        rank(SPACE, T1, 132, 0)
+        rank(Query(SPACE, T1, 132), 0)
 
 
 def _results(problem: Problem, count: int = 6) -> dict[Config, float | None]:
@@ -207,8 +207,8 @@ def _results(problem: Problem, count: int = 6) -> dict[Config, float | None]:
 def test_refinement_proposes_untried_legal_neighbours(problem: Problem) -> None:
     """Proposals are legal, new, without repeats, within the limit, and the same every time."""
     results = _results(problem)
-    proposed = refine(SPACE, problem, results, 8)
-    assert proposed == refine(SPACE, problem, results, 8)
+    proposed = refine(Query(SPACE, problem, 132), results, 8)
+    assert proposed == refine(Query(SPACE, problem, 132), results, 8)
     assert proposed and not set(proposed) & set(results)
     assert len(set(proposed)) == len(proposed)
     assert all(not SPACE.explain(problem, config) for config in proposed)
@@ -217,7 +217,7 @@ def test_refinement_proposes_untried_legal_neighbours(problem: Problem) -> None:
 
 
 def _around(problem: Problem, config: Config, limit: int = 400) -> list[Config]:
-    return refine(SPACE, problem, {config: 100.0}, limit)
+    return refine(Query(SPACE, problem, 132), {config: 100.0}, limit)
 
 
 def _differences(a: Config, b: Config) -> set[str]:
@@ -261,7 +261,7 @@ def test_refinement_starts_from_the_fastest() -> None:
     """Neighbours of a slow config are not proposed while faster ones have untried neighbours."""
     fast, slow = SPACE.default(T1), SPACE.default(T1).replace(tile_shape_mn=(64, 64), mma_warpgroups=1)
     results: dict[Config, float | None] = {fast: 200.0, slow: 900.0}
-    proposed = refine(SPACE, T1, results, 8)
+    proposed = refine(Query(SPACE, T1, 132), results, 8)
     assert proposed and all(len(_differences(fast, c)) <= 2 for c in proposed)
 
 
@@ -269,17 +269,16 @@ def test_refinement_does_not_retry_failures() -> None:
     """A kernel that failed is not proposed again with other run-time arguments."""
     good = SPACE.default(T1)
     bad = good.replace(cluster_shape_mn=(1, 2), swizzle_size=1)
-    proposed = refine(SPACE, T1, {good: 200.0, bad: None}, 400)
+    proposed = refine(Query(SPACE, T1, 132), {good: 200.0, bad: None}, 400)
     assert SPACE.compile_view(bad) not in _views(proposed)
-    assert refine(SPACE, T1, {bad: None}, 8) == []
+    assert refine(Query(SPACE, T1, 132), {bad: None}, 8) == []
 
 
 def test_refinement_keeps_to_fixed_values() -> None:
     """Knobs that the caller fixed do not move."""
     start = SPACE.default(T1)
-    proposed = refine(
-        SPACE, T1, {start: 200.0}, 50, fixed={"tile_shape_mn": [(128, 256)], "swizzle_size": [8]}
-    )
+    fixed = {"tile_shape_mn": [(128, 256)], "swizzle_size": [8]}
+    proposed = refine(Query.of(SPACE, T1, 132, fixed), {start: 200.0}, 50)
     assert proposed
     assert {c["tile_shape_mn"] for c in proposed} == {(128, 256)}
     assert {c["swizzle_size"] for c in proposed} == {8}
@@ -290,9 +289,9 @@ def test_refinement_around_a_default_outside_the_fixed_splits() -> None:
     with a split that is not among the fixed ones."""
     start = default_config(SPACE, S1)
     assert start["split_k"] != 1
-    best = rank(SPACE, S1, 132, 4, {"split_k": [1]})
+    best = rank(Query.of(SPACE, S1, 132, {"split_k": [1]}), 4)
     results: dict[Config, float | None] = {start: 10.0, **dict.fromkeys(best, 11.0)}
-    proposed = refine(SPACE, S1, results, 8, fixed={"split_k": [1]})
+    proposed = refine(Query.of(SPACE, S1, 132, {"split_k": [1]}), results, 8)
     assert proposed and {config["split_k"] for config in proposed} == {1}
 
 
@@ -302,11 +301,11 @@ def test_the_walk_over_tiles_is_varied_of_more_kernels_than_refinement_starts_fr
 ) -> None:
     """A kernel in eighth place may be the best rasterized along the other axis, which costs no
     compilation: that is tried of as many as there is room for two more each, the fastest first."""
-    ranked = rank(SPACE, T2, 132, 20)
+    ranked = rank(Query(SPACE, T2, 132), 20)
     firsts = {SPACE.compile_view(config): config for config in reversed(ranked)}
     order = [config for config in ranked if firsts[SPACE.compile_view(config)] == config]
     results: dict[Config, float | None] = {config: 5.0 + i / 1000 for i, config in enumerate(order)}
-    found = refine(SPACE, T2, results, 16, sm_count=132, new_kernels=new_kernels)
+    found = refine(Query(SPACE, T2, 132), results, 16, new_kernels=new_kernels)
     turned = [c.replace(raster_along_m=not c["raster_along_m"]) for c in order]
     assert [config in found for config in turned] == [True] * kernels + [False] * (len(turned) - kernels)
 
@@ -315,7 +314,7 @@ def test_a_small_list_keeps_the_cluster_variants_of_the_best_tiles() -> None:
     """Spreading over unlike kernels leaves room for twins of promising ones, clusters of two among them."""
     found = [
         config
-        for config in rank(SPACE, L4, 132, 32)
+        for config in rank(Query(SPACE, L4, 132), 32)
         if config["tile_shape_mn"] == (128, 96) and config["cluster_shape_mn"] == (2, 1)
     ]
     assert any(config["mma_warpgroups"] == 2 and not config["pingpong"] for config in found)
@@ -339,7 +338,7 @@ def test_without_a_compiler_refinement_varies_what_kernels_take_as_arguments(arc
 def test_what_is_likely_everywhere_is_of_the_whole_space_and_of_the_default_candidates() -> None:
     """Half of twelve are default candidates; no two are one kernel; a tile comes twice at most."""
     problem = Problem(182, 5632, 3072)
-    found = GemmStrategy().likely(SPACE, problem, 132, 16, everywhere=True)
+    found = GemmStrategy().likely(Query(SPACE, problem, 132), 16, everywhere=True)
     defaults = [config for _, config in islice(kernel_set(SPACE, problem, 132).by_time(problem), 6)]
     others = [config for config in found if config not in defaults]
     assert len({SPACE.compile_view(config) for config in found}) == len(found) == 12
@@ -347,7 +346,7 @@ def test_what_is_likely_everywhere_is_of_the_whole_space_and_of_the_default_cand
     assert all(sum(c["tile_shape_mn"] == o["tile_shape_mn"] for c in others) <= 2 for o in others)
     times = [fitted_us(problem, config, 132) for config in found]
     assert min(times) == fitted_us(problem, others[0], 132) < 0.95 * fitted_us(problem, defaults[0], 132)
-    kept = GemmStrategy().likely(SPACE, problem, 132, 16, {"use_pdl": (False,)}, everywhere=True)
+    kept = GemmStrategy().likely(Query.of(SPACE, problem, 132, {"use_pdl": (False,)}), 16, everywhere=True)
     assert kept and not any(config["use_pdl"] for config in kept)
 
 
@@ -363,18 +362,18 @@ def test_what_the_fit_puts_first_leads_and_the_physics_fills_up() -> None:
     kept = survey.rank(SPACE, problem, 132, 8, fixed, default=default)
     assert all(config["pingpong"] is False for config in kept)
     unfitted = Problem(64, 7168, 2048, ab_dtype="e4m3")
-    assert survey.rank(SPACE, unfitted, 132, 8) == rank(SPACE, unfitted, 132, 8)
+    assert survey.rank(SPACE, unfitted, 132, 8) == rank(Query(SPACE, unfitted, 132), 8)
 
 
 def test_of_many_a_third_is_what_the_fit_likes_of_all_kernels() -> None:
     """One of each way to cut up the work, behind the default kernels, among what is fixed."""
     fit, fixed = load_fit(), {"swap_ab": (False,)}
     problem = Problem(256, 6144, 4096)
-    first = GemmStrategy().likely(SPACE, problem, 132, 12)[:4]
+    first = GemmStrategy().likely(Query(SPACE, problem, 132), 12)[:4]
     ranked = survey.rank(SPACE, problem, 132, 12, default=first[0])
     found = list(dict.fromkeys(map(SPACE.compile_view, ranked)))
     assert found[: len(first)] == [SPACE.compile_view(config) for config in first] and len(found) == 12
-    more = promising(SPACE, problem, 132, lambda all_of: fitted_times_us(problem, all_of, 132, fit), 4)
+    more = promising(Query(SPACE, problem, 132), lambda all_of: fitted_times_us(problem, all_of, 132, fit), 4)
     assert {SPACE.compile_view(config) for config in more} <= set(found)
     defaults = {SPACE.compile_view(config) for _, config in kernel_set(SPACE, problem, 132).by_time(problem)}
     assert not defaults.issuperset(map(SPACE.compile_view, more))
@@ -387,7 +386,7 @@ def test_what_is_given_comes_once_behind_the_default() -> None:
     """As far as the limit goes; what is not valid is left out."""
     default, (one, two) = SPACE.default(T1), [c for c in _ranked(T1) if c != SPACE.default(T1)][:2]
     bad = one.replace(tile_shape_mn=(256, 256))
-    found = rank(SPACE, T1, 132, 3, default=default, first=[one, bad, default, two, one])
+    found = rank(Query(SPACE, T1, 132), 3, default=default, first=[one, bad, default, two, one])
     assert found[0] == default and found[1] == one
     assert len({SPACE.compile_view(config) for config in found}) == 3
 

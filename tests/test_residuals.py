@@ -13,14 +13,14 @@ from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.perf_model.residuals import Lessons
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.space import Config
+from cutegen.space import Config, Query
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 PROBLEM = Problem(128, 24576, 1536)
 
 
 def tried(limit: int = 40) -> list[Config]:
-    return rank(SPACE, PROBLEM, 132, limit)
+    return rank(Query(SPACE, PROBLEM, 132), limit)
 
 
 def test_a_knob_that_the_model_misjudges_is_found_out() -> None:
@@ -60,10 +60,10 @@ def test_refinement_goes_where_measurements_point() -> None:
         return ranker.predict(config) * (0.8 if config["swap_ab"] else 1.0) * exp(noise.gauss(0, 0.02))
 
     results: dict[Config, float | None] = {config: measured(config) for config in tried(48)}
-    found = refine(SPACE, PROBLEM, results, 16, sm_count=132)
+    found = refine(Query(SPACE, PROBLEM, 132), results, 16)
     assert len(found) == len(set(found)) and not set(found) & set(results)
     assert sum(c["swap_ab"] is True for c in found[-16:]) > 12
     known = {SPACE.compile_view(config) for config in results}
     assert len({SPACE.compile_view(config) for config in found} - known) > 16, "beyond the neighbours"
     few = {config: results[config] for config in list(results)[:8]}
-    assert len(refine(SPACE, PROBLEM, few, 16, sm_count=132)) <= 32
+    assert len(refine(Query(SPACE, PROBLEM, 132), few, 16)) <= 32

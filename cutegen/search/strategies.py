@@ -9,7 +9,7 @@ from cutegen.errors import UsageError
 from cutegen.family import Problem
 from cutegen.search.defaults import strategy_of
 from cutegen.search.short_list import find_short_list
-from cutegen.space import Config, Space, Value
+from cutegen.space import Config, Query, Space, Value
 
 __all__ = ["likely", "precompute", "rank", "refine", "spread"]
 
@@ -50,18 +50,16 @@ def rank(
         ConfigError: ``fixed`` names a knob or a value that does not exist.
         UsageError: ``limit`` is not positive.
     """
-    strategy = strategy_of(space)
+    query, strategy = Query.of(space, problem, sm_count, fixed), strategy_of(space)
     if strategy is not None:
-        return strategy.rank(space, problem, sm_count, limit, fixed, default=default)
+        return strategy.rank(query, limit, default=default)
     if limit < 1:
         raise UsageError(f"limit={limit} kernels must be at least 1")
     fixed = fixed or {}
     default = default or space.default(problem)
     known = find_short_list(space)
     listed = [] if known is None else [c for c in known.configs if not space.explain(problem, c)]
-    lead = [c for c in dict.fromkeys([default, *listed]) if all(c.get(k) in v for k, v in fixed.items())][
-        :limit
-    ]
+    lead = [*filter(query.keeps, dict.fromkeys([default, *listed]))][:limit]
     ruled = {knob for rule in space.rules for knob in rule.knobs}
     free = {k: fixed.get(k, [default[k]])[:1] for k in space.run_time_knobs if k not in ruled}
     kernels = {space.compile_view(config): [config] for config in lead}
@@ -88,11 +86,9 @@ def likely(
     ``everywhere``, the most promising of the whole space are among them.
     """
     strategy = strategy_of(space)
-    return (
-        []
-        if strategy is None
-        else strategy.likely(space, problem, sm_count, limit, fixed, everywhere=everywhere)
-    )
+    if strategy is None:
+        return []
+    return strategy.likely(Query.of(space, problem, sm_count, fixed), limit, everywhere=everywhere)
 
 
 def refine(
@@ -118,18 +114,16 @@ def refine(
         fixed: Knobs restricted to some values.
         new_kernels: Whether kernels may be asked for that are not compiled yet.
     """
-    strategy = strategy_of(space)
+    query, strategy = Query.of(space, problem, sm_count, fixed), strategy_of(space)
     if strategy is not None:
-        return strategy.refine(
-            space, problem, results, limit, sm_count=sm_count, fixed=fixed, new_kernels=new_kernels
-        )
+        return strategy.refine(query, results, limit, new_kernels=new_kernels)
     timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
     parents, count = (_PARENTS, limit) if new_kernels else (limit, 2 * limit)
     near = [
         neighbour
         for _, _, parent in timed[:parents]
         for neighbour in space.neighbours(problem, parent)
-        if neighbour not in results and all(neighbour[k] in values for k, values in (fixed or {}).items())
+        if neighbour not in results and query.keeps(neighbour)
     ]
     built = {space.compile_view(config) for config in results}
     return spread(dict.fromkeys(c for c in near if new_kernels or space.compile_view(c) in built), count)
@@ -145,7 +139,7 @@ def precompute(
     """
     strategy = strategy_of(space)
     if strategy is not None:
-        strategy.precompute(space, problem, sm_count, fixed)
+        strategy.precompute(Query.of(space, problem, sm_count, fixed))
 
 
 def spread(items: Iterable[_T], count: int) -> list[_T]:

@@ -13,7 +13,7 @@ from itertools import islice
 from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.strategy import no_turns
-from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy, Fixed
+from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.families.grouped_gemm.batched_gemm import (
     activation_of,
@@ -24,7 +24,7 @@ from cutegen.families.grouped_gemm.batched_gemm import (
 from cutegen.families.grouped_gemm.group_rows import mean_rows, row_tiles
 from cutegen.families.registry import find_space
 from cutegen.family import Default
-from cutegen.space import Config, Space, Value
+from cutegen.space import Config, Query, Space, Value
 
 __all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
 
@@ -82,24 +82,16 @@ class GroupedStrategy(BorrowedStrategy):
         found = dict.fromkeys(without_gemm_knobs(config) for config in configs if config["split_k"] == 1)
         return [config for config in found if space.is_valid(problem, config)]
 
-    def rank(
-        self,
-        space: Space,
-        problem: DeclaredProblem,
-        sm_count: int,
-        limit: int,
-        fixed: Fixed = None,
-        *,
-        default: Config | None = None,
-    ) -> list[Config]:
+    def rank(self, query: Query, limit: int, *, default: Config | None = None) -> list[Config]:
         """Return the default, then what the GEMM tries first, up to ``limit`` with its default kernels."""
+        space, problem = query.space, query.problem
         first = default or space.default(problem)
-        found = [first, *super().rank(space, problem, sm_count, limit, fixed, default=first)]
+        found = [first, *super().rank(query, limit, default=first)]
         known = {space.compile_view(config) for config in found}
-        others = self._defaults(space, problem, sm_count)
+        others = self._defaults(space, problem, query.sm_count)
         more = (config for config in others if space.compile_view(config) not in known)
         found = list(dict.fromkeys([*found, *islice(more, max(0, limit - len(known)))]))
-        return [c for c in found if all(c[knob] in values for knob, values in (fixed or {}).items())]
+        return [*filter(query.keeps, found)]
 
     def default(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Default:
         """Return the fastest predicted of the default candidates that leave k whole.

@@ -7,12 +7,9 @@ from typing import Any
 
 from cutegen.families.gemm.problem import Problem
 from cutegen.family import Default, OpenLibrary, Predictor, Strategy
-from cutegen.space import Config, Space, Value
+from cutegen.space import Config, Query, Space, Value
 
-__all__ = ["BorrowedStrategy", "Fixed"]
-
-#: Knobs restricted to some values.
-Fixed = Mapping[str, Sequence[Value]] | None
+__all__ = ["BorrowedStrategy"]
 
 
 class BorrowedStrategy:
@@ -42,67 +39,29 @@ class BorrowedStrategy:
         """Return configs of the space that was asked as ours, without those that are none."""
         return [config for config in configs if space.is_valid(problem, config)]
 
-    def rank(
-        self,
-        space: Space,
-        problem: Any,
-        sm_count: int,
-        limit: int,
-        fixed: Fixed = None,
-        *,
-        default: Config | None = None,
-    ) -> list[Config]:
+    def rank(self, query: Query, limit: int, *, default: Config | None = None) -> list[Config]:
         """Return the default, then the best by prediction."""
-        asked = self.asked_space(space, problem)
-        lead = None if default is None else self.theirs(asked, default)
-        found = self._gemm.rank(
-            asked, self._as_gemm(problem), sm_count, limit, self._kept(asked, fixed), default=lead
-        )
-        return self.ours(space, problem, found)
+        asked = self._asked(query)
+        lead = None if default is None else self.theirs(asked.space, default)
+        return self.ours(query.space, query.problem, self._gemm.rank(asked, limit, default=lead))
 
-    def likely(
-        self,
-        space: Space,
-        problem: Any,
-        sm_count: int,
-        limit: int,
-        fixed: Fixed = None,
-        *,
-        everywhere: bool = False,
-    ) -> list[Config]:
+    def likely(self, query: Query, limit: int, *, everywhere: bool = False) -> list[Config]:
         """Return the best by the fit to measured products."""
-        asked = self.asked_space(space, problem)
-        known = asked, self._as_gemm(problem), sm_count, limit, self._kept(asked, fixed)
-        return self.ours(space, problem, self._gemm.likely(*known, everywhere=everywhere))
+        found = self._gemm.likely(self._asked(query), limit, everywhere=everywhere)
+        return self.ours(query.space, query.problem, found)
 
     def refine(
-        self,
-        space: Space,
-        problem: Any,
-        results: Mapping[Config, float | None],
-        limit: int,
-        *,
-        sm_count: int | None = None,
-        fixed: Fixed = None,
-        new_kernels: bool = True,
+        self, query: Query, results: Mapping[Config, float | None], limit: int, *, new_kernels: bool = True
     ) -> list[Config]:
         """Return untried configs that the measured microseconds make promising."""
-        asked = self.asked_space(space, problem)
-        found = self._gemm.refine(
-            asked,
-            self._as_gemm(problem),
-            {self.theirs(asked, config): time for config, time in results.items()},
-            limit,
-            sm_count=sm_count,
-            fixed=self._kept(asked, fixed),
-            new_kernels=new_kernels,
-        )
-        return [config for config in self.ours(space, problem, found) if config not in results]
+        asked = self._asked(query)
+        theirs = {self.theirs(asked.space, config): time for config, time in results.items()}
+        found = self._gemm.refine(asked, theirs, limit, new_kernels=new_kernels)
+        return [c for c in self.ours(query.space, query.problem, found) if c not in results]
 
-    def precompute(self, space: Space, problem: Any, sm_count: int, fixed: Fixed = None) -> None:
+    def precompute(self, query: Query) -> None:
         """Work out in advance what the other methods look up."""
-        asked = self.asked_space(space, problem)
-        self._gemm.precompute(asked, self._as_gemm(problem), sm_count, self._kept(asked, fixed))
+        self._gemm.precompute(self._asked(query))
 
     def prepare(self, space: Space, problem: Any, sm_count: int, library: OpenLibrary) -> None:
         """Make ready what :meth:`default` needs."""
@@ -131,7 +90,9 @@ class BorrowedStrategy:
         predict = self._gemm.predictor(asked, self._as_gemm(problem), sm_count, known)
         return lambda config: predict(self.theirs(asked, config))
 
-    def _kept(self, asked: Space, fixed: Fixed) -> Fixed:
-        """Return what is fixed, and the knobs that a config of ours does not have."""
+    def _asked(self, query: Query) -> Query:
+        """Return what the model is asked; knobs that a config of ours does not have are fixed."""
+        asked = self.asked_space(query.space, query.problem)
         alone = {knob: (value,) for knob, value in self.theirs(asked, {}).items()}
-        return {**(fixed or {}), **alone} if alone else fixed
+        fixed = {**dict(query.fixed), **alone}
+        return Query.of(asked, self._as_gemm(query.problem), query.sm_count, fixed)

@@ -13,7 +13,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Default, OpenLibrary, Predictor
 from cutegen.family import Problem as AnyProblem
-from cutegen.space import Config, Space, Value, as_integer
+from cutegen.space import Config, Query, Space, Value, as_integer
 
 __all__ = ["FewRowsStrategy"]
 
@@ -42,16 +42,7 @@ class FewRowsStrategy:
         """Return the strategy for ``arch``; None where the model's constants are not known."""
         return cls() if is_fitted(arch) else None
 
-    def rank(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        default: Config | None = None,
-    ) -> list[Config]:
+    def rank(self, query: Query, limit: int, *, default: Config | None = None) -> list[Config]:
         """Return the default, its like, and the best predicted, of each way to cut up the work one first.
 
         Raises:
@@ -60,9 +51,10 @@ class FewRowsStrategy:
         """
         if limit < 1:
             raise UsageError(f"limit={limit} kernels must be at least 1")
-        predict = self.predictor(space, problem, sm_count)
+        space, problem = query.space, query.problem
+        predict = self.predictor(space, problem, query.sm_count)
         # Equals keep the order of the space: simpler first.
-        ordered = sorted(space.configs(problem, fixed), key=lambda config: predict(config) or 0.0)
+        ordered = sorted(space.configs(problem, dict(query.fixed)), key=lambda config: predict(config) or 0.0)
         first: dict[tuple[Value, ...], Config] = {}
         for config in ordered:
             first.setdefault(_work_of(config), config)
@@ -70,50 +62,28 @@ class FewRowsStrategy:
         lead = [config for config in likely if config in ordered]
         return list(dict.fromkeys([*lead, *first.values(), *ordered]))[:limit]
 
-    def likely(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        everywhere: bool = False,
-    ) -> list[Config]:
+    def likely(self, query: Query, limit: int, *, everywhere: bool = False) -> list[Config]:
         """Return nothing: ranking takes no time."""
         return []
 
     def refine(
-        self,
-        space: Space,
-        problem: Problem,
-        results: Mapping[Config, float | None],
-        limit: int,
-        *,
-        sm_count: int | None = None,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        new_kernels: bool = True,
+        self, query: Query, results: Mapping[Config, float | None], limit: int, *, new_kernels: bool = True
     ) -> list[Config]:
         """Return untried neighbours of the fastest, by their parent's time and the ratio of predictions."""
         if not new_kernels:
             return []  # no two configs share a kernel
-        predict = self.predictor(space, problem, sm_count or space.arch.nominal_sm_count)
+        space, problem = query.space, query.problem
+        predict = self.predictor(space, problem, query.sm_count)
         timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
         scored: dict[Config, float] = {}
         for time, _, parent in timed[:_PARENTS]:
             for near in space.neighbours(problem, parent):
-                if near not in results and all(near[k] in values for k, values in (fixed or {}).items()):
+                if near not in results and query.keeps(near):
                     score = time * (predict(near) or 0.0) / (predict(parent) or 1.0)
                     scored[near] = min(score, scored.get(near, score))
         return sorted(scored, key=lambda config: (scored[config], space.simplicity(config)))[:limit]
 
-    def precompute(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-    ) -> None:
+    def precompute(self, query: Query) -> None:
         """Do nothing: predictions take no time worth saving."""
 
     def prepare(self, space: Space, problem: Problem, sm_count: int, library: OpenLibrary) -> None:

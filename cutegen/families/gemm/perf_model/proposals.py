@@ -15,7 +15,7 @@ from cutegen.errors import UsageError
 from cutegen.families.gemm.perf_model.ranking import FAMILY_SLACK, Candidate, Ranker, family_of
 from cutegen.families.gemm.perf_model.residuals import Lessons
 from cutegen.families.gemm.problem import Problem
-from cutegen.space import Config, Space, Value, as_pair
+from cutegen.space import Config, Query, Space, Value, as_pair
 
 __all__ = ["precompute", "promising", "rank", "refine"]
 
@@ -35,11 +35,8 @@ _ENOUGH = 16
 
 
 def rank(
-    space: Space,
-    problem: Problem,
-    sm_count: int,
+    query: Query,
     limit: int,
-    fixed: Mapping[str, Sequence[Value]] | None = None,
     *,
     variants: int = 2,
     default: Config | None = None,
@@ -50,25 +47,23 @@ def rank(
     Each kernel's most promising run-time arguments come first, in predicted order; their variants follow.
 
     Args:
-        space: Where configs come from.
-        problem: What is to be computed.
-        sm_count: SMs of the GPU.
+        query: Which configs are in question. The default leads the list only if it is one of them.
         limit: Most kernels to compile.
-        fixed: Knobs restricted to some values. The default leads the list only if it keeps to them.
         variants: Most further run-time arguments for each kernel.
         default: What leads; the space's own default if not given.
-        first: What follows it, as far as it keeps to ``fixed``, before the model's choice.
+        first: What follows it, as far as it is in question, before the model's choice.
 
     Raises:
         ArchError: The model knows nothing of the space's architecture.
-        ConfigError: ``fixed`` names a knob or a value that does not exist.
+        ConfigError: ``query.fixed`` names a knob or a value that does not exist.
         UsageError: ``limit`` is not positive.
     """
     if limit < 1:
         raise UsageError(f"limit={limit} kernels must be at least 1")
-    ranker, pool = _ranked(space, problem, sm_count, _frozen(fixed))
+    space = query.space
+    ranker, pool = _ranked(query)
     best = {candidate.view: candidate for candidate in pool}
-    default = default or space.default(problem)
+    default = default or space.default(query.problem)
     given: dict[Config, Config] = {}
     for config in filter(ranker.legal, (default, *first)):
         given.setdefault(space.compile_view(config), config)
@@ -83,56 +78,40 @@ def rank(
 
 
 def promising(
-    space: Space,
-    problem: Problem,
-    sm_count: int,
-    times_us: Callable[[Sequence[Config]], Sequence[float]],
-    limit: int,
-    fixed: Mapping[str, Sequence[Value]] | None = None,
+    query: Query, times_us: Callable[[Sequence[Config]], Sequence[float]], limit: int
 ) -> list[Config]:
     """Return what another model likes best of the model's best, one of each way to cut up the work.
 
     Args:
-        space: Where configs come from.
-        problem: What is computed.
-        sm_count: SMs of the GPU.
+        query: Which configs are in question.
         times_us: That model: microseconds of each config.
         limit: Most configs.
-        fixed: Knobs restricted to some values.
 
     Raises:
         ArchError: The model knows nothing of the space's architecture.
-        ConfigError: ``fixed`` names a knob or a value that does not exist.
+        ConfigError: ``query.fixed`` names a knob or a value that does not exist.
     """
-    _, pool = _ranked(space, problem, sm_count, _frozen(fixed))
+    _, pool = _ranked(query)
     times = times_us([candidate.config for candidate in pool])
     ordered = (pool[at] for at in sorted(range(len(pool)), key=times.__getitem__))
     return [candidate.config for candidate in islice(_first_of_each(ordered, _work_of), limit)]
 
 
-def precompute(
-    space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None = None
-) -> None:
-    """Make the predictions that :func:`rank` and :func:`refine` of the same arguments start from.
+def precompute(query: Query) -> None:
+    """Make the predictions that :func:`rank` and :func:`refine` of the same query start from.
 
     Raises:
         ArchError: The model knows nothing of the space's architecture.
-        ConfigError: ``fixed`` names a knob or a value that does not exist.
+        ConfigError: ``query.fixed`` names a knob or a value that does not exist.
     """
-    _ranked(space, problem, sm_count, _frozen(fixed))
+    _ranked(query)
 
 
 @lru_cache(maxsize=8)
-def _ranked(
-    space: Space, problem: Problem, sm_count: int, fixed: tuple[tuple[str, tuple[Value, ...]], ...]
-) -> tuple[Ranker, Sequence[Candidate]]:
+def _ranked(query: Query) -> tuple[Ranker, Sequence[Candidate]]:
     """Return predictions for a problem, which take a second, once for all that ask while it is tuned."""
-    ranker = Ranker(space, problem, sm_count, dict(fixed))
+    ranker = Ranker(query.space, query.problem, query.sm_count, dict(query.fixed))
     return ranker, tuple(ranker.best(_POOL))
-
-
-def _frozen(fixed: Mapping[str, Sequence[Value]] | None) -> tuple[tuple[str, tuple[Value, ...]], ...]:
-    return tuple((knob, tuple(values)) for knob, values in (fixed or {}).items())
 
 
 def _spread(start: Sequence[Candidate], pool: Sequence[Candidate], limit: int) -> list[Candidate]:
@@ -162,14 +141,7 @@ def _work_of(candidate: Candidate) -> Hashable:
 
 
 def refine(
-    space: Space,
-    problem: Problem,
-    results: Mapping[Config, float | None],
-    limit: int,
-    *,
-    sm_count: int | None = None,
-    fixed: Mapping[str, Sequence[Value]] | None = None,
-    new_kernels: bool = True,
+    query: Query, results: Mapping[Config, float | None], limit: int, *, new_kernels: bool = True
 ) -> list[Config]:
     """Return untried neighbours of the fastest measured configs, then what the measurements make promising.
 
@@ -182,20 +154,18 @@ def refine(
     (:mod:`cutegen.families.gemm.perf_model.residuals`).
 
     Args:
-        space: Where configs come from.
-        problem: What is computed.
+        query: Which configs are in question.
         results: Microseconds of every config tried so far; None for one that failed.
         limit: Most kernels to compile of either kind. As many neighbours that need none may be added, twice
             as many where no new kernels are asked for.
-        sm_count: SMs of the GPU; the architecture's main product's by default.
-        fixed: Knobs restricted to some values.
         new_kernels: Whether kernels may be asked for that are not compiled yet; if not, what comes are
             neighbours in run-time knobs.
 
     Raises:
         ArchError: The model knows nothing of the space's architecture.
     """
-    ranker, pool = _ranked(space, problem, sm_count or space.arch.nominal_sm_count, _frozen(fixed))
+    space, problem = query.space, query.problem
+    ranker, pool = _ranked(query)
     timed = sorted((t, space.simplicity(c), c) for c, t in results.items() if t is not None)
     fast = [(time, config) for time, _, config in timed if time <= timed[0][0] * _PARENT_SLACK]
     failed = {space.compile_view(c) for c, t in results.items() if t is None}

@@ -20,7 +20,7 @@ from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Default, OpenLibrary, Predictor, is_heavy
-from cutegen.space import Config, Space, Value, as_pair
+from cutegen.space import Config, Query, Space, Value, as_pair
 from cutegen.space.checks import Checks
 
 __all__ = ["GemmStrategy", "defaults_by_time"]
@@ -94,21 +94,16 @@ def _hold(rules: _Left, problem: Problem) -> bool:
     return all(holds(problem=problem) for holds in rules)
 
 
-def _keeps_to(config: Config, fixed: Mapping[str, Sequence[Value]] | None) -> bool:
-    return all(config.get(knob) in values for knob, values in (fixed or {}).items())
-
-
 @lru_cache(maxsize=8)
-def _of_all(
-    space: Space, problem: Problem, sm_count: int, fixed: tuple[tuple[str, tuple[Value, ...]], ...]
-) -> tuple[tuple[float, Config], ...]:
-    """Return the best of the whole space by the fit that keep to ``fixed``, few alike, worked out once."""
-    kernels = list(every_kernel(space, problem, dict(fixed)))
+def _of_all(query: Query) -> tuple[tuple[float, Config], ...]:
+    """Return the best of the whole space by the fit that are asked for, few alike, worked out once."""
+    space, problem = query.space, query.problem
+    kernels = list(every_kernel(space, problem, dict(query.fixed)))
     if not kernels:
         return ()
-    best = KernelSet(space, problem, sm_count, kernels, _LOOKED_AT).by_time(problem)
+    best = KernelSet(space, problem, query.sm_count, kernels, _LOOKED_AT).by_time(problem)
     found = islice(best, _LOOKED_AT)
-    kept = ((us, config) for us, config in found if all(config.get(k) in values for k, values in fixed))
+    kept = ((us, config) for us, config in found if query.keeps(config))
     return tuple(islice(_unlike(kept), 2 * _BY_FIT_OF_ALL))
 
 
@@ -141,36 +136,27 @@ class GemmStrategy:
         """Return the strategy for ``arch``; None where the model's constants are not known."""
         return cls() if is_modelled(arch) else None
 
-    def rank(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        default: Config | None = None,
-    ) -> list[Config]:
+    def rank(self, query: Query, limit: int, *, default: Config | None = None) -> list[Config]:
         """Return the default, then the best by the fit where there is one, then the best by the physics.
 
         The fit knows the default candidates, which a warm cache holds, and orders what the physics likes; the
         physics ranks the whole space and sees to it that the work is cut up in several ways. Raises as
         :func:`proposals.rank`.
         """
-        first = self.likely(space, problem, sm_count, limit, fixed)
-        if first and limit >= _WIDE and is_fitted(problem, space.arch):
+        first = self.likely(query, limit)
+        if first and limit >= _WIDE and is_fitted(query.problem, query.space.arch):
+            fit = fit_of(query.space.arch)
 
             def by_fit(configs: Sequence[Config]) -> Sequence[float]:
-                return fitted_times_us(problem, configs, sm_count, fit_of(space.arch))
+                return fitted_times_us(query.problem, configs, query.sm_count, fit)
 
-            first += self._steady(space, problem, sm_count, fixed)
-            first += proposals.promising(space, problem, sm_count, by_fit, _by_fit(limit), fixed)
-        return proposals.rank(space, problem, sm_count, limit, fixed, default=default, first=first)
+            first += self._steady(query)
+            first += proposals.promising(query, by_fit, _by_fit(limit))
+        return proposals.rank(query, limit, default=default, first=first)
 
-    def _steady(
-        self, space: Space, problem: Problem, sm_count: int, fixed: Mapping[str, Sequence[Value]] | None
-    ) -> list[Config]:
+    def _steady(self, query: Query) -> list[Config]:
         """Return one kernel for each cluster that loses little whatever the clock, if power may limit it."""
+        space, problem, sm_count = query.space, query.problem, query.sm_count
         if not is_heavy(problem):
             return []
         wanted = {k: [v for v in space.domains.get(k, ()) if v in values] for k, values in _STEADY.items()}
@@ -182,7 +168,7 @@ class GemmStrategy:
         for _, config in KernelSet(space, problem, sm_count, kernels).by_time(problem):
             parted = [config.replace(stream_k=True)] if "stream_k" in config else []
             for form in (config, *parted):
-                us = predict(form) if _keeps_to(form, fixed) and not space.explain(problem, form) else None
+                us = predict(form) if query.keeps(form) and not space.explain(problem, form) else None
                 known = found.get(form["cluster_shape_mn"])
                 if us is not None and (known is None or us < known[0]):
                     found[form["cluster_shape_mn"]] = us, form
@@ -190,34 +176,25 @@ class GemmStrategy:
         fastest = known_us or predict(default) or math.inf
         return [config for us, config in found.values() if us <= fastest * _STEADY_SLACK]
 
-    def likely(
-        self,
-        space: Space,
-        problem: Problem,
-        sm_count: int,
-        limit: int,
-        fixed: Mapping[str, Sequence[Value]] | None = None,
-        *,
-        everywhere: bool = False,
-    ) -> list[Config]:
-        """Return the best by the fit that keep to ``fixed``, each of another kernel; none without a fit.
+    def likely(self, query: Query, limit: int, *, everywhere: bool = False) -> list[Config]:
+        """Return the best by the fit that are asked for, each of another kernel; none without a fit.
 
         They are default candidates, which a warm cache holds; from ``everywhere``, half of them. Of products
         with factors of blocks, which no fit knows, they are the best of these by the physics.
         """
+        space, problem, sm_count = query.space, query.problem, query.sm_count
         if not is_fitted(problem, space.arch):
             if not problem.has_factors:
                 return []
-            kept = filter(lambda config: _keeps_to(config, fixed), defaults_by_time(space, problem, sm_count))
+            kept = filter(query.keeps, defaults_by_time(space, problem, sm_count))
             return list(islice(kept, 3 * limit // 4))
         count = min(_BY_FIT_OF_ALL, 3 * limit // 4) if everywhere else _by_fit(limit)
-        restricted = tuple((knob, tuple(values)) for knob, values in (fixed or {}).items())
         best = kernel_set(space, problem, sm_count).by_time(problem, rest=False)
         found: dict[Config, tuple[float, Config]] = {}
         for us, config in islice(best, -(-count // 2) if everywhere else count):
-            if _keeps_to(config, fixed):
+            if query.keeps(config):
                 found.setdefault(space.compile_view(config), (us, config))
-        for us, config in _of_all(space, problem, sm_count, restricted) if everywhere else ():
+        for us, config in _of_all(query) if everywhere else ():
             if len(found) < count:
                 found.setdefault(space.compile_view(config), (us, config))
         return [config for _, config in sorted(found.values(), key=lambda each: each[0])]
