@@ -44,16 +44,17 @@ A, B, C = (Config({"tile_shape_mn": (tile, 64), "split_k": 1}) for tile in (64, 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 30_000), st.sampled_from(["kk", "mn"]))
 def test_cells_cover_a_range_without_gap_or_overlap(first: int, more: int, layout: str) -> None:
-    """Each stands for its largest size that the layout allows; none spans more than a tile step or 2 %."""
+    """A size of each, with as many steps of tiles as its largest, stands for it; none spans more than 2 %."""
     step = 8 if layout == "mn" else 1
     low, high = -(-first // step) * step, -(-(first + more) // step) * step
     if low == high:
         return
     cells = cells_of(Range(Problem(low, 64, 64, layout=layout), Problem(high, 64, 64, layout=layout)))
-    assert (cells[0].first, cells[-1].size) == (low, high)
-    assert all(after.first == before.size + 1 for before, after in pairwise(cells))
-    assert all(cell.size % step == 0 and cell.size >= cell.first for cell in cells)
-    assert all(cell.size - cell.first < max(8, cell.size // 32) + step for cell in cells)
+    assert (cells[0].first, cells[-1].size, cells[-1].last) == (low, high, high)
+    assert all(after.first == before.last + 1 for before, after in pairwise(cells))
+    assert all(cell.size % step == 0 and cell.first <= cell.size <= cell.last for cell in cells)
+    assert all(-(-cell.size // 8) == -(-cell.last // 8) for cell in cells)
+    assert all(cell.last - cell.first < max(8, cell.last // 32) + step for cell in cells)
     assert sum(cell.weight for cell in cells) == pytest.approx(log2((high + 1) / low))
 
 
@@ -128,7 +129,7 @@ def test_sizes_in_doubt_are_those_with_rivals_between_far_neighbours() -> None:
     [found] = most_doubtful(known, cells, lambda size: [A, B], 1)
     assert 128 < found < 4096
     assert most_doubtful(known, cells, lambda size: [A, B], 3)[0] == found
-    few = [Cell(1, 1, 1.0), Cell(2, 64, 1.0)]
+    few = [Cell(1, 1, 1, 1.0), Cell(2, 64, 64, 1.0)]
     known = estimates()
     for size in (1, 64):
         known.learn(size, {A: 10.0})

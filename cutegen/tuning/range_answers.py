@@ -107,7 +107,7 @@ def pieces(
     return tuple(
         Piece(
             first.first,
-            last.size,
+            last.last,
             config,
             "torch" if loses and allow_torch else config.source,
             key_of(config),

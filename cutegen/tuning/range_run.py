@@ -298,7 +298,7 @@ class RangeRun:
         return default
 
     def _answer_at(self, answers: Sequence[Config]) -> Callable[[int], Config]:
-        ends = [cell.size for cell in self._cells]
+        ends = [cell.last for cell in self._cells]
         return lambda size: answers[min(bisect_left(ends, size), len(ends) - 1)]
 
     def _conclude(self) -> RangeResult:

@@ -64,14 +64,17 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "raster_along_m": (False, True),
 }
 
-#: Tile, cluster, warpgroups, k tile in lines of 128 bytes, kind, for 16-bit operands. Source: kernels timed
-#: on an H200 (docs/results/gemm_sweep_h200.json.xz). Seventy, added one by one, left the best of them least
-#: behind the best of 223 on 791 shapes; thirteen more came the same way after 330 shapes of 80 to 2048 rows.
-#: With these and the swapped tiles of 64 x 136 to 64 x 256, which hold all of as many rows, the best is 0.6 %
-#: behind the best of 284 where m is 129 to 256, and 0.8 % up to 512; without, 1.1 % and 1.7 %. Five left
-#: again: three were timed with few rows only, and at 0.73 to 0.96 of torch.mm with many, on random products;
-#: 64x216 and 64x256 are worth nothing on 1121 shapes. 64x176 and 128x96 with 1x2, which took their places,
-#: are the fastest at m of 213 and 182 (docs/results/middle_m.json); ranges do not try them otherwise.
+#: Tile, cluster, warpgroups, k tile in lines of 128 bytes, kind, for 16-bit operands. Source: kernels
+#: timed on an H200 (docs/results/gemm_sweep_h200.json.xz). Seventy, added one by one, left the best of
+#: them least behind the best of 223 on 791 shapes; thirteen more came the same way after 330 shapes of 80
+#: to 2048 rows. With these and the swapped tiles of 64 x 136 to 64 x 256, which hold all of as many rows,
+#: the best is 0.6 % behind the best of 284 where m is 129 to 256, and 0.8 % up to 512; without, 1.1 % and
+#: 1.7 %. Others left again: three were timed with few rows only, and at 0.73 to 0.96 of torch.mm with
+#: many, on random products; without 13 others the best is 0.02 % further behind on 1594 shapes. What took
+#: their places was fastest where ranges are slow: 64x176 and 128x96 with 1x2 at m of 213 and 182
+#: (docs/results/middle_m.json), and 13 kernels on 35 shapes of 146 to 7628 rows
+#: (docs/results/middle_kernels.json.xz), where the best of all before was 2.4 % behind the best of twice
+#: as many.
 DEFAULT_CANDIDATES = (
     ((64, 80), (1, 1), 1, 2, ""),
     ((64, 80), (2, 1), 1, 2, ""),
@@ -79,6 +82,7 @@ DEFAULT_CANDIDATES = (
     ((64, 160), (2, 1), 1, 1, ""),
     ((64, 176), (2, 1), 1, 1, ""),
     ((64, 192), (2, 1), 1, 1, "pingpong"),
+    ((128, 112), (2, 1), 2, 1, ""),
     ((128, 128), (1, 1), 1, 1, "pingpong"),
     ((128, 128), (2, 1), 1, 1, "pingpong"),
     ((128, 144), (2, 1), 1, 1, "pingpong"),
@@ -86,6 +90,8 @@ DEFAULT_CANDIDATES = (
     ((128, 200), (1, 1), 1, 1, "pingpong"),
     ((128, 224), (2, 1), 2, 1, ""),
     ((192, 96), (1, 1), 1, 1, "pingpong"),
+    ((192, 112), (1, 1), 3, 1, ""),
+    ((192, 128), (1, 2), 1, 1, "pingpong"),
     ((64, 8), (1, 1), 1, 2, "swapped"),
     ((64, 8), (4, 1), 1, 2, "swapped"),
     ((64, 16), (1, 1), 1, 2, "pingpong swapped"),
@@ -99,29 +105,24 @@ DEFAULT_CANDIDATES = (
     ((64, 56), (4, 1), 1, 2, "swapped"),
     ((64, 64), (1, 1), 1, 2, "swapped"),
     ((64, 64), (1, 2), 1, 2, "swapped"),
+    ((64, 64), (4, 1), 1, 2, "swapped"),
     ((64, 72), (1, 1), 1, 2, "swapped"),
     ((64, 72), (1, 2), 1, 2, "swapped"),
     ((64, 72), (4, 1), 1, 2, "swapped"),
     ((64, 80), (1, 2), 1, 2, "swapped"),
+    ((64, 88), (1, 2), 1, 1, "swapped"),
     ((64, 96), (2, 1), 1, 2, "swapped"),
     ((64, 96), (4, 1), 1, 1, "swapped"),
+    ((64, 104), (2, 2), 1, 1, "swapped"),
     ((64, 128), (4, 1), 1, 1, "swapped"),
-    ((64, 136), (1, 1), 1, 1, "swapped"),
     ((64, 136), (1, 2), 1, 1, "swapped"),
-    ((64, 144), (1, 1), 1, 1, "swapped"),
+    ((64, 144), (1, 2), 1, 1, "swapped"),
     ((64, 152), (1, 1), 1, 1, "swapped"),
     ((64, 160), (1, 1), 1, 1, "swapped"),
-    ((64, 168), (1, 1), 1, 1, "pingpong swapped"),
     ((64, 168), (1, 1), 1, 1, "swapped"),
-    ((64, 176), (1, 1), 1, 1, "swapped"),
-    ((64, 184), (1, 1), 1, 1, "swapped"),
     ((64, 192), (1, 1), 1, 1, "swapped"),
-    ((64, 200), (1, 1), 1, 1, "swapped"),
-    ((64, 208), (1, 1), 1, 1, "swapped"),
-    ((64, 224), (1, 1), 1, 1, "swapped"),
     ((64, 232), (1, 1), 1, 1, "swapped"),
-    ((64, 240), (1, 1), 1, 1, "swapped"),
-    ((64, 248), (1, 1), 1, 1, "swapped"),
+    ((128, 8), (4, 1), 2, 2, "swapped"),
     ((128, 16), (1, 1), 2, 2, "swapped"),
     ((128, 72), (1, 2), 2, 1, "swapped"),
     ((128, 80), (1, 1), 1, 1, "swapped"),
@@ -137,10 +138,14 @@ DEFAULT_CANDIDATES = (
     ((128, 112), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 120), (1, 1), 1, 1, "pingpong swapped"),
     ((128, 120), (2, 1), 1, 1, "pingpong swapped"),
+    ((128, 128), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 136), (1, 1), 1, 1, "pingpong swapped"),
+    ((128, 136), (2, 1), 1, 1, "pingpong swapped"),
+    ((128, 144), (1, 1), 2, 1, "swapped"),
     ((128, 144), (1, 2), 2, 1, "swapped"),
     ((128, 144), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 152), (1, 1), 1, 1, "pingpong swapped"),
+    ((128, 152), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 160), (1, 1), 2, 1, "swapped"),
     ((128, 160), (1, 2), 2, 1, "swapped"),
     ((128, 168), (2, 1), 1, 1, "pingpong swapped"),
@@ -150,11 +155,11 @@ DEFAULT_CANDIDATES = (
     ((128, 192), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 200), (1, 1), 1, 1, "pingpong swapped"),
     ((192, 72), (1, 2), 3, 1, "swapped"),
-    ((192, 80), (1, 1), 3, 1, "swapped"),
     ((192, 88), (1, 1), 1, 1, "pingpong swapped"),
     ((192, 112), (1, 1), 3, 1, "swapped"),
     ((192, 112), (1, 2), 3, 1, "swapped"),
     ((192, 144), (1, 1), 3, 1, "swapped"),
+    ((256, 88), (2, 1), 2, 1, "swapped"),
     ((256, 112), (1, 1), 2, 1, "swapped"),
     ((64, 128), (2, 1), 1, 1, "split"),
     ((64, 8), (1, 1), 1, 2, "swapped split"),
