@@ -187,7 +187,7 @@ def test_a_family_with_a_model_has_no_list(capsys: pytest.CaptureFixture[str]) -
                     "sm_90a": {"configs": ["default", "x=1"], "shapes": [{"problem": str(LONG), "choice": 1}]}
                 }
             },
-            "config lacks",
+            "unknown knob 'x'",
         ),
         ({"lists": []}, "AttributeError"),
     ],
