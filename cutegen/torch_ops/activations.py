@@ -8,8 +8,9 @@ from cutegen.errors import OperandError
 from cutegen.families.activation.family import ACTIVATION, ACTIVATION_BACKWARD
 from cutegen.families.pointwise import ACTIVATIONS
 from cutegen.torch_ops import gemm as state
-from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:

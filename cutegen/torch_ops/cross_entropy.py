@@ -10,8 +10,9 @@ from cutegen.families.calls import require_number, require_tensor
 from cutegen.families.cross_entropy.family import CROSS_ENTROPY
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.autograd import autograd_records
-from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.dtypes import torch_dtype
 from cutegen.errors import CutegenError, LaunchError, OperandError
 from cutegen.families.calls import check_of_nothing, describe_call, output_shapes, refuse_overlap
-from cutegen.families.declared import Declared, DeclaredFamily, DeclaredProblem, multiple
+from cutegen.families.declared import DeclaredFamily, DeclaredProblem, multiple
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.dispatch import Dispatcher, Served
 from cutegen.runtime.recorder import is_recording
@@ -21,108 +18,17 @@ from cutegen.runtime.workspace import GetWorkspace, new_workspace
 from cutegen.space import Config
 from cutegen.torch_ops.fake_calls import note_family_call
 from cutegen.torch_ops.gemm_transforms import are_active
+from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
+from cutegen.torch_ops.operator_schema import OperatorSchema
+from cutegen.torch_ops.operator_values import MAKE, have_own_rules
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAKE", "DeclaredOperator", "drop_family_plans", "have_own_rules"]
+__all__ = ["DeclaredOperator", "drop_family_plans"]
 
-#: Plans are kept for so many kinds of call; a program with more starts over.
-MAX_PLANS = 16384
-
-
-class _Make:
-    """Stands for an output that the operator is to allocate."""
-
-    def __repr__(self) -> str:
-        return "MAKE"
-
-
-MAKE = _Make()
 #: All that there are, so that their plans can be dropped.
 _operators: weakref.WeakSet[DeclaredOperator] = weakref.WeakSet()
-
-
-@dataclass(eq=False)
-class _Plan:
-    """How to answer every call with the same shapes, strides, dtypes, device and outputs.
-
-    Attributes:
-        launch: Takes the tensors that there are, in the declared order, then the scalars. Replaced once,
-            where a kernel is being compiled.
-        made: Position, shape and dtype of each output to allocate.
-        present: Positions of the tensors that there are.
-        scalars: Positions of the scalars that there are.
-        first: Position of a tensor that tells the device.
-        writes_given: Whether the kernel writes tensors of the caller's: outputs, or what it updates in place.
-        apart: How far the addresses of the given tensors were from the first where no two shared memory that
-            must not be shared: with the same distances they do not either.
-    """
-
-    launch: Callable[..., Any]
-    made: tuple[tuple[int, tuple[int, ...], Any], ...]
-    present: tuple[int, ...]
-    scalars: tuple[int, ...]
-    first: int
-    writes_given: bool = False
-    apart: set[tuple[int, ...]] = field(default_factory=set)
-
-    def keep(self, launch: Callable[..., Any]) -> None:
-        self.launch = launch
-
-    def is_apart(self, values: Sequence[Any]) -> bool:
-        """Return whether tensors with these distances are known to share no memory that they must not."""
-        return _distances(values) in self.apart
-
-
-@dataclass(frozen=True)
-class _Plans:
-    """Plans by kind of call, of calls that get their workspaces in one way."""
-
-    workspace: Callable[[], GetWorkspace]
-    known: dict[Any, _Plan]
-
-
-def _key(values: Sequence[Any], config: Config | None, options: tuple[str | bool, ...]) -> tuple[Any, ...]:
-    """Return what calls with the same plan have in common."""
-    return (
-        config,
-        options,
-        *[
-            v if v is None or v is MAKE else (v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15)
-            for v in values
-        ],
-    )
-
-
-def _distances(values: Sequence[Any]) -> tuple[int, ...]:
-    """Return how far the addresses of the given tensors are from the first."""
-    places = [v.data_ptr() for v in values if v is not None and v is not MAKE]
-    return tuple([place - places[0] for place in places])
-
-
-@cache
-def _plain_kinds() -> frozenset[type]:
-    import torch
-
-    return frozenset((type(None), _Make, torch.Tensor, torch.nn.Parameter))
-
-
-def have_own_rules(values: Sequence[Any]) -> bool:
-    """Return whether the class of a tensor has rules of its own, as that of fake tensors, which have no
-    memory: torch must see the call. What is no tensor at all has none."""
-    plain = _plain_kinds()
-    for value in values:  # no generator: one costs as much as all that it asks
-        if type(value) not in plain:
-            import torch
-
-            return any(isinstance(v, torch.Tensor) and type(v) not in plain for v in values)
-    return False
-
-
-def _unbound(*arguments: Any) -> None:
-    """Stands in a plan until it knows how to launch."""
-    raise AssertionError("the plan is not complete")
 
 
 def _depending(results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
@@ -161,22 +67,19 @@ class DeclaredOperator:
         workspaces: Callable[[], GetWorkspace],
     ) -> None:
         self.family = family
-        self.tensors: tuple[Declared, ...] = tuple(
-            a for a in family.declared_arguments if a.kind in ("in", "out", "inout")
-        )
-        self.scalars: tuple[Declared, ...] = tuple(a for a in family.declared_arguments if a.kind == "scalar")
-        self.options = family.named_options
+        self._schema = OperatorSchema(family)
+        self.tensors, self.scalars = self._schema.tensors, self._schema.scalars
+        self.options = self._schema.options
         self._names = tuple(a.name for a in self.tensors)
-        self._outputs = tuple(at for at, a in enumerate(self.tensors) if a.kind == "out")
-        self._in_place = any(a.kind == "inout" for a in self.tensors)
+        self._outputs, self._in_place = self._schema.outputs, self._schema.in_place
         self._dispatcher = dispatcher
         self._asked: Dispatcher | None = None
         #: Registrations end when their library object does.
         self._library: Any = None
-        self._plans = _Plans(workspaces, {})
+        self._plans = Plans(workspaces, {})
         #: Calls through the registered operator: CUDA graph trees (mode "reduce-overhead") refuse memory of
         #: their pool that outlives a call, so each call takes its own workspace.
-        self._traced_plans = _Plans(lambda: new_workspace, {})
+        self._traced_plans = Plans(lambda: new_workspace, {})
         #: What code that is written for the family remembers of plans; emptied when they are.
         self.fast: dict[Any, Any] = {}
         #: How often all plans were dropped: one that was begun before is not kept.
@@ -202,7 +105,7 @@ class DeclaredOperator:
 
         None if another thread has dropped it, or torch answered.
         """
-        return None if have_own_rules(values) else self._plans.known.get(_key(values, None, options))
+        return None if have_own_rules(values) else self._plans.known.get(key_of(values, None, options))
 
     def remember(self, key: Any, plan: Any) -> None:
         """Keep what written code knows of a kind of call, of as many kinds as there may be plans."""
@@ -236,13 +139,13 @@ class DeclaredOperator:
         scalars: Sequence[float],
         config: Config | None,
         options: tuple[str | bool, ...],
-        plans: _Plans,
+        plans: Plans,
     ) -> list[Any]:
         dispatcher = self._dispatcher()
         if dispatcher is not self._asked:
             self._drop(dispatcher)
         try:
-            key = _key(values, config, options)
+            key = key_of(values, config, options)
             plan = plans.known.get(key) or self._plan(key, values, config, options, dispatcher, plans)
             found = list(values)
             if plan.made:
@@ -280,14 +183,10 @@ class DeclaredOperator:
                         f"{name}.detach() or call under torch.no_grad()"
                     )
 
-    def _check_overlap(self, plan: _Plan, values: Sequence[Any]) -> None:
-        distances = _distances(values)
-        if distances in plan.apart:
-            return
-        refuse_overlap(self.family, self._given(values))
-        if len(plan.apart) >= MAX_PLANS:
-            plan.apart.clear()
-        plan.apart.add(distances)
+    def _check_overlap(self, plan: Plan, values: Sequence[Any]) -> None:
+        if not plan.is_apart(values):
+            refuse_overlap(self.family, self._given(values))
+            plan.note_apart(values)
 
     def problem_of(
         self, values: Sequence[Any], options: tuple[str | bool, ...], dispatcher: Dispatcher
@@ -312,8 +211,8 @@ class DeclaredOperator:
         config: Config | None,
         options: tuple[str | bool, ...],
         dispatcher: Dispatcher,
-        plans: _Plans,
-    ) -> _Plan:
+        plans: Plans,
+    ) -> Plan:
         import torch
 
         drops = self._drops
@@ -336,7 +235,7 @@ class DeclaredOperator:
         there = {argument.name for argument in self.family.arguments(problem)}
         factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
         writes_given = any(a.kind != "in" and a.name in given for a in self.tensors)
-        plan = _Plan(_unbound, made, present, factors, first, writes_given)
+        plan = Plan(unbound, made, present, factors, first, writes_given)
 
         def serve(capturing: bool) -> Served:
             if config is not None:
@@ -389,28 +288,6 @@ class DeclaredOperator:
 
     # -- torch
 
-    @property
-    def schema(self) -> str:
-        """The operator for torch: inputs, scalars, options, the names of the outputs wanted; returns these.
-
-        If the kernel updates arguments in place they are marked as mutated, as are the outputs then, which
-        are tensors: an operator that mutates something can return nothing whose number varies.
-        """
-        words = []
-        for at, a in enumerate(self.tensors):
-            if a.kind != "out":
-                mark = f"(a{at}!)" if a.kind == "inout" else ""
-                words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
-        words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
-        for option in self.options:
-            # Torch passes arguments of mutating operators by name to a function with a parameter called mode.
-            name = "mode_" if option.name == "mode" else option.name
-            words.append(f"{'bool' if option.is_flag else 'str'} {name}")
-        if self._in_place:
-            words += [f"Tensor(b{at}!)? {self._names[at]}" for at in self._outputs]
-            return f"{self.family.name}({', '.join(words)}, str? config) -> ()"
-        return f"{self.family.name}({', '.join(words)}, str[] outputs, str? config) -> Tensor[]"
-
     def register(self, backward: Callable[..., Any] | None = None, setup: Any = None) -> None:
         """Define the operator for torch, for real and for fake tensors; again does nothing.
 
@@ -426,7 +303,7 @@ class DeclaredOperator:
         api = cast("Any", registry)  # not annotated in all versions
         library = self._library = api.Library("cutegen", "FRAGMENT")
         strict = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-        library.define(self.schema, tags=(torch.Tag.pt2_compliant_tag, strict))
+        library.define(str(self._schema), tags=(torch.Tag.pt2_compliant_tag, strict))
         library.impl(self.family.name, self._run_traced, "CompositeExplicitAutograd")
         name = f"cutegen::{self.family.name}"
         api.register_fake(name, self._shapes, lib=library)
@@ -443,33 +320,15 @@ class DeclaredOperator:
         """As a call, through the registered operator: torch is tracing, or a tensor has rules of its own."""
         import torch
 
-        inputs = [v for v, a in zip(values, self.tensors, strict=True) if a.kind != "out"]
+        operator = getattr(torch.ops.cutegen, self.family.name)
         if self._in_place:
-            return self._updated(values, scalars, config, options)
+            found = self._filled(values)
+            operator(*self._schema.pack(found, scalars, config, options))
+            return found
         if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
             return self._into_given(values, scalars, config, options)
-        names = [self._names[at] for at in self._outputs if values[at] is MAKE]
-        operator = getattr(torch.ops.cutegen, self.family.name)
-        text = None if config is None else str(config)
-        outputs = iter(operator(*inputs, *scalars, *options, names, text))
+        outputs = iter(operator(*self._schema.pack(values, scalars, config, options)))
         return [next(outputs) if value is MAKE else value for value in values]
-
-    def _updated(
-        self,
-        values: Sequence[Any],
-        scalars: Sequence[float],
-        config: Config | None,
-        options: tuple[str | bool, ...],
-    ) -> list[Any]:
-        """Call the operator of a kernel that updates in place, with outputs that are there."""
-        import torch
-
-        found = self._filled(values)
-        inputs = [v for v, a in zip(found, self.tensors, strict=True) if a.kind != "out"]
-        outputs = [found[at] for at in self._outputs]
-        operator = getattr(torch.ops.cutegen, self.family.name)
-        operator(*inputs, *scalars, *options, *outputs, None if config is None else str(config))
-        return found
 
     def _into_given(
         self,
@@ -486,27 +345,8 @@ class DeclaredOperator:
             for at, v in enumerate(values)
         ]
 
-    def _split(
-        self, arguments: Sequence[Any]
-    ) -> tuple[list[Any], Sequence[float], Config | None, tuple[str | bool, ...]]:
-        """Return values, scalars, config and options of a call of the registered operator."""
-        if self._in_place:
-            *rest, text = arguments
-            outputs = iter(rest[len(rest) - len(self._outputs) :])
-            inputs = iter(rest[: len(rest) - len(self._outputs)])
-            values = [next(outputs) if a.kind == "out" else next(inputs) for a in self.tensors]
-            scalars = list(islice(inputs, len(self.scalars)))
-            return values, scalars, None if text is None else Config.parse(text), tuple(inputs)
-        *rest, names, text = arguments
-        inputs = iter(rest)
-        values = [
-            (MAKE if a.name in names else None) if a.kind == "out" else next(inputs) for a in self.tensors
-        ]
-        scalars = list(islice(inputs, len(self.scalars)))
-        return values, scalars, None if text is None else Config.parse(text), tuple(inputs)
-
     def _run_traced(self, *arguments: Any) -> list[torch.Tensor] | None:
-        values, scalars, config, options = self._split(arguments)
+        values, scalars, config, options = self._schema.unpack(arguments)
         found = self._answer(values, scalars, config, options, self._traced_plans)
         if self._in_place:
             return None
@@ -514,7 +354,7 @@ class DeclaredOperator:
 
     def _shapes(self, *arguments: Any) -> list[torch.Tensor] | None:
         """Shapes and dtypes of the outputs; sizes may be symbols."""
-        values, _, _, options = self._split(arguments)
+        values, _, _, options = self._schema.unpack(arguments)
         if is_recording():
             names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
             note_family_call(self.family, self._given(values), names, self._named(options))

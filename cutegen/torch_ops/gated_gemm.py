@@ -13,10 +13,11 @@ from cutegen.families.registry import has_space
 from cutegen.torch_ops import gates
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.autograd import autograd_records
-from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gates import gate_gradients
 from cutegen.torch_ops.gemm_gradient import linear_gradients
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:

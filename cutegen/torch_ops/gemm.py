@@ -16,7 +16,7 @@ from cutegen.errors import CutegenError, OperandError, UsageError
 from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
-from cutegen.torch_ops.family_operator import drop_family_plans, have_own_rules
+from cutegen.torch_ops.family_operator import drop_family_plans
 from cutegen.torch_ops.gemm_gradient import (
     activate,
     autocast,
@@ -38,6 +38,7 @@ from cutegen.torch_ops.gemm_plan import (
     make_plan,
 )
 from cutegen.torch_ops.gemm_transforms import are_active, transformed_gemm
+from cutegen.torch_ops.operator_values import have_own_rules
 from cutegen.torch_ops.registration import pack, register, unpack
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.autograd import autograd_records
-from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.norm_gradient import rms_norm_gradients
+from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, require_rows
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from cutegen.families.declared import Declared, DeclaredProblem
 from cutegen.families.registry import load_kernel
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.torch_ops import gemm as state
-from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.written_call import FastPlan, one_or_all, written_call
 
 __all__ = ["load", "prepare", "problem_of_call"]

@@ -12,7 +12,8 @@ from typing import Any
 
 from cutegen.families.declared import Declared
 from cutegen.torch_ops import gemm as state
-from cutegen.torch_ops.family_operator import MAKE, DeclaredOperator
+from cutegen.torch_ops.family_operator import DeclaredOperator
+from cutegen.torch_ops.operator_values import MAKE
 
 __all__ = ["FastPlan", "one_or_all", "written_call"]
 
