@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from blockscaled_numbers import (  # noqa: E402
     problem_of,
     product,
 )
-from host_lane import candidate, new_engine  # noqa: E402
+from host_lane import HostLane, candidate, new_engine  # noqa: E402
 
 from cutegen.errors import ProblemError  # noqa: E402
 from cutegen.families.gemm import block_scaled as blockscaled  # noqa: E402
@@ -252,21 +253,34 @@ class Kernel:
         return a, [first, scales[1]]
 
 
-def engine() -> TorchEngine:
+class Untimed(HostLane):
+    """Runs no graphs: nobody here looks at how long the baselines take."""
+
+    def replay_us(self, graph: Any, replays: int) -> float:
+        return 1.0
+
+
+def engine(lane: HostLane) -> TorchEngine:
     def load(library: Path, symbol: str) -> Callable[..., None]:
         return Kernel(Problem.parse(str(library)), symbol)
 
-    return new_engine(load=load)
+    return new_engine(lane, load)
+
+
+@cache
+def opened_with(problem: Problem) -> TorchEngine:
+    """An engine that checks many kernels for a problem, as it does in a search."""
+    opened = engine(Untimed())
+    opened.open(problem, 0)
+    return opened
 
 
 def judged(problem: Problem, mistake: str, which: str) -> Any:
-    opened = engine()
-    opened.open(problem, 0)
     tail = tail_problems(problem)[0]
     subject = candidate(problem, mistake, tail=tail, scalars=(3, 1, 0))
     if which == "tail":  # the kernel works on what it is given
         subject = replace(subject, shared_object=Path(str(tail)))
-    return opened.check(subject, tail if which == "tail" else problem)
+    return opened_with(problem).check(subject, tail if which == "tail" else problem)
 
 
 @pytest.mark.parametrize("which", ["problem", "tail"])
@@ -324,7 +338,7 @@ def test_padding_that_gets_into_a_result_is_found(dtype: str) -> None:
 def test_rounds_time_kernels_against_the_vendor() -> None:
     """Operands rotate, graphs are captured, the reference has its name."""
     problem = PROBLEMS[0]
-    opened = engine()
+    opened = engine(HostLane())
     facts = opened.open(problem, 0)
     assert facts["sets"] > 1 and facts["reference"] == "torch.mm of decoded bf16 + copy"
     policy = Policy(clock="burst", rounds=2, min_rounds=2, round_us=100)
