@@ -195,6 +195,8 @@ def test_arguments_follow_the_options() -> None:
         ({"arguments": (read("x", "fp32", ()),)}, "a tensor has at least one size"),
         ({"arguments": (X, write("y", "fp32", ("n",)))}, "argument y: rows='m' must be its first size"),
         ({"arguments": (read("x", "fp32", ("n", "m")),)}, "argument x: rows='m' must be its first size"),
+        ({"arguments": (X, scalar("eps", "fp32", 1e-6))}, r"eps: values are 1e-06; give two numbers"),
+        ({"arguments": (X, scalar("eps", "fp32", ("1", 2)))}, r"values are \('1', 2\); give two numbers"),
         ({"rows": "k"}, "rows='k' is no size; sizes: m, n, groups"),
     ],
 )

@@ -57,6 +57,8 @@ def _mistake(family: DeclaredFamily, argument: Declared) -> str:
     inputs = [other.name for other in family.declared_arguments if other.kind == "in"]
     if not {*inputs}.issuperset(argument.may_alias):
         return f"it may alias inputs only; inputs: {', '.join(inputs)}"
+    if argument.kind == "scalar" and not _is_pair_of_numbers(argument.values):
+        return f"values are {argument.values!r}; give two numbers, the usual one and another, as (1.0, -0.5)"
     if _is_tensor(argument) and not argument.dims:
         return f"a tensor has at least one size; sizes: {', '.join(sizes)}"
     return ""
@@ -74,6 +76,14 @@ def _mistake_of_rows(argument: Declared, rows: str) -> str:
             "leave rows out where they are not"
         )
     return ""
+
+
+def _is_pair_of_numbers(values: object) -> bool:
+    return (
+        isinstance(values, (tuple, list))
+        and len(values) == 2
+        and all(type(value) in (int, float) for value in values)
+    )
 
 
 def _is_tensor(argument: Declared) -> bool:
