@@ -17,8 +17,10 @@ from cutegen.cli.wrapped_text import Column, columns, fold
 from cutegen.errors import NoWinnerError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.ranges import parse_range
 from cutegen.families.registry import find_space
 from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
 from cutegen.space import Config
 from cutegen.tuning import Failed, Row, TuneResult
@@ -181,6 +183,29 @@ def test_a_range_is_explained_size_by_size(
     _, [odd] = explained(capsys, "--shape", "8..32x7168x2048", "--layout", "mn")
     runs = odd["runs"]
     assert isinstance(runs, list) and sum(run["sizes"] for run in runs) == 4
+
+
+def test_without_a_shape_all_that_a_table_holds_is_explained(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its problems, then its ranges with every piece; a family that it lacks needs shapes."""
+    [entry] = Table.load(table).entries.values()
+    assert entry.config is not None
+    other = entry.config.replace(swizzle_size=2)
+    of = parse_range("gemm 128..512x7168x2048 bf16 kk")
+    pieces = (Piece(128, 200, entry.config), Piece(201, 512, other))
+    Table(Fingerprint.of(DEVICE), [entry], [RangeEntry(of, pieces)]).save(table)
+    text, [single, whole] = explained(capsys, "--table", str(table), "--fallback", "none")
+    assert (single["problem"], single["how"]) == ("gemm 64x7168x2048 bf16 kk", "exact")
+    runs = whole["runs"]
+    assert whole["range"] == str(of) and isinstance(runs, list)
+    assert [(run["first"], run["last"], run["how"]) for run in runs] == [
+        (128, 200, "range"),
+        (201, 512, "range"),
+    ]
+    assert "2 configs of 1 kernel; sizes: 385 range" in text
+    assert cli.main(["explain", "rmsnorm", "--arch", "sm_90a", "--table", str(table)]) == 2
+    assert "no shape given" in capsys.readouterr().err
 
 
 def test_a_range_of_too_many_sizes_is_refused_with_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from cutegen.cli.wrapped_text import Column, columns, fold, line_width, say, say
 from cutegen.digest import Json
 from cutegen.families.ranges import Range
 from cutegen.families.registry import find_space, space_of
-from cutegen.families.shapes import NamedRange
+from cutegen.families.shapes import NamedProblem, NamedRange, Shape
 from cutegen.records.table import FALLBACKS, Table
 from cutegen.runtime.answer_runs import AnswerRun, answer_runs
 from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
@@ -35,6 +35,7 @@ _EXAMPLES = """examples:
   python -m cutegen.explain gemm --arch sm_90a --table TABLE.json --shape 63x7168x2048
   python -m cutegen.explain gemm --shape 63x7168x2048           # local GPU, table of the cache folder
   python -m cutegen.explain gemm --shape 1..8192x7168x2048      # which m is served by which config
+  python -m cutegen.explain gemm --arch sm_90a --table TABLE.json   # all problems and ranges of the table
 
 Nothing is compiled or measured. The first of these rules that finds a valid config serves the call:
   exact    the table has an entry for this problem
@@ -82,10 +83,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> int:
     load_given_families(args)
+    named = named_shapes(args) if args.shape or args.shapes is not None else ()
     arch, sm_count, table, ignored = find_target(args)
+    asked = named or _held(table, args.family) or named_shapes(args)
     documents: list[Json] = []
     target = f"{arch}, {sm_count} SMs"
-    for item in named_shapes(args):
+    for item in asked:
         if isinstance(item, NamedRange):
             runs = answer_runs(item.range, table, arch, sm_count, args.fallback)
             documents.append(_range_document(item.range, runs, ignored))
@@ -101,6 +104,15 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         say_json(documents)
     return EXIT_OK
+
+
+def _held(table: Table | None, family: str) -> tuple[Shape, ...]:
+    """Return the problems and ranges of a family that the table was tuned for."""
+    if table is None:
+        return ()
+    problems = (NamedProblem(str(p), p) for p in table.entries if p.family == family)
+    ranges = (NamedRange(str(e.range), e.range) for e in table.ranges if e.range.low.family == family)
+    return (*problems, *ranges)
 
 
 def _lines(answer: Answer, target: str, table: Table | None, ignored: str) -> list[str]:
