@@ -17,12 +17,13 @@ from cutegen.build import Artifact, Failure, Result, Toolchain
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
 from cutegen.cli.main import main
-from cutegen.errors import ProblemError, StoreError, UsageError
+from cutegen.errors import DeviceError, ProblemError, StoreError, UsageError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.ranges import parse_range
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.families.rmsnorm.family import RMSNORM
+from cutegen.measure.device import Device
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
@@ -328,6 +329,16 @@ def test_warm_up_takes_problems_and_other_targets(used: FakeGpu, tmp_path: Path)
     Table(Fingerprint.of(H200, Toolchain.current()), [Entry(PROBLEM, config)]).save(table)
     found = cutegen.warmup(table=table, problems=[PROBLEM])
     assert found.wanted[0].config == config
+
+
+def test_without_a_gpu_a_warm_up_says_what_works_without() -> None:
+    from cutegen.torch_ops import warmup
+
+    def missing(index: int) -> Device:
+        raise DeviceError("no NVIDIA driver on this machine")
+
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver .*name a target: arch='sm_90a'"):
+        warmup._target(dispatch.Dispatcher(device=missing), None, 0)
 
 
 # --- from the command line ---
