@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +59,18 @@ pytestmark = pytest.mark.gpu
 def test_before(): pass
 def test_dies(): os.kill(os.getpid(), 9)
 def test_behind(): pass
+"""
+#: Says which process it is once it has passed a test, and waits.
+WAITS = """
+import os, time, pytest
+from pathlib import Path
+pytestmark = pytest.mark.gpu
+
+def test_before(): pass
+def test_waits():
+    Path({begun!r} + ".new").write_text(str(os.getpid()))
+    Path({begun!r} + ".new").rename({begun!r})
+    time.sleep(1000)
 """
 
 
@@ -140,6 +156,28 @@ def test_at_the_limit_what_runs_is_killed(tmp_path: Path) -> None:
     paths = write(tmp_path, slow=slow)
     code, facts = run([*paths, "--limit", "12"], tmp_path / "out.json")
     assert code == 1 and facts["outcomes"]["unfinished"] >= 2 and facts["seconds"] < 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_writes_what_is_known(tmp_path: Path, number: int) -> None:
+    """Nothing is left running, and the signal is everybody's again."""
+    begun = tmp_path / "begun"
+    paths = write(tmp_path, waits=WAITS.format(begun=str(begun)), alone=ALONE)
+    before = signal.getsignal(number)
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code, facts = run(paths, tmp_path / "out.json")
+    thread.join()
+    assert code == 130 and signal.getsignal(number) is before
+    assert facts["outcomes"] == {"passed": 1, "unfinished": 3}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 def test_files_that_cannot_be_read_and_no_tests_are_bad_usage(

@@ -8,9 +8,10 @@ Compiling takes most of their time, so one GPU serves as many processes as there
     python tools/run_gpu_tests.py --again results.json             # what failed, or was cut off, in that run
     python tools/run_gpu_tests.py --sanitize tests/gpu/test_rope_gpu.py    # under compute-sanitizer: slow
 
-docs/results/gpu_tests.json tells how long files take: the longest begin first, and are cut in slices.
+Long files are cut in slices and begin first, where docs/results/gpu_tests.json tells how long they take.
 
-exit codes: 0 all passed or were skipped; 1 some did not, or were cut off; 2 bad usage; 3 no usable GPU
+exit codes: 0 all passed or were skipped; 1 some did not, or were cut off; 2 bad usage; 3 no usable GPU;
+130 interrupted: results are written, and --again goes on
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.cli.args import positive_int
-from cutegen.cli.exit_codes import run_command
+from cutegen.cli.exit_codes import EXIT_INTERRUPTED, run_command
 from cutegen.errors import StoreError, UsageError
 from cutegen.measure.device import Device, present_device
 from tools.benchmark.environment import ROOT, check_facts
 from tools.benchmark.results import write_json
-from tools.gpu_test_parts.outcomes import Ended
+from tools.gpu_test_parts.outcomes import Ended, file_of
 from tools.gpu_test_parts.plan import Part, slices
 from tools.gpu_test_parts.processes import Processes
 from tools.gpu_test_parts.sanitizer import Sanitizer
@@ -54,7 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paths", nargs="*", default=["tests/gpu"], help="files, folders or node ids")
+    parser.add_argument("paths", nargs="*", help="files, folders or node ids; default: tests/gpu")
     parser.add_argument("--again", type=Path, help="results file: only what failed or did not finish in it")
     parser.add_argument("--processes", type=positive_int, help="side by side; default: one less than cores")
     parser.add_argument(
@@ -84,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
     began, device = time.monotonic(), present_device()
     count = options.processes or max(1, len(os.sched_getaffinity(0)) - 1)
     wanted = {entry["test"] for entry in _read(options.again)["bad"]} if options.again else None
+    named = sorted({file_of(test) for test in wanted or () if (ROOT / file_of(test)).exists()})
+    paths = options.paths or named or ["tests/gpu"]
     with tempfile.TemporaryDirectory(prefix="cutegen_gpu_tests_", ignore_cleanup_errors=True) as scratch:
         folder = options.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,20 +97,39 @@ def run(options: argparse.Namespace) -> int:
         processes = Processes(Path(scratch), folder, began + options.limit, sanitizer, options.kernels)
         found = {
             test: alone
-            for test, alone in processes.collect(options.paths).items()
+            for test, alone in processes.collect(paths).items()
             if (wanted is None or test in wanted) and not (alone and options.no_alone)
         }
         if not found:
-            raise UsageError(f"there is no such test in {' '.join(options.paths)}")
+            raise UsageError(f"there is no such test in {' '.join(paths)}")
         known = seconds_of_tests(_read(RESULTS)) if RESULTS.exists() else {}
         ended: list[Ended] = []
-        for alone, side_by_side, suffix in ((False, count, ""), (True, 1, ".alone")):
-            parts = slices([t for t, a in found.items() if a is alone], known, side_by_side, suffix)
-            for part, results in processes.run(parts, side_by_side):
-                ended += results
-                _tell(part, results, time.monotonic() - began)
+        with _stopped_by_signals(processes) as signals:
+            for alone, side_by_side, suffix in ((False, count, ""), (True, 1, ".alone")):
+                parts = slices([t for t, a in found.items() if a is alone], known, side_by_side, suffix)
+                for part, results in processes.run(parts, side_by_side):
+                    ended += results
+                    _tell(part, results, time.monotonic() - began)
         facts = _facts(options, device, count, time.monotonic() - began)
-    return _finish(options.out, {**facts, **summary(ended)}, ended)
+    status = _finish(options.out, {**facts, **summary(ended)}, ended)
+    return EXIT_INTERRUPTED if signals else status
+
+
+@contextmanager
+def _stopped_by_signals(processes: Processes) -> Iterator[list[int]]:
+    """Ctrl-C, and the signal of a time limit, end the tests, but not before their results are written."""
+    seen: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        processes.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _facts(options: argparse.Namespace, device: Device, count: int, seconds: float) -> dict[str, Any]:

@@ -65,18 +65,16 @@ class Processes:
 
     def run(self, parts: Sequence[Part], count: int) -> Iterator[tuple[Part, list[Ended]]]:
         """Yield parts with what came of their tests, as they end; ``count`` run at a time, in this order."""
-        pool = ThreadPoolExecutor(count)
-        try:
+        with ThreadPoolExecutor(count) as pool:
             futures = {pool.submit(self._run_part, part): part for part in parts}
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BaseException:  # an interruption, mostly: nothing may go on behind it
-            self.deadline = time.monotonic()
-            for process in list(self._running):
-                _kill(process)
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+    def stop(self) -> None:
+        """End what runs: :meth:`run` goes on to yield all parts, with what their tests came to until now."""
+        self.deadline = time.monotonic()
+        for process in list(self._running):
+            _kill(process)
 
     def _run_part(self, part: Part) -> list[Ended]:
         """Run a part; where its process dies, another runs the tests that had not begun."""
@@ -130,7 +128,7 @@ class Processes:
             )
         self._running.add(process)
         try:
-            return process.wait(left)
+            return process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
         finally:
