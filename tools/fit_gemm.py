@@ -301,7 +301,7 @@ def boosted(
 
     With a ``group`` of each row, groups side by side, they fit what sets its rows apart.
     """
-    from catboost import CatBoost, Pool  # type: ignore[import-not-found]
+    from catboost import CatBoost, Pool
 
     loss = "RMSE" if group is None else ORDER
     model = CatBoost(
