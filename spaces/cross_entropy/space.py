@@ -36,5 +36,6 @@ def build_space(arch: Arch) -> Space:
         weight=False,
         sums_of_row=4,
         values_at_a_time=8,
+        values_of_warps=(24, 32),
         terms=TERMS,
     )

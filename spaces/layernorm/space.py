@@ -35,6 +35,7 @@ def build_space(arch: Arch) -> Space:
         sums_of_row=2,
         values_at_a_time=16,
         beside_values=(32, 24),
+        values_of_warps=(16, 24),
         terms=TERMS,
         ring="stays",
     )

@@ -90,6 +90,7 @@ def derive(
     sums_of_row: int,
     values_at_a_time: int,
     beside_values: tuple[int, int] | None,
+    values_of_warps: tuple[int, int] | None,
 ) -> dict[str, Value]:
     """Return accesses per row, CTA and thread, groups, warps, and the exact shared memory (bytes)."""
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
@@ -113,7 +114,7 @@ def derive(
         "warps_per_row": max(1, threads_per_row // WARP),
         "slots": slots(threads_per_row, cluster_n),
         "smem_bytes": memory.rows + memory.sums + 8 * memory.barriers,
-        "min_blocks": min_blocks(config, problem, arch, values_at_a_time, beside_values),
+        "min_blocks": min_blocks(config, problem, arch, values_at_a_time, beside_values, values_of_warps),
     }
 
 
@@ -136,16 +137,18 @@ def _is_hard(problem: Any, config: Config) -> bool:
     return many or odd or is_wide(problem) or problem.signature.dtype == "fp32"
 
 
-def _min_blocks_of_warps(config: Config, problem: Any, accesses: int, early: bool) -> int:
+def _min_blocks_of_warps(
+    config: Config, problem: Any, accesses: int, early: bool, values_of_warps: tuple[int, int]
+) -> int:
     """Return how many CTAs must find room whose warps have whole rows: those of 1024 threads, where the
-    compiler would take a few more than their 64 registers and needs none of them: with 24 values and weights
-    in 16 bits.
-    Source: an H200, LayerNorm of 8192x768: 3 % less time; ptxas, the tests' kernels."""
+    compiler would take a few more than their 64 registers and needs none of them. Source: an H200: LayerNorm
+    of 8192x768 takes 3 % less time, cross-entropy of 65536x1000 5 %; ptxas, the tests' kernels."""
     rows = config.integer("rows_per_thread")
     held = accesses * access_elements(problem) * rows
-    taken = values_registers(problem, accesses * rows, rows, early)
+    fits = values_registers(problem, accesses * rows, rows, early) <= 2 * held
+    fits &= problem.signature.dtype != "fp32"
     threads = config.integer("threads_per_row") * config.integer("rows_per_cta") // rows
-    return 1024 // threads if 16 < held <= 24 and taken <= 48 else 1
+    return 1024 // threads if values_of_warps[0] < held <= values_of_warps[1] and fits else 1
 
 
 def min_blocks(
@@ -154,6 +157,7 @@ def min_blocks(
     arch: Arch,
     values_at_a_time: int,
     beside_values: tuple[int, int] | None,
+    values_of_warps: tuple[int, int] | None,
 ) -> int:
     """Return how many CTAs must find room in the registers of a multiprocessor: as many as in shared memory,
     unless a thread has more values at a time than fit 40 registers; for rows in registers as many as
@@ -161,11 +165,11 @@ def min_blocks(
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     if config["row_in"] == "registers":
         early = bool(config.get("prefetch_weight"))
-        if beside_values is None or WARP < threads_per_row < 128:
-            return 1
         accesses = steps(problem, threads_per_row, cluster_n)
-        if threads_per_row <= WARP:
-            return _min_blocks_of_warps(config, problem, accesses, early)
+        if threads_per_row <= WARP and values_of_warps is not None:
+            return _min_blocks_of_warps(config, problem, accesses, early, values_of_warps)
+        if beside_values is None or threads_per_row < 128:
+            return 1
         taken = values_registers(problem, accesses, 1, early) + beside_values[early]
         more = 0 if early or not _is_hard(problem, config) else 8  # registers come in steps of 8
         taken += more + (8 + 3 * more if config["pdl"] == "late" else 0)  # what the end of the load must keep

@@ -55,6 +55,9 @@ which needs more registers, take 30 % less in shared memory already with 62 KiB.
 SMALL_PART, LARGE_PART = 16_384, 65_536
 """Bytes between which a CTA keeps of a row in shared memory. Source: an H200, rows of 128 to 1024 KiB: parts
 of 32 and 64 KiB win, those of 16 KiB take 1 to 3 % longer."""
+ALONE_IN_SMEM = 24_576
+"""Bytes of a row of cross-entropy up to which it waits in shared memory of one CTA. Source: an H200, rows of
+16 KiB: 8 % less time than in registers; longer ones were not timed."""
 RING_VALUES = 40
 """Values of a row that a thread of a ring may hold. Source: ptxas."""
 
@@ -198,9 +201,11 @@ def smem_is_for_long_rows(cluster_n: int, rows_per_thread: int, row_in: str, pro
     """row_in=smem needs rows of more than 64 KiB, of cross-entropy and with two rows_per_thread 32 KiB, at
     multiples of 16 bytes, and a cluster. Each CTA keeps its part of x, and of a residual: together more than
     16 KiB, since smaller parts take longer, and up to 64 KiB unless 16 CTAs share the row, so that a
-    multiprocessor has room for several."""
+    multiprocessor has room for several. Rows of cross-entropy of 16 to 24 KiB are for cluster_n=1."""
     if row_in != "smem":
         return True
+    if problem.family == "cross_entropy" and cluster_n == 1 and not problem.signature.unaligned:
+        return bool(SMALL_PART <= part_bytes(problem, 1) <= ALONE_IN_SMEM)
     short = SHORT_FOR_SMEM
     if problem.family == "cross_entropy" or rows_per_thread > 1:
         short //= 2

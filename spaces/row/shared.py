@@ -21,6 +21,7 @@ def row_space(
     sums_of_row: int = 1,
     values_at_a_time: int = 32,
     beside_values: tuple[int, int] | None = None,
+    values_of_warps: tuple[int, int] | None = None,
     terms: Terms | None = None,
     turn: int = 2,
     ring: str = "",
@@ -36,6 +37,8 @@ def row_space(
             registers. Source: ptxas, the tests' kernels.
         beside_values: Registers of a thread beside its values and weights, where these are loaded late, and
             early by 128 threads: the compiler gets no more. None where it takes few enough. Source: ptxas.
+        values_of_warps: More values of a thread than the first, and up to the second, fit 64 registers where
+            a warp has whole rows, though the compiler takes more. Source: ptxas.
         terms: What its kernels are expected to take, by which its default is chosen; else it follows from the
             sizes alone.
         turn: Of rows in shared memory, by that default.
@@ -51,7 +54,11 @@ def row_space(
         domains=domains,
         rules=tuple(Rule.of(rule) for rule in rules if rule is not None),
         derive=partial(
-            derive, sums_of_row=sums_of_row, values_at_a_time=values_at_a_time, beside_values=beside_values
+            derive,
+            sums_of_row=sums_of_row,
+            values_at_a_time=values_at_a_time,
+            beside_values=beside_values,
+            values_of_warps=values_of_warps,
         ),
         choose_default=choose_default
         if terms is None
