@@ -48,6 +48,11 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"threads_per_row": 256, "cluster_n": 4, "row_in": "registers", "turn": 1},
     ),
     ("sm_90a", f"8192x32000 bf16 {ALL}", {**SMEM, "threads_per_row": 256, "cluster_n": 2, "pdl": "early"}),
+    # Rows that wait in shared memory of one CTA, and warps with 64 registers for whole rows.
+    ("sm_90a", f"32768x8192 bf16 {ALL}", {}),
+    ("sm_90a", "32768x12288 fp16 gradient", {}),
+    ("sm_90a", f"65536x1000 fp16 {ALL}", {}),
+    ("sm_100a", "65536x1000 bf16 gradient", {}),
     ("sm_90a", "1x262143 bf16 gradient", {}),
     ("sm_90a", "8192x128256 bf16 gradient", {}),
     ("sm_90a", f"8192x151936 bf16 {ALL}", {}),
