@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,14 @@ def top_module(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@lru_cache(maxsize=1)  # what is asked about a module is asked in a row
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
     """The imports of a module that ever run: those for type checkers do not."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
     idle = [block for block in blocks if "TYPE_CHECKING" in ast.unparse(block.test)]
     skipped = {id(node) for block in idle for node in ast.walk(block)}
@@ -208,7 +214,7 @@ def test_gpu_libraries_are_imported_only_inside_functions() -> None:
     found = [
         f"{relative(path)}:{node.lineno}"
         for path in MODULES
-        for node in top_imports(ast.parse(path.read_text(encoding="utf-8")).body)
+        for node in top_imports(tree_of(path).body)
         if GPU_LIBRARIES & {name.split(".")[0] for name in imported_names(node)}
     ]
     assert found == []
@@ -260,12 +266,20 @@ def test_functions_and_examples_are_short_enough_to_be_read_at_once() -> None:
     functions = [
         (path, node)
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements_in(tree_of(path))
         if isinstance(node, ast.FunctionDef)
     ]
     assert [f"{relative(path)}:{node.lineno}" for path, node in functions if body_lines(node) > 65] == []
     examples = [path for path in SOURCES if path.parent.name == "examples"]
     assert [path.name for path in examples if path.read_text(encoding="utf-8").count("\n") >= 60] == []
+
+
+def statements_in(block: ast.AST) -> Iterator[ast.AST]:
+    """All statements within, at any depth; walking their expressions too would take three times as long."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for node in getattr(block, name, ()):
+            yield node
+            yield from statements_in(node)
 
 
 def body_lines(function: ast.FunctionDef) -> int:
@@ -277,7 +291,7 @@ def body_lines(function: ast.FunctionDef) -> int:
 def top_names(path: Path) -> set[str]:
     """What a module defines or imports by name."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -291,7 +305,7 @@ def top_names(path: Path) -> set[str]:
 
 
 def exported(path: Path) -> list[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
     return []
@@ -299,7 +313,7 @@ def exported(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p.name != "__main__.py"], ids=relative)
 def test_a_module_exports_what_it_has_and_has_what_it_exports(path: Path) -> None:
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = tree_of(path).body
     public = {
         node.name
         for node in body
@@ -311,7 +325,7 @@ def test_a_module_exports_what_it_has_and_has_what_it_exports(path: Path) -> Non
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_a_module_says_in_its_first_line_what_it_is_for(path: Path) -> None:
-    summary = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    summary = (ast.get_docstring(tree_of(path)) or "").split("\n\n")[0]
     assert summary.endswith((".", "?", "::")) or ":" in summary
 
 
@@ -320,7 +334,7 @@ def test_nothing_is_pickled() -> None:
     found = [
         relative(path)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Import | ast.ImportFrom) and banned & set(imported_names(node))
     ]
     assert found == []
