@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +134,7 @@ class Times:
     def check(self, candidate: Candidate, repeats: int) -> CheckResult:
         return CheckResult("ok")
 
-    def time(self, candidates: list[Candidate], policy: Policy) -> TimingRun:
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
         *running, last = [candidate.name for candidate in candidates]
         timings = {name: Timing(at, at, at, 15) for at, name in enumerate(running, 1)}
         reference = Timing(1.0, 1.0, 1.0, 15, reference="torch")
@@ -156,7 +157,7 @@ def test_a_row_has_kernels_baselines_and_copies_by_their_names(monkeypatch: pyte
         return Candidate(name, Path("kernel.so"), "kernel", Launch((), 0), problem)
 
     monkeypatch.setattr(bench_family, "compiled_candidate", compiled)
-    args = argparse.Namespace(peers="none", in_place=False)
+    args = argparse.Namespace(peers="none", in_place=False, copies="all", burst_rounds=0)
     shape, bench, anything = (
         NamedProblem("row", problem),
         Times(),

@@ -4,7 +4,7 @@
 
 Rows of 16384 bf16 elements.
 Arithmetic is in fp32, and every output is rounded once.
-threads=256 vectors_per_thread=2 ctas_per_sm=0 streamed=false pdl=early
+threads=256 vectors_per_thread=1 ctas_per_sm=0 streamed=false pdl=early
 """
 
 import cuda.bindings.driver as cuda
@@ -16,7 +16,7 @@ X = cutlass.BFloat16
 ELEMENTS = 8  # of one memory access
 VECTORS = N // ELEMENTS  # of a row
 THREADS = 256
-STEPS = 2  # vectors that a thread has at a time
+STEPS = 1  # vectors that a thread has at a time
 TILE = THREADS * STEPS  # vectors that a CTA has at a time
 
 
