@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.ranges import parse_range
 from tools.benchmark.range_table import RANGE_CHECK, RangeResults
 from tools.check_range import Row, meets_power_limit, random_sizes, summary
+
+
+def results(asked: str, rows: Sequence[Row], tuned_s: float | None = None) -> RangeResults:
+    """What the tool would write of these rows."""
+    return RangeResults({
+        "kind": RANGE_CHECK, "range": asked, "tuned_s": tuned_s, "gpu": "G", "commit": "abc",
+        "machine": {"driver": "1"}, "measured_at": "2026-11-23T01:00:00", "policy": {"context": "behind"},
+        "rows": [row.to_json() for row in rows],
+    })  # fmt: skip
 
 
 def test_random_sizes_are_members_even_over_the_doublings() -> None:
@@ -21,13 +32,7 @@ def test_random_sizes_are_members_even_over_the_doublings() -> None:
 def test_results_are_rendered_by_bands() -> None:
     """Ratios round down, regrets up; sizes that were not tuned alone have none."""
     rows = [Row(1, "range", 10.0, 1.2109), Row(9, "range", 10.0, 1.0, 9.0), Row(64, "range", 10.0, 0.9, 10.0)]
-    facts = {
-        "kind": RANGE_CHECK, "range": "gemm 1..64x64x64 bf16 kk", "tuned_s": 26.01, "gpu": "G",
-        "commit": "abc", "machine": {"driver": "1"},
-        "measured_at": "2026-11-23T01:00:00", "policy": {"context": "behind"},
-        "rows": [row.to_json() for row in rows],
-    }  # fmt: skip
-    found = RangeResults(facts)
+    found = results("gemm 1..64x64x64 bf16 kk", rows, tuned_s=26.01)
     assert found.summary() == [
         "- gemm 1..64x64x64 bf16 kk: 3 sizes, geometric mean **1.029**, smallest 0.900",
         "- 2 of them beside exact tuning: 5.5 % behind in the geometric mean, 11.2 % at worst",
@@ -56,12 +61,7 @@ def test_what_is_left_to_the_baseline_is_shown_apart() -> None:
         "2 sizes beside the baseline: geometric mean 0.999, smallest 0.825, 1 under 1; "
         "as served by default, 1 left to the baseline: geometric mean 1.100, smallest 1.000"
     )
-    facts = {
-        "kind": RANGE_CHECK, "range": "gemm 1..512x64x64 bf16 kk", "tuned_s": None, "gpu": "G",
-        "commit": "abc", "machine": {"driver": "1"}, "measured_at": "2026-11-23T01:00:00",
-        "policy": {"context": "behind"}, "rows": [row.to_json() for row in rows],
-    }  # fmt: skip
-    found = RangeResults(facts)
+    found = results("gemm 1..512x64x64 bf16 kk", rows)
     assert found.summary()[1] == (
         "- as served by default, which leaves 1 of them to the library: geometric mean **1.100**, "
         "smallest 1.000"
@@ -80,12 +80,7 @@ def test_sizes_at_the_power_limit_have_two_ratios() -> None:
         "2 sizes beside the baseline: geometric mean 1.154, smallest 1.100, 0 under 1; "
         "1 of them in bursts: geometric mean of all 1.100, smallest 1.000"
     )
-    facts = {
-        "kind": RANGE_CHECK, "range": "gemm 1..8192x64x64 bf16 kk", "tuned_s": None, "gpu": "G",
-        "commit": "abc", "machine": {"driver": "1"}, "measured_at": "2026-11-23T01:00:00",
-        "policy": {"context": "behind"}, "rows": [row.to_json() for row in rows],
-    }  # fmt: skip
-    found = RangeResults(facts)
+    found = results("gemm 1..8192x64x64 bf16 kk", rows)
     assert found.summary()[1] == (
         "- 1 of them in bursts, the others as before: geometric mean **1.100**, smallest 1.000"
     )

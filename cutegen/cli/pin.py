@@ -20,11 +20,11 @@ from cutegen.cli.wrapped_text import say
 from cutegen.deploy import Pinned, PinnedRange, pin_table
 from cutegen.deploy.manifest import OUTSIDE
 from cutegen.deploy.selection import PINNED_FALLBACKS, ranges_over, widened
-from cutegen.errors import DeviceError, UsageError
+from cutegen.errors import UsageError
 from cutegen.families.ranges import Range, is_range, parse_range
 from cutegen.families.registry import load_families, load_kernel, parse_problem
 from cutegen.family import Problem
-from cutegen.measure.device import present_device
+from cutegen.measure.device import or_else, present_device
 from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import default_table_path
@@ -173,10 +173,8 @@ def _table(args: argparse.Namespace, store: Store) -> Path:
         return Path(args.table)
     if not args.recorded:
         raise UsageError("one of --table and --recorded is needed")
-    try:
+    with or_else("--table names the table, and so the GPU, to pin for"):
         return default_table_path(store.root, present_device())
-    except DeviceError as error:
-        raise DeviceError(f"{error}; --table names the table, and so the GPU, to pin for") from error
 
 
 def _recorded(args: argparse.Namespace) -> tuple[Problem | Range, ...]:

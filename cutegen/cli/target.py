@@ -6,8 +6,7 @@ import argparse
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
-from cutegen.errors import DeviceError
-from cutegen.measure.device import Device, present_device
+from cutegen.measure.device import Device, or_else, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import Fingerprint
 from cutegen.records.table import Table
@@ -25,10 +24,8 @@ def device_at_hand(otherwise: str = "to ask about another target") -> Device:
     Raises:
         DeviceError: There is none; the message says how to name another target.
     """
-    try:
+    with or_else(f"{otherwise} give --arch, such as sm_90a"):
         return present_device()
-    except DeviceError as error:
-        raise DeviceError(f"{error}; {otherwise} give --arch, such as sm_90a") from error
 
 
 def find_target(args: argparse.Namespace, *otherwise: str) -> tuple[Arch, int, Table | None, str]:

@@ -19,10 +19,10 @@ from cutegen.cli.tune_arguments import make_parser as _parser  # called as in ev
 from cutegen.cli.tune_recorded import Recording
 from cutegen.cli.wrapped_text import line_width, say, say_json
 from cutegen.digest import Json
-from cutegen.errors import DeviceError, StoreError, UsageError
+from cutegen.errors import StoreError, UsageError
 from cutegen.families.registry import families, find_space
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape
-from cutegen.measure.device import Device, present_device
+from cutegen.measure.device import Device, or_else, present_device
 from cutegen.records.recorded_calls import files_of
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.space import Space, Value
@@ -109,12 +109,8 @@ def _require_measured(args: argparse.Namespace, shapes: Sequence[Shape]) -> None
 
 
 def _device() -> Device:
-    try:
+    with or_else("to compile and predict without a GPU give --arch, such as sm_90a"):
         return present_device()
-    except DeviceError as error:
-        raise DeviceError(
-            f"{error}; to compile and predict without a GPU give --arch, such as sm_90a"
-        ) from error
 
 
 def _import(args: argparse.Namespace, device: Device | None) -> Imported | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from cutegen.digest import Json, digest
 from cutegen.errors import DeviceError
 from cutegen.measure.nvml import NvmlHandle
 
-__all__ = ["Device", "present_device"]
+__all__ = ["Device", "or_else", "present_device"]
 
 # CUdevice_attribute values. Source: CUDA driver API, enumeration CUdevice_attribute.
 _SM_COUNT, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
@@ -146,3 +147,16 @@ def _ask_nvml(bare_uuid: str) -> tuple[str, str]:
     """Return the full UUID and the kernel driver's version."""
     with NvmlHandle(bare_uuid) as nvml:
         return nvml.uuid or f"GPU-{bare_uuid}", nvml.driver_version
+
+
+@contextmanager
+def or_else(advice: str) -> Iterator[None]:
+    """Add to an error about a GPU what a user without it can do.
+
+    Raises:
+        DeviceError: What was raised inside, with ``advice`` behind a semicolon.
+    """
+    try:
+        yield
+    except DeviceError as error:
+        raise DeviceError(f"{error}; {advice}") from error

@@ -11,9 +11,9 @@ from cutegen.arch import Arch, find_arch
 from cutegen.build.budget import require_budget
 from cutegen.build.parallelism import require_workers
 from cutegen.dtypes import torch_dtype
-from cutegen.errors import DeviceError
 from cutegen.families.registry import find_family, has_space, is_legal, parse_problem
 from cutegen.family import Problem
+from cutegen.measure.device import or_else
 from cutegen.records.table import Table
 from cutegen.runtime.call_plan import make_launcher
 from cutegen.runtime.dispatch import Dispatcher
@@ -133,10 +133,8 @@ def _several(given: str | Iterable[_T]) -> tuple[str | _T, ...]:
 def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tuple[Arch, int]:
     """Return what is compiled for, and how many SMs it has: GPU ``index`` unless a target is named."""
     if arch is None:
-        try:
+        with or_else("for a GPU that is not here name a target: arch='sm_90a'"):
             return dispatcher.arch(index), dispatcher.device(index).sm_count
-        except DeviceError as error:
-            raise DeviceError(f"{error}; for a GPU that is not here name a target: arch='sm_90a'") from error
     target = find_arch(arch) if isinstance(arch, str) else arch
     return target, target.nominal_sm_count
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast, overload
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Toolchain
 from cutegen.build.budget import require_budget
-from cutegen.errors import DeviceError, UsageError
+from cutegen.errors import UsageError
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.problem import Epilogue
 from cutegen.families.gemm.problem import Problem as Gemm
@@ -19,7 +19,7 @@ from cutegen.families.ranges import Range, range_of
 from cutegen.families.registry import find_space, require_sources, space_of
 from cutegen.family import Problem
 from cutegen.measure.context import DEFAULT_CONTEXT, require_context
-from cutegen.measure.device import Device, present_device
+from cutegen.measure.device import Device, or_else, present_device
 from cutegen.measure.policy import require_objective
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import autotune_disabled
@@ -110,7 +110,8 @@ class AutoTuner:
         backends: Backends | None = None,
     ) -> None:
         if arch is None:
-            device = device or _present_device()
+            with or_else("to compile and predict without a GPU name a target: AutoTuner('sm_90a')"):
+                device = device or present_device()
         if device is None:
             _require_no_table(str(arch), table, fallback)
         target = device.arch if device else find_arch(str(arch))
@@ -486,15 +487,6 @@ class AutoTuner:
     def get_tuning_history(self) -> tuple[HistoryEntry, ...]:
         """Return every tuning of this object, oldest first."""
         return self._results.history
-
-
-def _present_device() -> Device:
-    try:
-        return present_device()
-    except DeviceError as error:
-        raise DeviceError(
-            f"{error}; to compile and predict without a GPU name a target: AutoTuner('sm_90a')"
-        ) from error
 
 
 def _require_no_table(arch: str, table: object, fallback: str | None) -> None:
