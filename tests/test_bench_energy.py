@@ -18,11 +18,11 @@ from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.family import Default
 from cutegen.measure import Bench
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from cutegen.space import Config
+from cutegen.strategy import Default
 from tools import bench_energy, results_table
 from tools.benchmark import energy_table, fixed
 from tools.benchmark.results import ENERGY, Results

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from cutegen.errors import ProblemError
 from cutegen.families.registry import find_family, spaces_beside
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import Default, OpenLibrary, Predictor, Problem, Strategy
+from cutegen.family import Problem
 from cutegen.search.short_list import short_choice
 from cutegen.space import Config, Space
+from cutegen.strategy import Default, OpenLibrary, Predictor, Strategy
 
 __all__ = [
     "choose_default",

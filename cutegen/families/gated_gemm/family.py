@@ -31,7 +31,8 @@ from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
 from cutegen.families.gemm.family import FEW_ROWS, GEMM
 from cutegen.families.gemm.knobs import KNOBS
 from cutegen.families.gemm.tail_shapes import tail_problems
-from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
+from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Tensors
+from cutegen.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch

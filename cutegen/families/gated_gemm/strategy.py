@@ -11,8 +11,8 @@ from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
-from cutegen.family import Default
 from cutegen.space import Config, Space
+from cutegen.strategy import Default
 
 __all__ = ["GatedGemmStrategy", "no_turns"]
 

@@ -33,19 +33,9 @@ from cutegen.families.gemm.problem import (
 )
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.families.resources import resource_root
-from cutegen.family import (
-    Argument,
-    Baseline,
-    Family,
-    Inputs,
-    Option,
-    Reference,
-    Size,
-    StandIn,
-    Strategy,
-    Tensors,
-)
+from cutegen.family import Argument, Baseline, Family, Inputs, Option, Reference, Size, StandIn, Tensors
 from cutegen.space import Config, Value
+from cutegen.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch

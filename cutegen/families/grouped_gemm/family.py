@@ -30,8 +30,9 @@ from cutegen.families.grouped_gemm.groups import (
     grouped_products,
     spread,
 )
-from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Strategy, Tensors
+from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Tensors
 from cutegen.space import Config, Value
+from cutegen.strategy import Strategy
 
 __all__ = [
     "GROUPED_GEMM",

@@ -23,8 +23,8 @@ from cutegen.families.grouped_gemm.batched_gemm import (
 )
 from cutegen.families.grouped_gemm.group_rows import mean_rows, row_tiles
 from cutegen.families.registry import find_space
-from cutegen.family import Default
 from cutegen.space import Config, Query, Space, Value
+from cutegen.strategy import Default
 
 __all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
 

@@ -22,7 +22,8 @@ from cutegen.families.grouped_gemm.family import (
     count_flops,
 )
 from cutegen.families.grouped_gemm.groups import KnownRanges, Range, grouped_products, spread
-from cutegen.family import Baseline, Inputs, Option, Size, Strategy, Tensors
+from cutegen.family import Baseline, Inputs, Option, Size, Tensors
+from cutegen.strategy import Strategy
 
 __all__ = ["GROUPED_GEMM_BLOCKS", "GroupedBlocksFamily"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cutegen.families.gemm.problem import Problem
-from cutegen.family import Default, OpenLibrary, Predictor, Strategy
 from cutegen.space import Config, Query, Space, Value
+from cutegen.strategy import Default, OpenLibrary, Predictor, Strategy
 
 __all__ = ["BorrowedStrategy"]
 

@@ -11,9 +11,9 @@ from cutegen.errors import ProblemError, UsageError
 from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitted
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import Default, OpenLibrary, Predictor
 from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Query, Space, Value, as_integer
+from cutegen.strategy import Default, OpenLibrary, Predictor
 
 __all__ = ["FewRowsStrategy"]
 

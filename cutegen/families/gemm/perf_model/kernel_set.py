@@ -21,16 +21,16 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
-from cutegen.family import Default
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 from cutegen.space.checks import Checks
+from cutegen.strategy import Default
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
     from cutegen.families.gemm.perf_model.fitted import Array
-    from cutegen.family import OpenLibrary
+    from cutegen.strategy import OpenLibrary
 
 __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 

@@ -19,9 +19,10 @@ from cutegen.families.gemm.perf_model.ranking import Ranker
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
-from cutegen.family import Default, OpenLibrary, Predictor, is_heavy
+from cutegen.family import is_heavy
 from cutegen.space import Config, Query, Space, Value, as_pair
 from cutegen.space.checks import Checks
+from cutegen.strategy import Default, OpenLibrary, Predictor
 
 __all__ = ["GemmStrategy", "defaults_by_time"]
 

@@ -24,7 +24,7 @@ from cutegen.families.gemm.problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cutegen.family import OpenLibrary
+    from cutegen.strategy import OpenLibrary
 
 __all__ = [
     "FILE",
