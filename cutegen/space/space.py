@@ -67,23 +67,30 @@ class Rule:
     holds: Callable[..., bool]
 
     @classmethod
-    def of(cls, function: Callable[..., bool]) -> Rule:
+    def of(cls, function: Callable[..., bool], **given: object) -> Rule:
         """Make a rule of ``function``: its name, its docstring and its parameter names.
 
+        Args:
+            function: Returns whether a config is valid. Its parameters are knobs, ``problem``, ``arch``, and
+                those in ``given``.
+            given: Arguments that are the same for all configs of a space: in what one space differs from
+                others that share the rule.
+
         Raises:
-            SpaceError: The function has no docstring.
+            SpaceError: The function has no docstring, or looks at nothing.
         """
         reason = " ".join((function.__doc__ or "").split())
         if not reason:
             raise SpaceError(f"rule {function.__name__} has no docstring, so no reason to show")
-        names = tuple(inspect.signature(function).parameters)
+        names = tuple(name for name in inspect.signature(function).parameters if name not in given)
         if not names:
             raise SpaceError(
                 f"rule {function.__name__} looks at nothing; its parameters name what it looks at"
             )
         knobs = tuple(name for name in names if name not in _CONTEXT)
         context = tuple(name for name in names if name in _CONTEXT)
-        return cls(function.__name__, reason, knobs, context, function)
+        holds = partial(function, **given) if given else function
+        return cls(function.__name__, reason, knobs, context, holds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from cutegen.space import Space
 
 from ..row.expected import Terms
 from ..row.shared import row_space
+from ..row.traits import DefaultByTerms, Registers
 
 #: Of Hopper; tools/fit_rows.py prints them.
 TERMS = Terms(
@@ -35,7 +36,7 @@ def build_space(arch: Arch) -> Space:
         arch,
         weight=False,
         sums_of_row=2,
-        values_at_a_time=8,
-        terms=TERMS,
+        registers=Registers(values_at_a_time=8),
         ring="leaves",
+        default=DefaultByTerms(TERMS),
     )

@@ -11,9 +11,9 @@ from cutegen.arch import resident_clusters
 from cutegen.space import Config, Space, Value, as_integer
 from cutegen.space.space import Derived
 
-from .expected import Terms, expected_us
+from .expected import expected_us
 from .ring import ROWS_OF_GROUP
-from .rules import DOMAINS, LONG_ROW, MAX_VALUES, SHORT_FOR_SMEM
+from .rules import DOMAINS, LONG_ROW, MAX_VALUES
 from .sizes import (
     ACCESS_BYTES,
     WARP,
@@ -28,15 +28,12 @@ from .sizes import (
     values_registers,
     vectors,
 )
+from .traits import SHORT_FOR_SMEM, DefaultByTerms
 
 MANY_ROWS = 1_000_000
 """So many that no rule refuses a config because there are too few."""
 SMALL_GROUP = 0.02
 """How much longer a row takes, as a fraction, with half as many threads of a warp. Source: an H200."""
-FEW_IN_SMEM = 65_536
-"""Bytes of a row of LayerNorm that a CTA had best have in shared memory where there are nearly as many rows
-as multiprocessors. Source: an H200, 109 and 119 rows of 57480: CTAs of 512 threads with 56 KiB take 16 % less
-time than those of 256 with 28."""
 SHORT_KERNEL = 2**28
 """Bytes of all rows up to which a kernel may be short. Source: judgement."""
 RING_ROW = 49_152
@@ -75,7 +72,7 @@ def values_by_default(problem: Any, sm_count: int) -> int:
     """Return about how many values a thread had best hold. Source: an H200, rows of 64 to 32768 elements."""
     row = part_bytes(problem, 1) * inputs(problem)
     if row <= 1024:
-        return 8 if problem.m > 512 * sm_count and problem.family == "rmsnorm" else 12
+        return 8 if problem.m > 512 * sm_count else 12
     if single_rows(problem, sm_count) or (row <= 4096 and problem.m <= 32 * sm_count):
         return 20
     if row > 10_240 or problem.m <= 16 * sm_count:
@@ -254,11 +251,11 @@ def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
     return next((config for config, _ in rings if not space.explain(problem, config)), None)
 
 
-def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int, ring: str = "") -> Config:
+def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: str) -> Config:
     """Return the valid config that is expected to take least, among those with the usual rows of a CTA.
 
-    If its rows are in shared memory, it is the usual one of these, which prefers turns of so many vectors.
-    Long rows with a weight come two at a time or through a ring where they may.
+    If its rows are in shared memory, it is the usual one of these. Long rows with a weight come two at a time
+    or, unless ``ring`` is empty, through a ring, where they may.
     """
     sm_count = space.arch.nominal_sm_count
     if ring:
@@ -268,7 +265,7 @@ def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int, rin
 
     def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
         config, derived, per_thread = kernel
-        taken = expected_us(config, problem, derived, per_thread, space.arch, terms)
+        taken = expected_us(config, problem, derived, per_thread, space.arch, by.terms)
         # Of parts of a warp that take about as long, those with fewer accesses each are a little faster.
         return taken * (1 + SMALL_GROUP * max(0.0, math.log2(WARP / config.integer("threads_per_row"))))
 
@@ -278,14 +275,14 @@ def fastest_expected(space: Space, problem: Any, *, terms: Terms, turn: int, rin
         if kernel[0]["rows_per_cta"]
         == rows_by_default(problem, kernel[0].integer("threads_per_row"), sm_count)
         and not has_needless_warps(problem, kernel[0])
-        and not waits_alone(problem, kernel[0], sm_count)
+        and (by.lane_values is None or not waits_alone(problem, kernel[0], sm_count, by.lane_values))
     ]
     pdl = start_by_default(problem, sm_count) if problem.min_bytes <= SHORT_KERNEL else "early"
     for config, derived, _ in sorted(usual, key=expected):
         if config["row_in"] == "smem":
-            if problem.family == "layernorm" and sm_count < 2 * problem.m <= 2 * sm_count:
-                return in_smem(space, problem, config, wanted=FEW_IN_SMEM)
-            return in_smem(space, problem, config, turn)
+            if by.few_in_smem is not None and sm_count < 2 * problem.m <= 2 * sm_count:
+                return in_smem(space, problem, config, wanted=by.few_in_smem)
+            return in_smem(space, problem, config, by.turn)
         chosen = config.replace(pdl=pdl)
         if as_integer(derived["min_blocks"]) > as_integer(
             space.derive(chosen, problem, space.arch)["min_blocks"]
@@ -307,16 +304,13 @@ def has_needless_warps(problem: Any, config: Config) -> bool:
     return config.integer("threads_per_row") > 256 and values_per_thread(problem, 256, 16) <= MAX_VALUES
 
 
-def waits_alone(problem: Any, config: Config, sm_count: int) -> bool:
-    """Return whether lanes of LayerNorm have so much to do for a row each that few rows do not hide it.
-
-    Source: an H200: with more than 32 values and weights for each lane of a warp, a row of 1208 elements
-    takes 36 % longer than on 64 threads, 568 rows 8 %.
-    """
-    if problem.family != "layernorm" or not along_row(problem) or config["row_in"] != "registers":
+def waits_alone(problem: Any, config: Config, sm_count: int, lane_values: int) -> bool:
+    """Return whether lanes have so much to do for a row with a weight each that few rows do not hide it."""
+    if not along_row(problem) or config["row_in"] != "registers":
         return False
     threads = config.integer("threads_per_row")
-    return bool(threads <= WARP and problem.m <= 5 * sm_count) and values_per_thread(problem, threads, 1) > 32
+    few = problem.m <= 5 * sm_count
+    return bool(threads <= WARP and few) and values_per_thread(problem, threads, 1) > lane_values
 
 
 def start_by_default(problem: Any, sm_count: int) -> str:

@@ -24,6 +24,7 @@ from .sizes import (
     values_registers,
     vectors,
 )
+from .traits import Registers
 
 SUMS_BYTES = 2048
 """Shared memory of a CTA beside its part of a row, at most: sums, barriers, what the driver takes."""
@@ -88,9 +89,7 @@ def derive(
     arch: Arch,
     *,
     sums_of_row: int,
-    values_at_a_time: int,
-    beside_values: tuple[int, int] | None,
-    values_of_warps: tuple[int, int] | None,
+    registers: Registers,
 ) -> dict[str, Value]:
     """Return accesses per row, CTA and thread, groups, warps, and the exact shared memory (bytes)."""
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
@@ -114,7 +113,7 @@ def derive(
         "warps_per_row": max(1, threads_per_row // WARP),
         "slots": slots(threads_per_row, cluster_n),
         "smem_bytes": memory.rows + memory.sums + 8 * memory.barriers,
-        "min_blocks": min_blocks(config, problem, arch, values_at_a_time, beside_values, values_of_warps),
+        "min_blocks": min_blocks(config, problem, arch, registers),
     }
 
 
@@ -151,26 +150,19 @@ def _min_blocks_of_warps(
     return 1024 // threads if values_of_warps[0] < held <= values_of_warps[1] and fits else 1
 
 
-def min_blocks(
-    config: Config,
-    problem: Any,
-    arch: Arch,
-    values_at_a_time: int,
-    beside_values: tuple[int, int] | None,
-    values_of_warps: tuple[int, int] | None,
-) -> int:
+def min_blocks(config: Config, problem: Any, arch: Arch, registers: Registers) -> int:
     """Return how many CTAs must find room in the registers of a multiprocessor: as many as in shared memory,
-    unless a thread has more values at a time than fit 40 registers; for rows in registers as many as
-    ``beside_values`` leaves room for."""
+    unless a thread has more values at a time than fit 40 registers; for rows in registers as many as its
+    values, and the registers beside them, leave room for."""
     threads_per_row, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     if config["row_in"] == "registers":
         early = bool(config.get("prefetch_weight"))
         accesses = steps(problem, threads_per_row, cluster_n)
-        if threads_per_row <= WARP and values_of_warps is not None:
-            return _min_blocks_of_warps(config, problem, accesses, early, values_of_warps)
-        if beside_values is None or threads_per_row < 128:
+        if threads_per_row <= WARP and registers.values_of_warps is not None:
+            return _min_blocks_of_warps(config, problem, accesses, early, registers.values_of_warps)
+        if registers.beside_values is None or threads_per_row < 128:
             return 1
-        taken = values_registers(problem, accesses, 1, early) + beside_values[early]
+        taken = values_registers(problem, accesses, 1, early) + registers.beside_values[early]
         more = 0 if early or not _is_hard(problem, config) else 8  # registers come in steps of 8
         taken += more + (8 + 3 * more if config["pdl"] == "late" else 0)  # what the end of the load must keep
         return max(1, arch.registers // (threads_per_row * taken))
@@ -182,7 +174,7 @@ def min_blocks(
     wide = (
         several > 1
         or is_wide(problem)
-        or config.integer("turn") * access_elements(problem) > values_at_a_time
+        or config.integer("turn") * access_elements(problem) > registers.values_at_a_time
     )
     threads = SMEM_THREADS_WIDE if wide else SMEM_THREADS
     return max(1, min(arch.smem_bytes // taken, threads // threads_per_row))

@@ -30,6 +30,7 @@ from .sizes import (
     values_registers,
     vectors,
 )
+from .traits import RowsInSmem
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "threads_per_row": (128, 256, 192, 224, 512, 64, 32, 16, 8, 4, 160, 320, 384, 448),
@@ -48,16 +49,11 @@ OTHER_REGISTERS = 20
 """Registers of a thread beside those for its values: addresses, sums. Source: ptxas, the tests' kernels."""
 LONG_ROW = 16_384
 """Bytes of a row above which a cluster shares it, however many rows there are."""
-SHORT_FOR_SMEM = 65_536
-"""Bytes of a row up to which it stays in registers. Source: an H200, bf16 rows: those of 32 KiB take 3 %
-longer in shared memory, those of 64 KiB 1 %; those of 128 KiB 9 % longer in registers. Rows of cross-entropy,
-which needs more registers, take 30 % less in shared memory already with 62 KiB."""
+SHORT_OF_TWO = 32_768
+"""Bytes of a row up to which a thread takes no two of them at a time in shared memory."""
 SMALL_PART, LARGE_PART = 16_384, 65_536
 """Bytes between which a CTA keeps of a row in shared memory. Source: an H200, rows of 128 to 1024 KiB: parts
 of 32 and 64 KiB win, those of 16 KiB take 1 to 3 % longer."""
-ALONE_IN_SMEM = 24_576
-"""Bytes of a row of cross-entropy up to which it waits in shared memory of one CTA. Source: an H200, rows of
-16 KiB: 8 % less time than in registers; longer ones were not timed."""
 RING_VALUES = 40
 """Values of a row that a thread of a ring may hold. Source: ptxas."""
 
@@ -135,7 +131,13 @@ def bare_row_fits_registers(
 
 
 def several_rows_per_thread_are_for_short_rows(
-    threads_per_row: int, rows_per_thread: int, cluster_n: int, row_in: str, turn: int, problem: Any
+    threads_per_row: int,
+    rows_per_thread: int,
+    cluster_n: int,
+    row_in: str,
+    turn: int,
+    problem: Any,
+    in_smem: RowsInSmem,
 ) -> bool:
     """rows_per_thread above 1 gives a thread more loads at a time, which it lacks only where a warp holds
     whole rows and has up to 2 accesses to each. With row_in=smem it is for LayerNorm, of which a thread then
@@ -143,7 +145,7 @@ def several_rows_per_thread_are_for_short_rows(
     if rows_per_thread == 1 or row_in == "ring":
         return rows_per_thread == 1
     if row_in == "smem":
-        takes = problem.family == "layernorm" and problem.signature.dtype != "fp32" and not is_wide(problem)
+        takes = in_smem.two_at_a_time and problem.signature.dtype != "fp32" and not is_wide(problem)
         even = vectors(problem) == 4 * threads_per_row * cluster_n
         return takes and bool(along_row(problem)) and even and turn == 2
     return threads_per_row <= WARP and steps(problem, threads_per_row, 1) <= 2
@@ -197,18 +199,19 @@ def turns_are_for_rows_in_smem(
     return 1 < turn < steps(problem, threads_per_row, cluster_n)
 
 
-def smem_is_for_long_rows(cluster_n: int, rows_per_thread: int, row_in: str, problem: Any) -> bool:
+def smem_is_for_long_rows(
+    cluster_n: int, rows_per_thread: int, row_in: str, problem: Any, in_smem: RowsInSmem
+) -> bool:
     """row_in=smem needs rows of more than 64 KiB, of cross-entropy and with two rows_per_thread 32 KiB, at
     multiples of 16 bytes, and a cluster. Each CTA keeps its part of x, and of a residual: together more than
     16 KiB, since smaller parts take longer, and up to 64 KiB unless 16 CTAs share the row, so that a
     multiprocessor has room for several. Rows of cross-entropy of 16 to 24 KiB are for cluster_n=1."""
     if row_in != "smem":
         return True
-    if problem.family == "cross_entropy" and cluster_n == 1 and not problem.signature.unaligned:
-        return bool(SMALL_PART <= part_bytes(problem, 1) <= ALONE_IN_SMEM)
-    short = SHORT_FOR_SMEM
-    if problem.family == "cross_entropy" or rows_per_thread > 1:
-        short //= 2
+    if in_smem.of_one_cta is not None and cluster_n == 1 and not problem.signature.unaligned:
+        least, most = in_smem.of_one_cta
+        return least <= part_bytes(problem, 1) <= most
+    short = in_smem.longer_than if rows_per_thread == 1 else SHORT_OF_TWO
     long = not problem.signature.unaligned and part_bytes(problem, 1) > short
     staged = staged_bytes(problem, cluster_n) * rows_per_thread
     return bool(long and cluster_n > 1 and staged > SMALL_PART and (staged <= LARGE_PART or cluster_n == 16))
@@ -279,8 +282,10 @@ RULES = (
     ring_is_for_many_rows,
     ring_fits_shared_memory,
 )
-#: Of spaces in which rows may come through a ring.
+#: Of spaces in which rows may come through a ring, beside the others.
 RULES_OF_RINGS = (ring_is_for_many_rows, ring_fits_shared_memory)
+#: What looks at how a family's rows wait in shared memory.
+RULES_OF_SMEM = (several_rows_per_thread_are_for_short_rows, smem_is_for_long_rows)
 #: What takes the place of a rule in a space without a weight, if anything does.
 BARE_RULES = {
     row_fits_registers: bare_row_fits_registers,

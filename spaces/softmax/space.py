@@ -7,6 +7,7 @@ from cutegen.space import Space
 
 from ..row.expected import Terms
 from ..row.shared import row_space
+from ..row.traits import DefaultByTerms, Registers
 
 #: Of Hopper; tools/fit_rows.py prints them.
 TERMS = Terms(
@@ -34,7 +35,6 @@ def build_space(arch: Arch) -> Space:
         arch,
         weight=False,
         sums_of_row=2,
-        values_at_a_time=16,
-        terms=TERMS,
-        turn=4,
+        registers=Registers(values_at_a_time=16),
+        default=DefaultByTerms(TERMS, turn=4),
     )
