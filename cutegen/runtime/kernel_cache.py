@@ -397,7 +397,9 @@ class Kernels:
             kernel = self._loaded_from(artifact)
             with self._lock:
                 self._ready[view] = kernel
-                self._compilations.pop(view, None)
+                # Together: whoever waited until nothing is compiled finds finished what call plans await.
+                if (compilation := self._compilations.pop(view, None)) is not None:
+                    compilation.finish()
 
         self.tally.compiled()
         _log.info("compiling a kernel for %s (%s) in the background", problem, source.config)
