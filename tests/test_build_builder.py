@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import TWO_KERNELS, source
 
 from cutegen.build import Artifact, Builder, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build import builder as builder_module
+from cutegen.build import daemon as daemon_module
+from cutegen.build.child import Job
 from cutegen.build.daemon import NICENESS
 from cutegen.build.render import Source
 from cutegen.build.store import Store, file_digest
@@ -48,19 +51,25 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, dict[str, Result], list[str]]]:
-    """All samples through one builder: its store, the results by name, and the store errors."""
+    """All samples: the store, the results by name, and the store errors. Only what hangs has little time."""
     store = Store(tmp_path_factory.mktemp("cache"))
     names = {"good": GOOD, "too_big": TOO_BIG, **BAD}
-    with pytest.MonkeyPatch.context() as patch, Builder(store, timeout_s=6.0, workers=3) as builder:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Builder(store, workers=2) as builder,
+        Builder(store, timeout_s=6.0, workers=1) as impatient,
+    ):
         patch.setenv("CUTE_DSL_LINEINFO", "1")
-        builder.submit([*names.values(), GOOD])
+        impatient.submit([BAD["sleep"]])
+        builder.submit([*(text for name, text in names.items() if name != "sleep"), GOOD])
         results: list[tuple[Source, Result]] = []
         errors: list[str] = []
         while builder.pending:
             try:
-                results += builder.poll(60)
+                results += builder.poll()
             except StoreError as error:
                 errors.append(str(error))
+        results += impatient.poll()
     yield store, {name: result for name, text in names.items() for s, result in results if s is text}, errors
 
 
@@ -234,17 +243,36 @@ def test_a_daemon_may_be_started_before_there_is_work(tmp_path: Path) -> None:
 
 def test_what_is_urgent_comes_before_what_waits(tmp_path: Path) -> None:
     """In the order asked for, as far as nothing has begun: one is compiled at a time."""
-    first, second, third, fourth = (source(f"raise ValueError({at})\n") for at in range(4))
-    with Builder(Store(tmp_path), workers=1) as builder:
+    os.mkfifo(gate := tmp_path / "gate")
+    first = source(f"open({str(gate)!r}).read()\n")
+    second, third, fourth = (source(f"raise ValueError({at})\n") for at in range(3))
+    with Builder(Store(tmp_path / "cache"), workers=1) as builder:
         builder.submit([first, second])
         builder.submit([third, fourth], urgent=True)
+        gate.write_text("go on")
         done = []
         while builder.pending:
             done += [text for text, _ in builder.poll()]
     assert [text for text in done if text != first] == [third, fourth, second]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def test_a_child_can_be_killed_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine that may take a while: the daemon would wait for what it was to end."""
+    monkeypatch.setattr(daemon_module, "run_and_exit", lambda *_: signal.pause())
+    inbox, outbox = os.pipe()
+    linker: Any = None
+    daemon = daemon_module.Daemon(Store(tmp_path), linker, {}, 1, 60.0, inbox, outbox)
+    daemon._start(Job("0" * 32, "sm_90a", "symbol", "", {}))
+    (pid,) = daemon._running
+    try:
+        assert os.getpgid(pid) == pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        daemon._kill_all()
+    assert not alive(pid) and not list(tmp_path.rglob("*.lock"))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -322,7 +350,9 @@ def test_what_a_killed_run_left_in_the_temporary_directory_is_swept_by_the_next(
     caller = start(tmp_path / "cache", text)
     wait_until(lambda: note.exists() and note.read_text().endswith("."))
     child, daemon = map(int, note.read_text().split()[:2])
-    for pid in (caller.pid, daemon, child):
+    for pid in (caller.pid, daemon):
+        os.kill(pid, signal.SIGSTOP)  # neither puts things in order when another of them dies
+    for pid in (child, daemon, caller.pid):
         os.kill(pid, signal.SIGKILL)
     caller.communicate(timeout=60)
     wait_until(lambda: not alive(child) and not alive(daemon))
@@ -377,10 +407,13 @@ def test_a_broken_compiler_installation_is_told_with_its_last_words(
 def test_a_store_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     with Builder(Store(root)) as builder:
-        (root).mkdir()
-        (root / "v1").mkdir()
+        (root / "v1").mkdir(parents=True)
+        builder.start()
+        daemon = builder._daemons[False]
+        os.kill(daemon.pid, signal.SIGSTOP)  # else it might make the folder first
         builder.submit([source("raise ValueError\n")])
         (root / "v1" / "sm_90a").write_text("in the way")
+        os.kill(daemon.pid, signal.SIGCONT)
         with pytest.raises(StoreError, match=r"cannot write to .*cache: .*Not a directory|cannot read"):
             builder.poll()
         assert builder.pending == 0

@@ -238,6 +238,9 @@ class Daemon:
                 ordered,
                 parent,
             )
+        # The child does this too. Whoever comes first, from here on kill() reaches it.
+        with suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)
         os.close(writing)
         os.close(ordered)
         run = Compilation(job, lock, folder, pid, reading, orders, time.monotonic())
