@@ -11,6 +11,7 @@ from typing import Any
 import fake_engine
 import pytest
 from fake_tuning import FakeCompiler
+from patient_bench import PatientBench
 
 from cutegen.arch import find_arch
 from cutegen.build import Result
@@ -18,7 +19,6 @@ from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.measure import Bench
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from cutegen.space import Config
@@ -28,7 +28,6 @@ from tools.benchmark import energy_table, fixed
 from tools.benchmark.results import ENERGY, Results
 from tools.benchmark.variations import coarse_values, variations
 
-HERE = Path(__file__).parent
 SPACE = find_space("gemm", find_arch("sm_90a"))
 PROBLEM = Problem(8192, 8192, 8192)
 BASE = SPACE.default(PROBLEM)
@@ -108,8 +107,8 @@ class FakeBuilder:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on a fake GPU, with files of its own; returns the exit code."""
 
-    def make_bench(args: argparse.Namespace) -> Bench:
-        return Bench(engine="fake_engine:make", search_path=[HERE])
+    def make_bench(args: argparse.Namespace) -> PatientBench:
+        return PatientBench()
 
     monkeypatch.setattr(bench_energy, "make_bench", make_bench)
     monkeypatch.setattr(bench_energy, "present_device", lambda index: fake_engine.DEVICE)

@@ -10,10 +10,10 @@ from typing import Any
 import fake_engine
 import pytest
 from fake_kernels import FakeGpu
+from patient_bench import PatientBench
 
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.measure import Bench
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from tools import bench_gemm
@@ -22,7 +22,6 @@ from tools.benchmark.bandwidth import METHODS
 from tools.benchmark.quack import quack_environment
 from tools.benchmark.results import Results
 
-HERE = Path(__file__).parent
 SHAPES = """
 [[shape]]
 id = "A"
@@ -52,8 +51,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "shapes.toml").write_text(SHAPES)
     gpu = FakeGpu(tmp_path / "cache")
 
-    def make_bench(args: argparse.Namespace) -> Bench:
-        return Bench(timeout_s=args.peer_budget, engine="fake_engine:make", search_path=[HERE])
+    def make_bench(args: argparse.Namespace) -> PatientBench:
+        return PatientBench(args.peer_budget)
 
     monkeypatch.setattr(bench_gemm, "make_bench", make_bench)
     monkeypatch.setattr(bench_gemm, "present_device", lambda index: fake_engine.DEVICE)

@@ -12,6 +12,7 @@ from typing import Any
 import fake_engine
 import pytest
 from fake_tuning import FakeCompiler
+from patient_bench import PatientBench
 
 from cutegen.arch import find_arch
 from cutegen.build import Builder, Result, Toolchain
@@ -26,7 +27,6 @@ from tools import bringup
 from tools.bringup_parts.points import Point
 from tools.bringup_parts.tiers import TIERS, Scope, Tier, plan
 
-HERE = Path(__file__).parent
 HOPPER, BLACKWELL = (find_space("gemm", find_arch(name)) for name in ("sm_90a", "sm_100a"))
 SQUARE = Problem(4096, 4096, 1024)
 B200 = replace(fake_engine.DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)
@@ -55,9 +55,7 @@ def remembered_plan(space_arch: str, scope: Scope) -> tuple[Tier, ...]:
 def use_gpu(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     """Give the tool a fake GPU."""
     monkeypatch.setattr(bringup, "present_device", lambda: device)
-    monkeypatch.setattr(
-        bringup, "bench_of", lambda s: Bench(engine="fake_engine:make", search_path=[HERE], timeout_s=s)
-    )
+    monkeypatch.setattr(bringup, "bench_of", PatientBench)
 
 
 class Rig:

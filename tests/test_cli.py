@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from fake_engine import DEVICE
 from fake_tuning import SMALL, TOOLCHAIN, FakeBench, FakeCompiler, quick_search  # noqa: F401
+from patient_bench import PatientBench
 
 import cutegen.cli.tune
 from cutegen.build import Builder
@@ -23,7 +24,6 @@ from cutegen.build.store import Store
 from cutegen.cli import main as cli
 from cutegen.cli import space as cli_space
 from cutegen.errors import DeviceError
-from cutegen.measure import Bench
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
 from cutegen.tuning import AutoTuner
@@ -404,9 +404,8 @@ def test_a_bundle_for_a_b200_is_checked_measured_and_put_into_its_table(
     assert tune(*words, *kinds, *here) == 0
     monkeypatch.setattr(Builder, "_require_compiler", lambda self: pytest.fail("it compiled"))
     b200 = replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)
-    engine = {"engine": "fake_engine:make_doubtful", "search_path": [Path(__file__).parent]}
     monkeypatch.setattr(cutegen.cli.tune, "present_device", lambda: b200)
-    backends = Backends(bench=lambda: Bench(**engine))
+    backends = Backends(bench=lambda: PatientBench(engine="make_doubtful"))
     monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", partial(AutoTuner, backends=backends))
     capsys.readouterr()
     table = tmp_path / "b200.json"

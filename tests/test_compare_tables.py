@@ -10,12 +10,12 @@ from typing import Any
 
 import fake_engine
 import pytest
+from patient_bench import PatientBench
 from test_bench_energy import FakeBuilder
 
 from cutegen.arch import find_arch
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.measure import Bench
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from cutegen.space import Config
@@ -23,7 +23,6 @@ from tools import compare_tables, results_table
 from tools.benchmark import fixed, tables_table
 from tools.benchmark.results import TABLES, Results
 
-HERE = Path(__file__).parent
 SPACE = find_space("gemm", find_arch("sm_90a"))
 SQUARE, WIDE = Problem(4096, 4096, 4096), Problem(2048, 8192, 4096)
 BASE = SPACE.default(SQUARE)
@@ -39,8 +38,8 @@ Run = Callable[..., int]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on a fake GPU: tables are given as configs by name and problem; returns the exit code."""
 
-    def make_bench(args: argparse.Namespace) -> Bench:
-        return Bench(engine="fake_engine:make", search_path=[HERE])
+    def make_bench(args: argparse.Namespace) -> PatientBench:
+        return PatientBench()
 
     monkeypatch.setattr(compare_tables, "make_bench", make_bench)
     monkeypatch.setattr(compare_tables, "present_device", lambda index: fake_engine.DEVICE)

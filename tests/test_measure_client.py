@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fake_engine
 import pytest
+from patient_bench import PatientBench
 
 from cutegen.errors import DeviceError, MeasureError
 from cutegen.families.gemm.problem import Problem
@@ -29,7 +30,7 @@ def candidate(name: str, symbol: str = "ok") -> Candidate:
 
 
 def new_bench(engine: str = "make", timeout_s: float = 20.0) -> Bench:
-    return Bench(engine=f"fake_engine:{engine}", search_path=[HERE], timeout_s=timeout_s)
+    return PatientBench(timeout_s, engine)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def living(group: int) -> list[int]:
 
 def gone(group: int) -> bool:
     """Whether all processes of a group end soon."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while living(group):
         if time.monotonic() > deadline:
             return False

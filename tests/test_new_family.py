@@ -12,6 +12,7 @@ from fake_engine import DEVICE
 from fake_gpu import build_driver, run_with_driver
 from fake_torch import Torch
 from fake_tuning import SMALL, FakeCompiler
+from patient_bench import PatientBench
 
 import cutegen.cli.pin
 import cutegen.cli.tune
@@ -19,7 +20,6 @@ from cutegen.build import Toolchain
 from cutegen.build.store import Store
 from cutegen.cli.main import main
 from cutegen.families import registry
-from cutegen.measure import Bench
 from cutegen.records.table import Table
 from cutegen.space import Config
 from cutegen.tuning import AutoTuner
@@ -113,7 +113,7 @@ def tuned(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     def make(*args: Any, **options: Any) -> AutoTuner:
         backends = Backends(
             lambda: FakeCompiler(Store(tmp_path / "cache"), behaviour),
-            lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent]),
+            PatientBench,
         )
         words = {**options, "toolchain": current, "effort": SMALL, "backends": backends}
         return AutoTuner(*args, **words)

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from fake_engine import DEVICE
+from patient_bench import PatientBench
 from protocols import SMALL_BLACKWELL
 
 from cutegen.arch import find_arch
-from cutegen.measure import Bench
 from tools import break_template, simulate_space
 from tools.schedule import Cluster, everything, lengths, protocol_of, simulate_cluster
 from tools.schedule.breaks import BREAKS, CASES, OUTCOMES, Break, broken_source, case_of
@@ -218,7 +218,7 @@ def test_what_a_gpu_does_is_recorded(symbol: str, outcome: str, tmp_path: Path) 
     """A kernel that hangs or kills its process is an outcome, and the next one is checked all the same."""
     trial = next(break_template.trials(HOPPER))
     artifact = SimpleNamespace(shared_object=tmp_path / "kernel.so", symbol=symbol)
-    with Bench(engine="fake_engine:make", search_path=[Path(__file__).parent], timeout_s=1.0) as bench:
+    with PatientBench(1.0) as bench:
         record = break_template.check(trial, artifact, bench, DEVICE, repeats=1)
         assert record["outcome"] == outcome
         artifact.symbol = "ok"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from fake_engine import DEVICE
 from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, quick_search, remembered_rank, steady  # noqa: F401
+from patient_bench import PatientBench
 
 from cutegen.arch import find_arch
 from cutegen.errors import NoWinnerError, ProblemError, TableError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
-from cutegen.measure import Bench
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
 from cutegen.records.trial import Trial
@@ -410,10 +410,8 @@ def test_a_real_measuring_process_survives_what_candidates_do(tmp_path: Path) ->
     good, *others = rivals(len(evil) + 1)
     bad = dict(zip(map(view, others), evil, strict=True))
 
-    def make_bench() -> Bench:
-        return Bench(engine="fake_engine:make", search_path=[Path(__file__).parent], timeout_s=3.0)
-
-    rig = Rig(tmp_path, lambda c: bad.get(c, "ok:8" if c == view(good) else "ok:9"), bench=make_bench)
+    acts = lambda c: bad.get(c, "ok:8" if c == view(good) else "ok:9")  # noqa: E731
+    rig = Rig(tmp_path, acts, bench=lambda: PatientBench(3.0))
     result = rig.tuner.tune(*SHAPE)
     assert view(result.config) == view(good)
     assert result.winner.timing is not None and result.winner.timing.median_us == pytest.approx(8)

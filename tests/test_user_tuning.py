@@ -15,6 +15,7 @@ from fake_engine import DEVICE
 from fake_torch import Torch
 from fake_tuning import SMALL, TOOLCHAIN, FakeCompiler
 from own_registry import without_user_families
+from patient_bench import PatientBench
 
 import cutegen.cli.pin
 import cutegen.cli.tune
@@ -23,7 +24,6 @@ from cutegen.build.render import Source
 from cutegen.build.store import Store
 from cutegen.cli.main import main
 from cutegen.families import registry
-from cutegen.measure import Bench
 from cutegen.records.table import Table
 from cutegen.space import Config
 from cutegen.tuning import AutoTuner
@@ -74,9 +74,7 @@ def tune(
         compiler = TracingCompiler(Store(folder.parent / "cache"), behaviour)
         compiler.facts = facts or {}
         compilers.append(compiler)
-        backends = Backends(
-            lambda: compiler, lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent])
-        )
+        backends = Backends(lambda: compiler, PatientBench)
         return AutoTuner(*args, **{**options, "toolchain": toolchain, "effort": SMALL, "backends": backends})
 
     monkeypatch.setattr(cutegen.cli.tune, "AutoTuner", make)
@@ -187,7 +185,7 @@ def test_listed_configs_and_the_default_are_tried_once(folder: Path, monkeypatch
         compilers.append(TracingCompiler(Store(folder.parent / "cache"), speed))
         backends = Backends(
             lambda: compilers[-1],
-            lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent]),
+            PatientBench,
         )
         tuner = AutoTuner(device=DEVICE, toolchain=TOOLCHAIN, effort=SMALL, backends=backends)
         return tuner.tune_problem(problem, candidates=configs)

@@ -9,10 +9,10 @@ from typing import Any
 import fake_engine
 import pytest
 from fake_tuning import FakeCompiler
+from patient_bench import PatientBench
 
 from cutegen.arch import find_arch
 from cutegen.families.registry import find_space
-from cutegen.measure import Bench
 from tools import walk_kernels
 
 
@@ -50,9 +50,7 @@ def test_what_was_walked_is_in_the_file_when_it_is_stopped(
     """Ctrl-C during the second dtype: the first one is there, whole, and the exit code is 130."""
     monkeypatch.setattr(walk_kernels, "present_device", lambda: fake_engine.DEVICE)
     monkeypatch.setattr(walk_kernels, "Builder", FakeBuilder)
-    monkeypatch.setattr(
-        walk_kernels, "Bench", lambda: Bench(engine="fake_engine:make", search_path=[Path(__file__).parent])
-    )
+    monkeypatch.setattr(walk_kernels, "Bench", PatientBench)
     file = tmp_path / "walk.json"
     words = ["--dtypes", "bf16,fp16", "--pairs", "6", "--out", str(file), "--commit", "abc"]
     assert walk_kernels.main(words) == 130
