@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,42 @@ def test_empty_batches_and_autocast_have_results(gpu: FakeGpu) -> None:
     with torch.autocast("cpu", dtype=BF16):
         assert model(torch.randn(4, 32)).dtype == BF16
     assert any("autocast" in reason for reason in cutegen.counters()["fallbacks"])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_decides_the_dtype_of_16_bits_too(gpu: FakeGpu, compiled: bool) -> None:
+    """Torch casts bf16 to fp16 where autocast says fp16."""
+    model, x = network(), torch.randn(4, 32).to(BF16)
+    cutegen.optimize(model)
+    run = torch.compile(model, backend="eager", fullgraph=True) if compiled else model
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = run(x)
+        same(found, network()(x))
+    assert found.dtype == torch.float16 and not gpu.calls
+    with torch.autocast("cpu", dtype=BF16):
+        assert run(x).dtype == BF16 and len(gpu.calls) == 2
+
+
+def test_tracers_of_torch_get_its_own_operators(gpu: FakeGpu) -> None:
+    """A trace would keep the memory that a kernel wrote, and no kernel takes what stands for a tensor."""
+    model, x, other = network(), torch.randn(4, 32).to(BF16), torch.randn(2, 32).to(BF16)
+    cutegen.optimize(model)
+    traced = [torch.fx.symbolic_trace(model)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced.append(torch.jit.trace(model, x, check_trace=False))
+    assert not gpu.calls
+    for each in traced:
+        same(each(other), network()(other))
+
+
+def test_layers_that_torchscript_compiled_are_left_alone_and_listed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.trace(network(), torch.randn(4, 32).to(BF16))
+    found = cutegen.optimize(torch.nn.Sequential(scripted, torch.nn.Linear(16, 16)))
+    assert found.layers == ("1",)
+    assert found.skipped == dict.fromkeys(["0.0", "0.2"], "TorchScript compiled it")
 
 
 def test_a_compiled_model_is_one_graph_that_calls_kernels(gpu: FakeGpu) -> None:

@@ -290,6 +290,14 @@ def test_gradients_are_those_of_the_formula_in_fp64(gpu: FakeNorms, case: Any, c
         torch._dynamo.reset()
 
 
+def test_one_row_without_leading_dimensions_has_gradients(gpu: FakeNorms) -> None:
+    x, w = (tensor(N, dtype=torch.float32).requires_grad_() for _ in range(2))
+    found = torch.autograd.grad(loss(cutegen.rms_norm(x, w, 1e-3)), (x, w))
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    for own, want in zip(found, torch.autograd.grad(loss(wanted(*wide, 1e-3)), wide), strict=True):
+        assert own.shape == want.shape and (own - want).norm() <= 1e-5 * want.norm()
+
+
 def test_second_derivatives_of_rows(gpu: FakeNorms) -> None:
     """By the formula of torch in fp32, against fp64."""
     found = []

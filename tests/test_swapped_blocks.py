@@ -81,6 +81,27 @@ class Centred(EpsNorm):
         return F.layer_norm(x, (x.shape[-1],), self.weight, None, self.eps)
 
 
+class ChannelsFirst(EpsNorm):
+    """Of images and sounds: the same as a norm of rows on matrices only."""
+
+    def forward(self, x: Any) -> Any:
+        factor = torch.rsqrt(x.square().mean(1, keepdim=True) + self.eps)
+        return x * factor * self.weight.view([1, -1] + [1] * (x.dim() - 2))
+
+
+class WideResult(EpsNorm):
+    """Its result is in fp32, whatever its input is."""
+
+    def forward(self, x: Any) -> Any:
+        wide = x.float()
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class TrainsOtherwise(EpsNorm):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * (2 if self.training else 1)
+
+
 class Silu(nn.Module):
     """An activation of somebody's own class, as transformers has them."""
 
@@ -127,6 +148,12 @@ class UpFirst(Packed):
 class Scaled(HfMlp):
     def forward(self, x: Any) -> Any:
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * 2
+
+
+class DropsInTraining(HfMlp):
+    def forward(self, x: Any) -> Any:
+        hidden = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(F.dropout(hidden) if self.training else hidden)
 
 
 class Branching(HfMlp):
@@ -262,6 +289,41 @@ def test_layers_that_are_more_than_a_product_are_called(gpu: AllFamilies, change
     assert "gated" in gpu.families and "gated_gemm" not in gpu.families
 
 
+def _other_activation(model: Any) -> None:
+    model.mlp.act_fn = nn.ReLU()
+
+
+def _other_forward(model: Any) -> None:
+    model.mlp.act_fn.forward = F.relu
+
+
+@pytest.mark.parametrize("change", [_other_activation, _other_forward])
+def test_an_activation_that_is_replaced_is_called(gpu: AllFamilies, change: Any) -> None:
+    model, twin = block(), block()
+    cutegen.optimize(model)
+    change(model)
+    change(twin)
+    same_step(model, twin)
+    assert "gated_gemm" not in gpu.families and "gated" not in gpu.families
+    assert any("its activation is another one" in reason for reason in cutegen.counters()["fallbacks"])
+
+
+@pytest.mark.parametrize("kind", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_of_all_modules_see_what_they_saw(gpu: AllFamilies, kind: str) -> None:
+    """As profilers set them; a layer that one kernel computes with others would be missing."""
+    model, seen = block(), []
+    cutegen.optimize(model)
+    handle = getattr(nn.modules.module, kind)(lambda module, *_: seen.append(type(module).__name__))
+    try:
+        with torch.no_grad():
+            model(rows())
+    finally:
+        handle.remove()
+    assert sorted(seen) == sorted(["Block", "HfNorm", "HfMlp", "SiLU", *["Linear"] * 3])
+    model(rows())
+    assert "gated_gemm" in gpu.families
+
+
 def test_gpus_without_such_kernels_compute_layers_and_gate_apart(
     gpu: AllFamilies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,9 +335,10 @@ def test_gpus_without_such_kernels_compute_layers_and_gate_apart(
     assert cutegen.counters()["fallbacks"] == {}
 
 
-@pytest.mark.parametrize("norm", [OnePlus, EpsOutside, Centred])
+@pytest.mark.parametrize("norm", [OnePlus, EpsOutside, Centred, ChannelsFirst, WideResult, TrainsOtherwise])
 def test_norms_of_other_formulas_are_left_alone(norm: Any) -> None:
-    model = block(norm)
+    """In training too, on rows of any rank, and in the dtype of the result."""
+    model = block(norm).eval()
     found = cutegen.optimize(model)
     assert not found.norms and found.skipped == {"norm": "its forward is not that of RMSNorm"}
 
@@ -286,13 +349,14 @@ def test_norms_of_other_formulas_are_left_alone(norm: Any) -> None:
         (UpFirst, "is not that of a gated MLP"),
         (Scaled, "is not that of a gated MLP"),
         (Clamped, "is not that of a gated MLP"),
+        (DropsInTraining, "is not that of a gated MLP"),
         (Branching, "cannot be traced"),
         (lambda: HfMlp(nn.Tanh()), "is not that of a gated MLP"),
     ],
 )
 def test_other_mlps_are_left_alone(mlp: Any, reason: str) -> None:
     """Their linear layers are swapped all the same."""
-    model, twin = block(mlp=mlp), block(mlp=mlp)
+    model, twin = block(mlp=mlp).eval(), block(mlp=mlp).eval()
     found = cutegen.optimize(model)
     assert not found.gates and reason in found.skipped["mlp"] and found.layers
     same_step(model, twin)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.dtypes import short_dtype
@@ -41,6 +42,7 @@ class GatedCall(Call):
         up: Name of the layer whose result it is multiplied by; empty if ``gate`` computes both, side by side.
         down: Name of the layer behind.
         quiet: Names of modules without parameters, such as the activation, that are not called.
+        classes: What these were when the module was swapped.
     """
 
     activation: str
@@ -48,14 +50,25 @@ class GatedCall(Call):
     up: str
     down: str
     quiet: tuple[str, ...] = ()
+    classes: tuple[type, ...] = ()
     compiled: ClassVar[str] = "a gated MLP under torch.compile, which fuses its activation"
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         (x,) = args
-        if self.quiet and any(has_hooks(module.get_submodule(name)) for name in self.quiet):
-            fallbacks.count("a gated MLP: its activation has hooks")
+        if self.quiet and (reason := self._changed(module)):
+            fallbacks.count(f"a gated MLP: {reason}")
             return forward(x)
         return module.get_submodule(self.down)(self._hidden(module, x))
+
+    def _changed(self, module: Any) -> str:
+        """Return why a module that is not called must be now; else nothing."""
+        for name, known in zip(self.quiet, self.classes, strict=True):
+            part = module._modules.get(name)
+            if type(part) is not known or "forward" in vars(part):
+                return "its activation is another one than when it was swapped"
+            if has_hooks(part):
+                return "its activation has hooks"
+        return ""
 
     def _hidden(self, module: Any, x: Any) -> Any:
         """Return what the layer behind the gate is called with."""
@@ -119,14 +132,15 @@ def gated_call(module: torch.nn.Module) -> GatedCall | str | None:
         return None
     if any(has_hooks(module.get_submodule(name)) for name in quiet):
         return "its activation has hooks"
-    graph = tried(lambda: _trace(module))
-    if graph is None:
+    graphs = [tried(partial(_trace, shadow(module, training))) for training in (True, False)]
+    if None in graphs:
         return "its forward cannot be traced"
-    found = _match(graph, module)
-    if found is None:
+    found, evaluated = (_match(graph, module) for graph in graphs)
+    if found is None or evaluated is None:
         return "its forward is not that of a gated MLP"
-    activation, gate, up, down = found
-    return GatedCall(activation, gate, up, down, quiet)
+    if found != evaluated:
+        return "its forward is another one in training"
+    return GatedCall(*found, quiet, tuple(type(module.get_submodule(name)) for name in quiet))
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:
@@ -149,14 +163,14 @@ def _fits(sizes: list[tuple[Any, Any]]) -> bool:
 
 
 def _trace(module: torch.nn.Module) -> Graph:
-    """Return the graph of a module's forward, of a copy of it, with its layers as they are called."""
+    """Return the graph of a module's forward, with its layers as they are called."""
     from torch import fx
 
     class Tracer(fx.Tracer):
         def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
             return _has_parameters(m) or super().is_leaf_module(m, module_qualified_name)
 
-    found: Graph = Tracer().trace(shadow(module))
+    found: Graph = Tracer().trace(module)
     return found
 
 

@@ -9,7 +9,7 @@ from cutegen.errors import CutegenError, FrozenError
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.gemm import linear
-from cutegen.torch_ops.swaps import has_hooks
+from cutegen.torch_ops.swaps import has_hooks, is_jit_tracing
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ __all__ = ["linear_class", "plain_weight", "unfit"]
 _ROW_BYTES = 16  # what TMA asks of addresses and pitches
 _DEVICE = "cuda"
 _AUTOCAST = "autocast casts fp32 parameters, and torch keeps the casts"
+_TRACED = "torch.jit.trace keeps what torch's operators compute only"
 #: Where the class is found by pickle.
 _HOME = "cutegen.torch_ops.modules"
 
@@ -38,7 +39,7 @@ def linear_class() -> Any:
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             weight, bias, fuse_wgrad = self.weight, self.bias, self.fuse_wgrad
-            if fuse_wgrad is None:
+            if fuse_wgrad is None or not isinstance(input, torch.Tensor):
                 return super().forward(input)
             if torch.compiler.is_compiling():
                 reason = unfit(input, weight, bias)
@@ -57,10 +58,9 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
     import torch
 
     transformed = state.is_transforming()  # tensors have no memory then, by which calls are told apart
-    if w.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
-        reason = _AUTOCAST
-    else:
-        reason = "" if transformed else fallbacks.known(_kind, x, w, bias)
+    reason = _cast(x, w)
+    if not reason and not transformed:
+        reason = _TRACED if is_jit_tracing() else fallbacks.known(_kind, x, w, bias)
     if not reason:
         try:
             return linear(x, w, bias, fuse_wgrad=fuse_wgrad)
@@ -72,6 +72,18 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
                 fallbacks.refuse(_kind(x, w, bias), reason)
     fallbacks.count(reason)
     return torch.nn.functional.linear(x, w, bias)
+
+
+def _cast(x: Any, w: Any) -> str:
+    """Return why autocast lets torch compute a layer; else nothing."""
+    import torch
+
+    if not torch.is_autocast_enabled(x.device.type):
+        return ""
+    if w.dtype == torch.float32:
+        return _AUTOCAST
+    wanted = torch.get_autocast_dtype(x.device.type)
+    return "" if w.dtype == wanted else f"autocast casts parameters of {w.dtype} to {wanted}"
 
 
 def _unaligned(x: Any, w: Any) -> str:
@@ -97,6 +109,8 @@ def unfit(x: Any, w: Any, bias: Any) -> str:
         return f"input and parameters differ in dtype: {x.dtype}, {w.dtype}"
     if x.device.type != _DEVICE:
         return f"the input is on {x.device.type}"
+    if reason := _cast(x, w):
+        return reason
     if x.numel() == 0:
         return "the input is empty"
     for name, tensor in (("input", x), ("weight", w)):

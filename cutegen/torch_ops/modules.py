@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Swapped", "optimize", "prepare", "restore", "restore_one"]
 
+_SCRIPTED = "TorchScript compiled it"
 _NOT_WANTED = "filter_fn said no"
 _NO_FUNCTION = "no function beside the classes of the model rotates queries and keys by its tables"
 
@@ -94,7 +95,10 @@ def optimize(
     found: dict[str, list[str]] = {"norms": [], "gates": [], "ropes": []}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, torch.jit.ScriptModule):
+            if module.original_name == "Linear":
+                skipped[name] = _SCRIPTED
+        elif isinstance(module, torch.nn.Linear):
             reason = _swap_linear(module, name, filter_fn, fuse_wgrad)
             if reason == "":
                 layers.append(name)

@@ -68,5 +68,5 @@ def _by_formula(grad: Any, h: Any, weight: Any, rstd: Any, eps: float) -> tuple[
     normed, g = wide * factor.unsqueeze(-1), grad.float()
     of_normed = g if weight is None else g * weight.float()
     dh = (of_normed - normed * (of_normed * normed).mean(-1, keepdim=True)) * factor.unsqueeze(-1)
-    dw = None if weight is None else (g * normed).flatten(0, -2).sum(0).to(weight.dtype)
+    dw = None if weight is None else (g * normed).reshape(-1, h.shape[-1]).sum(0).to(weight.dtype)
     return dh.to(h.dtype), dw

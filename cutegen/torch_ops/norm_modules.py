@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.dtypes import short_dtype
@@ -108,10 +109,13 @@ def _is_rms_norm(module: torch.nn.Module, eps: float) -> bool:
     """
     weight = module._parameters["weight"]
     assert weight is not None
-    return bool(tried(lambda: _computes_rms_norm(shadow(module), int(weight.shape[0]), eps)))
+    n = int(weight.shape[0])
+    modes = [shadow(module, training) for training in (True, False)]  # on which a forward may depend
+    return all(tried(partial(_computes_rms_norm, copied, n, eps)) for copied in modes)
 
 
 def _computes_rms_norm(copied: Any, n: int, eps: float) -> bool:
+    """Return whether it does on rows, however many dimensions hold them, and keeps the dtype of its input."""
     import torch
 
     generator, fp32 = torch.Generator().manual_seed(0), torch.float32  # whatever the default dtype is
@@ -119,13 +123,24 @@ def _computes_rms_norm(copied: Any, n: int, eps: float) -> bool:
     sizes = torch.tensor([[1.0], [30.0], [max(eps, 1e-30) ** 0.5]], dtype=fp32)
     x = torch.randn(3, n, generator=generator, dtype=fp32) * sizes
     vars(copied).pop("forward", None)
-    vars(copied)["_parameters"] = {"weight": torch.nn.Parameter(w, requires_grad=False)}
-    found = copied.forward(x)
+
+    def called(rows: torch.Tensor) -> torch.Tensor | None:
+        held = torch.nn.Parameter(w.to(rows.dtype), requires_grad=False)
+        vars(copied)["_parameters"] = {"weight": held}
+        found = copied.forward(rows)
+        fits = isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (rows.shape, rows.dtype)
+        return found if fits else None
+
     want = x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * w.double()
-    if not isinstance(found, torch.Tensor) or found.shape != x.shape or found.dtype != x.dtype:
-        return False
-    return bool((found.double() - want).norm() <= _TOLERANCE * want.norm()) and bool(
-        ((found.double() - want).abs() <= _TOLERANCE * (1 + want.abs())).all()
+    results = [called(x.view(shape)) for shape in ((3, n), (1, 3, n), (1, 1, 3, n))]
+    results += [called(x.to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
+    return None not in results and all(_near(y.view(3, n), want) for y in results[:3] if y is not None)
+
+
+def _near(found: torch.Tensor, want: torch.Tensor) -> bool:
+    apart = (found.double() - want).abs()
+    return bool(apart.norm() <= _TOLERANCE * want.norm()) and bool(
+        (apart <= _TOLERANCE * (1 + want.abs())).all()
     )
 
 

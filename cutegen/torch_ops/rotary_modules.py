@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.rope import rope
-from cutegen.torch_ops.swaps import Call, answered, class_of, shadow, tried
+from cutegen.torch_ops.swaps import Call, answered, class_of, is_jit_tracing, shadow, tried
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,8 @@ class RotaryCall(Call):
         tables = forward(*args, **kwargs)
         if isinstance(tables, tuple):
             for table in tables:
-                setattr(table, _MARK, _version(table))
+                if isinstance(table, _torch().Tensor):  # tracers of torch.fx give others
+                    setattr(table, _MARK, _version(table))
         return tables
 
 
@@ -166,9 +167,7 @@ def _asking(original: FunctionType) -> Callable[..., Any]:
 
     @wraps(original)
     def rotate(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        if torch.compiler.is_compiling() or not _marked(cos) or not _marked(sin):
+        if _torch().compiler.is_compiling() or is_jit_tracing() or not _marked(cos) or not _marked(sin):
             return original(q, k, cos, sin, *args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         axis = given.pop(_AXIS, default)
@@ -192,7 +191,7 @@ def _asking(original: FunctionType) -> Callable[..., Any]:
 
 def _marked(table: Any) -> bool:
     """Return whether a table is as a swapped module made it."""
-    version = getattr(table, _MARK, None)
+    version = getattr(table, _MARK, None) if isinstance(table, _torch().Tensor) else None
     return version is not None and version == _version(table)
 
 
@@ -224,3 +223,9 @@ def _by_cutegen(q: Any, k: Any, cos: Any, sin: Any, axis: int) -> tuple[Any, Any
         return rope(q, k, cos, sin)
     rotated = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     return rotated[0].transpose(1, 2), rotated[1].transpose(1, 2)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

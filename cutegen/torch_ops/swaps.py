@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.errors import CutegenError, FrozenError
@@ -18,6 +18,7 @@ __all__ = [
     "answered",
     "class_of",
     "has_hooks",
+    "is_jit_tracing",
     "is_swapped",
     "prepare",
     "shadow",
@@ -41,8 +42,8 @@ class Call:
     compiled: ClassVar[str]
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether it computes calls with these arguments: with one, by position."""
-        return len(args) == 1 and not kwargs
+        """Return whether it computes calls with these arguments: with one tensor, by position."""
+        return len(args) == 1 and not kwargs and isinstance(args[0], _torch().Tensor)
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what ``forward``, the module's own, would return for these arguments."""
@@ -78,11 +79,18 @@ def class_of(module: torch.nn.Module) -> type:
     return found
 
 
-def shadow(module: torch.nn.Module) -> Any:
-    """Return a module of the same class, without what was put above it, that has the same parts."""
+def shadow(module: torch.nn.Module, training: bool | None = None) -> Any:
+    """Return a module of the same class, without what was put above it, that has the same parts.
+
+    Args:
+        module: Any.
+        training: Whether what is returned trains; as ``module`` by default.
+    """
     found: Any = object.__new__(class_of(module))
     vars(found).update(vars(module))
     vars(found).pop("cutegen_call", None)
+    if training is not None:
+        vars(found)["training"] = training
     return found
 
 
@@ -118,9 +126,12 @@ def _class_above(base: Any) -> Any:
         cutegen_call: Call | None = None
         _below = base
 
+        @wraps(base.forward)  # whose parameters are those that programs ask for
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             call = self.cutegen_call
-            if call is None or not call.takes(args, kwargs) or _left_to_compiler(call.compiled):
+            if call is None or not call.takes(args, kwargs):
+                return super().forward(*args, **kwargs)
+            if _left_to_compiler(call.compiled) or is_jit_tracing():
                 return super().forward(*args, **kwargs)
             return call(self, super().forward, *args, **kwargs)
 
@@ -151,8 +162,17 @@ def _left_to_compiler(reason: str) -> bool:
     return True
 
 
+def is_jit_tracing() -> bool:
+    """Return whether ``torch.jit.trace`` records calls, which keeps what torch's operators compute only."""
+    return _torch()._C._get_tracing_state() is not None
+
+
 def has_hooks(module: Any) -> bool:
     """Return whether something listens to a module, which would not hear that it was left out."""
+    return _has_own_hooks(module) or bool(_torch().nn.modules.module._has_any_global_hook())
+
+
+def _has_own_hooks(module: Any) -> bool:
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -205,3 +225,9 @@ def prepare() -> None:
     if _note is fallbacks.count:
         compiler: Any = torch.compiler
         _note = compiler.assume_constant_result(fallbacks.count)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
