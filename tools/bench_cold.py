@@ -30,7 +30,7 @@ from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.parallelism import default_workers
 from cutegen.build.render import Source, render
-from cutegen.cli.args import positive_int
+from cutegen.cli.args import add_workers_argument, positive_int
 from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import BuildError
@@ -41,6 +41,7 @@ from cutegen.measure.device import Device, present_device
 from cutegen.search.strategies import rank
 from cutegen.system.temporary import TemporaryFolder
 from cutegen.tuning import EFFORTS
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.cold_table import COLD_START
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.kernel_store import kernel_store
@@ -92,12 +93,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layout", default="kk")
     parser.add_argument("--arch", metavar="NAME", help="do not measure on a GPU: compile for this target")
     parser.add_argument("--effort", choices=EFFORTS, default="standard", help="of the tuning (standard)")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    add_workers_argument(parser)
     parser.add_argument(
         "--compile", type=positive_int, default=48, metavar="N", help="kernels for the rate (48)"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_out_argument(parser, required=True)
+    add_commit_argument(parser)
     return parser.parse_args(argv)
 
 

@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.store import Store
-from cutegen.cli.args import positive_int
+from cutegen.cli.args import add_cache_argument, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.deploy import pin_table
 from cutegen.digest import Json
@@ -43,6 +43,7 @@ from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.system.temporary import TemporaryFolder
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.results import write_json
 from tools.benchmark.turns import take_turns
@@ -100,12 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive_int, default=100)
     parser.add_argument("--calls", type=positive_int, default=200, help="per statement and round")
     parser.add_argument("--processes", type=positive_int, default=7, help="for a deployment's first call")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="results file, replaced")
+    add_cache_argument(parser, "compiled kernels")
+    add_out_argument(parser)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="whose calls take turns with ours")
     parser.add_argument("--against-commit", default="", metavar="COMMIT", help="where git cannot tell")
     parser.add_argument("--turns-only", action="store_true", help="with --against: measure nothing else")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_commit_argument(parser)
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
 
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     problem = GEMM.problem(GEMM.parse_shape(args.shape), {})
     if args.turns_only:
         return run_turns(args, device, problem)
-    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
+    kernels = Kernels(Store.at(args.cache_dir), build="allow")
     namespace, wait = names(problem, Dispatcher(kernels=kernels))
     times = host_times(STATEMENTS, namespace, wait, args.rounds, args.calls)
     added = {

@@ -26,7 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.build import Artifact
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store, file_digest
-from cutegen.cli.args import add_problem_arguments, named_problems, parse_set, positive_float, positive_int
+from cutegen.cli.args import (
+    add_cache_argument,
+    add_problem_arguments,
+    add_workers_argument,
+    named_problems,
+    parse_set,
+    positive_float,
+    positive_int,
+)
 from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, DeviceError, UsageError
@@ -43,6 +51,7 @@ from cutegen.search.defaults import default_config
 from cutegen.space import Config, Space, Value
 from tools.bench_gemm import ASSUMED
 from tools.benchmark import energy_table, environment
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.contest import run_contest
 from tools.benchmark.environment import session
 from tools.benchmark.fixed import Absent, Fixed, build, fixed
@@ -100,10 +109,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     files = parser.add_argument_group("files")
     files.add_argument("--table", type=Path, metavar="FILE", help="dispatch table (default: the cache's)")
-    files.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
-    files.add_argument("--out", type=Path, metavar="FILE.json", help="results file; it is begun anew")
-    files.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
-    files.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    add_cache_argument(files, "compiled kernels")
+    add_out_argument(files, "results file; it is begun anew")
+    add_commit_argument(files)
+    add_workers_argument(files)
     timing = parser.add_argument_group("measuring")
     timing.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
     timing.add_argument(
@@ -206,7 +215,7 @@ def _table(args: argparse.Namespace, device: Device) -> Table | None:
 
 
 def _store(args: argparse.Namespace) -> Store:
-    return Store(args.cache_dir) if args.cache_dir else Store.default()
+    return Store.at(args.cache_dir)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store, file_digest
-from cutegen.cli.args import integer, parse_set, positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, integer, parse_set, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
@@ -55,6 +55,7 @@ from cutegen.space import Config, Launch
 from cutegen.tuning import AutoTuner, Failed, TuneResult
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.request import EFFORTS
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts, conditions
 from tools.benchmark.family_child import CALL, COPIES, ENGINE, PEERS, call_names, in_place, order
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel", type=Path, metavar="FILE.py", help="declaration of a kernel, instead of a family"
     )
     parser.add_argument("--shapes", type=Path, required=True, metavar="FILE.toml")
-    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    add_out_argument(parser)
     parser.add_argument(
         "--candidates",
         type=positive_int,
@@ -107,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile the candidates, for a target such as sm_90a"
     )
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
+    add_cache_argument(parser, "compiled kernels, database and table")
     parser.add_argument(
         "--rows", type=row_slice, default=slice(None), metavar="A:B", help="only these shapes of the file"
     )
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--peers", default="all", help="all or none")
     parser.add_argument("--budget", type=positive_float, metavar="SECONDS", help="for tuning all shapes")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_commit_argument(parser)
     _add_timing_arguments(parser)
     return parser
 
@@ -222,12 +223,12 @@ def run(args: argparse.Namespace) -> int:
         context=args.context,
         burst_rounds=args.burst_rounds,
     )
-    store = Store(args.cache_dir) if args.cache_dir else None
+    store = Store.at(args.cache_dir)
     kernels = Kernels(store, build="allow")
     rows: list[dict[str, Json]] = []
     _write(args, device, policy, everything, rows)  # a file that the rows cannot join is refused now
     plan = _plan(shapes, device.arch, device.sm_count, args)
-    compilation = Compilation(store or Store.default(), device.arch, _pairs(plan))
+    compilation = Compilation(store, device.arch, _pairs(plan))
     compilation.begin()
     problems = [shape.problem for shape in shapes]
     warm_calls(problems, args.warm, peers=args.peers != "none", in_place=args.in_place)

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.store import Store
-from cutegen.cli.args import Parser, integer, positive_int
+from cutegen.cli.args import Parser, add_workers_argument, integer, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.families.gemm.problem import Problem
@@ -42,6 +42,7 @@ from cutegen.system.temporary import TemporaryFolder
 from cutegen.torch_ops import gemm as operators
 from cutegen.torch_ops import gemm_plan
 from cutegen.torch_ops import warmup as warm_up
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import git_commit, session_facts, software
 from tools.benchmark.host_child import random_shapes
 from tools.benchmark.results import write_json
@@ -96,12 +97,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python tools/bench_first_call.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shapes", type=positive_int, default=200, metavar="N", help="how many (200)")
     parser.add_argument("--seed", type=integer, default=0, help="of the shapes (0)")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    add_workers_argument(parser)
     parser.add_argument(
         "--cache-dir", type=Path, metavar="DIR", help="artifact store (default: an empty one)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where results go")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_out_argument(parser)
+    add_commit_argument(parser)
     return parser.parse_args(argv)
 
 

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -31,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.cli.args import Parser, integer, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
-from cutegen.errors import ResourceError
 from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark import host_child
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
+from tools.benchmark.checkout_process import CheckoutProcess
 from tools.benchmark.environment import ROOT, git_commit, session_facts, software
 from tools.benchmark.first_call_table import HOST_ONLY
 from tools.benchmark.results import write_json
@@ -57,8 +56,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive_int, default=50, metavar="N", help="of each checkout (50)")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="whose calls take turns with ours")
     parser.add_argument("--against-commit", default="", metavar="COMMIT", help="where git cannot tell")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="where results go")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_out_argument(parser)
+    add_commit_argument(parser)
     return parser.parse_args(argv)
 
 
@@ -88,63 +87,25 @@ def measure(checkouts: Mapping[str, Path], shapes: int, seed: int, rounds: int) 
             name: stack.enter_context(_Child(root, scratch.path / name, shapes, seed))
             for name, root in checkouts.items()
         }
+        for child in children.values():
+            child.wait()
         for number in range(rounds + 1):
             for name in children if number % 2 else reversed(children):
                 found[name].append(children[name].round())
     return {name: each[1:] for name, each in found.items()}
 
 
-class _Child:
+class _Child(CheckoutProcess):
     """A process that makes calls in a checkout."""
 
     def __init__(self, root: Path, folder: Path, shapes: int, seed: int) -> None:
         folder.mkdir(mode=0o700)
-        self._root = root
-        self._process = subprocess.Popen(
-            [sys.executable, host_child.__file__, *map(str, (root, folder, shapes, seed))],
-            cwd=root,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> _Child:
-        try:
-            imported = Path(self._line())
-            if not imported.is_relative_to(self._root):
-                raise ResourceError(f"{imported} was imported in place of the checkout {self._root}")
-        except ResourceError:
-            self._end()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        """Close the pipes, at which the process ends."""
-        try:
-            self._process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        super().__init__(root, [host_child.__file__, *map(str, (root, folder, shapes, seed))])
 
     def round(self) -> dict[str, Any]:
         """Return what one round took."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{_CALLS}\n")
-        self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._line())
+        found: dict[str, Any] = json.loads(self.ask(str(_CALLS)))
         return found
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise ResourceError(f"the process of checkout {self._root} ended early")
-        return line
 
 
 def report(args: argparse.Namespace, checkouts: Mapping[str, Path], rounds: Rounds) -> dict[str, Json]:

@@ -23,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import file_digest
-from cutegen.cli.args import positive_int
+from cutegen.cli.args import add_cache_argument, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import StoreError, UsageError
 from cutegen.families.registry import find_space, load_kernel, parse_problem
 from tools import bench_family
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.results import FOREIGN, write_json
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -51,14 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    add_out_argument(parser, required=True)
     parser.add_argument("--parts", type=Path, metavar="DIR", help="one file for each kernel (beside --out)")
     parser.add_argument("--kernels", default=",".join(KERNELS), help="which of them, with commas between")
     parser.add_argument(
         "--candidates", type=positive_int, help="configs of each shape, those most like the default"
     )
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels, database and table")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_cache_argument(parser, "compiled kernels, database and table")
+    add_commit_argument(parser)
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, DeviceError, UsageError
@@ -42,6 +42,7 @@ from cutegen.family import Problem
 from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK, CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.bandwidth import Copy
 from tools.benchmark.child import ENGINE
 from tools.benchmark.contest import Contestant, UnsupportedError, run_contest
@@ -82,13 +83,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     files.add_argument("--only", default="", metavar="ID,ID", help="these shapes of the file")
     files.add_argument("--table", type=Path, metavar="FILE", help="dispatch table (default: the cache's)")
-    files.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
-    files.add_argument("--out", type=Path, metavar="FILE.json", help="results file, begun or continued")
+    add_cache_argument(files, "compiled kernels")
+    add_out_argument(files, "results file, begun or continued")
     files.add_argument("--fresh", action="store_true", help="begin --out anew")
     files.add_argument(
         "--tuned", type=Path, metavar="FILE", help="what cutegen.tune --json printed: its seconds"
     )
-    files.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_commit_argument(files)
     files.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
     _add_peers(parser)
     _add_timing(parser)

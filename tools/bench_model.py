@@ -28,12 +28,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.store import Store, file_digest
-from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
 from cutegen.system.temporary import TemporaryFolder
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import check_facts
 from tools.benchmark.model_table import APART, COMPILED, GEMMS, LINEAR, MODEL, STEP
 from tools.benchmark.results import write_json
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json")
+    add_out_argument(parser, required=True)
     parser.add_argument("--size", default="8B", help="of examples/llama.py (%(default)s)")
     parser.add_argument("--layers", type=int, default=0, metavar="N", help="0, all of them, by default")
     parser.add_argument("--parts", type=_parts, default=PARTS, metavar="A,B", help=f"of {','.join(PARTS)}")
@@ -68,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gates-apart", action="store_true", help="also compile with gates left to Inductor")
     parser.add_argument("--wait-for", type=Path, metavar="FILE", help="compile, and time when it is there")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_cache_argument(parser, "compiled kernels")
+    add_commit_argument(parser)
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
 
@@ -120,7 +121,7 @@ class ModelBench:
         self._rows: list[Json] = []
         self._waiting: list[Callable[[], None]] = []
         if device == "cuda":  # elsewhere tests have chosen what the operators ask
-            kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
+            kernels = Kernels(Store.at(args.cache_dir), build="allow")
             gemm.use(Dispatcher(kernels=kernels))
         if args.autotune is not None:
             self._facts["tuning"] = self._tune(args.autotune)

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.store import Store
-from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.args import positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError
@@ -36,6 +36,7 @@ from cutegen.measure.policy import Policy
 from cutegen.runtime.dispatch import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
+from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
 from tools.benchmark.few_candidates import Compilation
@@ -130,7 +131,7 @@ class Runner:
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     begun, device = time.monotonic(), present_device()
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     everything = asked(args, device)
     compilation = Compilation(store, device.arch, [(one.problem, one.config) for one in everything])
     compilation.begin()
@@ -171,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json")
+    add_out_argument(parser, required=True)
     parser.add_argument("--count", type=positive_int, default=300, help="products of the first kind (300)")
     parser.add_argument("--others", type=positive_int, default=20, help="of each other kind (20)")
     parser.add_argument("--context", choices=CONTEXTS, default=BACK_TO_BACK)

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
-from cutegen.cli.args import file_path, parse_fixed, positive_float, positive_int
+from cutegen.cli.args import parse_fixed, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
@@ -46,6 +46,7 @@ from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config, strategy_of
 from cutegen.search.strategies import rank
 from cutegen.space import Config, Value
+from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
 from tools.benchmark.family_child import BARE_ENGINE
@@ -180,7 +181,7 @@ def _asked_words(
 
 
 def _compilation(args: argparse.Namespace, arch: Arch, plan: Mapping[str, Any]) -> Compilation:
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     pairs = [(p, c) for each in plan.values() for p, configs in each.items() for c in configs]
     return Compilation(store, arch, pairs)
 
@@ -263,7 +264,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         raise UsageError("--out is missing: give the results file, or --compile-for to compile only")
     begun, device = time.monotonic(), present_device()
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     plan = _plan(args, device.arch, device.sm_count)
     compilation = _compilation(args, device.arch, plan)
     compilation.begin()
@@ -306,7 +307,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(DRAWS)} (all)")
-    parser.add_argument("--out", type=file_path, metavar="FILE.json")
+    add_out_argument(parser)
     parser.add_argument("--sizes", type=positive_int, default=50, help="of each family (50)")
     parser.add_argument("--widths", type=positive_int, default=8, help="signatures of each family (8)")
     parser.add_argument("--candidates", type=positive_int, default=16, help="configs of each size (16)")

@@ -33,6 +33,7 @@ from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.device import Device, present_device
 from cutegen.space import Config
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -159,8 +160,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--timeout", type=positive_float, default=10.0, help="seconds for one check")
     parser.add_argument("--compile-only", action="store_true", help="no GPU: see that the edits compile")
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
+    add_out_argument(parser)
+    add_commit_argument(parser)
     return parser.parse_args(arguments)
 
 

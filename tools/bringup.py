@@ -40,6 +40,7 @@ from cutegen.measure import Bench
 from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
 from cutegen.tuning.transfer import Imported, import_candidates, write_candidates
+from tools.benchmark.arguments import add_commit_argument, add_out_argument, add_own_store_argument
 from tools.benchmark.environment import ROOT
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -192,9 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--enough", type=positive_int, default=8, help="failures after which a tier is left")
     parser.add_argument("--findings", type=positive_int, default=3, help="faults to look for in it")
     parser.add_argument("--timeout", type=positive_float, default=10.0, help="seconds for one check")
-    parser.add_argument("--cache-dir", type=Path, help="keep compiled kernels (default: a temporary folder)")
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
+    add_own_store_argument(parser)
+    add_out_argument(parser)
+    add_commit_argument(parser)
     args = parser.parse_args(arguments)
     return run_command(lambda: _run(args))
 

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.store import Store
-from cutegen.cli.args import file_path, positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, file_path, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
@@ -41,6 +41,7 @@ from cutegen.runtime.dispatch import DEFAULT_FALLBACK, Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, AutoTuner
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.environment import check_facts
 from tools.benchmark.range_table import RANGE_CHECK
@@ -253,9 +254,9 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=positive_float, default=3600.0, help="begin nothing after so many seconds"
     )
     parser.add_argument("--tuned-s", type=positive_float, help="seconds that tuning the range took")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
-    parser.add_argument("--cache-dir", type=file_path)
-    parser.add_argument("--out", type=file_path, required=True)
+    add_commit_argument(parser)
+    add_cache_argument(parser, "compiled kernels")
+    add_out_argument(parser, required=True)
     return parser
 
 
@@ -274,7 +275,7 @@ def run(args: argparse.Namespace) -> int:
     begun, device = time.monotonic(), present_device()
     table = Table.load(args.table)
     whole = _range_of(table, args)
-    kernels = Kernels(Store(args.cache_dir) if args.cache_dir else None, build="allow")
+    kernels = Kernels(Store.at(args.cache_dir), build="allow")
     checker = Checker(device, kernels, args.context)
 
     def late() -> bool:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.build.render import render
 from cutegen.build.store import Store, file_digest
-from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, add_workers_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import run_command
 from cutegen.digest import Json
 from cutegen.errors import UsageError
@@ -38,6 +38,7 @@ from cutegen.records.entry import Fingerprint
 from cutegen.records.table import Table
 from cutegen.space import Config
 from tools.benchmark import tables_table
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.contest import run_contest
 from tools.benchmark.environment import conditions, session
 from tools.benchmark.fixed import Absent, Fixed, build, fixed
@@ -75,10 +76,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shapes", type=Path, metavar="FILE.toml", help="names of problems; only these are measured"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="results file")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="artifact store (default: cutegen's)")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="compilations at a time")
+    add_out_argument(parser, required=True)
+    add_commit_argument(parser)
+    add_cache_argument(parser, "compiled kernels")
+    add_workers_argument(parser)
     parser.add_argument("--device", type=int, default=0, help="GPU, as CUDA counts (default 0)")
     parser.add_argument("--rounds", type=positive_int, default=15, help="interleaved rounds (default 15)")
     parser.add_argument(
@@ -164,7 +165,7 @@ def _entrants(
     configs: Mapping[NamedProblem, Mapping[str, Config]], device: Device, args: argparse.Namespace
 ) -> dict[NamedProblem, list[Fixed | Absent]]:
     """Compile the configs that tables name for each problem, and return what competes there."""
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     sources = {
         (item.problem, config): render(item.problem, config, device.arch)
         for item, found in configs.items()

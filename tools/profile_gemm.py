@@ -31,6 +31,7 @@ from cutegen.measure.device import Device, present_device
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import look_up
 from cutegen.system.temporary import TemporaryFolder
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import ROOT, check_facts
 from tools.benchmark.ours import short_config
 from tools.benchmark.profile_child import MARK
@@ -56,8 +57,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", type=Path, required=True, metavar="FILE.json", help="whose winners to run")
     parser.add_argument("--calls", type=positive_int, default=5, help="calls of each to profile (default 5)")
     parser.add_argument("--timeout", type=positive_float, default=120.0, metavar="SECONDS", help="per shape")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="results file")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_out_argument(parser, required=True)
+    add_commit_argument(parser)
     return parser.parse_args(argv)
 
 

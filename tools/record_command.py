@@ -25,6 +25,7 @@ from cutegen.cli.exit_codes import run_command
 from cutegen.errors import DeviceError
 from cutegen.measure.device import present_device
 from cutegen.system.temporary import TemporaryFolder
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import ROOT, git_commit, software
 from tools.benchmark.results import write_json
 from tools.benchmark.transcript import TRANSCRIPT
@@ -37,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="replaced")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_out_argument(parser, required=True)
+    add_commit_argument(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what stands behind the word cutegen")
     args = parser.parse_args(argv)
     if not args.command:

@@ -35,6 +35,7 @@ from cutegen.cli.args import positive_int
 from cutegen.cli.exit_codes import EXIT_INTERRUPTED, run_command
 from cutegen.errors import StoreError, UsageError
 from cutegen.measure.device import Device, present_device
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import ROOT, check_facts
 from tools.benchmark.results import write_json
 from tools.gpu_test_parts.outcomes import Ended, file_of
@@ -72,8 +73,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--kernels", type=Path, help="keep compiled kernels in this folder, for further runs")
     parser.add_argument("--logs", type=Path, help="keep what each process printed in this folder")
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
+    add_out_argument(parser)
+    add_commit_argument(parser)
     return parser.parse_args(arguments)
 
 

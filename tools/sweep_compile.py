@@ -42,6 +42,7 @@ from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_family, find_space
 from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Space, Value, as_integer
+from tools.benchmark.arguments import add_commit_argument
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -296,7 +297,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="results, one JSON object per line")
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="what all of them come to")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_commit_argument(parser)
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument(
         "--family", default="gemm", help="several with commas; what the next four say is of gemm alone"

@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
         _describe(plan)
         return EXIT_OK
     device = present_device()
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     plan = Plan.of(args, device.arch, device.sm_count)
     _describe(plan)
     policy = Policy(

@@ -31,6 +31,7 @@ from cutegen.families.registry import find_space
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
+from tools.benchmark.arguments import add_commit_argument, add_out_argument, add_own_store_argument
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -110,9 +111,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", help="of the operands, with commas; default: all that the GPU has")
     parser.add_argument("--repeats", type=int, help="further runs that must give the same bits")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cache-dir", type=Path, help="keep compiled kernels (default: a temporary folder)")
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--commit", default="", help="commit to record where git is not at hand")
+    add_own_store_argument(parser)
+    add_out_argument(parser)
+    add_commit_argument(parser)
     return parser.parse_args(arguments)
 
 

@@ -105,6 +105,11 @@ class Store:
         self._trust = CacheTrust(self.root, shared)
 
     @classmethod
+    def at(cls, folder: Path | None) -> Store:
+        """Return the store in ``folder``, or without one that of :meth:`default`, whose errors it raises."""
+        return cls.default() if folder is None else cls(folder)
+
+    @classmethod
     def default(cls) -> Store:
         """Return the user's store: ``CUTEGEN_CACHE_DIR`` when set, else the user's cache folder.
 

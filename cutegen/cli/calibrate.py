@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace, device: Device | None, backends: Backends | N
     if args.kernels < 2:
         raise UsageError("--kernels 1 leaves nothing to choose; valid: 2 and more")
     device = device or present_device()
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     if args.use is not None:
         return _use(args.use, calibration_path(store.root, device), device, as_json=args.json)
     setting = Setting.of(

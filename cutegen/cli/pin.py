@@ -132,7 +132,7 @@ def _add_torch_arguments(parser: Parser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     kernels = Kernels(store, build="never" if args.no_build else "allow")
     if args.families is not None:
         load_families(args.families)

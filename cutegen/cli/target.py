@@ -35,7 +35,7 @@ def find_target(args: argparse.Namespace, *otherwise: str) -> tuple[Arch, int, T
         DeviceError: As :func:`device_at_hand`, which is told what is ``otherwise``.
     """
     device = None if args.arch else device_at_hand(*otherwise)
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     arch = calibrated_arch(store.root, device) if device else find_arch(args.arch)
     sm_count = device.sm_count if device else arch.nominal_sm_count
     if args.table is not None:

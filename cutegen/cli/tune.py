@@ -122,7 +122,7 @@ def _import(args: argparse.Namespace, device: Device | None) -> Imported | None:
         if arch != target:
             raise UsageError(f"bundle {args.bundle} is for {arch}, not for {target}")
 
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     return import_candidates(args.bundle, store, require)
 
 

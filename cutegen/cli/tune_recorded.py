@@ -60,7 +60,7 @@ class Recording:
             names = ", ".join(map(str, args.recorded))
             because = "".join(f"; {note}" for note in found.notes)
             raise UsageError(f"no call to tune for in {names}{because}")
-        store = Store(args.cache_dir) if args.cache_dir else Store.default()
+        store = Store.at(args.cache_dir)
         arch = calibrated_arch(store.root, device) if device else find_arch(args.arch)
         sm_count = device.sm_count if device else arch.nominal_sm_count
         return cls(weigh(problems_of(calls), arch, sm_count), calls, found.notes)

@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> int:
     load_given_families(args)
     if args.launch and args.arch:
         raise UsageError("--launch is for the present GPU; leave out --arch")
-    store = Store(args.cache_dir) if args.cache_dir else Store.default()
+    store = Store.at(args.cache_dir)
     arch, sm_count, table = _target(args)
     of_kinds, problems = _asked(args)
     wanted = wanted_kernels(of_kinds, problems, table, arch, sm_count, whole_table=args.table is not None)

@@ -92,7 +92,7 @@ class Setting:
         """
         require_busy(busy)
         require_workers(workers)
-        store = Store(cache_dir) if cache_dir else Store.default()
+        store = Store.at(cache_dir)
         usual = default_table_path(store.root, device) if device else None
         return cls(
             arch=calibrated_arch(store.root, device) if device else arch,

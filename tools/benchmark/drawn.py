@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.digest import Json
 from cutegen.errors import CutegenError
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
+from tools.benchmark.arguments import add_commit_argument
 from tools.benchmark.environment import check_facts, conditions
 
 __all__ = ["DrawnRows", "add_drawing_arguments"]
@@ -28,8 +28,8 @@ def add_drawing_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> No
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=positive_int, default=rounds)
     parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="compiled kernels")
-    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+    add_cache_argument(parser, "compiled kernels")
+    add_commit_argument(parser)
 
 
 @dataclass

@@ -187,7 +187,7 @@ def set_environment(args: argparse.Namespace) -> None:
 
 
 def _store(args: argparse.Namespace) -> Store:
-    return Store(args.cache_dir) if args.cache_dir else Store.default()
+    return Store.at(args.cache_dir)
 
 
 def _peers(store: Store) -> Path:

@@ -7,14 +7,11 @@ microsecond. Here a round times every statement in one checkout and then in the 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cutegen.errors import ResourceError
-from cutegen.system.closing import Closing
 from cutegen.system.temporary import TemporaryFolder
+from tools.benchmark.checkout_process import CheckoutProcess
 
 __all__ = ["Turns", "take_turns"]
 
@@ -50,56 +47,21 @@ torch.cuda.synchronize()
 """
 
 
-class Turns(Closing):
-    """A process that times calls in the checkout at ``root``; its cache folder is empty at first.
-
-    A context manager that ends it.
-    """
+class Turns(CheckoutProcess):
+    """A process that times calls in the checkout at ``root``; its cache folder is empty at first."""
 
     def __init__(self, root: Path, cache: Path, sizes: Sequence[int]) -> None:
         cache.mkdir(mode=0o700)
         path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-        self._root = root
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(root), *map(str, sizes)],
-            cwd=root,
-            env={**os.environ, "CUTEGEN_CACHE_DIR": str(cache), "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        super().__init__(
+            root,
+            ["-c", _CHILD, str(root), *map(str, sizes)],
+            {**os.environ, "CUTEGEN_CACHE_DIR": str(cache), "PYTHONPATH": path},
         )
-
-    def wait(self) -> None:
-        """Wait until it has imported and compiled what it calls.
-
-        Raises:
-            ResourceError: The process ended, or imported another cutegen.
-        """
-        found = Path(self._answer())
-        if not found.is_relative_to(self._root):
-            raise ResourceError(f"{found} was imported in place of the checkout {self._root}")
 
     def time_us(self, statement: str, calls: int) -> float:
         """Return the microseconds of one call, as the mean of so many in a row."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{calls} {statement}\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def close(self) -> None:
-        """Close the pipes, at which the process ends."""
-        try:
-            self._process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise ResourceError(f"the process of checkout {self._root} ended early")
-        return line
+        return float(self.ask(f"{calls} {statement}"))
 
 
 def take_turns(

@@ -1,0 +1,31 @@
+"""Arguments that many tools have; :mod:`cutegen.cli.args` has those that commands of cutegen have, too."""
+
+from __future__ import annotations
+
+import argparse
+
+from cutegen.cli.args import file_path
+
+__all__ = ["add_commit_argument", "add_out_argument", "add_own_store_argument"]
+
+
+def add_out_argument(
+    parser: argparse._ActionsContainer, meaning: str = "results file", *, required: bool = False
+) -> None:
+    """Add the argument that names the results file; ``meaning``: its help."""
+    parser.add_argument("--out", type=file_path, required=required, metavar="FILE.json", help=meaning)
+
+
+def add_commit_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that gives the commit where a copy of the checkout came without its history."""
+    parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
+
+
+def add_own_store_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that keeps compiled kernels, for tools that otherwise compile each time anew."""
+    parser.add_argument(
+        "--cache-dir",
+        type=file_path,
+        metavar="DIR",
+        help="keep compiled kernels (default: a temporary folder)",
+    )
