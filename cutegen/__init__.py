@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from cutegen.families.gemm.problem import Epilogue, Problem
     from cutegen.families.user.tunable import tunable
     from cutegen.records.table import Table
-    from cutegen.runtime.dispatch import Answer, Dispatcher
+    from cutegen.runtime.answers import Answer
+    from cutegen.runtime.dispatch import Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
     from cutegen.torch_ops.activations import activate
@@ -100,7 +101,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "runtime.dispatch",
+    "Answer": "runtime.answers",
     "Arch": "arch",
     "AutoTuner": "tuning",
     "Config": "space",

@@ -27,9 +27,10 @@ from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime import background
+from cutegen.runtime.answers import Answer
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.call_plan import serve_call
-from cutegen.runtime.dispatch import Answer, Choice, Dispatcher, Served
+from cutegen.runtime.dispatch import Choice, Dispatcher, Served
 from cutegen.runtime.kernel_cache import FirstLaunch, Kernel, Kernels
 from cutegen.search.defaults import default_config
 from cutegen.space import Launch

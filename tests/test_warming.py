@@ -28,7 +28,7 @@ from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
 from cutegen.runtime import dispatch, warming
-from cutegen.runtime.dispatch import look_up
+from cutegen.runtime.answers import look_up
 from cutegen.runtime.warming import Warming, compile_wanted, kinds, wanted_kernels
 from cutegen.search.defaults import default_config, default_set
 from cutegen.space import Config
