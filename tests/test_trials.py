@@ -74,7 +74,7 @@ def test_a_trial_comes_back_as_it_was(store: TrialStore) -> None:
 _words = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     outcome=st.sampled_from([o for o in OUTCOMES if o not in ("ok", "pruned")]),
     error=_words,
