@@ -331,7 +331,7 @@ def test_the_umbrella_command_lists_and_hands_on(capsys: pytest.CaptureFixture[s
 def test_ctrl_c_in_a_real_compilation_keeps_what_was_compiled(tmp_path: Path) -> None:
     """SIGINT ends the command with 130 and no orphan; the rerun finds the finished kernels."""
     command = [sys.executable, "-m", "cutegen.tune", "gemm", "--arch", "sm_90a", "--shape", SHAPE]
-    command += ["--candidates", "8", "--workers", "1", "--cache-dir", str(tmp_path)]
+    command += ["--candidates", "64", "--workers", "1", "--cache-dir", str(tmp_path)]  # for a minute
     root = Path(__file__).parent.parent
     process = subprocess.Popen(
         command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -24,7 +24,7 @@ ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
 PROBLEM = Problem(1024, 1024, 1024)
 CONFIG = SPACE.default(PROBLEM)
-ENOUGH_S = 20.0
+ENOUGH_S = 120.0
 
 
 @pytest.fixture

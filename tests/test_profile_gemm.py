@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(profile_gemm, "present_device", lambda: fake_engine.DEVICE)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
-    def call(output: str, ends: str = "exit 0") -> int:
+    def call(output: str, ends: str = "exit 0", limit_s: int = 100) -> int:
         (tmp_path / "output.csv").write_text(output, encoding="utf-8")
         program = tmp_path / "ncu"
         program.write_text(
@@ -60,7 +60,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             f'while [ "$1" != --log-file ]; do shift; done\ncp {tmp_path}/output.csv "$2"\n{ends}\n'
         )
         program.chmod(0o755)
-        shape = ["--shape", "16x8192x8192", "--table", str(tmp_path / "table.json"), "--timeout", "5"]
+        shape = [
+            "--shape",
+            "16x8192x8192",
+            "--table",
+            str(tmp_path / "table.json"),
+            "--timeout",
+            str(limit_s),
+        ]
         return profile_gemm.main([*shape, "--out", str(tmp_path / "profile.json"), "--commit", "abc"])
 
     return call
@@ -108,11 +115,12 @@ def test_a_profile_is_kept_and_rendered(tmp_path: Path, run: Run, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("ends", "said"), [("echo broken; exit 9", "broken"), ("sleep 30", "longer than 5 s")]
+    ("ends", "limit_s", "said"),
+    [("echo broken; exit 9", 100, "broken"), ("sleep 30", 5, "longer than 5 s")],
 )
 def test_a_shape_that_cannot_be_profiled_is_said(
-    run: Run, capsys: pytest.CaptureFixture[str], ends: str, said: str
+    run: Run, capsys: pytest.CaptureFixture[str], ends: str, limit_s: int, said: str
 ) -> None:
     """A profiler that fails or hangs costs that shape, and the exit code says so."""
-    assert run(printed(("vendor", THEIRS, 1)), ends) == 1
+    assert run(printed(("vendor", THEIRS, 1)), ends, limit_s) == 1
     assert said in capsys.readouterr().err

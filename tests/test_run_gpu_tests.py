@@ -19,6 +19,7 @@ from cutegen.errors import BuildError
 from tools import results_table, run_gpu_tests
 from tools.gpu_test_parts.outcomes import Ended, merge, read_events
 from tools.gpu_test_parts.plan import START_S, by_file, slices
+from tools.gpu_test_parts.processes import Processes
 from tools.gpu_test_parts.sanitizer import Sanitizer
 from tools.gpu_test_parts.summary import seconds_of_tests, summary
 
@@ -150,12 +151,19 @@ def test_what_is_alone_comes_last_and_may_be_left_out(
     assert facts["outcomes"] == {"passed": 2}
 
 
-def test_at_the_limit_what_runs_is_killed(tmp_path: Path) -> None:
+def test_at_the_limit_what_runs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a machine is so slow that nothing had ended."""
-    slow = ENDS.replace("os.kill(os.getpid(), 9)", "__import__('time').sleep(100)")
-    paths = write(tmp_path, slow=slow)
-    code, facts = run([*paths, "--limit", "12"], tmp_path / "out.json")
-    assert code == 1 and facts["outcomes"]["unfinished"] >= 2 and facts["seconds"] < 60
+    slow = ENDS.replace("os.kill(os.getpid(), 9)", "__import__('time').sleep(1000)")
+    paths, collect = write(tmp_path, slow=slow), Processes.collect
+
+    def collect_in_no_time(self: Processes, paths: Sequence[str]) -> dict[str, bool]:
+        found = collect(self, paths)
+        self.deadline = time.monotonic() + 6
+        return found
+
+    monkeypatch.setattr(Processes, "collect", collect_in_no_time)
+    code, facts = run(paths, tmp_path / "out.json")
+    assert code == 1 and facts["outcomes"]["unfinished"] >= 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

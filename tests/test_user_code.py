@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    with Builder(Store(tmp_path_factory.mktemp("store")), workers=2, timeout_s=15.0) as opened:
+    with Builder(Store(tmp_path_factory.mktemp("store")), workers=2) as opened:
         yield opened
 
 

@@ -39,7 +39,7 @@ def test_the_context_of_the_device_is_made(tmp_path: Path, options: list[str], a
     source.write_text(DRIVER)
     command = ["gcc", "-shared", "-fPIC", f'-DLOG="{log}"', *options, str(source), "-o", str(library)]
     subprocess.run(command, check=True)
-    begin_waking(3, str(library)).join(10)
+    begin_waking(3, str(library)).join(100)
     assert log.read_text().split("\n")[:-1] == asked
 
 
