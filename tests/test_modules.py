@@ -171,6 +171,13 @@ def test_layers_that_torchscript_compiled_are_left_alone_and_listed() -> None:
     assert found.skipped == dict.fromkeys(["0.0", "0.2"], "TorchScript compiled it")
 
 
+def test_a_model_without_memory_has_shapes(gpu: FakeGpu) -> None:
+    model = network().to("meta")
+    cutegen.optimize(model)
+    assert model(torch.empty(4, 32, dtype=BF16, device="meta")).shape == (4, 16)
+    assert model.float()(torch.empty(4, 32, device="meta")).shape == (4, 16)
+
+
 def test_a_compiled_model_is_one_graph_that_calls_kernels(gpu: FakeGpu) -> None:
     model, x = network(), torch.randn(4, 32).to(BF16)
     want = model(x)

@@ -78,11 +78,11 @@ def _cast(x: Any, w: Any) -> str:
     """Return why autocast lets torch compute a layer; else nothing."""
     import torch
 
-    if not torch.is_autocast_enabled(x.device.type):
+    if x.device.type != _DEVICE or not torch.is_autocast_enabled(_DEVICE):
         return ""
     if w.dtype == torch.float32:
         return _AUTOCAST
-    wanted = torch.get_autocast_dtype(x.device.type)
+    wanted = torch.get_autocast_dtype(_DEVICE)
     return "" if w.dtype == wanted else f"autocast casts parameters of {w.dtype} to {wanted}"
 
 

@@ -134,7 +134,7 @@ def _computes_rms_norm(copied: Any, n: int, eps: float) -> bool:
     want = x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * w.double()
     results = [called(x.view(shape)) for shape in ((3, n), (1, 3, n), (1, 1, 3, n))]
     results += [called(x.to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
-    return None not in results and all(_near(y.view(3, n), want) for y in results[:3] if y is not None)
+    return None not in results and all(_near(y.reshape(3, n), want) for y in results[:3] if y is not None)
 
 
 def _near(found: torch.Tensor, want: torch.Tensor) -> bool:
