@@ -192,9 +192,9 @@ class UserCode:
                 f"{self._place(own)}asks the driver while it is compiled, where there is no GPU: {words}",
             )
         plain = isinstance(own, (ValueError, AssertionError, NotImplementedError)) and words
-        return Refused(
-            "rejected", words if plain else f"{type(own).__name__}: {words}" if words else type(own).__name__
-        )
+        message = words if plain else f"{type(own).__name__}: {words}" if words else type(own).__name__
+        said_by_author = plain and _last_file(own) in {path for path, _ in self.opening.files}
+        return Refused("rejected", message if said_by_author else self._place(own) + message)
 
     def _own(self, error: BaseException) -> BaseException:
         """Return the innermost exception that a user's line raised; ``error`` itself if there is none."""

@@ -269,6 +269,10 @@ def _lint(space: Space, args: argparse.Namespace) -> int:
     asked = bool(args.shape or args.shapes)
     named = [item.problem for item in named_problems(args)] if asked else []
     problems = named or list(find_family(space.family).typical())
+    if not problems:
+        raise UsageError(
+            f"{space.family} names no problems to look at; give --shape, or examples= in the declaration"
+        )
     unused = space.unreachable(problems)
     if args.json:
         rows: list[Json] = [{"knob": knob, "value": format_value(value)} for knob, value in unused]

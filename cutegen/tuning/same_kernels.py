@@ -54,7 +54,6 @@ class SameKernels:
             ]
             if pairs and all(self._traces[a] == self._traces[b] for a, b in pairs):
                 kernels = len(set(self._traces.values()))
-                found.append(
-                    f"knob {knob} changes no kernel: {len(self._traces)} configs are {kernels} kernels"
-                )
+                are = "are one kernel" if kernels == 1 else f"are {kernels} kernels"
+                found.append(f"knob {knob} changes no kernel: {len(self._traces)} configs {are}")
         return tuple(found)

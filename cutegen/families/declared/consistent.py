@@ -68,6 +68,9 @@ def _mistake_of_rows(argument: Declared, rows: str) -> str:
     """Return what is wrong with a tensor of problems that are independent along a size."""
     if not rows or not _is_tensor(argument):
         return ""
+    times, size = multiple(argument.dims[0])
+    if size == rows and times != 1:
+        return f"rows={rows!r} must be whole in its first size {argument.dims[0]!r}; leave rows out"
     first = rows == argument.dims[0] or argument.kind == "in"
     later = [size for _, size in map(multiple, argument.dims[1:])]
     if not first or rows in later:

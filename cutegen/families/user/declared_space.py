@@ -84,12 +84,20 @@ def _rules(kernel: Kernel, arch: Arch) -> tuple[Rule, ...]:
         found += _together(kernel, names, rows)
     if kernel.aligned:
         found.append(
-            Rule("rows_are_aligned", _ALIGNED, (), ("problem",), lambda problem: not problem.unaligned)
+            Rule(
+                "rows_are_aligned", _aligned(kernel), (), ("problem",), lambda problem: not problem.unaligned
+            )
         )
     return tuple(found)
 
 
-_ALIGNED = "The kernel accesses 16 bytes at a time, so every row must start at a multiple of 16 bytes."
+def _aligned(kernel: Kernel) -> str:
+    rows = [a.name for a in kernel.arguments if len(a.dims) > 1 and not (a.aligned or a.anywhere)]
+    where = f"Rows of {', '.join(rows)}" if rows else "Tensors"
+    return (
+        f"{where} must start at multiples of 16 bytes, unless the declaration says anywhere=True of a tensor "
+        "or aligned=False of the kernel."
+    )
 
 
 def _declared_rule(kernel: Kernel, named: Named) -> Rule:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.digest import digest
-from cutegen.errors import FamilyError, ProblemError
+from cutegen.errors import FamilyError
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, integers, multiple, scratch
 from cutegen.families.declared import with_gaps as _with_gaps
 from cutegen.families.user.adapter import adapter_values
@@ -85,14 +86,23 @@ class UserFamily(DeclaredFamily):
             return super().tails(problem)
         last = {multiple(a.dims[-1])[1] for a in self.declared_arguments if a.dims}
         sizes = {
-            name: _SMALL if name in last else _SMALL_ODD
+            name: self._whole(name, _SMALL if name in last else _SMALL_ODD)
             for name, kind in self.kernel.sizes.items()
             if kind == free
         }
-        try:
-            return [problem.with_sizes(**sizes)] if sizes else []
-        except ProblemError:
+        if not sizes:
             return []
+        for factor in (1, 2, 4, 8):  # rows of parts, such as n/128 scales, may need more to stay aligned
+            tail = problem.with_sizes(**{n: v * factor if n in last else v for n, v in sizes.items()})
+            if tail.unaligned == problem.unaligned:
+                return [tail]
+        return [problem.with_sizes(**sizes)]
+
+    def _whole(self, size: str, value: int) -> int:
+        """Return the least extent from ``value`` on of which every declared part, as ``n/128``, is whole."""
+        axes = [multiple(dim) for a in self.declared_arguments for dim in a.dims]
+        part = math.lcm(*(times.denominator for times, name in axes if name == size))
+        return -(-value // part) * part
 
     def any_order(self, problem: Any) -> bool:
         """Return whether the declaration allows results whose last bits differ."""

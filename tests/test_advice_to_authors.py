@@ -1,0 +1,140 @@
+"""What authors of kernels are told of kernels that are not right yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from own_registry import without_user_families
+
+from cutegen.arch import find_arch
+from cutegen.build import Builder, Failure
+from cutegen.build.render import render
+from cutegen.build.store import Store
+from cutegen.cli.main import main
+from cutegen.errors import FamilyError
+from cutegen.families import registry
+from cutegen.families.user.family import UserFamily
+
+TEXT = '0] = "text"'
+ARCH = find_arch("sm_90a")
+KERNEL = """
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+
+@cute.kernel
+def kernel(q: cute.Tensor, scale: cute.Tensor, y: cute.Tensor, how: cutlass.Constexpr):
+    row, _, _ = cute.arch.block_idx()
+    if cutlass.const_expr(how == "name"):
+        y[row, 0] = unknown_name
+    if cutlass.const_expr(how == "text"):
+        y[row, 0] = "text"
+
+
+@cute.jit
+def launch(
+    q: cute.Tensor, scale: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream, how: cutlass.Constexpr
+):
+    if cutlass.const_expr(how == "refused"):
+        raise ValueError("refused is not supported")
+    kernel(q, scale, y, how).launch(grid=(q.shape[0], 1, 1), block=(32, 1, 1), stream=stream)
+"""
+DECLARATION = """
+from cutegen.kernel import Kernel, free, read, write
+
+kernel = Kernel(
+    "dequantize_blocks",
+    entry="blocks:launch",
+    sizes={"m": free, "n": free},
+    arguments=(
+        read("q", "int8", ("m", "n")),
+        read("scale", "fp32", ("m/128", "n/128")),
+        write("y", "bf16", ("m", "n")),
+    ),
+    knobs={"how": ("plain", "name", "text", "refused")},
+)
+
+
+@kernel.reference
+def reference(q, scale):
+    return q * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+"""
+
+
+@pytest.fixture
+def declaration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    without_user_families(monkeypatch)
+    monkeypatch.setenv("CUTEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "blocks.py").write_text(KERNEL)
+    (folder / "blocks_kernel.py").write_text(DECLARATION)
+    return folder / "blocks_kernel.py"
+
+
+def load(declaration: Path, old: str = "", new: str = "") -> UserFamily:
+    declaration.write_text(DECLARATION.replace(old, new) if old else DECLARATION)
+    return registry.load_kernel(declaration)
+
+
+def test_candidates_are_checked_on_small_sizes_of_which_parts_are_whole(declaration: Path) -> None:
+    """Four scales of 4 bytes are the fewest whose rows start at multiples of 16 bytes."""
+    family = load(declaration)
+    (tail,) = family.tails(family.parse("dequantize_blocks 4096x4096"))
+    assert tail.sizes == {"m": 128, "n": 512} and not tail.unaligned
+
+
+def test_small_sizes_follow_a_problem_whose_rows_may_start_anywhere(declaration: Path) -> None:
+    family = load(declaration)
+    (tail,) = family.tails(family.parse("dequantize_blocks 4096x4096 unaligned"))
+    assert tail.sizes == {"m": 128, "n": 128} and tail.unaligned
+
+
+def test_parts_of_rows_do_not_go_with_independent_rows(declaration: Path) -> None:
+    with pytest.raises(FamilyError, match="argument scale: rows='m' must be whole in its first size 'm/128'"):
+        load(declaration, "    knobs=", '    rows="m",\n    knobs=')
+
+
+def test_the_rule_of_aligned_rows_names_tensors_and_ways_out(
+    declaration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--arch", "sm_90a", "--shape", "256x256"]
+    assert main(["space", "--kernel", str(declaration), *words]) == 2
+    said = capsys.readouterr().err
+    assert "Rows of q, scale, y must start at multiples of 16 bytes" in said
+    assert "anywhere=True" in said and "aligned=False" in said
+    changed = DECLARATION.replace('("m/128", "n/128")', '("m/128", "n/128"), anywhere=True')
+    other = declaration.with_name("other_kernel.py")
+    other.write_text(changed.replace("dequantize_blocks", "dequantize_anywhere"))
+    assert main(["space", "--kernel", str(other), *words]) == 0
+    assert "Rows of q, y must" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_lint_without_problems_finds_nothing_unused(
+    declaration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["space", "--kernel", str(declaration), "--arch", "sm_90a", "--lint"]) == 2
+    captured = capsys.readouterr()
+    assert "give --shape, or examples= in the declaration" in captured.err and not captured.out
+
+
+@pytest.mark.dsl
+def test_mistakes_in_a_kernel_are_reported_with_file_and_line(declaration: Path, tmp_path: Path) -> None:
+    """A refusal in the author's own words stays as it is."""
+    family = load(declaration)
+    problem = family.parse("dequantize_blocks 4096x4096")
+    space = registry.find_space(family.name, ARCH)
+    with Builder(Store(tmp_path / "store"), workers=2) as builder:
+        found = {
+            source.config["how"]: result
+            for source, result in builder.build(render(problem, c, ARCH) for c in space.configs(problem))
+        }
+    said = {how: result.message for how, result in found.items() if isinstance(result, Failure)}
+    lines = KERNEL.splitlines()
+    at = {word: 1 + next(i for i, line in enumerate(lines) if word in line) for word in ("unknown_", TEXT)}
+    assert said["name"] == f"blocks.py, line {at['unknown_']}: NameError: name 'unknown_name' is not defined"
+    assert said["text"].startswith(f"blocks.py, line {at[TEXT]}: ")
+    assert said["refused"] == "refused is not supported"
+    assert "plain" not in said
