@@ -68,7 +68,7 @@ def autocast(a: Any, b: Any, options: Options) -> tuple[Any, Any, Options] | Non
     import torch
 
     kind = a.device.type
-    if torch.float32 not in (a.dtype, b.dtype) or not torch.is_autocast_enabled(kind):
+    if torch.float32 not in (a.dtype, b.dtype) or kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
     dtype = torch.get_autocast_dtype(kind)
     c, alpha, beta, bias, activation, out_dtype, config, more = options
