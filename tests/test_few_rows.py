@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from random import Random
@@ -80,6 +81,14 @@ def test_a_rule_refuses_what_it_says(line: str, words: str, rule: str) -> None:
     problem = problem_of(line)
     config = SPACE.default(problem).replace(**Config.parse(words))
     assert rule in {violation.rule for violation in SPACE.explain(problem, config)}
+
+
+@each_space
+def test_every_config_is_judged(space: Space) -> None:
+    """A rule answers whatever the others say of a config, as a user may ask for any."""
+    for values in itertools.product(*space.domains.values()):
+        config = Config(dict(zip(space.domains, values, strict=True)))
+        assert (space.explain(SMALL, config) == ()) == space.is_valid(SMALL, config)
 
 
 @each_space

@@ -149,11 +149,9 @@ def cluster_is_for_few_columns(
 ) -> bool:
     """cluster_k above 1 makes up for missing columns, and costs an exchange: columns and batches must make
     fewer CTAs than there are multiprocessors, and the warps of a CTA must all lie along k."""
-    if cluster_k == 1:
-        return True
-    tiles = -(-problem.n // (columns_per_warp * column_warps(threads_per_cta, warps_along_k)))
-    alone = column_warps(threads_per_cta, warps_along_k) == 1
-    return alone and tiles * problem.batch < arch.nominal_sm_count
+    if cluster_k == 1 or column_warps(threads_per_cta, warps_along_k) != 1:
+        return cluster_k == 1
+    return -(-problem.n // columns_per_warp) * problem.batch < arch.nominal_sm_count
 
 
 RULES = tuple(

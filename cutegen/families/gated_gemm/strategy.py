@@ -69,8 +69,9 @@ class GatedGemmStrategy(BorrowedStrategy):
         """
         if not isinstance(self._gemm, GemmStrategy):
             found = super().default(space, problem, sm_count)
-            known = found.time_us is not None and problem.m == 1
-            return found._replace(time_us=_ONE_ROW * (found.time_us or 0.0)) if known else found
+            if found.time_us is None or problem.m > 1:
+                return found
+            return found._replace(time_us=_ONE_ROW * found.time_us)
         by_time = defaults_by_time(space, plain_gemm(problem), sm_count)
         likely = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
         if not likely:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from cutegen.arch import Arch
@@ -52,9 +52,10 @@ class FewRowsStrategy:
         if limit < 1:
             raise UsageError(f"limit={limit} kernels must be at least 1")
         space, problem = query.space, query.problem
-        predict = self.predictor(space, problem, query.sm_count)
         # Equals keep the order of the space: simpler first.
-        ordered = sorted(space.configs(problem, dict(query.fixed)), key=lambda config: predict(config) or 0.0)
+        ordered = sorted(
+            space.configs(problem, dict(query.fixed)), key=_Times(space, problem, query.sm_count).time_us
+        )
         first: dict[tuple[Value, ...], Config] = {}
         for config in ordered:
             first.setdefault(_work_of(config), config)
@@ -73,13 +74,13 @@ class FewRowsStrategy:
         if not new_kernels:
             return []  # no two configs share a kernel
         space, problem = query.space, query.problem
-        predict = self.predictor(space, problem, query.sm_count)
+        predicted_us = _Times(space, problem, query.sm_count).time_us
         timed = sorted((time, space.simplicity(c), c) for c, time in results.items() if time is not None)
         scored: dict[Config, float] = {}
         for time, _, parent in timed[:_PARENTS]:
             for near in space.neighbours(problem, parent):
                 if near not in results and query.keeps(near):
-                    score = time * (predict(near) or 0.0) / (predict(parent) or 1.0)
+                    score = time * predicted_us(near) / predicted_us(parent)
                     scored[near] = min(score, scored.get(near, score))
         return sorted(scored, key=lambda config: (scored[config], space.simplicity(config)))[:limit]
 
@@ -118,25 +119,23 @@ class FewRowsStrategy:
         self, space: Space, problem: Problem, sm_count: int, configs: Sequence[Config] = ()
     ) -> Predictor:
         """Return the model's time of a config."""
-        times: list[_Times] = []  # made when asked for: products of more rows never do
-
-        def predict(config: Config) -> float:
-            if not times:
-                times.append(_Times(space, problem, sm_count))
-            return times[0].time_us(config)
-
-        return predict
+        return _Times(space, problem, sm_count).time_us
 
 
 class _Times:
     """Estimates of one problem, each made once."""
 
     def __init__(self, space: Space, problem: Problem, sm_count: int) -> None:
-        self._space, self._problem = space, problem
-        self._estimator = FewRowsEstimator(problem, space.arch, sm_count)
+        self._space, self._problem, self._sm_count = space, problem, sm_count
         self._known: dict[Config, float] = {}
 
+    @cached_property
+    def _estimator(self) -> FewRowsEstimator:
+        # Made when asked for: of problems with more rows, nobody asks.
+        return FewRowsEstimator(self._problem, self._space.arch, self._sm_count)
+
     def time_us(self, config: Config) -> float:
+        """Return the microseconds that ``config`` is predicted to take."""
         known = self._known.get(config)
         if known is None:
             derived = self._space.derive(config, self._problem, self._space.arch)
