@@ -27,9 +27,19 @@ CANDIDATES = (DEFAULT, DEFAULT.replace(use_pdl=True))
 HEAD = "manifest.json"
 
 
-def publish(store: Store, source: Source, library: bytes = b"library", **meta: Any) -> Artifact:
-    """Put what a builder would have put, with a library that is none; ``meta`` replaces what it records."""
-    toolchain = Toolchain.current()
+def publish(
+    store: Store,
+    source: Source,
+    library: bytes = b"library",
+    *,
+    made_with: Toolchain | None = None,
+    **meta: Any,
+) -> Artifact:
+    """Put what a builder would have put, with a library that is none; ``meta`` replaces what it records.
+
+    ``made_with`` is the toolchain of this interpreter unless given.
+    """
+    toolchain = made_with or Toolchain.current()
     key = artifact_key(source, toolchain)
     artifact = Artifact(
         key=key,

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,13 +48,20 @@ class FakeGpu:
         self.failure: Callable[[Source], CutegenError | None] = lambda source: None
         self._signatures: dict[str, Source] = {}
 
+    @cached_property
+    def toolchain(self) -> Toolchain:
+        """Looked up once: some tests compile hundreds of kernels."""
+        return Toolchain.current()
+
     def compile(self, source: Source, store: Store) -> Artifact:
-        toolchain = Toolchain.current()
-        key = artifact_key(source, toolchain)
+        tools = self.toolchain
+        key = artifact_key(source, tools)
         self.compiled.append(source)
         self._signatures[symbol_of(key)] = source
         folder = store.folder(source.arch, key)
-        return Artifact(key, symbol_of(key), source.arch, folder, Resources(), 0.1, source.digest, toolchain)
+        return Artifact(
+            key, symbol_of(key), source.arch, folder, Resources(), 0.1, source.digest, self.toolchain
+        )
 
     def load(self, library: Path, symbol: str) -> Callable[..., Any]:
         self.loaded.append(symbol)

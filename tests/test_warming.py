@@ -80,11 +80,13 @@ class Compiler:
         self.before()
         source = self._waiting.pop(0)
         self.compiled.append(source)
+        tools = self.gpu.toolchain
         if self.fails(source):
-            artifact: Artifact = publish(self.gpu.store, source, outcome="error", message="it is too large")
+            failed = {"outcome": "error", "message": "it is too large"}
+            artifact: Artifact = publish(self.gpu.store, source, made_with=tools, **failed)
             return [(source, Failure(artifact.key, "error", "it is too large", ""))]
         self.gpu.compile(source, self.gpu.store)
-        return [(source, publish(self.gpu.store, source))]
+        return [(source, publish(self.gpu.store, source, made_with=tools))]
 
 
 @pytest.fixture

@@ -352,7 +352,7 @@ class Kernels:
             if not wait and view in self._compilations:
                 return self._compilations[view]
             try:
-                found = self._find(problem, config, arch, known_key)
+                found = self.find(problem, config, arch, known_key)
             except BuildError as error:
                 if wait:
                     raise
@@ -428,7 +428,7 @@ class Kernels:
         Raises:
             CutegenError: As :meth:`get`.
         """
-        found = self._find(problem, config, arch, known_key)
+        found = self.find(problem, config, arch, known_key)
         if isinstance(found, Kernel):
             return found.artifact
         return self._make(found, problem) if isinstance(found, Source) else found
@@ -448,7 +448,7 @@ class Kernels:
         sources = []
         for problem, config, known_key in wanted if self.build != "never" else ():
             with suppress(BuildError):
-                sources.append(self._find(problem, config, arch, known_key))
+                sources.append(self.find(problem, config, arch, known_key))
         missing = list(dict.fromkeys(source for source in sources if isinstance(source, Source)))
         if len(missing) < 2:
             return
@@ -459,10 +459,15 @@ class Kernels:
             while done < len(missing):
                 done += len(builder.poll(None))
 
-    def _find(
-        self, problem: Problem, config: Config, arch: Arch, known_key: str
+    def find(
+        self, problem: Problem, config: Config, arch: Arch, known_key: str = ""
     ) -> Kernel | Artifact | Source:
-        """Return what there is: the loaded kernel, else the artifact, else the source to compile."""
+        """Return what there is: the loaded kernel, else the artifact, else the source to compile.
+
+        Raises:
+            BuildError: It is known not to compile.
+            CutegenError: As for :func:`~cutegen.build.render.render`, if it must be rendered.
+        """
         known = self._known(arch, known_key) if known_key else None
         if known is not None and known.recipe == recipe_of(problem, config, arch):
             return self._loaded.get(known.key) or known

@@ -10,9 +10,9 @@ from itertools import product
 from cutegen.arch import Arch
 from cutegen.build import Builder, Failure
 from cutegen.build.host_library import build_library
-from cutegen.build.render import Source, render
+from cutegen.build.render import Source
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, LaunchError, ProblemError, ResourceError, UsageError
+from cutegen.errors import BuildError, ProblemError, ResourceError, UsageError
 from cutegen.families.options import read_options
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Family, Problem, Signature
@@ -258,10 +258,12 @@ def _look(wanted: tuple[Wanted, ...], store: Store, arch: Arch) -> tuple[Warming
     present, failed, sources = [], [], {}
     for each in wanted:
         try:
-            kernels.artifact(each.problem, each.config, arch, known_key=each.known_key)
-            present.append(each)
+            found = kernels.find(each.problem, each.config, arch, each.known_key)
         except (BuildError, ResourceError) as error:
             failed.append((each, str(error)))
-        except LaunchError:
-            sources[render(each.problem, each.config, arch)] = each
+            continue
+        if isinstance(found, Source):
+            sources[found] = each
+        else:
+            present.append(each)
     return Warming(wanted, present=tuple(present), failed=tuple(failed)), sources
