@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -40,6 +41,7 @@ from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config, predictor
 from cutegen.search.parallel_rank import rank_algorithms, rank_all
 from cutegen.space import Config
+from cutegen.system.publish import publish
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.calibration import CalibrationRun, designed
 from cutegen.tuning.setting import Setting
@@ -248,6 +250,17 @@ def test_a_named_file_is_taken_into_use(tmp_path: Path, calibrated: Path) -> Non
     out = tmp_path / "own" / "fit.json"
     assert run(tmp_path, "--out", str(out)) == 0
     assert read_fit(out).rates == read_fit(path).rates
+
+
+def test_a_file_that_is_replaced_within_a_moment_is_read_again(tmp_path: Path, calibrated: Path) -> None:
+    """Times of files are coarse on some disks."""
+    path, found = calibration_path(tmp_path, DEVICE), []
+    text = calibration_path(calibrated, DEVICE).read_bytes()
+    for data in (text, text + b"\n"):
+        publish(path, data, "calibration")
+        os.utime(path, ns=(10**18, 10**18))
+        found.append(calibrated_arch(tmp_path, DEVICE).calibration)
+    assert found[0] and found[1] and found[0].digest != found[1].digest
 
 
 #: One tree, whose question is about a feature that there is not.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cutegen.deploy import Pinned, pin_table
 from cutegen.errors import FamilyError
 from cutegen.families import registry
 from cutegen.families.user.checking_code import checking_code
+from cutegen.families.user.closure import file_identity
 from cutegen.families.user.family import UserFamily
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
@@ -115,6 +117,16 @@ def test_the_default_may_not_break_a_rule(folder: Path, capsys: pytest.CaptureFi
     edit(folder / "my_norm_kernel.py", "n <= 128 * threads_per_row", "threads_per_row > 128")
     assert run(folder, "space", "--shape", "64x4096") != 0
     assert "row_fits_registers" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_within_a_moment_is_another(tmp_path: Path) -> None:
+    """Times of files are coarse on some disks."""
+    path, names = tmp_path / "module.py", set()
+    for value in range(2):
+        path.write_text(f"VALUE = {value}\n")
+        os.utime(path, ns=(10**18, 10**18))
+        names.add(file_identity(path))
+    assert len(names) == 2
 
 
 def test_the_name_of_a_kernel_covers_its_modules(folder: Path) -> None:

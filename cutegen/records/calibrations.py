@@ -79,17 +79,19 @@ def calibrated_arch(root: Path, device: Device) -> Arch:
     """
     path = calibration_path(root, device)
     try:
-        changed_ns = path.stat().st_mtime_ns
+        status = path.stat()
+        # A time alone may be that of two files: disks count them in steps.
+        version: tuple[int, ...] = (status.st_ino, status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError):
         return device.arch
     except OSError:
-        changed_ns = 0  # it is there and cannot be read, which the warning says
-    found = _usable(path, changed_ns, device)
+        version = ()  # it is there and cannot be read, which the warning says
+    found = _usable(path, version, device)
     return device.arch if found is None else with_calibration(device.arch, found)
 
 
 @lru_cache(maxsize=64)
-def _usable(path: Path, changed_ns: int, device: Device) -> Calibration | None:
+def _usable(path: Path, version: tuple[int, ...], device: Device) -> Calibration | None:
     try:
         return require_calibration(path, device)
     except CutegenError as error:

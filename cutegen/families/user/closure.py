@@ -268,18 +268,10 @@ class _Walk:
             self._files = {n: f for n, f in self._files.items() if n.partition(".")[0] != top}
             return None
         path = Path(spec.origin)
-        read = _read_file(path, name, spec.submodule_search_locations is not None, _stamp(path))
+        read = _read_file(path, name, spec.submodule_search_locations is not None)
         self._files[name] = (spec.origin, read.digest)
         self._environment.update(read.environment)
         return read
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise FamilyError(f"{path} cannot be read: {error.strerror}") from error
-    return status.st_mtime_ns, status.st_size
 
 
 def _version(top: str, spec: ModuleSpec | None) -> str:
@@ -298,13 +290,19 @@ def file_identity(path: Path) -> str:
     Raises:
         FamilyError: It cannot be read, or is no Python though it is named so.
     """
-    return _read_file(path, "", False, _stamp(path)).digest
+    return _read_file(path, "", False).digest
 
 
-@cache
-def _read_file(path: Path, module: str, is_package: bool, stamp: tuple[int, int]) -> _Read:
-    """Read a file; another time or size of it is another file."""
-    data = path.read_bytes()
+def _read_file(path: Path, module: str, is_package: bool) -> _Read:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FamilyError(f"{path} cannot be read: {error.strerror}") from error
+    return _understand(path, module, is_package, data)
+
+
+@cache  # by its bytes: times of files are as coarse as two seconds
+def _understand(path: Path, module: str, is_package: bool, data: bytes) -> _Read:
     if path.suffix != ".py":
         return _Read(digest(data), (), frozenset(), ())
     try:
