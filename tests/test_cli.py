@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
@@ -325,6 +327,20 @@ def test_the_umbrella_command_lists_and_hands_on(capsys: pytest.CaptureFixture[s
         cli.main(["tune", "--help"])
     assert caught.value.code == 0
     assert "exit codes" in capsys.readouterr().out
+
+
+def test_a_stream_that_takes_nothing_ends_no_command_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the disk of a log is full; the exit code still says what was wrong."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    monkeypatch.setattr("sys.stderr", Full())
+    assert cli.main(["--version"]) == 3
+    assert cli.main(["explain", "gemm", "--arch", "sm_90a", "--shape", SHAPE]) == 3
+    assert cli.main(["explain", "gemm", "--arch", "sm_90a", "--shape", "1x1"]) == 2
 
 
 @pytest.mark.dsl

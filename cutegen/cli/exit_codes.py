@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from cutegen.cli.wrapped_text import say
@@ -36,23 +37,25 @@ def run_command(command: Callable[[], int]) -> int:
     try:
         return command()
     except CutegenError as error:
-        say(f"cutegen: error: {error}", error=True)
+        _tell(f"error: {error}")
         return _exit_code(error)
     except KeyboardInterrupt:
-        say(
-            "cutegen: interrupted; what was compiled and measured is kept, the same command continues",
-            error=True,
-        )
+        _tell("interrupted; what was compiled and measured is kept, the same command continues")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output is gone; give the interpreter nothing left to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:
-        say(f"cutegen: error: {error}", error=True)
+        _tell(f"error: {error}")
         return EXIT_ENVIRONMENT
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody reads errors either; the exit code still says it
+        say(f"cutegen: {text}", error=True)
 
 
 def _exit_code(error: CutegenError) -> int:

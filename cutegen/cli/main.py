@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from cutegen import __version__
-from cutegen.cli.exit_codes import EXIT_OK, EXIT_USAGE
+from cutegen.cli.exit_codes import EXIT_OK, EXIT_USAGE, run_command
 from cutegen.cli.wrapped_text import say
 from cutegen.text import did_you_mean
 
@@ -32,6 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(_COMMANDS[words[0]][0])
         code: int = module.main(words[1:])
         return code
+    return run_command(lambda: _answer(words))
+
+
+def _answer(words: list[str]) -> int:
+    """Print what is asked of the command itself and return its exit code."""
     if words and words[0] == "--version":
         say(f"cutegen {__version__}")
         return EXIT_OK
