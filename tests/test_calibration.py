@@ -23,9 +23,10 @@ from cutegen.cli import calibrate as cli
 from cutegen.errors import DeviceError, StoreError
 from cutegen.families.gemm.perf_model.blackwell import estimator_of
 from cutegen.families.gemm.perf_model.boosting import Boosting
-from cutegen.families.gemm.perf_model.fitted import Fit, Rates, fitted_us, load_fit, read_fit
+from cutegen.families.gemm.perf_model.fitted import Fit, fitted_us, load_fit, read_fit
 from cutegen.families.gemm.perf_model.gpu_params import Factors, find_machine, scaled
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.roofline import Rates
 from cutegen.families.gemm.perf_model.strategy import defaults_by_time
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem

@@ -14,17 +14,11 @@ from fake_kernels import H200
 
 from cutegen.arch import find_arch
 from cutegen.build import Toolchain
-from cutegen.families.gemm.perf_model.fitted import (
-    FEATURES,
-    KernelColumns,
-    fitted_us,
-    is_fitted,
-    load_fit,
-    rooflines,
-)
+from cutegen.families.gemm.perf_model.fitted import fitted_us, is_fitted, load_fit
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
+from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cutegen.errors import StoreError
-from cutegen.families.gemm.perf_model.fitted import FEATURES, FIRST_TREES, fit_of
+from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, fit_of
+from cutegen.families.gemm.perf_model.roofline import FEATURES
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of, torch_mm_us
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem

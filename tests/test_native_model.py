@@ -17,9 +17,10 @@ from cutegen.build.host_library import build_library, open_library
 from cutegen.build.store import Store
 from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model import kernel_set as module
-from cutegen.families.gemm.perf_model.fitted import FEATURES, KEPT, Cover, lying, rooflines
+from cutegen.families.gemm.perf_model.fitted import KEPT
 from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kernels
 from cutegen.families.gemm.perf_model.native_model import SOURCE
+from cutegen.families.gemm.perf_model.roofline import FEATURES, Cover, lying, rooflines
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from cutegen.families.gemm.perf_model.fitted import Fit, Rates, load_fit
+from cutegen.families.gemm.perf_model.fitted import Fit, load_fit
+from cutegen.families.gemm.perf_model.roofline import Rates
 from tools import replay
 from tools.benchmark.line_plot import line_plot
 from tools.benchmark.range_replay import COUNTS, range_regret

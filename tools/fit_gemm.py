@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.arch import find_arch
 from cutegen.errors import CutegenError, StoreError
 from cutegen.families.gemm.perf_model import judging
-from cutegen.families.gemm.perf_model.fitted import FEATURES, FILE, KernelColumns, rooflines
+from cutegen.families.gemm.perf_model.fitted import FILE
 from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, nearness
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space

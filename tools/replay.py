@@ -38,9 +38,10 @@ from cutegen.arch import find_arch
 from cutegen.cli.args import Parser, file_path, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.families.gemm.perf_model.boosting import Boosting
-from cutegen.families.gemm.perf_model.fitted import Fit, KernelColumns, load_fit, read_fit
+from cutegen.families.gemm.perf_model.fitted import Fit, load_fit, read_fit
 from cutegen.families.gemm.perf_model.judging import choices, folds, nearness, regret, regrets
 from cutegen.families.gemm.perf_model.residuals import Lessons
+from cutegen.families.gemm.perf_model.roofline import KernelColumns
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config

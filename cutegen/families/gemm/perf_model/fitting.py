@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.families.gemm.perf_model.blackwell import estimator_of
 from cutegen.families.gemm.perf_model.boosting import Boosting
-from cutegen.families.gemm.perf_model.fitted import FEATURES, Fit, KernelColumns, Rates, rooflines
+from cutegen.families.gemm.perf_model.fitted import Fit
 from cutegen.families.gemm.perf_model.gpu_params import Factors, find_machine, scaled
 from cutegen.families.gemm.perf_model.judging import (
     FOLDS,
@@ -24,6 +24,7 @@ from cutegen.families.gemm.perf_model.judging import (
     regret,
     regrets,
 )
+from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, Rates, rooflines
 from cutegen.families.gemm.perf_model.torch_mm import TorchMm, describe
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem

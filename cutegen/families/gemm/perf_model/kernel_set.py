@@ -8,17 +8,10 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING, TypeAlias
 
-from cutegen.families.gemm.perf_model.fitted import (
-    KEPT,
-    Cover,
-    Found,
-    KernelColumns,
-    Look,
-    fit_of,
-    scalars,
-)
+from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
+from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from cutegen.families.gemm.perf_model.fitted import Array
+    from cutegen.families.gemm.perf_model.roofline import Array
     from cutegen.strategy import OpenLibrary
 
 __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]

@@ -1,5 +1,5 @@
-// The loops of kernel_set.py, fitted.py and trees.py for one problem. numpy takes longer to begin each of their
-// many operations than to do it, which a first call waits for.
+// The loops of kernel_set.py, roofline.py, fitted.py and trees.py for one problem. numpy takes longer to begin each
+// of their many operations than to do it, which a first call waits for.
 //
 // The numbers are the same to the last bit: operations come in the same order, are never contracted, and
 // logarithms stay numpy's. tests/test_native_model.py compares all of it.

@@ -12,16 +12,8 @@ from ctypes import PyDLL, Structure, c_double, c_float, c_int32, c_int64, c_void
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cutegen.families.gemm.perf_model.fitted import (
-    FEATURES,
-    FIRST_TREES,
-    LAST,
-    Fit,
-    Found,
-    KernelColumns,
-    lying,
-    memory_us,
-)
+from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
+from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from cutegen.arch import Arch, Calibration
 from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model.calibration_file import read_calibration
-from cutegen.families.gemm.perf_model.fitted import lying
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeTorch
+from cutegen.families.gemm.perf_model.roofline import lying
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 
