@@ -172,29 +172,35 @@ class Space:
 
     def _remembered(self, rule: Rule, problem: Problem) -> _Check:
         """Return ``rule`` for ``problem``; asked once for the same values, which come again and again."""
-        return itemgetter(*rule.knobs), {}, lambda chosen: self._holds(rule, chosen, problem)
+        ask, knobs, context = rule.holds, rule.knobs, self._context(rule, problem)
+        return itemgetter(*knobs), {}, lambda chosen: ask(**{knob: chosen[knob] for knob in knobs}, **context)
 
     def _holds(self, rule: Rule, values: Mapping[str, Value], problem: Problem) -> bool:
-        arguments: dict[str, Any] = {knob: values[knob] for knob in rule.knobs}
-        if "problem" in rule.context:
-            arguments["problem"] = problem
-        if "arch" in rule.context:
-            arguments["arch"] = self.arch
-        return rule.holds(**arguments)
+        return rule.holds(**{knob: values[knob] for knob in rule.knobs}, **self._context(rule, problem))
+
+    def _context(self, rule: Rule, problem: Problem) -> dict[str, Any]:
+        """Return what ``rule`` looks at beside knobs."""
+        return {name: problem if name == "problem" else self.arch for name in rule.context}
 
     def _restricted(self, fixed: Mapping[str, Sequence[Value]]) -> dict[str, tuple[Value, ...]]:
         for knob, values in fixed.items():
-            self._require_known(knob, values)
+            for value in values:
+                self._require_value(knob, value)
+            if knob not in self.domains:  # no value of it was looked at
+                self._require_known(knob, values)
         return {knob: tuple(fixed.get(knob, domain)) for knob, domain in self.domains.items()}
 
     def _require_values(self, config: Mapping[str, Value]) -> None:
         for knob, value in config.items():
-            try:
-                known = (knob, type(value), value) in self._known
-            except TypeError:  # a list, which nobody's value is
-                known = False
-            if not known:
-                self._require_known(knob, [value])
+            self._require_value(knob, value)
+
+    def _require_value(self, knob: str, value: Value) -> None:
+        try:
+            known = (knob, type(value), value) in self._known
+        except TypeError:  # a list, which nobody's value is
+            known = False
+        if not known:  # looked for along the domain, which takes long, for the sake of the message alone
+            self._require_known(knob, [value])
 
     def _require_known(self, knob: str, values: Iterable[Value]) -> None:
         if knob not in self.domains:
@@ -221,10 +227,13 @@ class Space:
             ConfigError: A knob or a value does not exist.
         """
         self._require_values(config)
+        values = dict(config.items())
+        complete = len(values) == len(self.domains)
         return tuple(
             Violation(rule.name, rule.reason)
             for rule in self.rules
-            if all(knob in config for knob in rule.knobs) and not self._holds(rule, config, problem)
+            if (complete or all(knob in values for knob in rule.knobs))
+            and not self._holds(rule, values, problem)
         )
 
     def prepare(self, config: Mapping[str, Value]) -> Callable[[Problem], bool]:
@@ -251,8 +260,14 @@ class Space:
                 left += [holds] if looks else []
                 broken |= not looks and not holds()
 
+        if broken:
+            return lambda problem: False
+
         def valid(problem: Problem) -> bool:
-            return not broken and all(holds(problem=problem) for holds in left)
+            for holds in left:  # noqa: SIM110 - a generator takes as long as what it asks
+                if not holds(problem=problem):
+                    return False
+            return True
 
         return valid
 

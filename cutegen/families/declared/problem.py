@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cutegen.families.declared.arguments import NONE
@@ -62,9 +63,9 @@ class DeclaredProblem:
         """Every size by name."""
         return dict(self.size_items)
 
-    @property
+    @cached_property
     def signature(self) -> DeclaredSignature:
-        """Sizes that are not free, options, and whether rows are aligned."""
+        """Sizes that are not free, options, and whether rows are aligned: rules ask for it all the time."""
         free = {size.name for size in self.declared.sizes if size.free}
         fixed = tuple((name, value) for name, value in self.size_items if name not in free)
         return DeclaredSignature(self.family, fixed, self.options, self.unaligned)
