@@ -26,7 +26,7 @@ from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.answers import look_up
 from cutegen.search.defaults import default_config
-from cutegen.tuning import AutoTuner, TuneResult
+from cutegen.tuning import AutoTuner, TuneResult, guarded_bench
 from cutegen.tuning.backends import Backends, Children
 
 SHAPE = (4096, 4096, 4096)
@@ -145,11 +145,12 @@ def test_disturbed_timings_are_not_remembered(tmp_path: Path) -> None:
     assert len(rig.bench.timed) > count, "nor does the object itself"
 
 
-def test_looks_that_take_time_are_few(tmp_path: Path) -> None:
+def test_looks_that_take_time_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container: before the first problem is opened, and after the rounds that decide each.
 
-    A quick run looks when nobody has looked for ten seconds.
+    A quick run looks when nobody has looked for ten seconds, which no problem takes here.
     """
+    monkeypatch.setattr(guarded_bench, "_LOOK_AFTER_S", 1e9)
     watch = FakeWatch(complete=False, percents=(0.0,))
     tuned(tmp_path, watch, "refuse", problems=2)
     assert watch.readings == 3
