@@ -428,3 +428,95 @@ def test_as_many_kinds_of_call_are_remembered_as_there_may_be_plans(
         x = tensor(m, N)
         assert close(kernel(x, w), norm(x, w, 1e-6))
         assert 1 <= len(operator.fast) <= 2
+
+
+#: What no input tells: the dtype of an output, how many columns are kept, and groups that no tensor has.
+UNTOLD = """
+from cutegen.kernel import Kernel, fixed, free, read, write
+
+kernel = Kernel(
+    "untold_{name}",
+    entry="mixed_entry:launch",
+    sizes={{"m": free, "n": fixed, "k": fixed, "groups": fixed}},
+    options={{"dtype": ("bf16", "fp32"), "out": ("bf16", "fp32")}},
+    arguments=(
+        read("x", "dtype", ("m", "n")),
+        write("y", "out", ("m", "k")),
+    ),
+    knobs={{"threads": (32, 64)}},
+    rows="m",
+)
+
+@kernel.reference
+def reference(x, k, groups):
+    return x[:, :k] * groups
+"""
+
+
+def untold(tmp_path: Path, name: str) -> Any:
+    (tmp_path / "untold.py").write_text(UNTOLD.format(name=name))
+    (tmp_path / "mixed_entry.py").write_text("def launch(*a, **k): ...\n")
+    return cutegen.load(tmp_path / "untold.py")
+
+
+def test_what_no_input_tells_is_named(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = untold(tmp_path, "named")
+    x = tensor(8, 64)
+    wanted = (3 * x[:, :16].double()).bfloat16()
+    for _ in range(2):
+        assert torch.equal(kernel(x, k=16, groups=3), wanted)
+        assert kernel(x, k=16, groups=3, out="fp32").dtype == torch.float32
+        assert kernel(x, k=16, groups=3, out=torch.float32).dtype == torch.float32
+        y = torch.empty(8, 16, dtype=torch.float32)
+        assert kernel(x, groups=3, y=y) is y and torch.equal(y, 3 * x[:, :16].float())
+    assert kernel(x[:0], k=16, groups=3, out="fp32").shape == (0, 16)
+
+
+def test_what_is_named_must_be_right(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = untold(tmp_path, "wrong")
+    x, y = tensor(8, 64), torch.empty(8, 16, dtype=torch.float32)
+    for named, said in (
+        ({"groups": 3}, "no tensor tells the size k; pass k= with the call"),
+        ({"k": 16}, "no tensor tells the size groups; pass groups= with the call"),
+        ({"k": 16, "groups": 3, "out": "fp16"}, "out='fp16' is not valid; valid: bf16, fp32"),
+        ({"k": 16, "groups": 3, "out": "bf16", "y": y}, "y has dtype torch.float32 but others torch.bf"),
+        ({"k": 32, "groups": 3, "y": y}, "which makes k 16, but the call makes it 32"),
+        ({"k": 1.5, "groups": 3}, "k=1.5 must be an integer"),
+        ({"k": 0, "groups": 3}, "k=0 must be an integer from 1"),
+    ):
+        with pytest.raises(OperandError, match=said):
+            kernel(x, **named)
+
+
+def test_a_compiler_sees_what_is_named(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    kernel = untold(tmp_path, "traced")
+    x = tensor(8, 64)
+
+    def twice(x: Any, y: Any) -> Any:
+        kernel(x, groups=2, y=y)
+        return kernel(x, k=16, groups=3, out="fp32")
+
+    y = torch.empty(8, 8)
+    compiled = torch.compile(twice, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, y), 3 * x[:, :16].float())
+    assert torch.equal(y, 2 * x[:, :8].float())
+    with FakeTensorMode():
+        assert kernel(torch.empty(8, 64), k=16, groups=3).dtype == torch.bfloat16
+        with pytest.raises(OperandError, match="no tensor tells the size k"):
+            kernel(torch.empty(8, 64), groups=3)
+
+
+def test_a_compiler_is_told_of_wrong_operands(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    """As eager calls are: what is traced runs much later, and elsewhere."""
+    kernel = cutegen.load(EXAMPLE)
+    with FakeTensorMode():
+        x, w = torch.empty(8, N, dtype=torch.bfloat16), torch.empty(N, dtype=torch.bfloat16)
+        assert kernel(x, w).shape == (8, N)
+        for tensors, said in (
+            ((x.double(), w.double()), "x has dtype torch.float64; valid: torch.bfloat16, torch.float16"),
+            ((x, w[:-1]), "which makes n 255, but x makes it 256"),
+            ((x[None], w), r"it must be \(m, n\)"),
+            ((x, w.half()), "w has dtype torch.float16 but others torch.bfloat16"),
+        ):
+            with pytest.raises(OperandError, match=said):
+                kernel(*tensors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES
+from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES, short_dtype
 from cutegen.errors import OperandError, ProblemError
 from cutegen.families.declared import (
     Declared,
@@ -31,14 +31,18 @@ __all__ = [
     "refuse_overlap",
     "require_number",
     "require_tensor",
+    "untold_size",
 ]
+
+#: Stands for the tensor that tells a size where the call itself does.
+_CALL = "the call"
 
 
 def describe_call(
     family: DeclaredFamily,
     tensors: Mapping[str, torch.Tensor],
     wanted: frozenset[str],
-    named: Mapping[str, str | bool] | None = None,
+    named: Mapping[str, Any] | None = None,
     *,
     device_type: str = "cuda",
 ) -> DeclaredProblem:
@@ -48,7 +52,7 @@ def describe_call(
         family: Whose.
         tensors: The tensors that were given, by argument name: inputs, and outputs of the caller's.
         wanted: The outputs that are to be made, whether given or not.
-        named: Options that no tensor tells.
+        named: Options and sizes that no input tells.
         device_type: Where tensors must be; tests pass ``cpu``.
 
     Raises:
@@ -59,7 +63,7 @@ def describe_call(
     aligned = all(_is_aligned(name, tensor) for name, tensor in tensors.items() if name not in anywhere)
     missing = [size.name for size in family.sizes if size.name not in sizes and size.default is None]
     if missing:
-        raise OperandError(f"{family.name}: no tensor tells the size {missing[0]}")
+        raise untold_size(family, missing[0])
     try:
         return family.problem(
             {name: value for name, (value, _) in sizes.items()},
@@ -73,13 +77,14 @@ def check_of_nothing(
     family: DeclaredFamily,
     tensors: Mapping[str, torch.Tensor],
     wanted: frozenset[str],
-    named: Mapping[str, str | bool] | None = None,
+    named: Mapping[str, Any] | None = None,
     *,
     device_type: str = "cuda",
 ) -> None:
     """Check a call that computes nothing, as some extent is 0, by the rules that do not need a problem.
 
-    These are presence, place, shape and dtype. Arguments are those of :func:`describe_call`.
+    These are presence, place, shape and dtype. Arguments are those of :func:`describe_call`. Sizes that are
+    symbols of a compiler are not compared, and without a ``device_type`` tensors may be anywhere.
 
     Raises:
         OperandError: A tensor cannot be an operand: names it, the rule, and what would be valid.
@@ -91,7 +96,7 @@ def _collected(
     family: DeclaredFamily,
     tensors: Mapping[str, torch.Tensor],
     wanted: frozenset[str],
-    named: Mapping[str, str | bool] | None,
+    named: Mapping[str, Any] | None,
     device_type: str,
     *,
     least: int = 1,
@@ -100,9 +105,10 @@ def _collected(
 
     Where sizes may be 0 nothing is read, so that strides and addresses are not asked for.
     """
-    sizes: dict[str, tuple[int, str]] = {}
-    options: dict[str, str | bool] = {}
-    named = {**{o.name: False if o.is_flag else o.default for o in family.named_options}, **(named or {})}
+    given_words = dict(named or {})
+    sizes = _named_sizes(family, given_words)
+    options = _named_dtypes(family, given_words)
+    named = {**{o.name: False if o.is_flag else o.default for o in family.named_options}, **given_words}
     given = {o.name: o for o in family.options}
     for declared in family.declared_arguments:
         present = declared.name in tensors or declared.name in wanted
@@ -122,6 +128,35 @@ def _collected(
                 declared, tensor, options, given[declared.dtype].values if declared.dtype in given else ()
             )
     return sizes, {**named, **options}
+
+
+def untold_size(family: DeclaredFamily, size: str) -> OperandError:
+    """Return the error of a call of which nothing tells a size."""
+    return OperandError(f"{family.name}: no tensor tells the size {size}; pass {size}= with the call")
+
+
+def _named_sizes(family: DeclaredFamily, named: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Move the sizes that the call names out of ``named``."""
+    found: dict[str, tuple[int, str]] = {}
+    for size in family.named_sizes:
+        if size.name in named:
+            value = named.pop(size.name)
+            if type(value) is bool or not hasattr(value, "__index__"):
+                raise OperandError(f"{size.name}={value!r} must be an integer")
+            found[size.name] = (value, _CALL)
+    return found
+
+
+def _named_dtypes(family: DeclaredFamily, named: dict[str, Any]) -> dict[str, str | bool]:
+    """Move the dtypes of outputs that the call names out of ``named``."""
+    found: dict[str, str | bool] = {}
+    for option in family.dtypes_of_outputs:
+        if option.name in named:
+            value = short_dtype(str(named.pop(option.name)))
+            if value not in option.values:
+                raise OperandError(f"{option.name}={value!r} is not valid; valid: {', '.join(option.values)}")
+            found[option.name] = value
+    return found
 
 
 def _agree_on_presence(
@@ -174,7 +209,7 @@ def _check_place(
 ) -> None:
     require_tensor(name, tensor)
     first, other = next(iter(tensors.items()))
-    if tensor.device.type != device_type:
+    if device_type and tensor.device.type != device_type:
         raise OperandError(f"{name} is on {tensor.device}; it must be on a {device_type} device")
     if tensor.device != other.device:
         raise OperandError(f"{name} is on {tensor.device} but {first} on {other.device}; use one device")
@@ -197,11 +232,13 @@ def _take_sizes(
     if len(shape) != len(declared.dims):
         raise OperandError(f"{name} has shape {shape}; it must be {form}")
     for (times, dim), whole in zip(map(multiple, declared.dims), shape, strict=True):
+        if type(whole) is not int:  # a symbol: to ask it is to fix it
+            continue
         extent, rest = divmod(whole * times.denominator, times.numerator)
         if rest:
             raise OperandError(f"{name} has shape {shape}, but {whole} is no multiple of {times.numerator}")
         known, by = sizes.setdefault(dim, (extent, name))
-        if known != extent:
+        if type(known) is int and known != extent:
             raise OperandError(
                 f"{name} has shape {shape}, which makes {dim} {extent}, but {by} makes it {known}"
             )

@@ -95,7 +95,7 @@ def note_family_call(
     family: DeclaredFamily,
     tensors: Mapping[str, Any],
     wanted: frozenset[str],
-    named: Mapping[str, str | bool],
+    named: Mapping[str, Any],
 ) -> None:
     """Count a call of a declared family with fake tensors; one that no kernel takes is none."""
     if _is_compiling():

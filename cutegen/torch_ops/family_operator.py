@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from cutegen.dtypes import torch_dtype
+from cutegen.dtypes import SHORT_NAMES, short_dtype, torch_dtype
 from cutegen.errors import CutegenError, LaunchError, OperandError
-from cutegen.families.calls import check_of_nothing, describe_call, output_shapes, refuse_overlap
+from cutegen.families.calls import (
+    check_of_nothing,
+    describe_call,
+    output_shapes,
+    refuse_overlap,
+    untold_size,
+)
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, multiple
+from cutegen.families.declared.arguments import SAME
 from cutegen.runtime.call_plan import call_by_name, make_launcher, serve_call
 from cutegen.runtime.dispatch import Dispatcher, Served
 from cutegen.runtime.recorder import is_recording
@@ -19,7 +26,7 @@ from cutegen.space import Config
 from cutegen.torch_ops.fake_calls import note_family_call
 from cutegen.torch_ops.gemm_transforms import are_active
 from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
-from cutegen.torch_ops.operator_schema import OperatorSchema
+from cutegen.torch_ops.operator_schema import OperatorSchema, Value
 from cutegen.torch_ops.operator_values import MAKE, have_own_rules
 
 if TYPE_CHECKING:
@@ -52,12 +59,14 @@ class DeclaredOperator:
     """The operator of one family.
 
     Tensors are passed in the order in which the family declares them: None for one that is not there,
-    :data:`MAKE` for an output that is to be allocated. So are the options that no tensor tells.
+    :data:`MAKE` for an output that is to be allocated. So are the words of a call: options and sizes that no
+    input tells; None for one that an output tells, or for its default.
 
     Args:
         family: Whose.
         dispatcher: Returns the dispatcher to ask; another one than before voids what was planned.
         workspaces: Returns scratch memory of kernels.
+        checks_traced: Whether shapes and dtypes are checked while a compiler traces, where nobody else does.
     """
 
     def __init__(
@@ -65,14 +74,17 @@ class DeclaredOperator:
         family: DeclaredFamily,
         dispatcher: Callable[[], Dispatcher],
         workspaces: Callable[[], GetWorkspace],
+        *,
+        checks_traced: bool = False,
     ) -> None:
         self.family = family
         self._schema = OperatorSchema(family)
         self.tensors, self.scalars = self._schema.tensors, self._schema.scalars
-        self.options = self._schema.options
+        self.words = self._schema.words
         self._names = tuple(a.name for a in self.tensors)
         self._outputs, self._in_place = self._schema.outputs, self._schema.in_place
         self._dispatcher = dispatcher
+        self._checks_traced = checks_traced
         self._asked: Dispatcher | None = None
         #: Registrations end when their library object does.
         self._library: Any = None
@@ -100,7 +112,7 @@ class DeclaredOperator:
                 plans.known.clear()
             self.fast.clear()
 
-    def planned(self, values: Sequence[Any], options: tuple[str | bool, ...]) -> Any:
+    def planned(self, values: Sequence[Any], options: tuple[Value, ...]) -> Any:
         """Return the plan of a call that was just answered, whose ``launch`` takes what is not absent.
 
         None if another thread has dropped it, or torch answered.
@@ -118,7 +130,7 @@ class DeclaredOperator:
         values: Sequence[Any],
         scalars: Sequence[float],
         config: Config | None = None,
-        options: tuple[str | bool, ...] = (),
+        options: tuple[Value, ...] = (),
     ) -> list[Any]:
         """Launch the kernel for ``values`` and return them, with the outputs that were made in their places.
 
@@ -138,7 +150,7 @@ class DeclaredOperator:
         values: Sequence[Any],
         scalars: Sequence[float],
         config: Config | None,
-        options: tuple[str | bool, ...],
+        options: tuple[Value, ...],
         plans: Plans,
     ) -> list[Any]:
         dispatcher = self._dispatcher()
@@ -189,7 +201,7 @@ class DeclaredOperator:
             plan.note_apart(values)
 
     def problem_of(
-        self, values: Sequence[Any], options: tuple[str | bool, ...], dispatcher: Dispatcher
+        self, values: Sequence[Any], options: tuple[Value, ...], dispatcher: Dispatcher
     ) -> DeclaredProblem:
         """Return the problem that a call poses; raises :class:`OperandError`."""
         wanted = frozenset(name for name, v in zip(self._names, values, strict=True) if v is MAKE)
@@ -201,15 +213,16 @@ class DeclaredOperator:
             device_type=dispatcher.device_type,
         )
 
-    def _named(self, options: Sequence[str | bool]) -> dict[str, str | bool]:
-        return {option.name: value for option, value in zip(self.options, options, strict=True)}
+    def _named(self, options: Sequence[Value]) -> dict[str, Any]:
+        pairs = zip(self.words, options, strict=True)
+        return {word.name: value for word, value in pairs if value is not None}
 
     def _plan(
         self,
         key: Any,
         values: Sequence[Any],
         config: Config | None,
-        options: tuple[str | bool, ...],
+        options: tuple[Value, ...],
         dispatcher: Dispatcher,
         plans: Plans,
     ) -> Plan:
@@ -270,7 +283,7 @@ class DeclaredOperator:
         self,
         error: Exception,
         values: Sequence[Any],
-        options: tuple[str | bool, ...],
+        options: tuple[Value, ...],
         dispatcher: Dispatcher,
     ) -> Exception:
         import torch
@@ -315,14 +328,14 @@ class DeclaredOperator:
         values: Sequence[Any],
         scalars: Sequence[float],
         config: Config | None,
-        options: tuple[str | bool, ...] = (),
+        options: tuple[Value, ...] = (),
     ) -> list[Any]:
         """As a call, through the registered operator: torch is tracing, or a tensor has rules of its own."""
         import torch
 
         operator = getattr(torch.ops.cutegen, self.family.name)
         if self._in_place:
-            found = self._filled(values)
+            found = self._filled(values, options)
             operator(*self._schema.pack(found, scalars, config, options))
             return found
         if any(values[at] is not None and values[at] is not MAKE for at in self._outputs):
@@ -335,15 +348,23 @@ class DeclaredOperator:
         values: Sequence[Any],
         scalars: Sequence[float],
         config: Config | None,
-        options: tuple[str | bool, ...],
+        options: tuple[Value, ...],
     ) -> list[Any]:
         """Outputs of the caller's are filled by copies, which a compiler can take away."""
         made = [MAKE if v is not None and at in self._outputs else v for at, v in enumerate(values)]
-        found = self.traced(made, scalars, config, options)
+        found = self.traced(made, scalars, config, self._told(values, options))
         return [
             v if v is None or v is MAKE or at not in self._outputs else v.copy_(found[at])
             for at, v in enumerate(values)
         ]
+
+    def _told(self, values: Sequence[Any], options: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Return ``options`` with what the caller's outputs tell."""
+        if None not in options:
+            return options
+        sizes, dtypes = self._read(self._given(values), {})
+        told: dict[str, Any] = {**sizes, **{k: SHORT_NAMES.get(str(v)) for k, v in dtypes.items()}}
+        return tuple([told.get(w.name) if v is None else v for w, v in zip(self.words, options, strict=True)])
 
     def _run_traced(self, *arguments: Any) -> list[torch.Tensor] | None:
         values, scalars, config, options = self._schema.unpack(arguments)
@@ -355,13 +376,16 @@ class DeclaredOperator:
     def _shapes(self, *arguments: Any) -> list[torch.Tensor] | None:
         """Shapes and dtypes of the outputs; sizes may be symbols."""
         values, _, _, options = self._schema.unpack(arguments)
+        given, named = self._given(values), self._named(options)
+        names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
+        if self._checks_traced:
+            check_of_nothing(self.family, given, names, named, device_type="")
         if is_recording():
-            names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
-            note_family_call(self.family, self._given(values), names, self._named(options))
-        return None if self._in_place else self._made_like(values)
+            note_family_call(self.family, given, names, named)
+        return None if self._in_place else self._made_like(values, options)
 
     def of_nothing(
-        self, values: Sequence[Any], options: tuple[str | bool, ...] = (), leaves: Sequence[Any] = ()
+        self, values: Sequence[Any], options: tuple[Value, ...] = (), leaves: Sequence[Any] = ()
     ) -> list[Any]:
         """Answer a call of tensors without elements: outputs are made, and nothing is launched.
 
@@ -383,30 +407,44 @@ class DeclaredOperator:
             check_of_nothing(self.family, given, wanted, self._named(options), device_type=device_type)
         if any(self._names[at] in given for at in self._outputs) or self._in_place:
             self._refuse_gradients(values)
-        results = [result.zero_() for result in self._made_like(values)]  # a row of nothing has statistics
+        # A row of nothing has statistics.
+        results = [result.zero_() for result in self._made_like(values, options)]
         made = iter(_depending(results, leaves))
         return [next(made) if value is MAKE else value for value in values]
 
-    def _filled(self, values: Sequence[Any]) -> list[Any]:
+    def _filled(self, values: Sequence[Any], options: tuple[Value, ...]) -> list[Any]:
         """Return the values, with new tensors for the outputs that are to be made."""
-        made = iter(self._made_like(values))
+        made = iter(self._made_like(values, options))
         return [next(made) if value is MAKE else value for value in values]
 
-    def _made_like(self, values: Sequence[Any]) -> list[torch.Tensor]:
+    def _made_like(self, values: Sequence[Any], options: tuple[Value, ...]) -> list[torch.Tensor]:
         """Return new tensors for the outputs that are to be made."""
-        given = {
-            a.name: v for a, v in zip(self.tensors, values, strict=True) if v is not None and v is not MAKE
-        }
-        sizes: dict[str, Any] = {}
+        given, named = self._given(values), self._named(options)
+        sizes, dtypes = self._read(given, named)
+        for option in self.family.dtypes_of_outputs:
+            dtypes.setdefault(option.name, self._dtype(str(named.get(option.name, option.default)), dtypes))
+        like = next(iter(given.values()))
+        made = [a for at, a in enumerate(self.tensors) if at in self._outputs and values[at] is MAKE]
+        for size in (size for a in made for _, size in map(multiple, a.dims)):
+            if size not in sizes:
+                raise untold_size(self.family, size)
+        return [
+            like.new_empty(a.shape(sizes), dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype)) for a in made
+        ]
+
+    def _read(
+        self, given: Mapping[str, Any], named: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return sizes, which may be symbols, and torch's dtypes by what the declaration calls them."""
+        sizes: dict[str, Any] = {s.name: named[s.name] for s in self.family.named_sizes if s.name in named}
         dtypes: dict[str, Any] = {}
         for a in self.tensors:
             if a.name in given:
                 for (times, dim), size in zip(map(multiple, a.dims), given[a.name].shape, strict=True):
                     sizes.setdefault(dim, size * times.denominator // times.numerator)
                 dtypes.setdefault(a.dtype, given[a.name].dtype)
-        like = next(iter(given.values()))
-        return [
-            like.new_empty(a.shape(sizes), dtype=dtypes.get(a.dtype) or torch_dtype(a.dtype))
-            for at, a in enumerate(self.tensors)
-            if at in self._outputs and values[at] is MAKE
-        ]
+        return sizes, dtypes
+
+    def _dtype(self, name: str, dtypes: Mapping[str, Any]) -> Any:
+        """Return torch's dtype of an output's option; ``same`` is that of option ``dtype``."""
+        return dtypes["dtype"] if name == SAME else torch_dtype(short_dtype(name))

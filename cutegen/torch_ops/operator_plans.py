@@ -62,7 +62,7 @@ class Plans:
     known: dict[Any, Plan]
 
 
-def key_of(values: Sequence[Any], config: Config | None, options: tuple[str | bool, ...]) -> tuple[Any, ...]:
+def key_of(values: Sequence[Any], config: Config | None, options: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what calls with the same plan have in common."""
     return (
         config,

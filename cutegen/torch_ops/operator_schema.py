@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -10,10 +11,38 @@ from cutegen.families.declared import Declared, DeclaredFamily
 from cutegen.space import Config
 from cutegen.torch_ops.operator_values import MAKE
 
-__all__ = ["Asked", "OperatorSchema"]
+__all__ = ["Asked", "OperatorSchema", "Value", "Word"]
+
+#: Of a word: None where a tensor tells it.
+Value = str | bool | int | None
 
 #: Values, scalars, config and options, as the operators of families take them.
-Asked = tuple[list[Any], Sequence[float], "Config | None", tuple[str | bool, ...]]
+Asked = tuple[list[Any], Sequence[float], "Config | None", tuple[Value, ...]]
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a call says by name, since no input tells it: an option, or a size.
+
+    Attributes:
+        name: Its name.
+        kind: Its type in the schema.
+        default: What a call has that does not say it.
+    """
+
+    name: str
+    kind: str
+    default: Value
+
+
+def _words(family: DeclaredFamily) -> tuple[Word, ...]:
+    """Options that no tensor tells, then options and sizes that only outputs of the caller's may tell."""
+    options = [
+        Word(o.name, "bool", False) if o.is_flag else Word(o.name, "str", o.default)
+        for o in family.named_options
+    ]
+    options += [Word(option.name, "str?", None) for option in family.dtypes_of_outputs]
+    return (*options, *(Word(size.name, "SymInt?", size.default) for size in family.named_sizes))
 
 
 class OperatorSchema:
@@ -28,7 +57,7 @@ class OperatorSchema:
     Attributes:
         tensors: The declared ones, in the order in which calls pass them.
         scalars: The declared ones.
-        options: Those that no tensor tells.
+        words: What a call says by name.
         outputs: Positions of the outputs among the tensors.
         in_place: Whether the kernel updates arguments.
     """
@@ -38,7 +67,7 @@ class OperatorSchema:
         self.name = family.name
         self.tensors: tuple[Declared, ...] = tuple(a for a in declared if a.kind in ("in", "out", "inout"))
         self.scalars: tuple[Declared, ...] = tuple(a for a in declared if a.kind == "scalar")
-        self.options = family.named_options
+        self.words = _words(family)
         self.outputs = tuple(at for at, a in enumerate(self.tensors) if a.kind == "out")
         self.in_place = any(a.kind == "inout" for a in self.tensors)
 
@@ -50,10 +79,9 @@ class OperatorSchema:
                 mark = f"(a{at}!)" if a.kind == "inout" else ""
                 words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
         words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
-        for option in self.options:
+        for word in self.words:
             # Torch passes arguments of mutating operators by name to a function with a parameter called mode.
-            name = "mode_" if option.name == "mode" else option.name
-            words.append(f"{'bool' if option.is_flag else 'str'} {name}")
+            words.append(f"{word.kind} {'mode_' if word.name == 'mode' else word.name}")
         if self.in_place:
             words += [f"Tensor(b{at}!)? {self.tensors[at].name}" for at in self.outputs]
             return f"{self.name}({', '.join(words)}, str? config) -> ()"
@@ -64,7 +92,7 @@ class OperatorSchema:
         values: Sequence[Any],
         scalars: Sequence[float],
         config: Config | None,
-        options: tuple[str | bool, ...],
+        options: tuple[Value, ...],
     ) -> tuple[Any, ...]:
         """Return the arguments of a call of the registered operator; in place, all outputs are there."""
         inputs = [v for v, a in zip(values, self.tensors, strict=True) if a.kind != "out"]

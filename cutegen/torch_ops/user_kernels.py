@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cutegen.dtypes import SHORT_NAMES
 from cutegen.errors import OperandError, UsageError
 from cutegen.families.calls import require_tensor
 from cutegen.families.declared import Declared, DeclaredProblem
@@ -25,6 +26,8 @@ from cutegen.torch_ops.written_call import FastPlan, one_or_all, written_call
 
 __all__ = ["load", "prepare", "problem_of_call"]
 
+#: Types of the words of a call.
+_PLAIN = (str, bool, int)
 #: By declaration file.
 _loaded: dict[Path, Callable[..., Any]] = {}
 
@@ -35,9 +38,9 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
     The function takes inputs, tensors that are updated in place, and scalars in the declared order; what may
     be absent is None by default, and a scalar its first declared value. Outputs are keywords: without one a
     new tensor is made, a tensor is written into; one that is not always there is made if it is ``True``.
-    Options that no tensor tells are keywords too. ``config`` overrides the choice of kernel. It returns the
-    outputs, in their order: the tensor itself if there is one, None if there is none. It raises what
-    :func:`cutegen.gemm` does.
+    Options and sizes that no input tells are keywords too. ``config`` overrides the choice of kernel. It
+    returns the outputs, in their order: the tensor itself if there is one, None if there is none. It raises
+    what :func:`cutegen.gemm` does.
 
     It is registered with torch as ``torch.ops.cutegen.NAME``: ``torch.compile`` and export see one operator.
     Load outside of what they trace: only the function is for there.
@@ -52,7 +55,7 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
     if file not in _loaded:
         prepare()
         family = load_kernel(file)
-        operator = DeclaredOperator(family, state.default_dispatcher, state.workspaces)
+        operator = DeclaredOperator(family, state.default_dispatcher, state.workspaces, checks_traced=True)
         operator.register()
         signature = _signature(operator)
         call = written_call(operator, signature, _Slow(operator).answer)
@@ -83,7 +86,7 @@ def problem_of_call(
     bound.apply_defaults()
     given = bound.arguments
     values = [_asked(a, given[a.name]) for a in operator.tensors]
-    return operator.problem_of(values, tuple(given[option.name] for option in operator.options), dispatcher)
+    return operator.problem_of(values, tuple(given[word.name] for word in operator.words), dispatcher)
 
 
 def _asked(argument: Declared, value: Any) -> Any:
@@ -114,11 +117,12 @@ class _Slow:
         key: Any,
         values: Sequence[Any],
         scalars: Sequence[Any],
-        options: tuple[str | bool, ...],
+        words: tuple[Any, ...],
         config: AnyConfig,
     ) -> Any:
         """Answer a call by the operator, and remember how under ``key``."""
         operator = self._operator
+        options = tuple([word if word is None or type(word) in _PLAIN else _text(word) for word in words])
         given = []
         for argument, value in zip(operator.tensors, values, strict=True):
             if value is None or value is MAKE:
@@ -141,6 +145,11 @@ class _Slow:
         if plan is not None:
             operator.remember(key, FastPlan(operator, plan, found))
         return _result(operator, found)
+
+
+def _text(word: Any) -> Any:
+    """Return a word of a call: the name of a dtype of torch's, anything else as it is."""
+    return SHORT_NAMES.get(str(word), word)
 
 
 def _number(argument: Declared, value: Any) -> float:
@@ -173,10 +182,7 @@ def _signature(operator: DeclaredOperator) -> inspect.Signature:
     ordered = [p for p in parameters if p.kind is not kind.KEYWORD_ONLY]
     ordered += [p for p in parameters if p.kind is kind.KEYWORD_ONLY]
     ordered += [kind(a.name, kind.KEYWORD_ONLY, default=None) for a in operator.tensors if a.kind == "out"]
-    ordered += [
-        kind(option.name, kind.KEYWORD_ONLY, default=False if option.is_flag else option.default)
-        for option in operator.options
-    ]
+    ordered += [kind(word.name, kind.KEYWORD_ONLY, default=word.default) for word in operator.words]
     return inspect.Signature([*ordered, kind("config", kind.KEYWORD_ONLY, default=None)])
 
 

@@ -97,7 +97,7 @@ class _Writer:
     def text(self, signature: inspect.Signature) -> str:
         """Return the text of ``__call``."""
         scalars = "".join(f"{a.name}, " for a in self._operator.scalars)
-        options = "".join(f"{option.name}, " for option in self._operator.options)
+        options = "".join(f"{word.name}, " for word in self._operator.words)
         asked = f"({''.join(f'{self._asked(a)}, ' for a in self._tensors)}), ({scalars}), ({options})"
         if all(a.when for a in self._given):
             return f"def __call{signature}:\n    return __slow(None, {asked}, config)\n"

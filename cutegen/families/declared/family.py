@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
 from cutegen.errors import FamilyError, ProblemError, UsageError
-from cutegen.families.declared.arguments import NONE, Declared, dtype_of
+from cutegen.families.declared.arguments import NONE, Declared, dtype_of, multiple
 from cutegen.families.declared.consistent import require_consistent
 from cutegen.families.declared.drawing import draw
 from cutegen.families.declared.problem import UNALIGNED, DeclaredProblem
@@ -112,6 +112,22 @@ class DeclaredFamily(Family):
         told = {UNALIGNED, *(a.when for a in self.declared_arguments)}
         told |= {a.dtype for a in self.declared_arguments if a.kind in ("in", "out", "inout")}
         return tuple(option for option in self.options if option.name not in told)
+
+    @property
+    def dtypes_of_outputs(self) -> tuple[Option, ...]:
+        """The options that no input tells, only the dtype of an output: where that is made, calls name it."""
+        told = {a.dtype for a in self.declared_arguments if a.kind in ("in", "inout")}
+        held = {a.dtype for a in self.declared_arguments if a.kind == "out"} - told
+        held -= {a.when for a in self.declared_arguments}
+        return tuple(option for option in self.options if option.name in held)
+
+    @property
+    def named_sizes(self) -> tuple[Size, ...]:
+        """The sizes that no input tells: where no given output does either, calls name them."""
+        told = {
+            multiple(dim)[1] for a in self.declared_arguments if a.kind in ("in", "inout") for dim in a.dims
+        }
+        return tuple(size for size in self.sizes if size.name not in told)
 
     # -- problems
 
