@@ -180,15 +180,33 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_failure_is_said_once(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
     """What cannot be compiled is not tried again, and PyTorch computes the problem for good."""
     gpu.failure = lambda source: BuildError("boom", outcome="abort")
-    dispatcher = gpu.dispatcher(build="background")
+    dispatcher = waiting(gpu)
     served = dispatcher.serve(PROBLEM)
-    assert served.awaited is not None and dispatcher.kernels.wait(ENOUGH_S)
+    assert served.awaited is not None
+    opened(gpu, dispatcher.kernels)
     for problem in (PROBLEM, Problem(1024, 1024, 1032)):
         again = dispatcher.serve(problem, config=served.answer.config)
         assert again.choice is again.awaited is None
     assert isinstance(served.awaited.error, BuildError) and served.awaited.error.outcome == "abort"
     assert len(said(caplog)) == 1 and "boom" in said(caplog)[0] and str(PROBLEM) in said(caplog)[0]
     assert dispatcher.serve(PROBLEM, capturing=True).choice is None  # PyTorch, as before the capture
+
+
+def test_a_failure_in_the_middle_of_a_call_is_seen_by_the_next(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is awaited as if it failed later: else a plan would keep what was to serve meanwhile."""
+    gpu.failure = lambda source: BuildError("boom")
+    dispatcher, instead = waiting(gpu), Dispatcher._instead
+
+    def late(self: Dispatcher, *arguments: Any) -> Served:
+        opened(gpu, self.kernels)
+        return instead(self, *arguments)
+
+    monkeypatch.setattr(Dispatcher, "_instead", late)
+    awaited = dispatcher.serve(PROBLEM).awaited
+    assert awaited is not None and awaited.finished and awaited.error is not None
+    assert dispatcher.serve(PROBLEM).awaited is None
 
 
 def test_a_recorded_failure_is_said_once(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
@@ -465,7 +483,7 @@ def test_a_cache_that_is_only_read_is_said(tmp_path: Path, caplog: pytest.LogCap
     dispatcher = Dispatcher(
         kernels=Kernels(store), device=lambda index: H200, device_type="cpu", fallback="none"
     )
-    assert dispatcher.serve(PROBLEM).awaited is not None and dispatcher.kernels.wait(ENOUGH_S)
+    assert dispatcher.serve(PROBLEM).choice is None and dispatcher.kernels.wait(ENOUGH_S)
     assert dispatcher.serve(PROBLEM).choice is dispatcher.serve(PROBLEM).awaited is None
     assert len(said(caplog)) == 1 and "is shared, so it is only read" in said(caplog)[0]
 

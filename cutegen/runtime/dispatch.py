@@ -290,17 +290,20 @@ class Dispatcher:
             return self._counted(Served(answer), TORCH)
         found = self._ask(answer, answer.config, index, capturing)
         config = answer.config
-        if isinstance(found, Compilation) and _is_broken(found) and answer.how not in ("default", "given"):
+        error = _error_of(found)
+        if _is_broken(error) and answer.how not in ("default", "given"):
             config = self._default(problem, index)
-            answer = _set_aside(answer, config, found.error)
+            answer = _set_aside(answer, config, error)
             found = self._ask(answer, config, index, capturing)
+            error = _error_of(found)
         if isinstance(found, Kernel):
             choice = self._choice(answer, config, found, index, capturing)
             return self._counted(Served(answer, choice), answer.how)
-        if found.error is None and capturing:
+        if error is None and capturing:
             raise not_in_capture(problem)
-        missed = isinstance(found.error, FrozenError)
-        return self._counted(self._instead(answer, found, index, capturing), MISSED if missed else AWAITED)
+        # What ends in an error from here on is awaited: the next call sees it, and sets aside what it must.
+        served = self._instead(answer, found if error is None else error, index, capturing)
+        return self._counted(served, MISSED if isinstance(error, FrozenError) else AWAITED)
 
     def _ask(self, answer: Answer, config: Config, index: int, capturing: bool) -> Kernel | Compilation:
         """Return the kernel, or what there is in its place; of frozen kernels only those that ran there."""
@@ -333,10 +336,12 @@ class Dispatcher:
         served = Served(Answer(problem, "given", config) if choice is None else choice.answer, choice)
         return self._counted(served, served.answer.how)
 
-    def _instead(self, answer: Answer, found: Compilation, index: int, capturing: bool) -> Served:
-        """Return what computes a problem whose kernel is being compiled or cannot be."""
+    def _instead(
+        self, answer: Answer, found: Compilation | CutegenError, index: int, capturing: bool
+    ) -> Served:
+        """Return what computes a problem whose kernel is being compiled, or cannot be for that reason."""
         problem = answer.problem
-        awaited = found if found.error is None else None
+        awaited = found if isinstance(found, Compilation) else None
         family = find_family(problem.family)
         near = None if family.is_library_call(problem) else self._nearest(problem, index)
         if near is not None:
@@ -344,7 +349,9 @@ class Dispatcher:
             return Served(answer, self._choice(answer, near, kernel, index, capturing), awaited)
         if family.stand_in(problem) is not None:
             return Served(answer, None, awaited)
-        raise found.error or LaunchError(
+        if isinstance(found, CutegenError):
+            raise found
+        raise LaunchError(
             f"the kernel for {problem} is being compiled, and nothing else computes it; call again in a few "
             "seconds, compile it before (python -m cutegen.warm), or let calls wait with build='allow'"
         )
@@ -410,9 +417,14 @@ class Dispatcher:
         return bool(reasons)
 
 
-def _is_broken(found: Compilation) -> bool:
+def _error_of(found: Kernel | Compilation) -> CutegenError | None:
+    """Return why there is no kernel, as far as that is known by now; a moment later it may be."""
+    return found.error if isinstance(found, Compilation) else None
+
+
+def _is_broken(error: CutegenError | None) -> bool:
     """Whether there is no kernel and will be none, although there might have been."""
-    return found.error is not None and not isinstance(found.error, FrozenError)
+    return error is not None and not isinstance(error, FrozenError)
 
 
 def _set_aside(answer: Answer, default: Config, error: CutegenError | None) -> Answer:
