@@ -420,3 +420,9 @@ def test_the_least_alignment_of_all_operands_is_kept(gpu: FakeGpu, tmp_path: Pat
         file.write(json.dumps({key: row[key] for key in row if key != "aligned"}) + "\n")
     found = read_recordings([path])
     assert sum(found.calls.values()) == 4 and len(found.notes) == 2 and "aligned 3" in found.notes[0]
+
+
+def test_a_recording_of_nothing_says_why(tmp_path: Path) -> None:
+    with cutegen.record(tmp_path / "model.jsonl") as recording:
+        torch.nn.Linear(4, 4)(torch.ones(2, 4))
+    assert "after cutegen.optimize(model)" in recording.report()

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording", "prepare", "record"]
 
+#: The report of a program that called none of the operators.
+_NOTHING = (
+    "no call of cutegen's operators; a model calls them after cutegen.optimize(model) or "
+    'torch.compile(model, backend="cutegen")'
+)
+
 
 class Recording:
     """Calls of cutegen's operators between ``with`` and the end of its block; see :func:`record`.
@@ -89,13 +95,15 @@ class Recording:
 
     def report(self) -> str:
         """Return a table of what was called, and what torch computed in optimized models, with reasons."""
+        refused = self._refused + (_fallbacks() - self._before if self._running else Counter())
+        if not self.calls and not refused:
+            return _NOTHING
         rows = [("calls", "phase", "answer", "problem"), *table_of(self.calls)]
         widths = [max(len(row[at]) for row in rows) for at in range(3)]
         lines = [
             "  ".join([row[0].rjust(widths[0]), row[1].ljust(widths[1]), row[2].ljust(widths[2]), row[3]])
             for row in rows
         ]
-        refused = self._refused + (_fallbacks() - self._before if self._running else Counter())
         lines += [f"{count} by torch: {reason}" for reason, count in refused.most_common()]
         return "\n".join(lines)
 
