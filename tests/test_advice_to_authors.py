@@ -15,6 +15,7 @@ from cutegen.cli.main import main
 from cutegen.errors import FamilyError
 from cutegen.families import registry
 from cutegen.families.user.family import UserFamily
+from cutegen.kernel import read
 
 TEXT = '0] = "text"'
 ARCH = find_arch("sm_90a")
@@ -138,3 +139,67 @@ def test_mistakes_in_a_kernel_are_reported_with_file_and_line(declaration: Path,
     assert said["text"].startswith(f"blocks.py, line {at[TEXT]}: ")
     assert said["refused"] == "refused is not supported"
     assert "plain" not in said
+
+
+#: What authors get wrong: a part of the declaration, what they write instead, and what they are told.
+MISTAKES = {
+    "sizes in a tuple": (
+        '{"m": free, "n": free}',
+        '("m", "n")',
+        r"sizes is \('m', 'n'\); it must be like sizes={'m': free",
+    ),
+    "a number as an axis": ('"bf16", ("m", "n")', '"bf16", ("m", 4096)', "axis 4096 is no text; name a size"),
+    "torch's name of a dtype": (
+        '"bf16", ("m", "n")),\n    ),',
+        '"out", ("m", "n")),\n    ),\n    options={"out": ("bfloat16", "fp32")},',
+        "argument y: its dtype, option out, may not be 'bfloat16'; valid: bf16, fp16",
+    ),
+    "an unknown size in tails": (
+        "    knobs=",
+        '    tails=({"k": 8},),\n    knobs=',
+        "tails name k, which is no size; .*: m, n",
+    ),
+    "no number in tails": ("    knobs=", '    tails=({"n": "8"},),\n    knobs=', "tails have n='8'"),
+    "a fixed size in tails": (
+        '"n": free}',
+        '"n": "fixed"}, tails={"n": 8}',
+        "tails name n, which is fixed; one kernel serves all values of free sizes only: m",
+    ),
+    "the name of a size": ('{"m": free', '{"q": free', "argument q has a name that is taken: a size"),
+    "a name of cutegen's": (
+        'read("q"',
+        'read("stream"',
+        "argument stream has a name that is taken: cutegen's",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_a_declaration_are_named_with_file_and_line(declaration: Path, mistake: str) -> None:
+    old, new, said = MISTAKES[mistake]
+    assert old in DECLARATION
+    with pytest.raises(FamilyError, match=said) as failure:
+        load(declaration, old, new)
+    assert f"{declaration}, line " in str(failure.value)
+
+
+def test_one_of_something_needs_no_tuple(declaration: Path) -> None:
+    """An axis, an example, and a small shape: the comma of a tuple of one is easily forgotten."""
+    more = '    tails={"m": 256, "n": 512},\n    examples="4096x4096",\n    knobs='
+    family = load(declaration, "    knobs=", more)
+    problem = family.parse("dequantize_blocks 4096x4096")
+    assert [tail.sizes for tail in family.tails(problem)] == [{"m": 256, "n": 512}]
+    assert list(family.typical()) == [problem]
+    assert read("sums", "fp32", "m").dims == ("m",)
+
+
+@pytest.mark.dsl
+def test_a_module_inside_a_package_is_named_with_it(declaration: Path, tmp_path: Path) -> None:
+    (declaration.parent / "helpers.py").write_text("")
+    (declaration.parent / "blocks.py").write_text(f"from . import helpers\n{KERNEL}")
+    family = load(declaration)
+    problem = family.parse("dequantize_blocks 4096x4096")
+    config = registry.find_space(family.name, ARCH).default(problem)
+    with Builder(Store(tmp_path / "store"), workers=1) as builder:
+        ((_, result),) = builder.build([render(problem, config, ARCH)])
+    assert isinstance(result, Failure) and "entry='package.module:name'" in result.message

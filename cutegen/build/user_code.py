@@ -259,4 +259,9 @@ def _import_advice(error: ImportError) -> str:
         return "imports torch while it is compiled; declare modules=('torch',)"
     if isinstance(error, ModuleNotFoundError) and name:
         return f"imports {name}, which is not installed here; install it, or pass it on PYTHONPATH"
+    if "relative import" in str(error):
+        return (
+            f"cannot be imported: {error}; name the module with its package, as entry='package.module:name', "
+            "with the declaration beside the package, or the package's folder on PYTHONPATH"
+        )
     return f"cannot be imported: {error}"

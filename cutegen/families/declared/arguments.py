@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cutegen.errors import ProblemError
+from cutegen.errors import FamilyError, ProblemError
 from cutegen.family import Kind
 
 __all__ = [
@@ -105,19 +105,32 @@ def read(
     Its rows may start anywhere in problems that say ``unaligned``, unless it is always ``aligned``; in all of
     them if ``anywhere``.
     """
-    return Declared(name, "in", dtype, tuple(dims), when, below=below, aligned=aligned, anywhere=anywhere)
+    return Declared(
+        name, "in", dtype, _dims(name, dims), when, below=below, aligned=aligned, anywhere=anywhere
+    )
 
 
 def write(
     name: str, dtype: str, dims: Sequence[str], *, when: str = "", may_alias: Sequence[str] = ()
 ) -> Declared:
     """Declare a tensor that kernels write completely; it may be one of the inputs in ``may_alias``."""
-    return Declared(name, "out", dtype, tuple(dims), when, tuple(may_alias))
+    return Declared(name, "out", dtype, _dims(name, dims), when, tuple(may_alias))
 
 
 def update(name: str, dtype: str, dims: Sequence[str], *, when: str = "") -> Declared:
     """Declare a tensor that kernels read and write in place."""
-    return Declared(name, "inout", dtype, tuple(dims), when)
+    return Declared(name, "inout", dtype, _dims(name, dims), when)
+
+
+def _dims(name: str, dims: Sequence[str]) -> tuple[str, ...]:
+    """Return the axes of a tensor; a text is the only one, since ``("m")`` is no tuple."""
+    found = (dims,) if isinstance(dims, str) else tuple(dims)
+    for dim in found:
+        if not isinstance(dim, str):
+            raise FamilyError(
+                f"argument {name}: axis {dim!r} is no text; name a size, which may be fixed, such as 'n'"
+            )
+    return found
 
 
 def scalar(name: str, dtype: str, values: tuple[float, float], *, when: str = "") -> Declared:

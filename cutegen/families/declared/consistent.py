@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cutegen.dtypes import DTYPE_BYTES, TORCH_DTYPES
 from cutegen.errors import FamilyError
-from cutegen.families.declared.arguments import NONE, Declared, multiple
+from cutegen.families.declared.arguments import NONE, SAME, Declared, multiple
 from cutegen.family import Option
 
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ def _mistake(family: DeclaredFamily, argument: Declared) -> str:
         return f"below={argument.below!r} is no size; sizes: {', '.join(sizes)}"
     if argument.dtype and argument.dtype not in DTYPE_BYTES and argument.dtype not in options:
         return f"dtype {argument.dtype!r} is neither an option nor of {', '.join(TORCH_DTYPES)}"
+    unknown = [
+        value
+        for option in family.options
+        if option.name == argument.dtype and _is_tensor(argument)
+        for value in option.values
+        if value not in DTYPE_BYTES and value not in (SAME, NONE)
+    ]
+    if unknown:
+        return (
+            f"its dtype, option {argument.dtype}, may not be {unknown[0]!r}; valid: {', '.join(DTYPE_BYTES)}"
+        )
     if argument.when and not _may_be_absent(argument.when, options):
         return f"when={argument.when!r} is no flag, no option that may be none, and no value of an option"
     inputs = [other.name for other in family.declared_arguments if other.kind == "in"]

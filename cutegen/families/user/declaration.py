@@ -45,6 +45,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 free, fixed = "free", "fixed"
 #: Beside knobs, sizes and options, what functions may ask for.
 _CONTEXT = ("problem", "arch", "sm_count")
+#: Names that the launch code, and functions of :func:`cutegen.load`, have for their own arguments.
+_NOT_ARGUMENTS = ("config", "entry", "self", "stream")
 #: Names that the adapter uses itself.
 _RESERVED = (
     "stream",
@@ -180,9 +182,9 @@ class Kernel:
         self.meaning = meaning or f"the kernel {entry or template}"
         self.entry = entry
         self.template = template
-        self.sizes = dict(sizes)
-        self.options = dict(options or {})
-        self.arguments = tuple(arguments)
+        self.sizes = _dictionary("sizes", sizes, "{'m': free, 'n': fixed}")
+        self.options = _dictionary("options", options or {}, "{'dtype': ('bf16', 'fp16')}")
+        self.arguments = (arguments,) if isinstance(arguments, Declared) else tuple(arguments)
         self.construct = construct
         self.call = call
         self.takes_stream = takes_stream
@@ -193,8 +195,9 @@ class Kernel:
         self.sm_count = sm_count
         self.modules = tuple(modules)
         self.environment = tuple(environment)
-        self.examples = tuple(examples)
-        self.tails = tuple(dict(tail) for tail in tails)
+        self.examples = (examples,) if isinstance(examples, str) else tuple(examples)
+        one_tail = (tails,) if isinstance(tails, Mapping) else tails
+        self.tails = tuple(_dictionary("tails", tail, "({'m': 37, 'n': 520},)") for tail in one_tail)
         self.functions = _Functions()
         self.scratch = ""
         self.scratch_zeroed = False
@@ -239,6 +242,15 @@ class Kernel:
         for size, kind in self.sizes.items():
             if kind not in (free, fixed):
                 raise FamilyError(f"size {size} is {kind!r}; it must be free or fixed")
+        for size, value in (item for tail in self.tails for item in tail.items()):
+            if self.sizes.get(size) != free:
+                known = ", ".join(name for name, kind in self.sizes.items() if kind == free) or "none"
+                raise FamilyError(
+                    f"tails name {size}, which is {self.sizes.get(size, 'no size')}; one kernel serves all "
+                    f"values of free sizes only: {known}"
+                )
+            if type(value) is not int or value < 1:
+                raise FamilyError(f"tails have {size}={value!r}; it must be an integer from 1")
         if self.repeat and self.repeat not in get_args(Repeat):
             raise FamilyError(f"repeat is {self.repeat!r}; it must be {', '.join(get_args(Repeat))}")
         if self.repeat and not any(a.kind == "inout" for a in self.arguments):
@@ -257,7 +269,13 @@ class Kernel:
                     raise FamilyError(f"{what} {name!r} is no Python identifier, such as tile_m")
                 if name in seen:
                     raise FamilyError(f"{what} {name} has a name that is taken: {seen[name]}; rename it")
-                seen[name] = f"a {what}"
+                seen[name] = f"an {what}" if what == "option" else f"a {what}"
+        # An argument may have the name of the option that says whether it is there.
+        taken = dict.fromkeys(_NOT_ARGUMENTS, "cutegen's own")
+        taken |= {name: seen[name] for name in (*self.sizes, *self.domains)}
+        for name in (argument.name for argument in self.arguments):
+            if name in taken:
+                raise FamilyError(f"argument {name} has a name that is taken: {taken[name]}; rename it")
 
     def _require_default(self) -> None:
         if self.default is None or isinstance(self.default, Named):
@@ -431,3 +449,9 @@ class Kernel:
     @property
     def _tensors_and_scalars(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.arguments if a.kind in ("in", "inout", "scalar"))
+
+
+def _dictionary(what: str, given: Any, example: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise FamilyError(f"{what} is {given!r}; it must be like {what}={example}")
+    return dict(given)
