@@ -23,15 +23,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.cross_entropy import cross_entropy
     from cutegen.torch_ops.gated_gemm import gated_gemm
     from cutegen.torch_ops.gates import gated, geglu, reglu, swiglu
-    from cutegen.torch_ops.gemm import (
-        configure,
-        gemm,
-        linear,
-        load_table,
-        scaled_gemm,
-        use,
-        wait_for_kernels,
-    )
+    from cutegen.torch_ops.gemm import gemm, linear, scaled_gemm, use
     from cutegen.torch_ops.grouped_gemm import grouped_gemm, scaled_grouped_gemm
     from cutegen.torch_ops.inductor import inductor_options
     from cutegen.torch_ops.layer_norm import layer_norm
@@ -41,6 +33,7 @@ if TYPE_CHECKING:
     from cutegen.torch_ops.recording import record
     from cutegen.torch_ops.rope import rope, rope_
     from cutegen.torch_ops.serving import counters, freeze, reset_counters
+    from cutegen.torch_ops.settings import configure, load_table, wait_for_kernels
     from cutegen.torch_ops.softmax import softmax
     from cutegen.torch_ops.user_kernels import load
     from cutegen.torch_ops.warmup import warmup
@@ -115,7 +108,7 @@ _HOMES = {
     "activate": "torch_ops.activations",
     "autotune": "tuning.model",
     "check_ranks": "torch_ops.ranks",
-    "configure": "torch_ops.gemm",
+    "configure": "torch_ops.settings",
     "counters": "torch_ops.serving",
     "cross_entropy": "torch_ops.cross_entropy",
     "exhaustive_search": "tuning.exhaustive",
@@ -130,7 +123,7 @@ _HOMES = {
     "layer_norm": "torch_ops.layer_norm",
     "linear": "torch_ops.gemm",
     "load": "torch_ops.user_kernels",
-    "load_table": "torch_ops.gemm",
+    "load_table": "torch_ops.settings",
     "optimize": "torch_ops.modules",
     "record": "torch_ops.recording",
     "reglu": "torch_ops.gates",
@@ -145,7 +138,7 @@ _HOMES = {
     "tunable": "families.user.tunable",
     "swiglu": "torch_ops.gates",
     "use": "torch_ops.gemm",
-    "wait_for_kernels": "torch_ops.gemm",
+    "wait_for_kernels": "torch_ops.settings",
     "warmup": "torch_ops.warmup",
 }
 

@@ -114,7 +114,7 @@ class ModelBench:
     def __init__(self, args: argparse.Namespace, facts: dict[str, Json], device: str = "cuda") -> None:
         from cutegen.runtime.dispatch import Dispatcher
         from cutegen.runtime.kernel_cache import Kernels
-        from cutegen.torch_ops import gemm
+        from cutegen.torch_ops import gemm, settings
         from tools.benchmark import model_steps
 
         self._args, self._facts, self._device, self._steps = args, facts, device, model_steps
@@ -126,7 +126,7 @@ class ModelBench:
         if args.autotune is not None:
             self._facts["tuning"] = self._tune(args.autotune)
         elif args.table is not None:
-            gemm.load_table(args.table)
+            settings.load_table(args.table)
 
     def decode(self) -> None:
         """One token of each text, by the number of texts."""
@@ -304,12 +304,12 @@ class ModelBench:
     def _tune(self, budget_s: float) -> dict[str, Json]:
         """Tune the GEMMs of all parts that the table does not answer, and use the answers."""
         from cutegen.families.registry import parse_problem
-        from cutegen.torch_ops import gemm
+        from cutegen.torch_ops import gemm, settings
         from cutegen.tuning import AutoTuner
 
         begun, args = time.monotonic(), self._args
         if args.table is not None and args.table.exists():
-            gemm.load_table(args.table)
+            settings.load_table(args.table)
         dispatcher, problems = gemm.default_dispatcher(), [parse_problem(line) for line in self.lines()]
         problems.sort(key=lambda problem: -problem.flops)  # the budget may end
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
@@ -327,7 +327,7 @@ class ModelBench:
                         products[str(result.problem)] = _evidence(result)
             table = tuner.setting.table
         if table is not None and table.exists():
-            gemm.load_table(table)
+            settings.load_table(table)
         seconds = round(time.monotonic() - begun, 1)
         failed: list[Json] = [str(problem) for problem in without]
         counts: dict[str, Json] = {"known": known, "tuned": len(missing) - len(failed), "failed": failed}
@@ -360,9 +360,9 @@ class ModelBench:
         while not self._args.wait_for.exists():
             time.sleep(0.05)
         if self._args.table is not None:
-            from cutegen.torch_ops import gemm
+            from cutegen.torch_ops import settings
 
-            gemm.load_table(self._args.table)
+            settings.load_table(self._args.table)
             self._facts["table"] = file_digest(self._args.table)
         while self._waiting:
             self._waiting.pop(0)()

@@ -9,6 +9,7 @@ from cutegen.errors import UsageError
 from cutegen.family import Problem
 from cutegen.space import Config, Value
 from cutegen.torch_ops import gemm as gemm_operators
+from cutegen.torch_ops.settings import load_table
 from cutegen.torch_ops.user_kernels import problem_of_call
 from cutegen.tuning.autotuner import AutoTuner
 from cutegen.tuning.model import tuner_of
@@ -55,5 +56,5 @@ def exhaustive_search(
     result = tuner.tune_problem(problem, candidates=found)
     table = tuner.setting.table
     if table is not None and table.exists():
-        gemm_operators.load_table(table)
+        load_table(table)
     return result

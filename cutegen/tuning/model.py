@@ -16,6 +16,7 @@ from cutegen.runtime.dispatch import Dispatcher, autotune_disabled, default_tabl
 from cutegen.torch_ops import gemm as gemm_operators
 from cutegen.torch_ops.model_run import record_run
 from cutegen.torch_ops.recording import Recording
+from cutegen.torch_ops.settings import load_table
 from cutegen.tuning.autotuner import AutoTuner
 from cutegen.tuning.coverage import Weight, answer_of, at_rows, is_tuned, weigh
 from cutegen.tuning.result import TuneResult
@@ -165,7 +166,7 @@ def autotune(
     weights = weigh(at_rows(recording.calls, rows), setting.arch, setting.sm_count)
     tuned, failed = _tune_missing(tuner, weights, budget_s, say)
     if table.exists():
-        dispatcher = gemm_operators.load_table(table)
+        dispatcher = load_table(table)
     gains = tuple(_gain(weight, _answer(dispatcher, weight.problem)) for weight in weights)
     found = Autotuned(gains, tuned, failed, recording, table, time.monotonic() - begun)
     say(str(found))
