@@ -12,6 +12,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def _class(title: str, found: type) -> Iterator[str]:
         plain = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         if name.startswith("_") or not inspect.getdoc(plain):
             continue
-        if isinstance(plain, property):
+        if isinstance(plain, (property, cached_property)):
             yield f"- `{name}`: {_inline(inspect.getdoc(plain) or '')}"
         elif inspect.isfunction(plain):
             yield from _function(name, plain, "####")
