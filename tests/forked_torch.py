@@ -1,6 +1,6 @@
 """Processes that begin with torch imported: importing takes seconds, forking one that has done it takes none.
 
-Nothing else was imported before, and no thread was started.
+Nothing else was imported before but what is asked for, and no thread was started.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 __all__ = ["ForkedTorch"]
 
 _FORKER = """
-import json, os, sys, traceback
-import torch, torch.distributed
+import importlib, json, os, sys, traceback
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 
 def become(job):
     names = ((os.devnull, os.O_RDONLY), *((job[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")))
@@ -52,11 +53,12 @@ class ForkedTorch:
 
     Args:
         folder: For what they print.
+        parts: Of torch, what is imported.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parts: Sequence[str] = ("torch", "torch.distributed")) -> None:
         self._folder, self._runs = folder, 0
-        command = [sys.executable, "-I", "-B", "-c", _FORKER]
+        command = [sys.executable, "-I", "-B", "-c", _FORKER, *parts]
         self._forker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> ForkedTorch:

@@ -9,8 +9,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from forked_torch import ForkedTorch
 
-__all__ = ["ROOT", "needs_backend", "run_example"]
+__all__ = ["ROOT", "needs_backend", "run_example", "run_forked"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Runs a file as Python would, though tuning goes on beside other processes on the GPU: other tests, say.
@@ -26,11 +27,31 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+#: Runs the file that is named last in the folder that is named first.
+IN_FOLDER = """
+import os, runpy, sys
+
+os.chdir(sys.argv[1])
+sys.path[:0] = sys.argv[2:4]
+del sys.argv[:4]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def needs_backend(name: str) -> None:
     """Skip an example that torch must find the backend for, where cutegen is not installed, or was before."""
     names = {found.name for found in entry_points(group="torch_dynamo_backends")}
     if name == "llama_compiled" and "cutegen" not in names:
         pytest.skip("no installed cutegen offers the backend")
+
+
+def run_forked(forked: ForkedTorch, name: str, folder: Path, cache: Path) -> str:
+    """Do what :func:`run_example` does in a process that has torch."""
+    path = ROOT / "examples" / f"{name}.py"
+    words = map(str, (folder, path.parent, ROOT, path))
+    done = forked.run(IN_FOLDER, *words, CUTEGEN_CACHE_DIR=str(cache))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_example(name: str, folder: Path, cache: Path, *, waits: bool = True) -> str:

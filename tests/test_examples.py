@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_example import ROOT, needs_backend, run_example
+from forked_torch import ForkedTorch
+from run_example import ROOT, needs_backend, run_example, run_forked
 
 import cutegen
 
@@ -18,6 +20,14 @@ PLAIN = ("explain_config", "shapes_of_servers")
 FAKE = ("record_without_gpu",)
 #: Those that need PyTorch, and leave to it what a kernel would do.
 TORCH = ("llama_compiled", "llama_eager", "llama_training")
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedTorch]:
+    """Examples import torch first of all; here it was."""
+    pytest.importorskip("torch")
+    with ForkedTorch(tmp_path_factory.mktemp("printed")) as forked:
+        yield forked
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -45,21 +55,20 @@ def test_an_example_without_compiler_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAKE)
-def test_an_example_on_fake_tensors_runs(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    said = run_example(name, tmp_path, tmp_path / "cache")
+def test_an_example_on_fake_tensors_runs(name: str, tmp_path: Path, forked: ForkedTorch) -> None:
+    said = run_forked(forked, name, tmp_path, tmp_path / "cache")
     assert "gemm 64x28672x8192 bf16 kk" in said and "gemm 64x8192x28672 bf16 kk" in said
     assert (tmp_path / "model.jsonl").is_file()
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_an_example_of_a_model_runs(name: str, tmp_path: Path) -> None:
+def test_an_example_of_a_model_runs(name: str, tmp_path: Path, forked: ForkedTorch) -> None:
     """Its layers are swapped or compiled; on a CPU, PyTorch computes them, which is counted."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("tests/gpu runs it")
     needs_backend(name)
-    said = run_example(name, tmp_path, tmp_path / "cache")
+    said = run_forked(forked, name, tmp_path, tmp_path / "cache")
     assert ("the input is on cpu" in said) == (name != "llama_compiled")
 
 

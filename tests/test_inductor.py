@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 from fake_family import AllFamilies  # noqa: E402
 from fake_kernels import FakeGpu, operators_ask  # noqa: E402
+from forked_torch import ForkedTorch  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._functorch import config as aot_config  # noqa: E402
 from torch._inductor import config as inductor_config  # noqa: E402
@@ -271,20 +269,15 @@ def test_a_warm_cache_calls_kernels_and_a_new_table_answers_at_once(tmp_path: Pa
     """A second process does not run the pass, and its kernel is what its own table says; so without one."""
     here = Path(__file__).parent
     code = WARM.format(paths=[str(here), str(here.parent)])
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
 
-    def said(*tiles: int) -> list[list[str]]:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "kernels"), *map(str, tiles)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
+    def said(forked: ForkedTorch, *tiles: int) -> list[list[str]]:
+        words = [str(tmp_path / "kernels"), *map(str, tiles)]
+        done = forked.run(code, *words, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
         assert done.returncode == 0, done.stderr
         return [line.split(maxsplit=3) for line in done.stdout.strip().splitlines()]
 
-    cold, warm, other, none = *said(64), *said(64, 128, 0)
+    with ForkedTorch(tmp_path, ["torch._inductor.compile_fx"]) as forked:
+        cold, warm, other, none = *said(forked, 64), *said(forked, 64, 128, 0)
     assert cold[0] == "0" and all(int(each[0]) >= 1 for each in (warm, other, none))
     assert {(each[1], each[2]) for each in (cold, warm, other, none)} == {("1", "16.5")}
     assert [each[3] for each in (cold, warm, other)] == ["(64, 64)", "(64, 64)", "(64, 128)"]

@@ -116,7 +116,7 @@ def test_a_profile_is_kept_and_rendered(tmp_path: Path, run: Run, capsys: pytest
 
 @pytest.mark.parametrize(
     ("ends", "limit_s", "said"),
-    [("echo broken; exit 9", 100, "broken"), ("sleep 30", 5, "longer than 5 s")],
+    [("echo broken; exit 9", 100, "broken"), ("sleep 30", 1, "longer than 1 s")],
 )
 def test_a_shape_that_cannot_be_profiled_is_said(
     run: Run, capsys: pytest.CaptureFixture[str], ends: str, limit_s: int, said: str

@@ -158,7 +158,7 @@ def test_at_the_limit_what_runs_is_killed(tmp_path: Path, monkeypatch: pytest.Mo
 
     def collect_in_no_time(self: Processes, paths: Sequence[str]) -> dict[str, bool]:
         found = collect(self, paths)
-        self.deadline = time.monotonic() + 6
+        self.deadline = time.monotonic() + 2
         return found
 
     monkeypatch.setattr(Processes, "collect", collect_in_no_time)

@@ -198,7 +198,7 @@ def test_what_exits_costs_itself_only(folder: Path, builder: Builder, how: str, 
 
 
 def test_what_hangs_is_ended(folder: Path, tmp_path: Path) -> None:
-    with Builder(Store(tmp_path / "store"), workers=1, timeout_s=3.0) as builder:
+    with Builder(Store(tmp_path / "store"), workers=1, timeout_s=1.0) as builder:
         refused = failure(compile_it(folder, builder, top="import time\ntime.sleep(60)"))
     assert refused.outcome == "timeout"
 
