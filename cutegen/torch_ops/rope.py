@@ -90,7 +90,7 @@ def rope(
         LaunchError: There is no kernel to launch, or it failed to.
         CutegenError: As :func:`cutegen.gemm`.
     """
-    call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
+    call = _call(q, k, (cos, sin, positions), (q_weight, k_weight), style, eps, config)
     if _no_tokens(q):
         _check_of_nothing(q, k, call, MAKE)
         return q.clone(), k.clone()
@@ -120,7 +120,7 @@ def rope_(
     They may be parts of one tensor, such as a packed projection, of which the rest stays what it is. What is
     not rotated is not read either, unless norms are taken. There are no gradients.
     """
-    call = _call(q, k, cos, sin, positions, style, (q_weight, k_weight), eps, config)
+    call = _call(q, k, (cos, sin, positions), (q_weight, k_weight), style, eps, config)
     if _no_tokens(q):
         _check_of_nothing(q, k, call, None)
         return q, k
@@ -141,14 +141,18 @@ def _run(q: Any, k: Any, q_out: Any, k_out: Any, call: _Call, inverse: bool = Fa
 def _call(
     q: Any,
     k: Any,
-    cos: Any,
-    sin: Any,
-    positions: Any,
-    style: str,
+    angles: tuple[Any, Any, Any],
     weights: tuple[Any, Any],
+    style: str,
     eps: float,
     config: AnyConfig,
 ) -> _Call:
+    """Return what a call says beside q and k; ``angles`` are cosines, sines and positions, as it gives them.
+
+    Raises:
+        OperandError: It says what no kernel computes.
+    """
+    cos, sin, positions = angles
     optional = {"positions": positions, "q_weight": weights[0], "k_weight": weights[1]}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     for name, tensor in {"q": q, "k": k, "cos": cos, "sin": sin, **given}.items():
