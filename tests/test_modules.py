@@ -162,6 +162,20 @@ def test_tracers_of_torch_get_its_own_operators(gpu: FakeGpu) -> None:
         same(each(other), network()(other))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_gradients_are_those_of_torch(gpu: FakeGpu) -> None:
+    """A kernel would drop the tangent of its input without a word."""
+    from torch.autograd import forward_ad
+
+    model, x = network(), torch.randn(4, 32).to(BF16)
+    cutegen.optimize(model)
+    found = []
+    for each in (model, network()):
+        with forward_ad.dual_level(), torch.no_grad():
+            found.append(forward_ad.unpack_dual(each(forward_ad.make_dual(x, x))).tangent)
+    assert torch.equal(*found) and not gpu.calls
+
+
 def test_layers_that_torchscript_compiled_are_left_alone_and_listed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -9,7 +9,7 @@ from cutegen.errors import CutegenError, FrozenError
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.gemm import linear
-from cutegen.torch_ops.swaps import has_hooks, is_jit_tracing
+from cutegen.torch_ops.swaps import has_hooks, is_recorded
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ __all__ = ["linear_class", "plain_weight", "unfit"]
 _ROW_BYTES = 16  # what TMA asks of addresses and pitches
 _DEVICE = "cuda"
 _AUTOCAST = "autocast casts fp32 parameters, and torch keeps the casts"
-_TRACED = "torch.jit.trace keeps what torch's operators compute only"
+_RECORDED = "torch.jit.trace or forward-mode gradients hear torch's operators only"
 #: Where the class is found by pickle.
 _HOME = "cutegen.torch_ops.modules"
 
@@ -60,7 +60,7 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
     transformed = state.is_transforming()  # tensors have no memory then, by which calls are told apart
     reason = _cast(x, w)
     if not reason and not transformed:
-        reason = _TRACED if is_jit_tracing() else fallbacks.known(_kind, x, w, bias)
+        reason = _RECORDED if is_recorded() else fallbacks.known(_kind, x, w, bias)
     if not reason:
         try:
             return linear(x, w, bias, fuse_wgrad=fuse_wgrad)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.torch_ops import fallbacks
 from cutegen.torch_ops.rope import rope
-from cutegen.torch_ops.swaps import Call, answered, class_of, is_jit_tracing, shadow, tried
+from cutegen.torch_ops.swaps import Call, answered, class_of, is_recorded, shadow, tried
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,7 @@ def _asking(original: FunctionType) -> Callable[..., Any]:
 
     @wraps(original)
     def rotate(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        if _torch().compiler.is_compiling() or is_jit_tracing() or not _marked(cos) or not _marked(sin):
+        if _torch().compiler.is_compiling() or is_recorded() or not _marked(cos) or not _marked(sin):
             return original(q, k, cos, sin, *args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         axis = given.pop(_AXIS, default)

@@ -18,7 +18,7 @@ __all__ = [
     "answered",
     "class_of",
     "has_hooks",
-    "is_jit_tracing",
+    "is_recorded",
     "is_swapped",
     "prepare",
     "shadow",
@@ -131,7 +131,7 @@ def _class_above(base: Any) -> Any:
             call = self.cutegen_call
             if call is None or not call.takes(args, kwargs):
                 return super().forward(*args, **kwargs)
-            if _left_to_compiler(call.compiled) or is_jit_tracing():
+            if _left_to_compiler(call.compiled) or is_recorded():
                 return super().forward(*args, **kwargs)
             return call(self, super().forward, *args, **kwargs)
 
@@ -162,9 +162,10 @@ def _left_to_compiler(reason: str) -> bool:
     return True
 
 
-def is_jit_tracing() -> bool:
-    """Return whether ``torch.jit.trace`` records calls, which keeps what torch's operators compute only."""
-    return _torch()._C._get_tracing_state() is not None
+def is_recorded() -> bool:
+    """Return whether only torch's operators are heard: by ``torch.jit.trace``, or forward-mode gradients."""
+    torch = _torch()
+    return torch._C._get_tracing_state() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def has_hooks(module: Any) -> bool:
