@@ -18,12 +18,14 @@ class Registers:
     """What the compiler takes for a thread. Source: ptxas, the tests' kernels.
 
     Attributes:
-        values_at_a_time: With how many values of a row in shared memory, at most, a thread gets along with 40
-            registers.
-        beside_values: Registers of a thread beside its values and weights, where these are loaded late, and
-            early by 128 threads: the compiler gets no more. None where it takes few enough.
-        values_of_warps: More values of a thread than the first, and up to the second, fit 64 registers where
-            a warp has whole rows, though the compiler takes more. None where it takes no more.
+        values_at_a_time: Most values of a row in shared memory that a thread works on at a time with no more
+            than 40 registers.
+        beside_values: Registers that a thread needs beside its values and weights, where weights are loaded
+            late and where they are loaded early. The launch bounds of CTAs of 128 threads and more then give
+            the compiler no others. None where it takes few by itself.
+        values_of_warps: Where a warp has whole rows: a thread with more values than the first number, and at
+            most the second, fits 64 registers, though the compiler takes more unless launch bounds forbid it.
+            None where it does not.
     """
 
     values_at_a_time: int = 32
@@ -52,11 +54,12 @@ class DefaultByTerms:
 
     Attributes:
         terms: What they are expected to take.
-        turn: Accesses of a thread to a row in shared memory before it works on them, where both are legal.
-        few_in_smem: Bytes of a row that a CTA had best have in shared memory where there are nearly as many
-            rows as multiprocessors, in turns of 4; None for as many bytes as of more rows.
-        lane_values: Values of a row that a lane may hold where a warp has a row with a weight, and rows are
-            few; None for as many as rules allow.
+        turn: The knob ``turn`` of rows in shared memory, where both 2 and 4 are valid.
+        few_in_smem: Bytes of shared memory that a CTA should use for its part of a row, with ``turn=4``,
+            where there are more than half as many rows as multiprocessors and at most as many. None for no
+            such exception.
+        lane_values: Most values that a thread should hold of a row with a weight that one warp has alone,
+            where rows are few; None for as many as the rules allow.
     """
 
     terms: Terms
