@@ -24,6 +24,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.dont_write_bytecode = True
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+# Commands wrap their lines at this width; tests of other widths set it themselves.
+os.environ.pop("COLUMNS", None)
+
 # Workers share the cores: threads of torch that wait for each other would keep them from the other worker.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
