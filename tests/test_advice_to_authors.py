@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from cutegen.build import Builder, Failure
 from cutegen.build.render import render
 from cutegen.build.store import Store
 from cutegen.cli.main import main
-from cutegen.errors import FamilyError
+from cutegen.errors import FamilyError, ProblemError
 from cutegen.families import registry
 from cutegen.families.user.family import UserFamily
 from cutegen.kernel import read
@@ -203,3 +205,54 @@ def test_a_module_inside_a_package_is_named_with_it(declaration: Path, tmp_path:
     with Builder(Store(tmp_path / "store"), workers=1) as builder:
         ((_, result),) = builder.build([render(problem, config, ARCH)])
     assert isinstance(result, Failure) and "entry='package.module:name'" in result.message
+
+
+@pytest.fixture
+def second(declaration: Path) -> Path:
+    path = declaration.with_name("second_kernel.py")
+    path.write_text(DECLARATION.replace("dequantize_blocks", "dequantize_again"))
+    return path
+
+
+def test_of_several_kernels_one_is_named(
+    declaration: Path, second: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--kernel", str(declaration), "--kernel", str(second), "--arch", "sm_90a", "--shape", "512x512"]
+    assert main(["space", *words]) == 2
+    said = capsys.readouterr().err
+    assert "--kernel is given 2 times; name one of dequantize_blocks, dequantize_again" in said
+    assert main(["space", "dequantize_again", *words]) == 0
+    assert capsys.readouterr().out.startswith("dequantize_again 512x512")
+    assert main(["space", "gemm", *words]) == 2
+    assert "declares dequantize_blocks, dequantize_again, not gemm" in capsys.readouterr().err
+
+
+def test_a_kernel_that_was_not_loaded_is_said_to_be_missing(
+    declaration: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ProblemError, match=r"loaded first \(cutegen.load, --kernel FILE.py\)"):
+        registry.parse_problem("dequantize_blocks 512x512")
+    assert main(["space", "dequantize_blocks", "--arch", "sm_90a", "--shape", "512x512"]) == 2
+    assert "--kernel FILE.py a kernel" in capsys.readouterr().err
+
+
+@pytest.mark.dsl
+def test_recorded_calls_of_several_kernels_are_tuned_and_the_next_command_can_be_pasted(
+    declaration: Path, second: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the kernels has a space in its name."""
+    recording = tmp_path / "calls.jsonl"
+    lines = [{"cutegen_recording": 1, "cutegen": "0.1.0", "gpu": None, "pid": 1, "written_at": "now"}]
+    for name in ("blocks", "again"):
+        problem = f"dequantize_{name} 512x512"
+        lines.append({"problem": problem, "phase": "forward", "count": 1, "how": "unknown", "source": ""})
+    recording.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = ["--kernel", str(declaration), "--kernel", str(second), "--arch", "sm_90a", "--candidates", "1"]
+    bundle = tmp_path / "a bundle.tar"
+    assert main(["tune", "--recorded", str(recording), *words, "--export", str(bundle), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert "dequantize_blocks 512x512" in captured.out and "dequantize_again 512x512" in captured.out
+    (line,) = [line for line in captured.err.splitlines() if "--import" in line]
+    command = shlex.split(line.partition(": ")[2])
+    assert command[-2:] == ["--import", "a bundle.tar"]
+    assert [command[at + 1] for at, word in enumerate(command) if word == "--kernel"] == words[1:4:2]

@@ -186,15 +186,16 @@ def add_kernel_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--kernel",
         type=file_path,
+        action="append",
         metavar="FILE.py",
-        help="declaration file of your own kernel (docs/own_kernel.md)",
+        help="declaration file of your own kernel (docs/own_kernel.md); repeatable",
     )
 
 
 def load_given_families(args: argparse.Namespace, *, needed: bool = True) -> None:
     """Make the families of ``--families`` and ``--kernel`` known, and see that the one asked for exists.
 
-    The family is that of ``--kernel`` if none is named.
+    The family is that of ``--kernel`` if none is named and there is one such file.
 
     Args:
         args: Of the command.
@@ -208,22 +209,32 @@ def load_given_families(args: argparse.Namespace, *, needed: bool = True) -> Non
         if args.families is not None:
             load_families(args.families)
         if args.kernel is not None:
-            declared = load_kernel(args.kernel).name
-            args.family = args.family or declared
-            if args.family != declared:
-                raise UsageError(
-                    f"{args.kernel} declares {declared}, not {args.family}; leave out {args.family}"
-                )
+            _take_kernels(args, [load_kernel(path).name for path in args.kernel], needed=needed)
         if args.family is not None:
             try:
                 find_family(args.family)
             except ResourceError as error:
-                hint = "; --families DIR adds families of your own" * (args.families is None)
+                hint = "; --families DIR adds families of your own, --kernel FILE.py a kernel"
+                hint *= args.families is None
                 raise UsageError(f"{error}{hint}") from error
         elif needed:
             raise UsageError(f"no FAMILY given; known: {', '.join(families())}; or --kernel FILE.py")
     except ResourceError as error:
         raise UsageError(str(error)) from error
+
+
+def _take_kernels(args: argparse.Namespace, declared: list[str], *, needed: bool) -> None:
+    """Set the family of the only declared kernel; of several the family is named, where one is needed."""
+    if len(declared) == 1:
+        args.family = args.family or declared[0]
+    if args.family is None:
+        if needed:
+            raise UsageError(f"--kernel is given {len(declared)} times; name one of {', '.join(declared)}")
+    elif args.family not in declared:
+        files = ", ".join(map(str, args.kernel))
+        raise UsageError(
+            f"{files} declares {', '.join(declared)}, not {args.family}; leave out {args.family}"
+        )
 
 
 def named_problems(args: argparse.Namespace) -> tuple[NamedProblem, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,5 +84,6 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.out} exists already; name another file") from error
     except OSError as error:
         raise UsageError(f"{args.out} cannot be written: {error.strerror}") from error
-    say(f"finish what is marked TODO, then: python -m cutegen.space --kernel {args.out} --shape ...")
+    file = shlex.quote(str(args.out))
+    say(f"finish what is marked TODO, then: python -m cutegen.space --kernel {file} --shape ...")
     return EXIT_OK

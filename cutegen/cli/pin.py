@@ -136,8 +136,8 @@ def _run(args: argparse.Namespace) -> int:
     kernels = Kernels(store, build="never" if args.no_build else "allow")
     if args.families is not None:
         load_families(args.families)
-    if args.kernel is not None:
-        load_kernel(args.kernel)
+    for path in args.kernel or ():
+        load_kernel(path)
     problems: list[Problem | Range] = [
         parse_range(line) if is_range(line) else parse_problem(line) for line in args.problem
     ]

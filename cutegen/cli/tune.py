@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -246,12 +247,15 @@ def _print_places(tuner: AutoTuner, args: argparse.Namespace, found: Sequence[Tu
     if args.export is not None:
         count = export_candidates(args.export, setting, found)
         lines.append(f"exported {count} compiled kernels to {args.export}")
-        lines.append(f"  next, on a machine with such a GPU: {_again(args)} --import {args.export.name}")
+        lines.append(
+            f"  next, on a machine with such a GPU: {_again(args)} --import {shlex.quote(args.export.name)}"
+        )
     lines.append(f"trials in {setting.db}")
     if setting.table:
         lines.append(f"winners in {setting.table}")
         lines.append(
-            f"  to deploy: python -m cutegen.pin{_folders(args)} --table {setting.table} --out deploy/"
+            f"  to deploy: python -m cutegen.pin{_folders(args)} --table {shlex.quote(str(setting.table))} "
+            "--out deploy/"
         )
     elif args.table is None and setting.device is None:
         lines.append("no table is written: nothing was measured")
@@ -259,14 +263,15 @@ def _print_places(tuner: AutoTuner, args: argparse.Namespace, found: Sequence[Tu
 
 
 def _again(args: argparse.Namespace) -> str:
-    family = "" if args.kernel else f" {args.family or families()[0]}"
+    alone = args.kernel is not None and len(args.kernel) == 1
+    family = "" if alone else f" {args.family or families()[0]}"
     return f"python -m cutegen.tune{family}{_folders(args)}"
 
 
 def _folders(args: argparse.Namespace) -> str:
     """Return the arguments that say which kernels there are beside those of the package."""
-    given = {"--families": args.families, "--kernel": args.kernel}
-    return "".join(f" {option} {path}" for option, path in given.items() if path is not None)
+    given = [("--families", args.families), *(("--kernel", path) for path in args.kernel or ())]
+    return "".join(f" {option} {shlex.quote(str(path))}" for option, path in given if path is not None)
 
 
 def _print_json(

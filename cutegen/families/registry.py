@@ -114,7 +114,10 @@ def parse_problem(line: str) -> Problem:
     """
     name = line.split(maxsplit=1)[0] if line.strip() else ""
     if name not in _all():
-        raise ProblemError(f"{line!r} names no kernel family; known: {', '.join(families())}")
+        raise ProblemError(
+            f"{line!r} names no kernel family; known: {', '.join(families())}; a kernel of yours must be "
+            "loaded first (cutegen.load, --kernel FILE.py)"
+        )
     return find_family(name).parse(line)
 
 
