@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from joined_image import code_in, joined, target_of
 
 from cutegen.build import Artifact
 
@@ -22,20 +23,27 @@ def disassembled(artifacts: Iterable[Artifact], folder: Path) -> list[str]:
 
     Args:
         artifacts: Of one image each.
-        folder: For a file that the disassembler reads.
+        folder: For files that the disassembler reads.
     """
     tool = nvdisasm()
     if tool is None:
         pytest.skip("needs nvidia-cuda-nvdisasm")
-    path = folder / "kernel.cubin"
-    found = []
-    for artifact in artifacts:
-        [image] = cubins(artifact.object.read_bytes())
-        path.write_bytes(image)
+    path = folder / "kernels.cubin"
+    images = [cubin_of(artifact) for artifact in artifacts]
+    found: dict[str, str] = {}
+    for target in set(map(target_of, images)):
+        path.write_bytes(joined([image for image in images if target_of(image) == target]))
         # Labels of branches come from what the assembler wrote, so no flow of data need be followed.
         done = subprocess.run([tool, "-c", "-ndf", path], capture_output=True, text=True, check=True)
-        found.append(done.stdout)
-    return found
+        parts = re.split(r"^(?=\s*\.section\s+\.text\.)", done.stdout, flags=re.MULTILINE)[1:]
+        found |= {re.findall(r"\.text\.[^\s,\"]+", part)[0]: part for part in parts}
+    return ["".join(found[name] for name, _, _ in code_in(image)) for image in images]
+
+
+def cubin_of(artifact: Artifact) -> bytes:
+    """The one image that an artifact holds."""
+    [image] = cubins(artifact.object.read_bytes())
+    return image
 
 
 def nvdisasm() -> Path | None:
