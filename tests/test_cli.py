@@ -329,6 +329,16 @@ def test_the_umbrella_command_lists_and_hands_on(capsys: pytest.CaptureFixture[s
     assert "exit codes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("family", "sizes"), [("gemm", 3), ("softmax", 2)])
+def test_the_shape_that_is_shown_is_one_of_the_family(
+    family: str, sizes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["space", family, "--arch", "sm_90a"]) == 2
+    word = capsys.readouterr().err.split("such as --shape ")[1].split(",")[0]
+    assert len(word.split("x")) == sizes
+    assert cli.main(["space", family, "--arch", "sm_90a", "--shape", word, "--list", "1"]) == 0
+
+
 def test_a_stream_that_takes_nothing_ends_no_command_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the disk of a log is full; the exit code still says what was wrong."""
 

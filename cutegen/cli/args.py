@@ -261,14 +261,15 @@ def named_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         UsageError: There is none, a shape or shapes file is malformed, or two ranges overlap.
         ProblemError: A shape is not one that the family computes, or no kernel serves a range of that size.
     """
+    family = find_family(args.family)
     if not args.shape and args.shapes is None:
-        raise UsageError("no shape given; use --shape, such as --shape 4096x4096x4096, or --shapes FILE.toml")
+        sizes = str(family.typical()[0]).split()[1]
+        raise UsageError(f"no shape given; use --shape, such as --shape {sizes}, or --shapes FILE.toml")
     options = {"--dtype": args.dtype, "--out-dtype": args.out_dtype, "--layout": args.layout}
     options["--options"] = args.options
     given = [name for name, value in options.items() if value is not None]
     if given and not args.shape:
         raise UsageError(f"{given[0]} goes with --shape; {args.shapes} states it for each shape")
-    family = find_family(args.family)
     given_options = _options(args, family)
     found = [_from_word(word, family, given_options) for word in args.shape]
     if args.shapes is not None:
