@@ -74,7 +74,7 @@ class Estimates:
         self._tile_of = tile_of
         self._measured: dict[int, dict[Config, float]] = {}
         self._errors: dict[Config, dict[int, float]] = {}
-        self._alike: dict[Config, list[float]] = {}
+        self._alike: dict[Config, Doubles] = {}
         self._around: dict[int, tuple[Doubles, Doubles]] = {}
 
     @property
@@ -126,9 +126,12 @@ class Estimates:
         """Return how alike each measured config is."""
         import numpy as np
 
-        known = self._alike.setdefault(config, [])
-        known += (_likeness(config, other) for other in islice(self._errors, len(known), None))
-        return np.array(known)
+        known = self._alike.get(config)
+        seen = 0 if known is None else len(known)
+        if known is None or seen < len(self._errors):
+            new = [_likeness(config, other) for other in islice(self._errors, seen, None)]
+            known = self._alike[config] = np.array(new if known is None else [*known.tolist(), *new])
+        return known
 
     def _errors_around(self, size: int) -> tuple[Doubles, Doubles]:
         """Return each config's errors, summed by nearness of their sizes, and the sums of the nearness."""
