@@ -159,7 +159,8 @@ def test_values_that_come_together_make_a_product_with_others(folder: Path) -> N
 
 def test_axes_may_be_multiples_of_sizes(folder: Path) -> None:
     """Of a fixed size the extent is a number; of a free one it is open, and the size is worked out."""
-    text = HEAD.replace('"ways"', '"pairs"').replace('("m", "n")), write(', '("2m", "2n")), write(')
+    text = HEAD.replace('"ways"', '"pairs"').replace('    rows="m",\n', "")
+    text = text.replace('("m", "n")), write(', '("2m", "2n")), write(')
     (folder / "pairs.py").write_text(f'{text} entry="own:launch", call="x, y, m, stream",{TAIL}')
     (folder / "own.py").write_text(LAUNCH)
     family = registry.load_kernel(folder / "pairs.py")
