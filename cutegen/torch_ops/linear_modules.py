@@ -78,7 +78,7 @@ def _cast(x: Any, w: Any) -> str:
     """Return why autocast lets torch compute a layer; else nothing."""
     import torch
 
-    if x.device.type != _DEVICE or not torch.is_autocast_enabled(_DEVICE):
+    if not torch.is_autocast_enabled(_DEVICE) or x.device.type != _DEVICE:
         return ""
     if w.dtype == torch.float32:
         return _AUTOCAST

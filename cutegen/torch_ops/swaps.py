@@ -164,7 +164,8 @@ def _left_to_compiler(reason: str) -> bool:
 
 def is_recorded() -> bool:
     """Return whether only torch's operators are heard: by ``torch.jit.trace``, or forward-mode gradients."""
-    torch = _torch()
+    import torch  # here, since every call of a layer asks
+
     return torch._C._get_tracing_state() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
