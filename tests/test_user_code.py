@@ -134,7 +134,7 @@ def test_parts_of_torch_that_a_kernel_loads_are_there_for_the_next(folder: Path,
 def test_torch_is_not_there_for_others(folder: Path, builder: Builder) -> None:
     top = "def lazy():\n    import torch\n    return 3.0"
     refused = failure(compile_it(folder, builder, top=top, body="    lazy()"))
-    assert refused.outcome == "error"
+    assert refused.outcome == "error", refused
     assert refused.message == (
         "own_copy.py, line 6: imports torch while it is compiled; declare modules=('torch',)"
     )
@@ -149,7 +149,7 @@ def test_a_declaration_can_ask_for_torch(folder: Path, builder: Builder) -> None
 
 def test_a_module_that_is_missing_is_named(folder: Path, builder: Builder) -> None:
     refused = failure(compile_it(folder, builder, top="import no_such_thing"))
-    assert refused.outcome == "error"
+    assert refused.outcome == "error", refused
     assert refused.message.startswith("own_copy.py, line 5: imports no_such_thing, which is not installed")
 
 
@@ -157,7 +157,7 @@ def test_a_question_to_the_driver_is_named(folder: Path, builder: Builder) -> No
     top = "result, = cuda.cuInit(0)\nif result != cuda.CUresult.CUDA_SUCCESS:\n"
     top += "    raise RuntimeError(f'CUDA_ERROR: {result}')"
     refused = failure(compile_it(folder, builder, top=top))
-    assert refused.outcome == "error"
+    assert refused.outcome == "error", refused
     assert "asks the driver while it is compiled, where there is no GPU" in refused.message
     assert refused.message.startswith("own_copy.py, line ")
 
@@ -167,7 +167,7 @@ def test_a_question_to_torch_about_a_gpu_is_named(folder: Path, builder: Builder
     pytest.importorskip("torch")
     top = "import torch\nX = torch.zeros(3, device='cuda')"
     refused = failure(compile_it(folder, builder, top=top))
-    assert refused.outcome == "error"
+    assert refused.outcome == "error", refused
     assert refused.message.startswith("own_copy.py, line 6: asks the driver while it is compiled, where")
 
 
