@@ -163,12 +163,21 @@ def test_a_question_to_the_driver_is_named(folder: Path, builder: Builder) -> No
 
 
 def test_a_question_to_torch_about_a_gpu_is_named(folder: Path, builder: Builder) -> None:
-    """Also by a torch that knows no CUDA, as on machines without a GPU."""
+    """Also by a torch that knows no CUDA, or by one that has counted GPUs before."""
     pytest.importorskip("torch")
-    top = "import torch\nX = torch.zeros(3, device='cuda')"
+    for before in ("", "torch.cuda.device_count()", "torch.cuda.is_available()"):
+        top = f"import torch\n{before}\nX = torch.zeros(3, device='cuda')"
+        refused = failure(compile_it(folder, builder, top=top))
+        assert refused.outcome == "error", refused
+        assert refused.message.startswith("own_copy.py, line 7: asks the driver while it is compiled, where")
+
+
+def test_a_fork_of_a_process_that_counted_gpus_asks_the_driver_too(folder: Path, builder: Builder) -> None:
+    """A torch with CUDA says so in a child of the compile daemon."""
+    top = "raise RuntimeError('Cannot re-initialize CUDA in forked subprocess.')"
     refused = failure(compile_it(folder, builder, top=top))
     assert refused.outcome == "error", refused
-    assert refused.message.startswith("own_copy.py, line 6: asks the driver while it is compiled, where")
+    assert "asks the driver while it is compiled, where there is no GPU" in refused.message
 
 
 def test_hardware_facts_come_from_the_target_and_are_recorded(folder: Path, builder: Builder) -> None:

@@ -33,6 +33,7 @@ _NO_DRIVER = (
     "NVIDIA driver",
     "no CUDA-capable device",
     "not compiled with CUDA",
+    "Cannot re-initialize CUDA",  # by a torch with CUDA, where a module of it had counted GPUs before
 )
 
 
