@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cutegen.families.gemm.problem import Epilogue, Problem
     from cutegen.families.user.tunable import tunable
     from cutegen.records.table import Table
-    from cutegen.runtime.answers import Answer
+    from cutegen.runtime.answer_lookup import Answer
     from cutegen.runtime.dispatch import Dispatcher
     from cutegen.runtime.kernel_cache import Kernels
     from cutegen.space import Config
@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "runtime.answers",
+    "Answer": "runtime.answer_lookup",
     "Arch": "arch",
     "AutoTuner": "tuning",
     "Config": "space",

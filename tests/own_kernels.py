@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ROPE", "SPLIT", "SUMS", "write_kernel"]
+from cutegen.arch import Arch
+from cutegen.build import Builder, Result
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.families import registry
+from cutegen.family import Problem
+
+__all__ = ["ROPE", "SPLIT", "SUMS", "build_every_config", "write_kernel"]
 
 #: Sums of rows: parts of each row are summed by CTAs of their own, then the parts. Sizes are all free.
 SPLIT = {
@@ -253,3 +260,10 @@ def write_kernel(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).write_text(text)
     return folder / "declaration.py"
+
+
+def build_every_config(problem: Problem, arch: Arch, folder: Path) -> list[tuple[Source, Result]]:
+    """Return what becomes of each config that is valid for a problem, compiled into a store of its own."""
+    configs = registry.find_space(problem.family, arch).configs(problem)
+    with Builder(Store(folder), workers=2) as builder:
+        return list(builder.build(render(problem, config, arch) for config in configs))

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from own_kernels import build_every_config
 from own_registry import without_user_families
 
 from cutegen.arch import find_arch
@@ -128,12 +129,8 @@ def test_mistakes_in_a_kernel_are_reported_with_file_and_line(declaration: Path,
     """A refusal in the author's own words stays as it is."""
     family = load(declaration)
     problem = family.parse("dequantize_blocks 4096x4096")
-    space = registry.find_space(family.name, ARCH)
-    with Builder(Store(tmp_path / "store"), workers=2) as builder:
-        found = {
-            source.config["how"]: result
-            for source, result in builder.build(render(problem, c, ARCH) for c in space.configs(problem))
-        }
+    built = build_every_config(problem, ARCH, tmp_path / "store")
+    found = {source.config["how"]: result for source, result in built}
     said = {how: result.message for how, result in found.items() if isinstance(result, Failure)}
     lines = KERNEL.splitlines()
     at = {word: 1 + next(i for i, line in enumerate(lines) if word in line) for word in ("unknown_", TEXT)}

@@ -27,7 +27,7 @@ from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime import background
-from cutegen.runtime.answers import Answer
+from cutegen.runtime.answer_lookup import Answer
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.call_plan import serve_call
 from cutegen.runtime.dispatch import Choice, Dispatcher, Served

@@ -114,7 +114,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(bench_energy, "present_device", lambda index: fake_engine.DEVICE)
     monkeypatch.setattr(fixed, "Builder", FakeBuilder)
     monkeypatch.setattr(
-        "cutegen.runtime.answers.choose_default",
+        "cutegen.runtime.answer_lookup.choose_default",
         lambda space, problem, sms: Default(space.default(problem), None),
     )
 

@@ -24,7 +24,7 @@ from cutegen.families.ranges import parse_range  # noqa: E402
 from cutegen.records.entry import Entry  # noqa: E402
 from cutegen.records.range_entry import Piece, RangeEntry  # noqa: E402
 from cutegen.records.table import FALLBACKS, Table  # noqa: E402
-from cutegen.runtime.answers import DEFAULT_FALLBACK, Answer, look_up  # noqa: E402
+from cutegen.runtime.answer_lookup import DEFAULT_FALLBACK, Answer, look_up  # noqa: E402
 from cutegen.runtime.dispatch import Dispatcher  # noqa: E402
 from cutegen.search.defaults import default_config, predictor  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402

@@ -24,7 +24,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
-from cutegen.runtime.answers import Answer, look_up
+from cutegen.runtime.answer_lookup import Answer, look_up
 from cutegen.space import Config
 from tools import replay
 

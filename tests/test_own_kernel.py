@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from deployments import write_table
-from own_kernels import ROPE, SPLIT, write_kernel
+from own_kernels import ROPE, SPLIT, build_every_config, write_kernel
 from own_registry import without_user_families
 
 from cutegen.arch import find_arch
@@ -252,12 +252,8 @@ def test_it_compiles_without_a_gpu(folder: Path, tmp_path: Path) -> None:
     """What its author refuses is refused in the author's words."""
     family = family_of(folder)
     problem = family.parse("my_rmsnorm 64x4096 bf16")
-    space = registry.find_space(family.name, ARCH)
-    with Builder(Store(tmp_path / "store"), workers=2) as builder:
-        found = {
-            source.config: result
-            for source, result in builder.build(render(problem, c, ARCH) for c in space.configs(problem))
-        }
+    built = build_every_config(problem, ARCH, tmp_path / "store")
+    found = {source.config: result for source, result in built}
     refused = found.pop(Config({"threads": 128, "threads_per_row": 256}))
     assert isinstance(refused, Failure) and refused.outcome == "rejected"
     assert refused.message == "threads (128) must be a multiple of threads_per_row (256), and that one of 32"

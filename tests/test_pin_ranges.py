@@ -26,7 +26,7 @@ from cutegen.families.registry import find_space, is_legal, space_of
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
-from cutegen.runtime.answers import Answer, look_up
+from cutegen.runtime.answer_lookup import Answer, look_up
 from cutegen.space import Config
 
 pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.torch_mm import describe, load_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 from tests.test_fitted import SWEEP
 from tools.fit_gemm import read_products
 

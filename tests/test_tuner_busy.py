@@ -24,7 +24,7 @@ from cutegen.records.entry import Entry
 from cutegen.records.table import Table
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 from cutegen.search.defaults import default_config
 from cutegen.tuning import AutoTuner, TuneResult, guarded_bench
 from cutegen.tuning.backends import Backends, Children

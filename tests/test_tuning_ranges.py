@@ -30,7 +30,7 @@ from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.recorded_calls import Call, append_calls
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 from cutegen.search import range_plan
 from cutegen.search.defaults import default_set, predictor
 from cutegen.search.range_predict import Predictions

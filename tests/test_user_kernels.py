@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_kernels import H200, FakeGpu
+from own_kernels import write_kernel
 
 torch = pytest.importorskip("torch")
 
@@ -107,10 +108,15 @@ def close(got: Any, wanted: Any) -> bool:
     return bool(torch.allclose(got.double(), wanted, rtol=2**-8, atol=1e-6))
 
 
+def declared(folder: Path, declaration: str, entry: str = "mixed_entry.py") -> Any:
+    """Return a kernel whose code is never compiled: the fake GPU computes its reference."""
+    return cutegen.load(
+        write_kernel(folder, {entry: "def launch(*a, **k): ...\n", "declaration.py": declaration})
+    )
+
+
 def mixed(tmp_path: Path, name: str) -> Any:
-    (tmp_path / "mixed.py").write_text(MIXED.format(name=name))
-    (tmp_path / "mixed_entry.py").write_text("def launch(*a, **k): ...\n")
-    return cutegen.load(tmp_path / "mixed.py")
+    return declared(tmp_path, MIXED.format(name=name))
 
 
 def test_it_has_the_declared_names(gpu: FakeUserGpu, tmp_path: Path) -> None:
@@ -187,9 +193,7 @@ def reference(q, w, k):
 
 
 def in_place(tmp_path: Path, name: str) -> Any:
-    (tmp_path / "in_place.py").write_text(IN_PLACE.format(name=name))
-    (tmp_path / "in_place_entry.py").write_text("def launch(*a, **k): ...\n")
-    return cutegen.load(tmp_path / "in_place.py")
+    return declared(tmp_path, IN_PLACE.format(name=name), "in_place_entry.py")
 
 
 def test_what_is_updated_shares_no_memory(gpu: FakeUserGpu, tmp_path: Path) -> None:
@@ -454,9 +458,7 @@ def reference(x, k, groups):
 
 
 def untold(tmp_path: Path, name: str) -> Any:
-    (tmp_path / "untold.py").write_text(UNTOLD.format(name=name))
-    (tmp_path / "mixed_entry.py").write_text("def launch(*a, **k): ...\n")
-    return cutegen.load(tmp_path / "untold.py")
+    return declared(tmp_path, UNTOLD.format(name=name))
 
 
 def test_what_no_input_tells_is_named(gpu: FakeUserGpu, tmp_path: Path) -> None:

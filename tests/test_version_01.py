@@ -22,7 +22,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 
 pytest.importorskip("torch")
 SAMPLES = Path(__file__).parent / "data" / "v01"

@@ -25,7 +25,7 @@ from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
 from cutegen.records.recorded_calls import Call, append_calls  # noqa: E402
 from cutegen.records.table import Table  # noqa: E402
 from cutegen.runtime import warming  # noqa: E402
-from cutegen.runtime.answers import look_up  # noqa: E402
+from cutegen.runtime.answer_lookup import look_up  # noqa: E402
 from cutegen.search.defaults import default_config, default_set  # noqa: E402
 from cutegen.torch_ops import warmup as warmup_module  # noqa: E402
 from cutegen.torch_ops.warm_sources import CAPTURE_SIZES, read_source  # noqa: E402

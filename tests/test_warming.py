@@ -27,8 +27,8 @@ from cutegen.measure.device import Device
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
-from cutegen.runtime import answers, dispatch, warming
-from cutegen.runtime.answers import look_up
+from cutegen.runtime import answer_lookup, dispatch, warming
+from cutegen.runtime.answer_lookup import look_up
 from cutegen.runtime.warming import Warming, compile_wanted, kinds, wanted_kernels
 from cutegen.search.defaults import default_config, default_set
 from cutegen.space import Config
@@ -42,7 +42,7 @@ PROBLEM = Problem(1024, 1024, 1024)
 @pytest.fixture(autouse=True)
 def _kernels_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not torch, where that is expected to be faster: which sizes these are is not what is tested here."""
-    monkeypatch.setattr(answers, "DEFAULT_FALLBACK", "measured")
+    monkeypatch.setattr(answer_lookup, "DEFAULT_FALLBACK", "measured")
 
 
 class Compiler:

@@ -33,7 +33,7 @@ from cutegen.digest import Json
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.device import Device, present_device
-from cutegen.runtime import answers, warming
+from cutegen.runtime import answer_lookup, warming
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.runtime.workspace import Workspaces
@@ -61,7 +61,7 @@ _UNTIMED = 5
 _STEPS = {
     "operands": (gemm_plan, "describe"),
     "choice": (Dispatcher, "explain"),
-    "torch": (answers, "_expected_slower"),
+    "torch": (answer_lookup, "_expected_slower"),
     "kernel": (Dispatcher, "_ask"),
     "arguments": (gemm_plan._Launchers, "bind"),
     "workspace": (Workspaces, "get"),

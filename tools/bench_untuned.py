@@ -33,7 +33,7 @@ from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from tools.benchmark.arguments import add_out_argument

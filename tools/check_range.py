@@ -37,7 +37,7 @@ from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.table import Table
-from cutegen.runtime.answers import DEFAULT_FALLBACK, Answer, look_up
+from cutegen.runtime.answer_lookup import DEFAULT_FALLBACK, Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, AutoTuner

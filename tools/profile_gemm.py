@@ -29,7 +29,7 @@ from cutegen.families.registry import find_space, space_of
 from cutegen.family import Problem
 from cutegen.measure.device import Device, present_device
 from cutegen.records.table import Table
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import ROOT, check_facts

@@ -25,8 +25,8 @@ from cutegen.families.ranges import Range
 from cutegen.families.registry import find_space, space_of
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape
 from cutegen.records.table import FALLBACKS, Table
+from cutegen.runtime.answer_lookup import DEFAULT_FALLBACK, Answer, look_up
 from cutegen.runtime.answer_runs import AnswerRun, answer_runs
-from cutegen.runtime.answers import DEFAULT_FALLBACK, Answer, look_up
 from cutegen.text import how_many
 
 __all__ = ["main"]

@@ -10,7 +10,7 @@ from cutegen.digest import Json
 from cutegen.families.registry import find_family, space_of
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.range_entry import Piece, RangeEntry
-from cutegen.runtime.answers import MEASURED_LEAD
+from cutegen.runtime.answer_lookup import MEASURED_LEAD
 from cutegen.text import how_many
 from cutegen.tuning import RangeResult
 

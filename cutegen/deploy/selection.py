@@ -18,7 +18,7 @@ from cutegen.families.registry import find_family, find_space, is_legal, require
 from cutegen.family import Problem
 from cutegen.records.entry import ANY, Fingerprint
 from cutegen.records.table import Table
-from cutegen.runtime.answers import Answer, look_up
+from cutegen.runtime.answer_lookup import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Launch
 from cutegen.text import how_many

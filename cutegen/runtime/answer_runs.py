@@ -11,7 +11,7 @@ from cutegen.errors import UsageError
 from cutegen.families.ranges import Range
 from cutegen.families.registry import find_space
 from cutegen.records.table import Table
-from cutegen.runtime.answers import Answer, look_up
+from cutegen.runtime.answer_lookup import Answer, look_up
 
 __all__ = ["AnswerRun", "answer_runs"]
 

@@ -19,7 +19,7 @@ from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import ANY, Fingerprint
 from cutegen.records.table import Table, require_fallback
-from cutegen.runtime.answers import Answer, estimate, look_up
+from cutegen.runtime.answer_lookup import Answer, estimate, look_up
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.kernel_cache import FirstLaunch, Kernel, Kernels, frozen_error, not_in_capture
 from cutegen.runtime.tally import AWAITED, MISSED, TORCH
@@ -93,8 +93,8 @@ class Dispatcher:
         device_type: Where tensors must be; tests on machines without a GPU pass ``cpu``.
         fallback: Where PyTorch's own call answers instead of a kernel, as
             :data:`~cutegen.records.table.FALLBACKS` says; empty leaves it to the table, and that to
-            :data:`~cutegen.runtime.answers.DEFAULT_FALLBACK`. Only for problems that one call of PyTorch
-            computes.
+            :data:`~cutegen.runtime.answer_lookup.DEFAULT_FALLBACK`. Only for problems that one call of
+            PyTorch computes.
 
     Raises:
         UsageError: There is no such fallback.

@@ -10,7 +10,7 @@ from typing import Any
 from cutegen.errors import CutegenError
 from cutegen.family import Problem
 from cutegen.records.recorded_calls import ALIGNMENTS, UNKNOWN, Call
-from cutegen.runtime.answers import Answer
+from cutegen.runtime.answer_lookup import Answer
 
 __all__ = ["Recorder", "counted", "is_recording", "note", "start", "stop"]
 

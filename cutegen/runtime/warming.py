@@ -17,7 +17,7 @@ from cutegen.families.options import read_options
 from cutegen.families.registry import find_family, find_space, is_legal, space_of
 from cutegen.family import Family, Problem, Signature
 from cutegen.records.table import Table
-from cutegen.runtime.answers import look_up
+from cutegen.runtime.answer_lookup import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_set, prepare_defaults
 from cutegen.space import Config
@@ -128,7 +128,7 @@ def wanted_kernels(
         sm_count: SMs of the GPU.
         whole_table: Also every kernel that the table names.
         only_answers: Of ``problems`` the kernels that answer them alone.
-        fallback: As for :func:`~cutegen.runtime.answers.look_up`.
+        fallback: As for :func:`~cutegen.runtime.answer_lookup.look_up`.
 
     Raises:
         ProblemError: No config computes one of them there.

@@ -51,10 +51,12 @@ class RotaryCall(Call):
         return True
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        import torch
+
         tables = forward(*args, **kwargs)
         if isinstance(tables, tuple):
             for table in tables:
-                if isinstance(table, _torch().Tensor):  # tracers of torch.fx give others
+                if isinstance(table, torch.Tensor):  # tracers of torch.fx give others
                     setattr(table, _MARK, _version(table))
         return tables
 
@@ -167,7 +169,9 @@ def _asking(original: FunctionType) -> Callable[..., Any]:
 
     @wraps(original)
     def rotate(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        if _torch().compiler.is_compiling() or is_recorded() or not _marked(cos) or not _marked(sin):
+        import torch
+
+        if torch.compiler.is_compiling() or is_recorded() or not _marked(cos) or not _marked(sin):
             return original(q, k, cos, sin, *args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         axis = given.pop(_AXIS, default)
@@ -191,7 +195,9 @@ def _asking(original: FunctionType) -> Callable[..., Any]:
 
 def _marked(table: Any) -> bool:
     """Return whether a table is as a swapped module made it."""
-    version = getattr(table, _MARK, None) if isinstance(table, _torch().Tensor) else None
+    import torch
+
+    version = getattr(table, _MARK, None) if isinstance(table, torch.Tensor) else None
     return version is not None and version == _version(table)
 
 
@@ -223,9 +229,3 @@ def _by_cutegen(q: Any, k: Any, cos: Any, sin: Any, axis: int) -> tuple[Any, Any
         return rope(q, k, cos, sin)
     rotated = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
     return rotated[0].transpose(1, 2), rotated[1].transpose(1, 2)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch

@@ -43,7 +43,9 @@ class Call:
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether it computes calls with these arguments: with one tensor, by position."""
-        return len(args) == 1 and not kwargs and isinstance(args[0], _torch().Tensor)
+        import torch
+
+        return len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return what ``forward``, the module's own, would return for these arguments."""
@@ -171,7 +173,10 @@ def is_recorded() -> bool:
 
 def has_hooks(module: Any) -> bool:
     """Return whether something listens to a module, which would not hear that it was left out."""
-    return _has_own_hooks(module) or bool(_torch().nn.modules.module._has_any_global_hook())
+    import torch
+
+    globally: Any = torch.nn.modules.module
+    return _has_own_hooks(module) or bool(globally._has_any_global_hook())
 
 
 def _has_own_hooks(module: Any) -> bool:
@@ -227,9 +232,3 @@ def prepare() -> None:
     if _note is fallbacks.count:
         compiler: Any = torch.compiler
         _note = compiler.assume_constant_result(fallbacks.count)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch

@@ -13,7 +13,7 @@ from cutegen.families.registry import find_space
 from cutegen.family import Problem
 from cutegen.records.recorded_calls import Call
 from cutegen.records.table import Table
-from cutegen.runtime.answers import Answer, look_up
+from cutegen.runtime.answer_lookup import Answer, look_up
 from cutegen.search.defaults import default_config, predictor
 
 __all__ = ["TUNED", "Coverage", "Weight", "answer_of", "at_rows", "coverage", "is_tuned", "weigh"]

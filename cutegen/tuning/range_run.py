@@ -17,7 +17,7 @@ from cutegen.families.registry import find_family, find_space
 from cutegen.family import Problem
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.trials import TrialStore
-from cutegen.runtime.answers import MEASURED_LEAD
+from cutegen.runtime.answer_lookup import MEASURED_LEAD
 from cutegen.search.defaults import default_config
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import (

@@ -13,7 +13,7 @@ from cutegen.errors import LaunchError, UsageError
 from cutegen.families.registry import find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Candidate
-from cutegen.runtime.answers import Answer
+from cutegen.runtime.answer_lookup import Answer
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Launch, Space
