@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from family_kernels import Broken, broken_kernel_is_rejected, cases, config_is_right, mutants
 from hopper import NEEDS_HOPPER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
@@ -117,6 +124,7 @@ def test_the_operator_agrees_with_torch() -> None:
 
     import cutegen
 
+    torch.manual_seed(0)
     x = torch.randn(50, 32000, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(0, 32000, (50,), device="cuda")
     target[::4] = -100
@@ -129,17 +137,22 @@ def test_the_operator_agrees_with_torch() -> None:
         assert isinstance(loss, torch.Tensor)
         return loss
 
-    for call in (run, torch.compile(run, fullgraph=True)):
+    def gradient(call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         leaf = x.clone().requires_grad_()
         got = call(leaf)
         got.backward()
         assert torch.allclose(got.double(), want, rtol=1e-5)
         assert torch.allclose(leaf.grad.double(), wide.grad, rtol=2**-7, atol=1e-9)
+        assert leaf.grad is not None
+        return leaf.grad
+
+    eager = gradient(run)
+    gradient(torch.compile(run, fullgraph=True))  # divides by the count by itself: equal to some last bits
     inner = x.clone().requires_grad_() * 1.0
     address = inner.data_ptr()
     loss = cutegen.cross_entropy(inner, target, label_smoothing=0.1, inplace_backward=True)
     (found,) = torch.autograd.grad(loss, inner)
-    assert found.data_ptr() == address and torch.equal(found, leaf.grad)
+    assert found.data_ptr() == address and torch.equal(found, eager)
     target[1], target[2] = 32000, -5
     losses = cutegen.cross_entropy(x, target, reduction="none")
     assert losses[1].isnan() and losses[2].isnan() and losses[3:].isfinite().all()
