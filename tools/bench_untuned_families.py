@@ -91,10 +91,10 @@ def _product(chance: random.Random) -> str:
     return f"{_width(512, 32_768)(chance)}x{_even(chance, 512, 16_384, 64)}"
 
 
-def _grouped(chance: random.Random) -> str:
-    """Return columns, depth and groups of a product, which together are no larger than those of models."""
+def _grouped(chance: random.Random, weights: int = 1) -> str:
+    """Return columns, depth and groups of a product, all weights together no larger than those of models."""
     n, k = int(_width(512, 8_192)(chance)), _even(chance, 512, 8_192, 64)
-    return f"{n}x{k}x{_even(chance, 2, min(256, _MOST_WEIGHTS // (n * k)), 1)}"
+    return f"{n}x{k}x{_even(chance, 2, min(256, _MOST_WEIGHTS // (weights * n * k)), 1)}"
 
 
 #: What draws the sizes behind the first, by family.
@@ -111,9 +111,14 @@ DRAWS: Mapping[str, Callable[[random.Random], str]] = {
     "rope": _heads,
     "gated_gemm": _product,
     "grouped_gemm": _grouped,
+    "grouped_gated_gemm": partial(_grouped, weights=2),
 }
 #: Options that say more than a family's defaults do, of which one is drawn for each width.
-_OPTIONS = {"cross_entropy": (" gradient",), "grouped_gemm": ("", " tokens=zipf")}
+_OPTIONS = {
+    "cross_entropy": (" gradient",),
+    "grouped_gemm": ("", " tokens=zipf"),
+    "grouped_gated_gemm": ("", " tokens=zipf"),
+}
 
 
 def drawn(family: str, widths: int, sizes: int, seed: int) -> list[Problem]:
