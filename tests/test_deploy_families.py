@@ -304,6 +304,8 @@ def test_rms_norm_says_what_is_wrong(deployed: Path) -> None:
         deployment.rms_norm(x, w, residual_out=True)
     with pytest.raises(RuntimeError, match=r"x has no dimensions; it must have rows"):
         deployment.rms_norm(torch.tensor(), w)
+    with pytest.raises(RuntimeError, match=r"x is 1; it must be a torch.Tensor"):
+        deployment.rms_norm(1, w)
     with pytest.raises(RuntimeError, match=r"x has shape .*, under which its rows are not evenly spaced"):
         deployment.rms_norm(replace(x, strides=(70000, 4096, 1)), w)
     with pytest.raises(RuntimeError, match=r"no kernel of rmsnorm is pinned for m=3 n=4096"):

@@ -133,6 +133,24 @@ BAD: dict[str, tuple[Any, str]] = {
         "no kernel is pinned for .* unaligned_out=True",
     ),
     "float64": (lambda a, b, t: ((replace(a, dtype=type(t.int8)("float64")), b), {}), "dtype torch.float64"),
+    "a number for a": (lambda a, b, t: ((1, b), {}), "a is 1; it must be a torch.Tensor"),
+    "numbers for both": (lambda a, b, t: ((1, 2), {}), "a is 1; it must be a torch.Tensor"),
+    "nothing for b": (lambda a, b, t: ((a, None), {}), "b is None; it must be a torch.Tensor"),
+    "a list for out": (lambda a, b, t: ((a, b), {"out": [0]}), r"out is \[0\]; it must be a torch.Tensor"),
+    "a number for c": (lambda a, b, t: ((a, b), {"c": 3}), "c is 3; it must be a torch.Tensor"),
+    "text for bias": (lambda a, b, t: ((a, b), {"bias": "n"}), "bias is 'n'; it must be a torch.Tensor"),
+    "a vector for a": (
+        lambda a, b, t: ((t.tensor(256), b), {}),
+        r"a has shape \(256,\); it must be a matrix",
+    ),
+    "a scalar for b": (lambda a, b, t: ((a, t.tensor()), {}), r"b has shape \(\); it must be a matrix"),
+    "one scale": (
+        lambda a, b, t: ((a, b), {"scales": 1.0}),
+        r"scales is 1.0; it must be \(scale_a, scale_b\)",
+    ),
+    "numbers for scales": (lambda a, b, t: ((a, b), {"scales": (1, 2)}), "scale_a is 1; it must be a torch"),
+    "text for alpha": (lambda a, b, t: ((a, b), {"alpha": "x"}), "alpha is 'x'; it must be a number"),
+    "activations": (lambda a, b, t: ((a, b), {"activation": ["relu"]}), "it must be text"),
 }
 
 
@@ -147,6 +165,23 @@ def test_unpinned_calls_are_refused(deployed: Path, name: str) -> None:
     (x, y), options = make(a, b, torch)
     with pytest.raises(RuntimeError, match=message) as caught:
         deployment.gemm(x, y, **options)
+    assert type(caught.value).__name__ == "PinnedError"
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "message"),
+    [
+        (1, 2, "x is 1; it must be a torch.Tensor"),
+        ((64, 256), 2, "w is 2; it must be a torch.Tensor"),
+        ((), (128, 256), r"x has shape \(\) and w \(128, 256\); they must be \(..., k\) and \(n, k\)"),
+        ((64, 256), (256,), r"and w \(256,\); they must be"),
+    ],
+)
+def test_layers_of_what_are_no_matrices_are_refused(deployed: Path, x: Any, w: Any, message: str) -> None:
+    deployment, torch = load(deployed)
+    x, w = (torch.tensor(*given) if isinstance(given, tuple) else given for given in (x, w))
+    with pytest.raises(RuntimeError, match=message) as caught:
+        deployment.linear(x, w)
     assert type(caught.value).__name__ == "PinnedError"
 
 

@@ -515,6 +515,8 @@ def rms_norm(
     """Return what :meth:`Deployment.rms_norm` does; see there."""
     if residual_out is not False and residual is None:
         raise PinnedError("residual_out is given but residual is not; pass both")
+    if not hasattr(x, "requires_grad"):
+        raise PinnedError(f"x is {x!r:.40}; it must be a torch.Tensor")
     if x.dim() == 0:
         raise PinnedError("x has no dimensions; it must have rows, (..., n)")
     #: What the caller gave of each output that is wanted: a tensor, or nothing yet.

@@ -29,7 +29,16 @@ from cutegen.deploy.manifest import (
     is_record,
     parse_manifest,
 )
-from cutegen.deploy.tensors import SCALES, call_key, check_apart, dtype_of, span_bytes
+from cutegen.deploy.tensors import (
+    SCALES,
+    call_key,
+    check_apart,
+    check_kinds,
+    check_layer,
+    check_options,
+    dtype_of,
+    span_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -115,47 +124,52 @@ class Deployment:
                 ``out`` shares memory with an operand (it may be ``c`` itself).
         """
         torch = self.torch
-        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-            raise PinnedError("an operand requires grad, but pinned kernels compute no gradients")
-        c = None if beta == 0 else c
-        given = out is not None
-        if out is None:
-            dtype = out_dtype or getattr(torch, dtype_of(a)[3])
-            out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=dtype, device=a.device)
-        if out.numel() == 0:
-            return out
-        options = (alpha != 1, c is not None, bias is not None, activation, fast_accum, any_order)
-        addresses = [a.data_ptr(), b.data_ptr(), out.data_ptr()]
-        # A call with a known key is not checked again: all that _prepare looks at is in the key, or not 0.
-        key: tuple[Any, ...] = (
-            options,
-            a.shape,
-            b.shape,
-            out.shape,
-            a.stride(),
-            b.stride(),
-            out.stride(),
-            a.dtype,
-            b.dtype,
-            out.dtype,
-            a.device,
-            b.device,
-            out.device,
-            addresses[2] & 15,
-        )
-        factors = [] if alpha == 1 else [float(alpha)]
-        if c is not None:
-            addresses.append(c.data_ptr())
-            key = (key, c is out, c.shape, c.stride(), c.dtype, c.device, addresses[3] & 15)
-            factors.append(float(beta))
-        for vector in scales if bias is None else (bias, *scales):
-            addresses.append(vector.data_ptr())
-            key = (key, vector.shape, vector.stride(), vector.dtype, vector.device)
         try:
-            calls = self._threads.calls
-        except AttributeError:
-            calls = self._threads.calls = {}
-        call = None if 0 in addresses else calls.get(key)
+            if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+                raise PinnedError("an operand requires grad, but pinned kernels compute no gradients")
+            c = None if beta == 0 else c
+            given = out is not None
+            if out is None:
+                dtype = out_dtype or getattr(torch, dtype_of(a)[3])
+                out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=dtype, device=a.device)
+            if out.numel() == 0:
+                return out
+            options = (alpha != 1, c is not None, bias is not None, activation, fast_accum, any_order)
+            addresses = [a.data_ptr(), b.data_ptr(), out.data_ptr()]
+            # A call with a known key is not checked again: all that _prepare looks at is in it, or not 0.
+            key: tuple[Any, ...] = (
+                options,
+                a.shape,
+                b.shape,
+                out.shape,
+                a.stride(),
+                b.stride(),
+                out.stride(),
+                a.dtype,
+                b.dtype,
+                out.dtype,
+                a.device,
+                b.device,
+                out.device,
+                addresses[2] & 15,
+            )
+            factors = [] if alpha == 1 else [float(alpha)]
+            if c is not None:
+                addresses.append(c.data_ptr())
+                key = (key, c is out, c.shape, c.stride(), c.dtype, c.device, addresses[3] & 15)
+                factors.append(float(beta))
+            for vector in scales if bias is None else (bias, *scales):
+                addresses.append(vector.data_ptr())
+                key = (key, vector.shape, vector.stride(), vector.dtype, vector.device)
+            try:
+                calls = self._threads.calls
+            except AttributeError:
+                calls = self._threads.calls = {}
+            call = None if 0 in addresses else calls.get(key)
+        except (AttributeError, IndexError, TypeError, ValueError):  # of what is no matrix, or no number
+            check_kinds({"a": a, "b": b, "out": out, "c": c, "bias": bias}, scales)
+            check_options(activation, out_dtype, alpha=alpha, beta=beta)
+            raise
         if call is None:
             if len(calls) >= _MOST_CALLS:
                 calls.clear()
@@ -177,6 +191,7 @@ class Deployment:
         Raises:
             PinnedError: As :meth:`gemm`.
         """
+        check_layer(x, w)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         return self.gemm(rows, w.t(), **options).view(*x.shape[:-1], w.shape[0])
 
@@ -420,6 +435,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
 
 def linear(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
     """Return ``x @ w.T``; options as :meth:`Deployment.linear`."""
+    check_layer(x, w)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return gemm(rows, w.t(), **options).view(*x.shape[:-1], w.shape[0])
 

@@ -6,7 +6,17 @@ from typing import Any
 
 from cutegen.deploy.launch import DTYPES, PinnedError
 
-__all__ = ["SCALES", "call_key", "check_apart", "dtype_of", "overlap", "span_bytes"]
+__all__ = [
+    "SCALES",
+    "call_key",
+    "check_apart",
+    "check_kinds",
+    "check_layer",
+    "check_options",
+    "dtype_of",
+    "overlap",
+    "span_bytes",
+]
 
 SCALES = ("scale_a", "scale_b")
 _LAYOUTS = {("k", "k"): "tn", ("k", "n"): "nn", ("m", "n"): "nt", ("m", "k"): "tt"}
@@ -19,11 +29,59 @@ def dtype_of(tensor: Any) -> tuple[str, int, int, str]:
         raise PinnedError(f"an operand has dtype {tensor.dtype}, which no kernel takes") from None
 
 
+def _check_tensor(name: str, value: Any) -> None:
+    if not hasattr(value, "requires_grad"):
+        raise PinnedError(f"{name} is {value!r:.40}; it must be a torch.Tensor")
+
+
+def _check_matrix(name: str, value: Any) -> None:
+    _check_tensor(name, value)
+    if len(value.shape) not in (2, 3):
+        raise PinnedError(
+            f"{name} has shape {tuple(value.shape)}; it must be a matrix or a batch of matrices"
+        )
+
+
+def check_kinds(operands: dict[str, Any], scales: Any) -> None:
+    """Refuse operands that are no tensors; a and b must be there, and be matrices."""
+    _check_matrix("a", operands["a"])
+    _check_matrix("b", operands["b"])
+    if not isinstance(scales, (tuple, list)) or len(scales) not in (0, 2):
+        raise PinnedError(f"scales is {scales!r:.40}; it must be (scale_a, scale_b)")
+    for name, value in {**operands, **dict(zip(SCALES, scales, strict=False))}.items():
+        if value is not None or name in SCALES:
+            _check_tensor(name, value)
+
+
+def check_options(activation: Any, out_dtype: Any, **numbers: Any) -> None:
+    """Refuse options of a GEMM that are nothing of their kind."""
+    if not isinstance(activation, str):
+        raise PinnedError(f"activation is {activation!r:.40}; it must be text")
+    if out_dtype is not None and not str(out_dtype).startswith("torch."):
+        raise PinnedError(f"out_dtype is {out_dtype!r:.40}; it must be a torch.dtype")
+    for name, value in numbers.items():
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise PinnedError(f"{name} is {value!r:.40}; it must be a number") from None
+
+
+def check_layer(x: Any, w: Any) -> None:
+    """Refuse operands of a linear layer that are no tensors, or have too few dimensions."""
+    _check_tensor("x", x)
+    _check_tensor("w", w)
+    if len(x.shape) == 0 or len(w.shape) != 2:
+        raise PinnedError(
+            f"x has shape {tuple(x.shape)} and w {tuple(w.shape)}; they must be (..., k) and (n, k)"
+        )
+
+
 def call_key(a: Any, b: Any, out: Any, c: Any, bias: Any, scaled: bool, options: Any) -> tuple[Any, ...]:
     """Describe a call in the order of FIELDS."""
     alpha, beta, _, activation, fast_accum, any_order = options
+    _check_matrix("a", a)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    if a.dim() not in (2, 3) or b.shape != (*a.shape[:-2], k, n):
+    if b.shape != (*a.shape[:-2], k, n):
         raise PinnedError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they do not multiply")
     for name, tensor in (("out", out), ("c", c)):
         if tensor is not None and tensor.shape != (*a.shape[:-1], n):

@@ -14,6 +14,7 @@ from cutegen.families.calls import (
     describe_call,
     output_shapes,
     refuse_overlap,
+    require_tensor,
     untold_size,
 )
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, multiple
@@ -333,6 +334,9 @@ class DeclaredOperator:
         """As a call, through the registered operator: torch is tracing, or a tensor has rules of its own."""
         import torch
 
+        for name, value in self._given(values).items():
+            if not isinstance(value, torch.Tensor):
+                require_tensor(name, value)
         operator = getattr(torch.ops.cutegen, self.family.name)
         if self._in_place:
             found = self._filled(values, options)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, OperandError
-from cutegen.families.gemm.operands import Request, refuse_part_of_c, refuse_shared
+from cutegen.families.calls import require_tensor
+from cutegen.families.gemm.operands import Request, describe, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
 from cutegen.torch_ops.family_operator import drop_family_plans
@@ -213,7 +214,7 @@ def linear(
         raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if w.dim() != 2:
         raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
-    grad = x.requires_grad or w.requires_grad or (bias is not None and bias.requires_grad)
+    grad = x.requires_grad or w.requires_grad or (bias is not None and getattr(bias, "requires_grad", False))
     if x.dim() == 2 and not grad:  # the path of inference, which must stay short
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     if (
@@ -235,6 +236,7 @@ def linear(
     flat = x.reshape(rows, x.shape[-1])
     if out is None:
         return gemm(flat, w.t(), bias=bias, activation=activation).view(shape)
+    require_tensor("out", out)
     if out.shape != shape:
         raise OperandError(f"out has shape {tuple(out.shape)}; it must have the result's, {shape}")
     gemm(flat, w.t(), out=_flat_view(out, rows), bias=bias, activation=activation)
@@ -429,7 +431,10 @@ def _through_torch(
     """Call the registered operators: torch is tracing, or the tensors are of a class with its own rules."""
     import torch
 
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+    scales = () if options[7] is None else options[7][:2]
+    tensors = (a, b, *(t for t in (out, options[0], options[3], *scales) if t is not None))
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        describe(_request(a, b, out, options), device_type=default_dispatcher().device_type)  # names it
         return _eager(a, b, out, options, _plans)
     a, b, options = autocast(a, b, options) or (a, b, options)
     activation = ""

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import OperandError
+from cutegen.families.gemm.operands import require_activation
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,12 @@ def autocast(a: Any, b: Any, options: Options) -> tuple[Any, Any, Options] | Non
 
 
 def fused_activation(activation: str) -> str:
-    """Return what the kernel does of an activation while autograd records."""
+    """Return what the kernel does of an activation while autograd records.
+
+    Raises:
+        OperandError: There is no such activation.
+    """
+    require_activation(activation)
     return activation if activation == "relu" else ""
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cutegen.dtypes import TORCH_DTYPES
-from cutegen.errors import LaunchError
+from cutegen.errors import ConfigError, LaunchError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.operands import Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem, Signature
@@ -269,11 +269,16 @@ def fused_options(
 
 
 def as_text(config: Config | Mapping[str, Value] | str) -> str:
-    """Return a config as ``knob=value`` words, without a look at what they say: torch can trace this."""
+    """Return a config as ``knob=value`` words, without a look at what they say: torch can trace this.
+
+    Raises:
+        ConfigError: It is nothing that stands for a config.
+    """
     if isinstance(config, str):
         return config
     if isinstance(config, Config):
         return str(config)
+    _require_mapping(config)
     return " ".join([f"{knob}={format_value(value)}" for knob, value in config.items()])
 
 
@@ -281,11 +286,22 @@ def as_config(config: Config | Mapping[str, Value] | str) -> Config:
     """Return the config that an object, a mapping or its text stands for.
 
     Raises:
-        ConfigError: The text is not of the form ``knob=value ...``.
+        ConfigError: The text is not of the form ``knob=value ...``, or it is nothing of the three.
     """
     if isinstance(config, Config):
         return config
-    return Config.parse(config) if isinstance(config, str) else Config(config)
+    if isinstance(config, str):
+        return Config.parse(config)
+    _require_mapping(config)
+    return Config(config)
+
+
+def _require_mapping(config: object) -> None:
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; it must be a Config, a mapping from knobs to values, or "
+            "text of the form 'knob=value ...'"
+        )
 
 
 def explain_failure(error: Exception, request: Request, device_type: str) -> Exception:

@@ -34,6 +34,7 @@ __all__ = [
     "out_dtype_name",
     "refuse_part_of_c",
     "refuse_shared",
+    "require_activation",
 ]
 
 _LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
@@ -212,7 +213,7 @@ def _torch_names(short: Iterable[str]) -> str:
 
 def _check_kinds(request: Request, device_type: str) -> None:
     where = None
-    for name, tensor in request.tensors.items():
+    for name, tensor in {"a": request.a, "b": request.b, **request.tensors}.items():
         for word in ("stride", "data_ptr", "layout", "get_device"):  # a generator takes longer than these
             if not hasattr(tensor, word):
                 raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
@@ -236,9 +237,18 @@ def _check_numbers(request: Request) -> None:
             raise OperandError(f"{name} is a {type(value).__name__}; it must be a number")
     if request.c is None and request.beta != 1.0:
         raise OperandError(f"beta={request.beta} scales c, which was not given")
-    if request.activation not in ACTIVATIONS:
+    require_activation(request.activation)
+
+
+def require_activation(activation: str) -> None:
+    """Do nothing if a GEMM has such an activation.
+
+    Raises:
+        OperandError: It has none.
+    """
+    if activation not in ACTIVATIONS:
         known = ", ".join(repr(name) for name in ACTIVATIONS[1:])
-        raise OperandError(f"unknown activation {request.activation!r}; valid: {known} or ''")
+        raise OperandError(f"unknown activation {activation!r}; valid: {known} or ''")
 
 
 def _check_dtypes(request: Request) -> tuple[str, str]:
