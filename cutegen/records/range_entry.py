@@ -139,13 +139,14 @@ class RangeEntry:
         """Return the entry of ``problem`` alone, without times if it was not measured itself."""
         piece, size = self.piece(problem), problem.sizes[self.range.size]
         point = next((point for point in self.points if point.size == size), None)
+        ratios = [piece.ratio_to_baseline, point.ratio_to_baseline if point else None]
         return Entry(
             problem,
             piece.config,
             piece.source,
             piece.artifact_key,
             time_us=point.time_us if point else None,
-            ratio_to_baseline=(point.ratio_to_baseline if point else None) or piece.ratio_to_baseline,
+            ratio_to_baseline=min((ratio for ratio in ratios if ratio is not None), default=None),
             objective=self.objective,
             context=self.context,
             baseline=self.baseline,

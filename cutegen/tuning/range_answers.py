@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, log2
 
+from cutegen.family import Problem
 from cutegen.measure.statistics import TIE_BAND, geometric_mean
 from cutegen.measure.timing import Timing
 from cutegen.records.range_entry import Piece, Point, Regret
@@ -15,6 +16,7 @@ from cutegen.search.range_plan import Cell, few_configs, settle
 from cutegen.space import Config
 
 __all__ = [
+    "Baseline",
     "Measured",
     "answers",
     "best_ratios",
@@ -28,6 +30,34 @@ __all__ = [
 
 #: A size is answered by one of the fastest configs of each of the nearest measured sizes: how many of both.
 _BEST, _NEAREST = 6, 4
+
+
+#: So many times as fast as in a tuned range the baseline may be beside a config that runs on alone, where the
+#: power limit decides, and floating-point operations for each byte from which on it may. Source: 134 random
+#: sizes of 224 rows and more of three matrices in five runs on an H200 (docs/results/range_check*.json):
+#: ratios were 2 % less than the range had estimated up to 2000 rows and 3 to 8 % less beyond. Left to
+#: torch.mm by that, calls of each run were as fast or faster in the geometric mean, and so was the slowest.
+_SUSTAINED, _INTENSITY = 1.05, 200
+#: Doublings over which an error of what is expected of the baseline fades. Source: the same five runs.
+_BASELINE_REACH = 0.15
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is known of the baseline aside from measurements.
+
+    Attributes:
+        expected_us: Microseconds that it is expected to take at a size; None if nobody predicts them.
+        problem_at: The problem of a size.
+    """
+
+    expected_us: Callable[[int], float | None]
+    problem_at: Callable[[int], Problem]
+
+    def doubt(self, size: int) -> float:
+        """Return by which factor a measured lead over it at ``size`` is to be taken for less."""
+        problem = self.problem_at(size)
+        return _SUSTAINED if problem.flops >= _INTENSITY * problem.min_bytes else 1.0
 
 
 @dataclass(frozen=True)
@@ -117,31 +147,63 @@ def pieces(
     )
 
 
-def ratios(results: Results, estimates: Estimates) -> Callable[[int, Config], float | None]:
-    """Return the baseline's time over a config's: measured, or with both times estimated."""
-    baseline = {
-        size: us
-        for size, found in results.items()
-        if (us := next((m.timing.reference_us for m in found.values() if m.timing.reference_us), None))
-    }
-    sizes = sorted(baseline)
+def ratios(
+    results: Results, estimates: Estimates, baseline: Baseline
+) -> Callable[[int, Config], float | None]:
+    """Return the baseline's time over a config's: measured, or with both times estimated.
+
+    What is measured under the power limit counts less than it says, as :data:`_SUSTAINED` says.
+    """
+    times = {size: each.timing.paired.mid * ratio for size, each, ratio in _fastest(results)}
+    sizes = sorted(times)
 
     def ratio_at(size: int, config: Config) -> float | None:
+        doubt = baseline.doubt(size)
         known = results.get(size, {}).get(config)
         if known is not None and known.timing.ratio is not None:
-            return known.timing.ratio
-        own, other = estimates.estimate(size, config), _between(size, sizes, baseline)
-        return None if own is None or other is None else other / own.time_us
+            return known.timing.ratio / doubt
+        own, other = estimates.estimate(size, config), _baseline_us(size, sizes, times, baseline)
+        return None if own is None or other is None else other / own.time_us / doubt
 
     return ratio_at
 
 
-def best_ratios(results: Results) -> dict[int, float]:
-    """Return the baseline's time over that of the fastest config, by measured size, where both are known."""
-    fastest = {
-        size: min(found.values(), key=lambda each: each.timing.paired.mid) for size, found in results.items()
-    }
-    return {size: each.timing.ratio for size, each in fastest.items() if each.timing.ratio is not None}
+def best_ratios(results: Results, baseline: Baseline) -> dict[int, float]:
+    """Return the baseline's time over that of the fastest config, by measured size, where both are known.
+
+    As :func:`ratios` has it.
+    """
+    return {size: ratio / baseline.doubt(size) for size, _, ratio in _fastest(results)}
+
+
+def _fastest(results: Results) -> Iterator[tuple[int, Measured, float]]:
+    """Yield each size where the baseline was timed, the fastest config, and the baseline's time over its."""
+    for size, found in results.items():
+        each = min(found.values(), key=lambda measured: measured.timing.paired.mid)
+        if each.timing.ratio is not None:
+            yield size, each, each.timing.ratio
+
+
+def _baseline_us(
+    size: int, sizes: Sequence[int], times_us: Mapping[int, float], baseline: Baseline
+) -> float | None:
+    """Return how fast the baseline may be: the less of its neighbours' times and of what is expected of it.
+
+    A library changes its kernel between two sizes, and its time then goes up or down by a tenth. What is
+    expected knows of some of these steps, mended by how far it is off nearby.
+    """
+    between = _between(size, sizes, times_us)
+    expected = baseline.expected_us(size)
+    if between is None or expected is None:
+        return between
+    errors, weights = 0.0, 0.0
+    for other in sizes:
+        there = baseline.expected_us(other)
+        if there is not None:
+            weight = exp(-abs(log2(size / other)) / _BASELINE_REACH)
+            errors += weight * log(times_us[other] / there)
+            weights += weight
+    return min(between, expected * exp(errors / weights)) if weights else between
 
 
 def _between(size: int, sizes: Sequence[int], times_us: Mapping[int, float]) -> float | None:

@@ -39,7 +39,7 @@ class RangeEffort:
     kernels: int = 96
     sizes: int = 48
     doubtful: int = 48
-    random: int = 8
+    random: int = 6
     contenders: int = 12
     seconds: float = 23.0
 

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import log2
 
 from cutegen.build.render import Source
@@ -93,6 +93,7 @@ class RangeRun:
         self._predict = Predictions(request.range, space, request.base.sm_count)
         self._estimates = Estimates(self._predict, self._predict.tile_of)
         self._proposals = RangeProposals(request, self._cells, self._predict)
+        self._baseline = range_answers.Baseline(lru_cache(maxsize=None)(self._baseline_us), self._problem_at)
         self._pool: dict[Config, list[int]] = {}
         self._results: dict[int, dict[Config, range_answers.Measured]] = {}
         self._keys: dict[Config, str] = {}
@@ -185,6 +186,11 @@ class RangeRun:
         assert problem is not None
         return problem
 
+    def _baseline_us(self, size: int) -> float | None:
+        """Return what the baseline is expected to take at ``size``, None if nobody predicts it."""
+        problem, base = self._problem_at(size), self.request.base
+        return find_family(problem.family).baseline_us(problem, base.arch, base.sm_count)
+
     # -- measurements
 
     def _measure(self, size: int, stage: str, *, also: Iterable[Config] = ()) -> Mapping[Config, float]:
@@ -254,7 +260,7 @@ class RangeRun:
         low = self.request.range.low
         if not find_family(low.family).is_library_call(low):
             return []
-        ratios = range_answers.best_ratios(self._results)
+        ratios = range_answers.best_ratios(self._results, self._baseline)
         return most_disputed(ratios, cells, 1 - MEASURED_LEAD, _DOUBTFUL_AT_A_TIME // 4)
 
     def _measure_random(self, budget_s: float | None) -> None:
@@ -310,7 +316,7 @@ class RangeRun:
             self._cells,
             chosen,
             lambda config: self._keys.get(self._proposals.kernel_of(config), ""),
-            range_answers.ratios(self._results, self._estimates),
+            range_answers.ratios(self._results, self._estimates, self._baseline),
             allow_torch=self.request.base.allow_torch,
         )
         entry = RangeEntry(
