@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, log2
 
+from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.measure.statistics import TIE_BAND, geometric_mean
 from cutegen.measure.timing import Timing
@@ -32,11 +33,11 @@ __all__ = [
 _BEST, _NEAREST = 6, 4
 
 
-#: So many times as fast as in a tuned range the baseline may be beside a config that runs on alone, where the
-#: power limit decides, and floating-point operations for each byte from which on it may. Source: 134 random
-#: sizes of 224 rows and more of three matrices in five runs on an H200 (docs/results/range_check*.json):
-#: ratios were 2 % less than the range had estimated up to 2000 rows and 3 to 8 % less beyond. Left to
-#: torch.mm by that, calls of each run were as fast or faster in the geometric mean, and so was the slowest.
+#: By how much a lead over a library's call counts for less where the power limit may decide, and from how
+#: many floating-point operations for each byte on it may. Source: 148 random sizes of three matrices in
+#: five runs on an H200, from 129 rows on: the ratios at which one kernel and the call settled were 2 % under
+#: the range's estimates up to 2000 rows, and 3 to 8 % beyond. With this, calls of each run would have been
+#: as fast or faster in the geometric mean, and so would the slowest (docs/tuning.md, "Ranges").
 _SUSTAINED, _INTENSITY = 1.05, 200
 #: Doublings over which an error of what is expected of the baseline fades. Source: the same five runs.
 _BASELINE_REACH = 0.15
@@ -57,7 +58,8 @@ class Baseline:
     def doubt(self, size: int) -> float:
         """Return by which factor a measured lead over it at ``size`` is to be taken for less."""
         problem = self.problem_at(size)
-        return _SUSTAINED if problem.flops >= _INTENSITY * problem.min_bytes else 1.0
+        library = find_family(problem.family).is_library_call(problem)
+        return _SUSTAINED if library and problem.flops >= _INTENSITY * problem.min_bytes else 1.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,89 @@
+"""When a size of a range is left to the baseline: its time beside the fastest, between sizes, under load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from cutegen.families.registry import parse_problem
+from cutegen.family import Problem
+from cutegen.measure.timing import Timing
+from cutegen.search.range_model import Estimates
+from cutegen.space import Config
+from cutegen.tuning.range_answers import Baseline, Measured, best_ratios, ratios
+
+A, B = (Config({"tile_shape_mn": (tile, 64), "split_k": 1}) for tile in (64, 128))
+
+
+def few_operations(size: int) -> Problem:
+    """Of so small a matrix that the bytes decide at every size."""
+    return parse_problem(f"gemm {size}x64x64 bf16 kk")
+
+
+def nothing_expected(_: int) -> None:
+    """The baseline of a family without a fit."""
+
+
+def measured(own_us: float, ratio: float, *, drift: float = 1.0) -> Measured:
+    """A config and the baseline in rounds ``drift`` times as long; paired times are without it."""
+    own, base = [own_us * drift] * 3, [own_us * drift * ratio] * 3
+    return Measured(Timing.of(own, base, reference="torch.mm", drift=[drift] * 3), "")
+
+
+def estimates(times: Mapping[int, Mapping[Config, float]]) -> Estimates:
+    """What was measured, of configs that are predicted to take as long as the size is."""
+    found = Estimates(lambda size, _: float(size), lambda _: 8)
+    for size, known in times.items():
+        found.learn(size, known)
+    return found
+
+
+def test_the_baseline_is_as_fast_between_sizes_as_beside_the_fastest_config() -> None:
+    """Rounds in which the clock was low say as much of the ratio as others."""
+    results = {
+        100: {A: measured(100.0, 1.2, drift=1.3), B: measured(130.0, 0.9)},
+        400: {A: measured(400.0, 1.2)},
+    }
+    known = estimates({size: {A: found[A].timing.paired.mid} for size, found in results.items()})
+    ratio_at = ratios(results, known, Baseline(nothing_expected, few_operations))
+    assert ratio_at(100, A) == pytest.approx(1.2) and ratio_at(200, A) == pytest.approx(1.2)
+    assert best_ratios(results, Baseline(nothing_expected, few_operations)) == pytest.approx(
+        {100: 1.2, 400: 1.2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "ratio"),
+    [(lambda size: 0.5 * size, 1.2), (lambda size: 0.5 * size if size != 200 else 80.0, 0.96)],
+    ids=["as between", "with a faster kernel"],
+)
+def test_a_faster_kernel_of_the_library_between_two_sizes_is_believed(
+    expected: Callable[[int], float], ratio: float
+) -> None:
+    """What is expected is mended by its errors at both sizes, here 2.4 times as long; a slower one is not."""
+    results = {size: {A: measured(float(size), 1.2)} for size in (100, 400)}
+    known = estimates({size: {A: float(size)} for size in (100, 400)})
+    assert ratios(results, known, Baseline(expected, few_operations))(200, A) == pytest.approx(ratio)
+    slower = Baseline(lambda size: expected(size) * (3.0 if size == 200 else 1.0), few_operations)
+    assert ratios(results, known, slower)(200, A) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "doubt"),
+    [
+        ("gemm 100x4096x4096 bf16 kk", 1.0),
+        ("gemm 400x4096x4096 bf16 kk", 1.05),
+        ("gemm 400x64x4096 bf16 kk", 1.0),
+        ("gemm 400x4096x4096 bf16 kk act=silu", 1.0),
+    ],
+)
+def test_a_lead_over_a_library_counts_for_less_where_the_power_limit_may_decide(
+    problem: str, doubt: float
+) -> None:
+    """By operations for each byte; not beside several calls, of which nothing was recorded."""
+    baseline = Baseline(nothing_expected, lambda _: parse_problem(problem))
+    assert baseline.doubt(1) == doubt
+    results = {1: {A: measured(10.0, 1.2)}}
+    assert ratios(results, estimates({1: {A: 10.0}}), baseline)(1, A) == pytest.approx(1.2 / doubt)
+    assert best_ratios(results, baseline) == pytest.approx({1: 1.2 / doubt})
