@@ -21,6 +21,7 @@ DTYPE_BYTES = {
     "e8m0": 1,
     "int8": 1,
     "uint8": 1,
+    "bool": 1,
     "int32": 4,
     "int64": 8,
 }
@@ -37,6 +38,7 @@ TORCH_DTYPES = {
     "e8m0": "float8_e8m0fnu",
     "int8": "int8",
     "uint8": "uint8",
+    "bool": "bool",
 }
 #: Short names by what ``str`` gives for torch's dtypes.
 SHORT_NAMES = {f"torch.{name}": short for short, name in TORCH_DTYPES.items()}

@@ -30,6 +30,7 @@ _DTYPES = {
     "torch.int32": ("int32", 0, 32),
     "torch.int64": ("int64", 0, 64),
     "torch.uint8": ("uint8", 1, 8),
+    "torch.bool": ("bool", 6, 8),
     "torch.float8_e4m3fn": ("e4m3", 10, 8),
     "torch.float8_e5m2": ("e5m2", 12, 8),
     "torch.float8_e8m0fnu": ("e8m0", 14, 8),

@@ -99,7 +99,7 @@ class Guarded:
     @property
     def is_certain(self) -> bool:
         """Whether poison is no valid result, so that one run shows what was not written."""
-        return self.buffer.is_floating_point() or self.buffer.element_size() == 4
+        return _has_certain_poison(self.buffer)
 
     def kept_poison_of_both(self, other: Guarded) -> bool:
         """Return whether an element still holds the poison of its run here and in ``other``."""
@@ -136,15 +136,14 @@ def poison(tensor: torch.Tensor, turn: int = 0) -> None:
     """Fill ``tensor`` with values that no kernel writes, or is unlikely to write."""
     if tensor.is_floating_point():
         tensor.fill_(math.nan)
-    elif tensor.element_size() == 4:
-        tensor.fill_(NEVER)
-    else:
-        tensor.fill_(_pattern(tensor, turn))
+        return
+    integers = _integers(tensor)
+    integers.fill_(NEVER if integers.element_size() == 4 else _pattern(integers, turn))
 
 
 def is_poisoned(tensor: torch.Tensor) -> bool:
     """Return whether ``tensor`` still holds poison: anywhere or, where a kernel may write it, everywhere."""
-    sure = tensor.is_floating_point() or tensor.element_size() == 4
+    sure = _has_certain_poison(tensor)
     parts = (_is_poison(part, 0) for part in _parts(tensor))
     return any(bool(part.any()) for part in parts) if sure else all(bool(part.all()) for part in parts)
 
@@ -182,6 +181,20 @@ def unwritten(tensor: torch.Tensor, turn: int = 0) -> tuple[int, tuple[int, ...]
     return count, first
 
 
+def _has_certain_poison(tensor: torch.Tensor) -> bool:
+    """Return whether poison is no valid result: NaN, no sum, or a byte that is no truth value."""
+    import torch
+
+    return tensor.is_floating_point() or tensor.element_size() == 4 or tensor.dtype == torch.bool
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return truth values as the bytes that they are, and integers as they are."""
+    import torch
+
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
 def _pattern(tensor: torch.Tensor, turn: int) -> int:
     size = tensor.element_size()
     signed = tensor.dtype.is_signed
@@ -191,6 +204,7 @@ def _pattern(tensor: torch.Tensor, turn: int) -> int:
 def _is_poison(part: torch.Tensor, turn: int) -> torch.Tensor:
     if part.is_floating_point():
         return part.float().isnan() if part.element_size() == 1 else part.isnan()
+    part = _integers(part)
     return part == (NEVER if part.element_size() == 4 else _pattern(part, turn))
 
 

@@ -68,6 +68,8 @@ def _mistake(family: DeclaredFamily, argument: Declared) -> str:
     inputs = [other.name for other in family.declared_arguments if other.kind == "in"]
     if not {*inputs}.issuperset(argument.may_alias):
         return f"it may alias inputs only; inputs: {', '.join(inputs)}"
+    if argument.kind == "scalar" and argument.dtype == "bool":
+        return "a scalar is a number; a flag is an option whose values are False"
     if argument.kind == "scalar" and not _is_pair_of_numbers(argument.values):
         return f"values are {argument.values!r}; give two numbers, the usual one and another, as (1.0, -0.5)"
     if _is_tensor(argument) and not argument.dims:

@@ -15,13 +15,16 @@ __all__ = ["draw", "with_gaps"]
 
 
 def draw(argument: Argument, generator: torch.Generator, *, below: int, gaps: bool) -> torch.Tensor:
-    """Return normal values; with ``gaps``, rows have NaN between them."""
+    """Return normal values, integers below ``below``, or either truth; with ``gaps``, rows have NaN between
+    them."""
     import torch
 
     dtype, device = torch_dtype(argument.dtype), generator.device
     if dtype.is_floating_point:
         values = torch.randn(argument.shape, dtype=torch.float32, device=device, generator=generator)
         values = values.to(dtype)
+    elif dtype == torch.bool:
+        values = torch.rand(argument.shape, device=device, generator=generator) < 0.5
     else:
         top = min(below - 1, torch.iinfo(dtype).max)
         values = torch.randint(0, top + 1, argument.shape, dtype=dtype, device=device, generator=generator)

@@ -14,7 +14,7 @@ from cutegen.families.declared.arguments import NONE, Declared, dtype_of, multip
 from cutegen.families.declared.consistent import require_consistent
 from cutegen.families.declared.drawing import draw
 from cutegen.families.declared.problem import UNALIGNED, DeclaredProblem
-from cutegen.families.declared.reference import DeclaredReference, default_tolerance
+from cutegen.families.declared.reference import DeclaredReference, as_numbers, default_tolerance, in_fp64
 from cutegen.family import Argument, Baseline, Family, Inputs, Option, Repeat, Size, StandIn, Tensors
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class DeclaredFamily(Family):
         values: dict[str, Any] = {a.name: None for a in self.declared_arguments if a.kind != "out"}
         values = {k: v for k, v in values.items() if self._declared(k).kind in ("in", "inout", "scalar")}
         for name, tensor in inputs.tensors.items():
-            values[name] = (tensor[low:high] if self._has_rows(name) else tensor).double()
+            values[name] = in_fp64(tensor[low:high] if self._has_rows(name) else tensor)
         values.update(inputs.scalars)
         try:
             found = self.call_reference(problem, values)
@@ -279,9 +279,8 @@ class DeclaredFamily(Family):
             raise FamilyError(
                 f"the reference of {self.name} raised {type(error).__name__}: {error}"
             ) from error
-        for argument in self.arguments(problem):
-            if argument.kind not in ("out", "inout"):
-                continue
+        written = [argument for argument in self.arguments(problem) if argument.kind in ("out", "inout")]
+        for argument in written:
             shape = argument.shape
             shape = (high - low, *shape[1:]) if self._has_rows(argument.name) else shape
             got = None if argument.name not in found else tuple(found[argument.name].shape)
@@ -289,7 +288,7 @@ class DeclaredFamily(Family):
                 raise FamilyError(
                     f"the reference of {self.name} gives {argument.name} of shape {got}; it must be {shape}"
                 )
-        return found
+        return {**found, **{argument.name: as_numbers(found[argument.name]) for argument in written}}
 
     def call_reference(
         self, problem: DeclaredProblem, values: Mapping[str, Any]

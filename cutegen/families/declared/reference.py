@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cutegen.families.declared.family import DeclaredFamily
 
-__all__ = ["DeclaredReference", "default_tolerance", "rounding_error"]
+__all__ = ["DeclaredReference", "as_numbers", "default_tolerance", "in_fp64", "rounding_error"]
 
 #: Half a unit in the last place, and half of the smallest subnormal number, of the output types.
 #: Source: IEEE 754 binary16, 32 and 64; bfloat16; OCP FP8 for e4m3 and e5m2.
@@ -58,6 +58,20 @@ class DeclaredReference:
             yield Chunk(part.double(), want, allowed, _shifted(low))
 
 
+def in_fp64(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an input as references take it: numbers in fp64; a mask stays one, so that it can be applied."""
+    import torch
+
+    return tensor if tensor.dtype == torch.bool else tensor.double()
+
+
+def as_numbers(found: torch.Tensor) -> torch.Tensor:
+    """Return what a reference gives as numbers, which are compared: 0 and 1 for truth values."""
+    import torch
+
+    return found.double() if found.dtype == torch.bool else found
+
+
 def _shifted(low: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
     return lambda index: (index[0] + low, *index[1:])
 
@@ -65,12 +79,12 @@ def _shifted(low: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
 def rounding_error(dtype: str, want: torch.Tensor) -> torch.Tensor:
     """Return what rounding ``want`` to ``dtype`` may cost: half a unit in the last place of each element.
 
-    Integers must be exact.
+    Integers and truth values must be exact.
 
     Raises:
         FamilyError: Nothing is known about the dtype.
     """
-    if "int" in dtype:
+    if _is_exact(dtype):
         return want.new_full(want.shape, 0.25)
     if dtype not in _ROUNDING:
         raise FamilyError(f"no tolerance is known for outputs of {dtype}; give the family one of its own")
@@ -78,11 +92,15 @@ def rounding_error(dtype: str, want: torch.Tensor) -> torch.Tensor:
     return want.abs().mul_(relative).add_(least)
 
 
+def _is_exact(dtype: str) -> bool:
+    return "int" in dtype or dtype == "bool"
+
+
 def default_tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
     """Rounding, and the error of a sum in fp32 along the longest dimension that is read."""
     arguments = {a.name: a for a in problem.declared.arguments(problem)}
     dtype = arguments[output].dtype
-    if "int" in dtype:
+    if _is_exact(dtype):
         return rounding_error(dtype, want)
     return rounding_error(dtype, want).add_(want.abs().mul_(_sum_units(problem)))
 

@@ -28,6 +28,7 @@ _TYPES = {
     "e8m0": "cutlass.Float8E8M0FNU",
     "int8": "cutlass.Int8",
     "uint8": "cutlass.Uint8",
+    "bool": "cutlass.Boolean",
     "int32": "cutlass.Int32",
     "int64": "cutlass.Int64",
 }
