@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
+from own_kernels import SPLIT, SUMS
 from own_registry import without_user_families
 
 from cutegen.cli.main import main
+from cutegen.families.user.stores import find_uses
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_kernel"
 
@@ -100,3 +103,87 @@ def test_no_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out.write_text("mine")
     assert main(["declare", "my_norm:RMSNorm", "--folder", str(EXAMPLE), "--out", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err and out.read_text() == "mine"
+
+
+def uses(source: str, entry: str) -> tuple[str, str]:
+    """Return the parameters of a function or class that are read, and those that are written."""
+    tree = ast.parse(source)
+    [node] = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == entry]
+    found = find_uses(tree, node)
+    return " ".join(sorted(found.read)), " ".join(sorted(found.written))
+
+
+#: Tiles that are copied through registers, as NVIDIA's example of an element-wise kernel has them.
+TILED = """
+class Add:
+    @cute.jit
+    def __call__(self, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor, mCount: cute.Tensor, stream):
+        gA, gB, gC = [cute.zipped_divide(t, self.tiler) for t in (mA, mB, mC)]
+        self.kernel(gA, gB, gC, mCount).launch(grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, gA, gB, gC, count):
+        bidx, _, _ = cute.arch.block_idx()
+        coord = ((None, None), bidx)
+        blkA, blkB, blkC = gA[coord], gB[coord], gC[coord]
+        copy = cute.make_tiled_copy_tv(atom, thr, val)
+        thrA = copy.get_slice(0).partition_S(blkA)
+        thrC = copy.get_slice(0).partition_D(blkC)
+        frgA = cute.make_fragment_like(thrA)
+        frgC = cute.make_fragment_like(thrC)
+        cute.copy(atom, thrA, frgA, pred=None)
+        frgC.store(frgA.load() + blkB.load())
+        cute.copy(atom, frgC, thrC)
+        cute.arch.atomic_add(count.iterator + bidx, 1)
+"""
+#: Tiles that are loaded and stored by TMA.
+BY_TMA = """
+@cute.kernel
+def kernel(tma_x, x_tma, tma_y, y_tma, smem):
+    gX = cute.local_tile(x_tma, (64, 64), (0, 0))
+    tXsX, tXgX = cpasync.tma_partition(tma_x, 0, cute.make_layout(1), smem, gX)
+    gY = cute.local_tile(y_tma, (64, 64), (0, 0))
+    tYsY, tYgY = cpasync.tma_partition(tma_y, 0, cute.make_layout(1), smem, gY)
+    cute.copy(tma_x, tXgX[None, 0], tXsX[None, 0])
+    cute.copy(tma_y, tYsY[None, 0], tYgY[None, 0])
+
+@cute.jit
+def launch(x: cute.Tensor, y: cute.Tensor):
+    tma_x, x_tma = cpasync.make_tiled_tma_atom(load, x, layout, tile)
+    tma_y, y_tma = cpasync.make_tiled_tma_atom(store, y, layout, tile)
+    kernel(tma_x, x_tma, tma_y, y_tma, smem=None).launch(grid=[1, 1, 1], block=[128, 1, 1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "entry", "read", "written"),
+    [
+        (TILED, "Add", "mA mB mCount", "mC mCount"),
+        (BY_TMA, "launch", "x", "y"),
+        (SUMS["sums.py"], "launch", "x", "rstd y"),
+        (SPLIT["split_sum.py"], "launch", "partial x", "partial y"),
+        ("def f(x, y):\n    y[0] += x[0]\n", "f", "x y", "y"),
+        ("def f(x, y):\n    f(y, x)\n    x[0] = 1\n", "f", "", "x y"),
+        ("def f(x, y):\n    fragment = cute.make_fragment_like(x)\n    fragment[0] = y[0]\n", "f", "y", ""),
+    ],
+)
+def test_the_text_shows_what_is_read_and_what_is_written(
+    source: str, entry: str, read: str, written: str
+) -> None:
+    assert uses(source, entry) == (read, written)
+
+
+def test_outputs_are_what_the_text_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names do not tell: d_out is an input here, and of three outputs none is called as one."""
+    (tmp_path / "own.py").write_text(
+        "@cute.jit\n"
+        "def backward(d_out: cute.Tensor, best: cute.Tensor, state: cute.Tensor, where: cute.Tensor):\n"
+        "    state[0] += d_out[0]\n"
+        "    best[0] = d_out[0]\n"
+        "    where[0] = 1\n"
+    )
+    assert main(["declare", "own:backward", "--folder", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for line in ('read("d_out"', 'write("best"', 'update("state"', 'write("where"'):
+        assert line in said
+    assert "def reference(d_out, state):" in said and "what is right: best, state, where" in said

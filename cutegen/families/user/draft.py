@@ -10,7 +10,7 @@ from cutegen.families.user.entry_source import EntrySource, Parameter
 
 __all__ = ["draft"]
 
-#: Parameters that are called so are taken for outputs.
+#: Parameters that are called so are taken for outputs where the text does not show what becomes of them.
 _OUTPUTS = re.compile(
     r"m?[YyOoDd]\d*|m?([Oo]ut|[Oo]utput|dst|res|result|lse|LSE)(_\w+)?|\w+(_out|Out|[a-z]O)"
 )
@@ -66,6 +66,7 @@ class _Parts:
 
     tensors: tuple[Parameter, ...]
     outputs: tuple[str, ...]
+    updated: tuple[str, ...]
     scalars: tuple[Parameter, ...]
     dtype: str
     sizes: tuple[str, ...]
@@ -74,7 +75,9 @@ class _Parts:
     @classmethod
     def of(cls, source: EntrySource) -> _Parts:
         tensors = tuple(p for p in source.call if _is_tensor(p))
-        outputs = tuple(p.name for p in tensors if _OUTPUTS.fullmatch(p.name))
+        read, written = source.uses.read, source.uses.written
+        named = {p.name for p in tensors if _OUTPUTS.fullmatch(p.name)} - read
+        outputs = tuple(p.name for p in tensors if p.name in written | named)
         settings = [*(source.constructor or ()), *(p for p in source.call if _is_setting(p))]
         dtypes = [p.name for p in settings if _DTYPE.fullmatch(p.name)]
         sizes = [p.name for p in settings if p.name not in dtypes and _SIZES.fullmatch(p.name)] or ["n"]
@@ -83,6 +86,7 @@ class _Parts:
         return cls(
             tensors,
             outputs or tuple(p.name for p in tensors[-1:]),
+            tuple(name for name in outputs if name in read),
             tuple(p for p in others if "tream" not in p.name + p.annotation),
             dtypes[0] if dtypes else "dtype",
             tuple(sizes),
@@ -93,7 +97,8 @@ class _Parts:
 def _functions(parts: _Parts) -> list[str]:
     """Return rules and reference, to be filled in."""
     missing = f"say what is right: {', '.join(parts.outputs)}"
-    inputs = [p.name for p in (*parts.tensors, *parts.scalars) if p.name not in parts.outputs]
+    written = {*parts.outputs} - {*parts.updated}
+    inputs = [p.name for p in (*parts.tensors, *parts.scalars) if p.name not in written]
     return [
         "# TODO: rules that the kernel does not check itself, such as what fits registers:",
         "# @kernel.rule",
@@ -144,7 +149,7 @@ def _may_be_absent(parameter: Parameter) -> bool:
 
 def _tensor(parameter: Parameter, parts: _Parts) -> str:
     name = parameter.name
-    kind = "write" if name in parts.outputs else "read"
+    kind = "update" if name in parts.updated else "write" if name in parts.outputs else "read"
     when = f', when="{name}"' if _may_be_absent(parameter) else ""
     return f'{kind}("{name}", "{parts.dtype}", ("m", "{parts.sizes[0]}"){when})'
 

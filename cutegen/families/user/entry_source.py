@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cutegen.errors import FamilyError
 from cutegen.families.user.closure import find_source
+from cutegen.families.user.stores import Uses, find_uses
 from cutegen.text import did_you_mean
 
 __all__ = ["EntrySource", "Parameter", "read_entry"]
@@ -46,6 +47,7 @@ class EntrySource:
         call: Parameters of the function, or of ``__call__``.
         knobs: What its decorators ``tunable`` say, as ``Kernel`` takes it.
         doc: Its docstring.
+        uses: Parameters of ``call`` whose memory is read or written, as far as the file shows it.
         open_call: Whether ``call`` may lack some: it takes any, or a decorator or a parent decides.
     """
 
@@ -57,6 +59,7 @@ class EntrySource:
     knobs: dict[str, Any]
     doc: str = ""
     open_call: bool = False
+    uses: Uses = field(default_factory=Uses)
 
 
 def read_entry(entry: str, folder: Path) -> EntrySource | None:
@@ -82,17 +85,17 @@ def read_entry(entry: str, folder: Path) -> EntrySource | None:
         _require_bound(name, tree, module, path)
         return None
     knobs = _knobs(node, path)
-    doc = ast.get_docstring(node) or ""
+    doc, uses = ast.get_docstring(node) or "", find_uses(tree, node)
     if isinstance(node, ast.FunctionDef):
         open_call = _is_open(node)
-        return EntrySource(_kind(node), path, node.lineno, (), _parameters(node), knobs, doc, open_call)
+        return EntrySource(_kind(node), path, node.lineno, (), _parameters(node), knobs, doc, open_call, uses)
     methods = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
     others = [decorator for decorator in node.decorator_list if not _is_tunable(decorator)]
     elsewhere = None if node.bases or others else ()
     constructor = _parameters(methods["__init__"])[1:] if "__init__" in methods else elsewhere
     own = methods.get("__call__")
     call, open_call = (_parameters(own)[1:], _is_open(own)) if own else ((), True)
-    return EntrySource("class", path, node.lineno, constructor, call, knobs, doc, open_call)
+    return EntrySource("class", path, node.lineno, constructor, call, knobs, doc, open_call, uses)
 
 
 def _require_bound(name: str, tree: ast.Module, module: str, path: Path) -> None:
