@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from cutegen.build import Artifact, Failure, Result
 from cutegen.build.render import Source
 from cutegen.errors import CutegenError, LaunchError
+from cutegen.system.forks import renew_in_children
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,6 +74,11 @@ class Compilation:
         self.error = error
         self._done.set()
 
+    def abandon(self) -> None:
+        """Be finished in a child of fork, where the thread that would have finished it is not."""
+        self._done = threading.Event()  # the parent's may be locked
+        self._done.set()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is finished, or for so many seconds; return whether it is."""
         return self._done.wait(timeout_s)
@@ -114,6 +120,11 @@ class BackgroundCompiler:
         self._changed = threading.Condition()
         self._closed = self._registered = False
         self._thread: threading.Thread | None = None
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Begin anew in a child of fork; what the parent compiles is for the parent."""
+        self._asked, self._changed, self._thread = [], threading.Condition(), None
 
     def start(
         self, source: Source, ready: Callable[[Artifact], None], failed: Callable[[CutegenError], None]
@@ -128,8 +139,7 @@ class BackgroundCompiler:
         compilation = Compilation()
         with self._changed:
             self._asked.append(_Job(source, ready, failed, compilation))
-            # In a child of fork the thread of its parent is not alive.
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="cutegen compiler", daemon=True)
                 self._thread.start()
             if not self._registered:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -33,6 +32,7 @@ from cutegen.family import Problem, Signature
 from cutegen.runtime.background import BackgroundCompiler, Builds, Compilation
 from cutegen.runtime.tally import Tally
 from cutegen.space import Config
+from cutegen.system.forks import RenewedLock, renew_in_children
 from cutegen.text import printable
 
 __all__ = [
@@ -188,7 +188,7 @@ class Kernels:
         self._loaded: dict[str, Kernel] = {}
         self._ready: dict[_View, Kernel] = {}
         self._refused: set[str] = set()
-        self._lock = threading.RLock()
+        self._lock = RenewedLock()
         #: Kernels that are being compiled in the background, and those that could not be.
         self._compilations: dict[_View, Compilation] = {}
         self._said: set[str] = set()
@@ -199,6 +199,13 @@ class Kernels:
         self.on_miss = ""
         self.launched: set[tuple[str, int]] = set()
         self.tally = Tally()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Forget in a child of fork what the parent compiles: whoever waits for it asks again."""
+        pending = [view for view, each in self._compilations.items() if not each.finished]
+        for view in pending:
+            self._compilations.pop(view).abandon()
 
     def with_build(self, build: str) -> Kernels:
         """Return the same kernels, loaded ones included, under another build policy.
@@ -208,6 +215,7 @@ class Kernels:
         """
         other = copy.copy(self)  # what is loaded and what is being compiled stays common to both
         other.build = require_policy(build)
+        renew_in_children(other)
         if other.on_miss:
             other.on_miss, builder = "", self._builder
             other._background = BackgroundCompiler(lambda: builder(other.store))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
 from cutegen.family import Problem
+from cutegen.system.forks import RenewedLock
 
 __all__ = ["AWAITED", "MISSED", "TORCH", "Tally"]
 
@@ -22,7 +22,7 @@ class Tally:
     """Counts of one set of kernels; may be used from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = RenewedLock()
         self._rules: dict[Problem, str] = {}
         self._calls: dict[str, _Ticks] = {}
         self._missed: dict[Problem, _Ticks] = {}

@@ -1,0 +1,125 @@
+"""A child of fork has one thread: it waits for no lock of another, and for nothing that never ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_kernels import FakeGpu
+
+from cutegen.arch import find_arch
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+from cutegen.runtime.background import Compilation
+from cutegen.runtime.kernel_cache import Kernel, Kernels
+from cutegen.system.forks import RenewedLock
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+ARCH = find_arch("sm_90a")
+PROBLEM = Problem.parse("gemm 64x128x256 bf16 kk")
+CONFIG = find_space("gemm", ARCH).default(PROBLEM)
+LIMIT_S = 60.0
+
+
+def child_succeeds(work: Callable[[], bool]) -> bool:
+    """Return whether a child of fork ends ``work`` in time, and well."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def free(lock: RenewedLock) -> bool:
+    with lock:
+        return True
+
+
+def test_a_lock_of_another_thread_is_free_in_a_child() -> None:
+    lock, held, done = RenewedLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        assert child_succeeds(lambda: free(lock))
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_lock_of_the_thread_that_forks_stays_its_own() -> None:
+    lock = RenewedLock()
+    with lock:
+        assert child_succeeds(lambda: free(lock))
+    assert child_succeeds(lambda: free(lock))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_child_waits_for_no_kernel_of_its_parent_and_compiles_its_own(tmp_path: Path, copied: bool) -> None:
+    gpu = FakeGpu(tmp_path)
+    gpu.gate.clear()
+    kernels: Kernels = gpu.kernels(build="background")
+    pending = kernels.ask(PROBLEM, CONFIG, ARCH)
+    assert isinstance(pending, Compilation) and not pending.finished
+    if copied:
+        kernels = kernels.with_build("background")
+
+    def work() -> bool:
+        if not kernels.wait(LIMIT_S / 4) or not pending.finished:
+            return False
+        gpu.gate.set()
+        again = kernels.ask(PROBLEM, CONFIG, ARCH)
+        if isinstance(again, Compilation) and not again.wait(LIMIT_S / 4):
+            return False
+        return isinstance(kernels.ask(PROBLEM, CONFIG, ARCH), Kernel)
+
+    assert child_succeeds(work)
+    assert not pending.finished  # here, where the gate is closed
+    gpu.gate.set()
+    assert kernels.wait(LIMIT_S)
+    assert isinstance(kernels.ask(PROBLEM, CONFIG, ARCH), Kernel)
+
+
+def test_a_child_is_answered_while_another_thread_compiles(tmp_path: Path) -> None:
+    """Under build="allow" a thread has the lock for as long as it compiles."""
+    gpu, begun, done = FakeGpu(tmp_path), threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    def compile_slowly(source, store):  # type: ignore[no-untyped-def]
+        if os.getpid() == parent:
+            begun.set()
+            done.wait()
+        return gpu.compile(source, store)
+
+    kernels = gpu.kernels(build="allow", compile=compile_slowly)
+    thread = threading.Thread(target=lambda: kernels.get(PROBLEM, CONFIG, ARCH))
+    thread.start()
+    begun.wait()
+    try:
+        assert child_succeeds(lambda: isinstance(kernels.get(PROBLEM, CONFIG, ARCH), Kernel))
+    finally:
+        done.set()
+        thread.join()
