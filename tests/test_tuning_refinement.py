@@ -13,13 +13,14 @@ import pytest
 from fake_tuning import SMALL, FakeCompiler, Rig, quick_search, remembered_rank  # noqa: F401
 from test_tuning import DEFAULT, PROBLEM, view
 
+from cutegen.arch import find_arch
 from cutegen.build.render import Source
 from cutegen.errors import LaunchError
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.measure.policy import Policy
 from cutegen.measure.timing import Timing
 from cutegen.space import Config, Space
-from cutegen.tuning import TuneResult
+from cutegen.tuning import EFFORTS, Request, TuneResult
 from cutegen.tuning.finalists import comparable_us
 from cutegen.tuning.problem_run import ProblemRun
 
@@ -46,6 +47,37 @@ def test_refinement_goes_on_while_it_finds_something_better(tmp_path: Path) -> N
     met: dict[Config, int] = {}
     assert count(all_alike, 1) == count(all_alike, 3)
     assert count(never_enough, 1) < count(never_enough, 3)
+
+
+@pytest.mark.parametrize(
+    ("time_us", "always", "refined"),
+    [("90", False, False), ("99.8", False, True), ("200", False, True), ("90", True, True)],
+)
+def test_under_load_a_search_refines_where_the_library_is_ahead(
+    tmp_path: Path, time_us: str, always: bool, refined: bool
+) -> None:
+    """Or as fast as the best, or where the effort says so: else the first kernels hold the best one."""
+    tried = {}
+    for turns in (0, 1):
+        effort = replace(SMALL, refine=2, refinements=turns, refines_under_load=always)
+        rig = Rig(tmp_path / str(turns), lambda config: time_us, effort=effort)
+        tried[turns] = rig.tuner.tune(4096, 4096, 4096).candidates
+    assert (tried[1] > tried[0]) == refined
+
+
+def test_what_is_refined_in_any_case() -> None:
+    """Problems that power does not limit, what no fit has ranked, configs of the caller, other objectives."""
+    arch, square = find_arch("sm_90a"), Problem(4096, 4096, 4096)
+    request = Request(square, arch, 132)
+    assert not request.refines_always
+    assert not replace(request, effort=EFFORTS["quick"]).refines_always
+    assert replace(request, effort=EFFORTS["exhaustive"]).refines_always
+    assert replace(request, problem=Problem(64, 4096, 4096)).refines_always
+    assert replace(request, problem=replace(square, ab_dtype="e4m3")).refines_always
+    assert replace(request, arch=find_arch("sm_100a")).refines_always
+    assert replace(request, problem=replace(square, epilogue=Epilogue(activation="silu"))).refines_always
+    assert replace(request, explicit=(DEFAULT,)).refines_always
+    assert replace(request, objective="energy").refines_always
 
 
 def test_what_refinement_asks_for_comes_before_the_kernels_of_the_next_problem(
@@ -83,7 +115,7 @@ def test_the_next_problem_waits_for_what_refinement_asks_for(
 
     monkeypatch.setattr(FakeCompiler, "submit", noting)
     rig = Rig(tmp_path, effort=replace(SMALL, refine=2, refinements=refinements))
-    first, second = Problem(4096, 4096, 4096), Problem(2048, 4096, 4096, layout="mn")
+    first, second = Problem(64, 4096, 4096), Problem(128, 4096, 4096, layout="mn")
     results = rig.tuner.run([rig.tuner.request(problem) for problem in (first, second)])
     assert all(isinstance(result, TuneResult) for result in results)
     refined = [at for at, (urgent, kind) in enumerate(asked) if urgent and kind == asked[0][1]]

@@ -107,7 +107,8 @@ class ProblemRun:
         """
         runner = self.runner
         runner.begin(budget_s)
-        if not (runner.measures and runner.request.searches and runner.request.effort.refinements):
+        refines = runner.request.refines_always
+        if not (runner.measures and runner.request.searches and refines):
             meanwhile()  # the compiler has nothing else to do
         runner.require_right_default(
             runner.attempts[runner.default]
@@ -116,7 +117,8 @@ class ProblemRun:
         if not runner.measures:
             return self._compiled()
         if runner.request.searches:
-            self._refine(meanwhile)
+            if refines or not self._ahead():
+                self._refine(meanwhile)
             self._rescue()
         meanwhile()
         finalists = self._finals()
@@ -147,12 +149,18 @@ class ProblemRun:
             meanwhile()
             runner.try_all(more)
 
+    def _ahead(self) -> bool:
+        """Whether some candidate is clearly faster than the library, as far as is known."""
+        timings = [a.timing for a in self.runner.working() if a.timing is not None]
+        return any(t.ratio is None or t.ratio >= 1 + TIE_BAND for t in timings)
+
     def _rescue(self) -> None:
         """If no candidate is clearly faster than the library, try more of them beside the fastest."""
         runner, request = self.runner, self.runner.request
         timings = {a.config: a.timing for a in runner.working() if a.timing is not None}
-        ahead = any(t.ratio is None or t.ratio >= 1 + TIE_BAND for t in timings.values())
-        if not request.at_once or not request.effort.rescue or not timings or ahead or runner.late():
+        if not request.at_once or not request.effort.rescue or not timings or runner.late():
+            return
+        if self._ahead():
             return
         runner.stage = "refine"
         times = {c: comparable_us(timing, request.screen_policy) for c, timing in timings.items()}
