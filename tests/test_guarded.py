@@ -22,8 +22,8 @@ from cutegen.measure.guarded import (  # noqa: E402
 )
 
 CPU = torch.device("cpu")
-#: Types in which poison is no value that a kernel may write: those with NaN, and int32.
-CERTAIN = ("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2", "e8m0", "int32")
+#: Types in which no kernel may write poison: NaN, more than a sum of bytes, or a byte that is no truth value.
+CERTAIN = ("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2", "e8m0", "int32", "bool")
 UNCERTAIN = ("int8", "uint8", "int64")
 SHAPES = ((7,), (5, 6), (3, 4, 5), (2, 3, 4, 5))
 

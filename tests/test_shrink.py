@@ -6,7 +6,9 @@ import json
 import lzma
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +260,15 @@ def test_documents_say_why_products_have_no_list(family: str) -> None:
     assert re.search(
         rf"{mean:.1f} % (in the geometric mean )?and {worst:.1f} % (at worst )?for `{family}`", said
     )
+
+
+@pytest.mark.parametrize("family", ["gated_gemm", "gemm_blocks", "grouped_gemm"])
+def test_documents_say_how_few_rows_have_configs_in_common(family: str) -> None:
+    rows = json.loads((DOCUMENTS / "results" / f"{family}.json").read_text())["rows"]
+    counts = Counter(chain.from_iterable(row["tried"] for row in rows))
+    assert 2 * max(counts.values()) < len(rows)
+    said = " ".join((DOCUMENTS / "tuning.md").read_text().split())
+    assert re.search(rf"`{family}` \({len(counts)}( configs)? on {len(rows)}( rows)?\)", said)
 
 
 def test_the_example_for_machines_without_a_gpu_runs(capsys: pytest.CaptureFixture[str]) -> None:
