@@ -6,18 +6,27 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deployments import LINES, Workshop, load, operands, write_table
 from fake_kernels import FakeGpu
 
 from cutegen.arch import find_arch
+from cutegen.deploy import pin_table
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
+from cutegen.records.trials import Trial, TrialStore
+from cutegen.runtime import recorder
 from cutegen.runtime.background import Compilation
 from cutegen.runtime.kernel_cache import Kernel, Kernels
+from cutegen.runtime.recorder import Recorder
 from cutegen.system.forks import RenewedLock
+from cutegen.torch_ops import fallbacks, gates
+from cutegen.torch_ops import gemm as operators
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -52,8 +61,10 @@ def free(lock: RenewedLock) -> bool:
         return True
 
 
-def test_a_lock_of_another_thread_is_free_in_a_child() -> None:
-    lock, held, done = RenewedLock(), threading.Event(), threading.Event()
+@contextmanager
+def held_by_another_thread(lock: Any) -> Iterator[None]:
+    """Hold a lock for the length of the block, in a thread that no child of fork has."""
+    held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         with lock:
@@ -64,10 +75,16 @@ def test_a_lock_of_another_thread_is_free_in_a_child() -> None:
     thread.start()
     held.wait()
     try:
-        assert child_succeeds(lambda: free(lock))
+        yield
     finally:
         done.set()
         thread.join()
+
+
+def test_a_lock_of_another_thread_is_free_in_a_child() -> None:
+    lock = RenewedLock()
+    with held_by_another_thread(lock):
+        assert child_succeeds(lambda: free(lock))
 
 
 def test_a_lock_of_the_thread_that_forks_stays_its_own() -> None:
@@ -123,3 +140,62 @@ def test_a_child_is_answered_while_another_thread_compiles(tmp_path: Path) -> No
     finally:
         done.set()
         thread.join()
+
+
+def does(work: Callable[..., object], *arguments: Any) -> Callable[[], bool]:
+    """Return what does the work and says that it came to its end."""
+    return lambda: work(*arguments) is not NotImplemented
+
+
+def new_recorder() -> Recorder:
+    return Recorder(lambda: False, lambda problem: pytest.fail("nothing is asked"))
+
+
+RECORDER = new_recorder()
+
+
+@pytest.mark.parametrize(
+    ("lock", "work"),
+    [
+        (operators._lock, does(operators.drop_plans)),
+        (gates._forward._lock, does(gates._forward.forget)),
+        (fallbacks._lock, does(fallbacks.count, "a reason")),
+        (recorder._lock, does(recorder.stop, RECORDER)),
+        (RECORDER._lock, lambda: not RECORDER.counts),
+    ],
+    ids=["plans of gemm", "plans of a family", "fallbacks", "recorders", "counts"],
+)
+def test_a_child_waits_for_no_thread_of_its_parent(lock: Any, work: Callable[[], bool]) -> None:
+    with held_by_another_thread(lock):
+        assert child_succeeds(work)
+
+
+def test_a_child_launches_pinned_kernels_while_a_thread_of_its_parent_loads_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_LOG", str(tmp_path / "calls.txt"))
+    line = LINES[0]
+    pin_table(
+        write_table(tmp_path / "t.json", [line]), tmp_path / "deploy", kernels=Workshop(tmp_path).kernels()
+    )
+    deployment, torch = load(tmp_path / "deploy")
+    a, b, options = operands(Problem.parse(line), torch)
+    with held_by_another_thread(deployment._lock):
+        assert child_succeeds(lambda: deployment.gemm(a, b, **options) is options["out"])
+
+
+def test_a_child_writes_trials_over_a_connection_of_its_own(tmp_path: Path) -> None:
+    with TrialStore(tmp_path / "trials.sqlite") as store:
+        connection = store._db
+        store.add(Trial(PROBLEM, "build_failed", CONFIG, id="parent", error="no"))
+
+        def work() -> bool:
+            store.add(Trial(PROBLEM, "build_failed", CONFIG, id="child", error="no"))
+            found = [trial.id for trial in store.find()]
+            store.close()
+            return found == ["parent", "child"] and store._db is not connection
+
+        with held_by_another_thread(store._lock):
+            assert child_succeeds(work)
+        store.add(Trial(PROBLEM, "build_failed", CONFIG, id="later", error="no"))
+        assert [trial.id for trial in store.find()] == ["parent", "child", "later"]

@@ -11,7 +11,9 @@ import ctypes
 import functools
 import hashlib
 import math
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -82,6 +84,7 @@ class Deployment:
         self._trusted: set[int] = set()
         self._threads = threading.local()
         self._lock = threading.Lock()
+        _renew_lock_in_children(self)
 
     @property
     def problems(self) -> list[str]:
@@ -409,6 +412,18 @@ def _check_cpu(flags: Iterable[str]) -> None:
     missing = sorted(set(flags) - set(found))
     if found and missing:
         raise PinnedError(f"this CPU lacks {', '.join(missing)}, which the kernels' launch code may use")
+
+
+def _renew_lock_in_children(deployment: Deployment) -> None:
+    """Let a child of fork find the lock free: there the thread that held it is not."""
+    known = weakref.ref(deployment)
+
+    def renew() -> None:
+        there = known()
+        if there is not None:
+            there._lock = threading.Lock()
+
+    os.register_at_fork(after_in_child=renew)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ flight. :class:`cutegen.tuning.history.Ledger` decides which of them need not be
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from cutegen.family import Problem
 from cutegen.records.sqlite_file import WAIT_S, connect, may_hold, set_journal_mode
 from cutegen.records.trial import OUTCOMES, Trial
 from cutegen.system.closing import Closing
+from cutegen.system.forks import RenewedLock, renew_in_children
 from cutegen.system.private import make_private
 from cutegen.text import printable, shown
 
@@ -71,7 +71,8 @@ class TrialStore(Closing):
 
     A file that is refused is left as it is, to the byte. Folders that are missing are made for this user
     alone (mode 0700); one that is there may be shared, since a database holds data and no code. Any number of
-    processes may have it open and write; within a process it may be used from any thread.
+    processes may have it open and write; within a process it may be used from any thread. A child of fork
+    opens the file itself when it first needs it.
 
     Args:
         path: The file. Its folder must exist or be creatable.
@@ -87,7 +88,7 @@ class TrialStore(Closing):
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
         self.path = Path(path)
-        self._lock = threading.RLock()
+        self._lock = RenewedLock()
         self._read_only = read_only
         if not read_only:
             try:
@@ -100,7 +101,22 @@ class TrialStore(Closing):
         there = may_hold(self.path, _APPLICATION, _SCHEMA)
         if read_only and not there:
             raise StoreError(f"trial database {self.path} does not exist, or is empty")
-        self._db = self._connect()
+        self._own: sqlite3.Connection | None = self._connect()
+        #: In a child of fork the connection of its parent, which SQLite lets no child use or close.
+        self._inherited: list[sqlite3.Connection] = []
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Leave the connection to the parent; called in a child of fork."""
+        if self._own is not None:
+            self._inherited.append(self._own)
+            self._own = None
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._own is None:
+            self._own = self._connect()
+        return self._own
 
     def _connect(self) -> sqlite3.Connection:
         with self._reasons():
@@ -154,7 +170,8 @@ class TrialStore(Closing):
 
     def close(self) -> None:
         """Close the file; calling it again does nothing."""
-        self._db.close()
+        if self._own is not None:
+            self._own.close()
 
     def add(self, trial: Trial) -> None:
         """Write ``trial``; when this returns it survives a crash.

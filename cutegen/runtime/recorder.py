@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +10,13 @@ from cutegen.errors import CutegenError
 from cutegen.family import Problem
 from cutegen.records.recorded_calls import ALIGNMENTS, UNKNOWN, Call
 from cutegen.runtime.answer_lookup import Answer
+from cutegen.system.forks import RenewedLock
 
 __all__ = ["Recorder", "counted", "is_recording", "note", "start", "stop"]
 
 #: Of a launcher's arguments so many are looked at: a, b and the result of a GEMM.
 _OPERANDS = 3
-_lock = threading.Lock()
+_lock = RenewedLock()
 #: Those that count now. A plan that is made meanwhile counts for them; plans must be dropped at both ends.
 _recorders: tuple[Recorder, ...] = ()
 
@@ -39,7 +39,7 @@ class Recorder:
         self._in_backward = in_backward
         self._explain = explain
         self._layers = layers or {}
-        self._lock = threading.Lock()
+        self._lock = RenewedLock()
         #: Of each kind of call the number, and all addresses of operands or'ed together.
         self._cells: dict[Call, list[int]] = {}
         self._answers: dict[Problem, Answer | None] = {}

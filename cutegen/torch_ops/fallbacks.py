@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from cutegen.system.forks import RenewedLock
+
 __all__ = ["count", "counts", "known", "refuse", "reset"]
 
 _log = logging.getLogger("cutegen")
-_lock = threading.Lock()
+_lock = RenewedLock()
 _counts: Counter[str] = Counter()
 #: Calls that a kernel refused, by what decides it; a program with more starts over.
 _refused: dict[Hashable, str] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +23,7 @@ from cutegen.runtime.dispatch import Dispatcher, Served
 from cutegen.runtime.recorder import is_recording
 from cutegen.runtime.workspace import GetWorkspace, new_workspace
 from cutegen.space import Config
+from cutegen.system.forks import RenewedLock
 from cutegen.torch_ops.fake_calls import note_family_call
 from cutegen.torch_ops.gemm_transforms import are_active
 from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
@@ -97,7 +97,7 @@ class DeclaredOperator:
         self.fast: dict[Any, Any] = {}
         #: How often all plans were dropped: one that was begun before is not kept.
         self._drops = 0
-        self._lock = threading.RLock()
+        self._lock = RenewedLock()
         _operators.add(self)
 
     def forget(self) -> None:

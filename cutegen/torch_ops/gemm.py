@@ -6,7 +6,6 @@ custom op costs more than all of it together, so those are used only where torch
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from cutegen.families.calls import require_tensor
 from cutegen.families.gemm.operands import Request, describe, refuse_part_of_c, refuse_shared
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
+from cutegen.system.forks import RenewedLock
 from cutegen.torch_ops.family_operator import drop_family_plans
 from cutegen.torch_ops.gemm_gradient import (
     activate,
@@ -61,7 +61,7 @@ __all__ = [
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
 
-_lock = threading.RLock()
+_lock = RenewedLock()
 _dispatcher: Dispatcher | None = None
 _plans: dict[Any, Plan] = {}
 _operator_plans = OperatorPlans()
