@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_kernels import H200, FakeGpu
 from own_kernels import write_kernel
+from own_registry import without_user_families
 
 torch = pytest.importorskip("torch")
 
@@ -83,6 +84,15 @@ class FakeUserGpu(FakeGpu):
             call_by_name(family.stand_in(problem), family.arguments(problem))(*arguments)
 
         return function
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_families() -> Iterator[None]:
+    """Kernels that these tests load are families in no other test of the process."""
+    with pytest.MonkeyPatch.context() as patch:
+        without_user_families(patch)
+        patch.setattr(user_kernels, "_loaded", {})
+        yield
 
 
 @pytest.fixture
