@@ -24,7 +24,8 @@ from cutegen.families.gemm.perf_model.roofline import FEATURES, Cover, lying, ro
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
-from cutegen.runtime.warming import Wanted, prepare_choices
+from cutegen.runtime.needs import Wanted
+from cutegen.runtime.warming import prepare_choices
 from cutegen.search.defaults import default_config
 
 ARCH = find_arch("sm_90a")

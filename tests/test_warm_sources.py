@@ -26,6 +26,7 @@ from cutegen.records.recorded_calls import Call, append_calls  # noqa: E402
 from cutegen.records.table import Table  # noqa: E402
 from cutegen.runtime import warming  # noqa: E402
 from cutegen.runtime.answer_lookup import look_up  # noqa: E402
+from cutegen.runtime.needs import Needs  # noqa: E402
 from cutegen.search.defaults import default_config, default_set  # noqa: E402
 from cutegen.torch_ops import warmup as warmup_module  # noqa: E402
 from cutegen.torch_ops.warm_sources import CAPTURE_SIZES, read_source  # noqa: E402
@@ -171,7 +172,7 @@ def test_a_range_of_rows_misses_none_of_them(gpu: FakeGpu, tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cutegen.torch_ops.linear_modules._DEVICE", "cpu")
         source = read_source(torch.nn.Linear(512, 1024, bias=False, dtype=BF16), "1..8192", table)
-    wanted = warmup_module._wanted(source, (), (), table, H200.arch, 132, False, "none")
+    wanted = warmup_module._of_source(source, Needs(table, H200.arch, 132, "none"))
     prepared = {SPACE.compile_view(each.config) for each in wanted if not each.config.algorithm}
     generator, asked = Random(7), set()
     for rows in {int(2 ** (13 * generator.random())) for _ in range(100)}:
@@ -226,3 +227,12 @@ def test_one_word_is_a_list_of_one(gpu: FakeGpu) -> None:
     for workers in (0, -1, 1.5, True):
         with pytest.raises(UsageError, match=r"workers is .*; valid: 1 and more"):
             cutegen.warmup(problems=line, arch="sm_90a", workers=workers)  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_is_wanted_twice_is_compiled_and_counted_once(gpu: FakeGpu) -> None:
+    """As the answer to a model's call, and as one of those that may answer a problem of its kind."""
+    layer = torch.nn.Linear(32, 24, bias=False, dtype=BF16)
+    warmed = cutegen.warmup(layer, m=16, problems="gemm 4096x24x32 bf16 kk")
+    kernels = [(each.problem.signature, SPACE.compile_view(each.config)) for each in warmed.wanted]
+    assert len(set(kernels)) == len(kernels) == len(warmed.compiled) == warmed.launched
+    assert warmed.missing == 0

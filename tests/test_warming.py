@@ -29,7 +29,8 @@ from cutegen.records.range_entry import Piece, RangeEntry
 from cutegen.records.table import Table
 from cutegen.runtime import answer_lookup, dispatch, warming
 from cutegen.runtime.answer_lookup import look_up
-from cutegen.runtime.warming import Warming, compile_wanted, kinds, wanted_kernels
+from cutegen.runtime.needs import Needs, Wanted, each_once, kinds
+from cutegen.runtime.warming import Warming, compile_wanted
 from cutegen.search.defaults import default_config, default_set
 from cutegen.space import Config
 
@@ -101,8 +102,18 @@ def compiler(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return found
 
 
-def wanted_of(*lines: str) -> tuple[warming.Wanted, ...]:
-    return wanted_kernels([parse_problem(line) for line in lines], [], None, ARCH, 132)
+def of_kinds(kinds: Iterable[Problem], table: Table | None = None) -> tuple[Wanted, ...]:
+    return each_once(Needs(table, ARCH, 132).of_kinds(kinds), ARCH)
+
+
+def of_problem(problem: Problem, table: Table | None) -> tuple[Wanted, ...]:
+    """What answers a problem, and may answer its kind."""
+    needs = Needs(table, ARCH, 132)
+    return each_once((*needs.of_problems([problem]), *needs.of_kinds([problem])), ARCH)
+
+
+def wanted_of(*lines: str) -> tuple[Wanted, ...]:
+    return of_kinds([parse_problem(line) for line in lines])
 
 
 # --- what is wanted ---
@@ -143,7 +154,7 @@ def test_malformed_kinds_are_refused(call: Callable[[], Any], error: type[Except
 
 def test_a_kind_means_its_default_set() -> None:
     """Two problems of one signature are one kind."""
-    found = wanted_kernels([KIND, PROBLEM], [], None, ARCH, 132)
+    found = of_kinds([KIND, PROBLEM])
     assert [(each.problem, each.config) for each in found] == list(default_set(SPACE, KIND))
 
 
@@ -151,10 +162,10 @@ def test_a_problem_means_what_answers_it_and_its_kind() -> None:
     """From the table if it has an answer; each kernel comes once."""
     other = next(c for c in SPACE.configs(PROBLEM, {"use_pdl": [False]}) if not SPACE.explain(PROBLEM, c))
     table = Table(Fingerprint.of(H200, Toolchain.current()), [Entry(PROBLEM, other)])
-    found = wanted_kernels([], [PROBLEM], table, ARCH, 132)
+    found = of_problem(PROBLEM, table)
     assert (found[0].problem, found[0].config) == (PROBLEM, other)
     assert [each.config for each in found[1:]] == [config for _, config in default_set(SPACE, PROBLEM)]
-    plain = wanted_kernels([], [PROBLEM], None, ARCH, 132)
+    plain = of_problem(PROBLEM, None)
     assert plain[0].config == default_config(SPACE, PROBLEM, 132)
     assert len(plain) == len(default_set(SPACE, PROBLEM))
 
@@ -168,9 +179,9 @@ def test_a_table_means_all_its_kernels() -> None:
         Entry(Problem(128, 1024, 1024), None, source="torch"),
     ]
     table = Table(Fingerprint.of(H200, Toolchain.current()), entries)
-    found = wanted_kernels([], [], table, ARCH, 132, whole_table=True)
+    found = each_once(Needs(table, ARCH, 132).of_table(), ARCH)
     assert [(each.problem, each.config, each.known_key) for each in found] == [(PROBLEM, config, "0" * 32)]
-    assert not wanted_kernels([], [], table, ARCH, 132)
+    assert not of_kinds([], table)
 
 
 def test_a_kind_means_what_a_table_answers_to_it() -> None:
@@ -184,10 +195,10 @@ def test_a_kind_means_what_a_table_answers_to_it() -> None:
     within = parse_range("gemm 1000..4000x512x512 bf16 kk")
     ranges = [RangeEntry(within, (Piece(1000, 1999, kernels[5]), Piece(2000, 4000, other)))]
     table = Table(Fingerprint.of(H200, Toolchain.current()), [*entries, Entry(biased, other)], ranges)
-    wanted = {SPACE.compile_view(each.config) for each in wanted_kernels([KIND], [], table, ARCH, 132)}
-    without = {SPACE.compile_view(each.config) for each in wanted_kernels([KIND], [], None, ARCH, 132)}
+    wanted = {SPACE.compile_view(each.config) for each in of_kinds([KIND], table)}
+    without = {SPACE.compile_view(each.config) for each in of_kinds([KIND])}
     assert wanted == without | {SPACE.compile_view(other)}
-    assert not wanted_kernels([], [], table, ARCH, 132)
+    assert not of_kinds([], table)
     generator, ways = Random(3), set()
     for _ in range(60):
         m, n = int(2 ** (2 + 11 * generator.random())), generator.choice([512, 640, 4096])

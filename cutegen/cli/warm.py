@@ -31,7 +31,8 @@ from cutegen.family import Problem
 from cutegen.records.table import Table
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.runtime.warming import Warming, compile_wanted, kinds, prepare_choices, wanted_kernels
+from cutegen.runtime.needs import Needs, each_once, kinds
+from cutegen.runtime.warming import Warming, compile_wanted, prepare_choices
 from cutegen.text import how_many
 from cutegen.tuning.progress import Progress
 
@@ -133,7 +134,10 @@ def _run(args: argparse.Namespace) -> int:
     store = Store.at(args.cache_dir)
     arch, sm_count, table = _target(args)
     of_kinds, problems = _asked(args)
-    wanted = wanted_kernels(of_kinds, problems, table, arch, sm_count, whole_table=args.table is not None)
+    needs = Needs(table, arch, sm_count)
+    named = needs.of_table() if args.table is not None else ()
+    found = (*needs.of_problems(problems), *named, *needs.of_kinds((*of_kinds, *problems)))
+    wanted = each_once(found, arch)
     with make_display(args.quiet) as display:
         display.begin(f"{args.family} {arch}", 1, 1)
         warmed = compile_wanted(

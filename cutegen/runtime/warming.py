@@ -1,42 +1,26 @@
-"""Kernels compiled before they are called: those of untuned problems of a kind, those that a table names."""
+"""Kernels compiled before they are called, and how far that has come."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Failure
 from cutegen.build.host_library import build_library
 from cutegen.build.render import Source
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, ProblemError, ResourceError, UsageError
-from cutegen.families.options import read_options
-from cutegen.families.registry import find_family, find_space, is_legal, space_of
-from cutegen.family import Family, Problem, Signature
-from cutegen.records.table import Table
-from cutegen.runtime.answer_lookup import look_up
+from cutegen.errors import BuildError, ResourceError
+from cutegen.families.registry import find_space
 from cutegen.runtime.kernel_cache import Kernels
-from cutegen.search.defaults import default_set, prepare_defaults
-from cutegen.space import Config
+from cutegen.runtime.needs import Wanted
+from cutegen.search.defaults import prepare_defaults
 
-__all__ = ["Wanted", "Warming", "compile_wanted", "kinds", "prepare_choices", "wanted_kernels"]
+__all__ = ["Warming", "compile_wanted", "prepare_choices"]
 
-#: A free size of a problem that stands for its kind: a multiple of whatever a layout asks for.
-_ANY_SIZE = 4096
 #: Seconds between looks at the clock where there is a budget.
 _POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A kernel to compile: a problem, a config that is valid for it, and where a table says that it is."""
-
-    problem: Problem
-    config: Config
-    known_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,122 +54,6 @@ class Warming:
     def missing(self) -> int:
         """How many are neither compiled nor known to fail: the budget was over."""
         return len(self.wanted) - len(self.ready) - len(self.failed)
-
-
-def kinds(
-    family: Family,
-    dtypes: Sequence[str] = (),
-    layouts: Sequence[str] = (),
-    options: Sequence[str] = (),
-    shapes: Sequence[str] = (),
-) -> tuple[Problem, ...]:
-    """Return a problem for each combination of dtype, layout, words of options, and shape.
-
-    What is not given is the family's default; without shapes the sizes are any.
-
-    Raises:
-        UsageError: There is no such option, a shape is malformed, or the family compiles a size in and no
-            shape says what it is.
-        ProblemError: The family does not compute a combination.
-    """
-    found = []
-    for sizes in [family.parse_shape(shape) for shape in shapes] or [_any_sizes(family)]:
-        for dtype, layout, words in product(dtypes or ("",), layouts or ("",), options or ("",)):
-            given = {name: value for name, value in (("dtype", dtype), ("layout", layout)) if value}
-            found.append(family.problem(sizes, read_options(family, words, given)))
-    return tuple(dict.fromkeys(found))
-
-
-def _any_sizes(family: Family) -> dict[str, int]:
-    fixed = [size.name for size in family.sizes if not size.free and size.default is None]
-    if fixed:
-        raise UsageError(
-            f"kernels of {family.name} are compiled for one {', '.join(fixed)}; give the shapes, such as "
-            f"--shape {'x'.join([str(_ANY_SIZE)] * len(family.sizes))}"
-        )
-    return {size.name: size.default or _ANY_SIZE for size in family.sizes}
-
-
-def wanted_kernels(
-    of_kinds: Iterable[Problem],
-    problems: Iterable[Problem],
-    table: Table | None,
-    arch: Arch,
-    sm_count: int,
-    *,
-    whole_table: bool = False,
-    only_answers: bool = False,
-    fallback: str = "",
-) -> tuple[Wanted, ...]:
-    """Return the kernels that calls may need, each once.
-
-    Args:
-        of_kinds: Of each, whatever answers a problem of its signature: the default set, and what the table
-            names for such problems.
-        problems: Of each, the same, and the kernel that answers it.
-        table: Asked for answers.
-        arch: The target.
-        sm_count: SMs of the GPU.
-        whole_table: Also every kernel that the table names.
-        only_answers: Of ``problems`` the kernels that answer them alone.
-        fallback: As for :func:`~cutegen.runtime.answer_lookup.look_up`.
-
-    Raises:
-        ProblemError: No config computes one of them there.
-        ResourceError: There is no space for a family and the target.
-    """
-    given = tuple(problems)
-    found: dict[object, Wanted] = {}
-
-    def add(wanted: Wanted) -> None:
-        space = space_of(wanted.config, wanted.problem.family, arch)
-        found.setdefault((wanted.problem.signature, space.compile_view(wanted.config)), wanted)
-
-    for problem in given:
-        answer = look_up(table, problem, find_space(problem.family, arch), sm_count, fallback)
-        if answer.config is not None:
-            add(Wanted(problem, answer.config, answer.known_key))
-    for wanted in _of_table(table, arch) if whole_table and table is not None else ():
-        add(wanted)
-    first: dict[Signature, Problem] = {}
-    for problem in (*of_kinds, *(() if only_answers else given)):
-        first.setdefault(problem.signature, problem)
-    for problem in first.values():
-        space = find_space(problem.family, arch)
-        space.default(problem)  # raises where the target computes no such problem
-        for kin, config in default_set(space, problem, sm_count):
-            add(Wanted(kin, config))
-        for wanted in _of_kind(problem, table, arch) if table is not None else ():
-            add(wanted)
-    return tuple(found.values())
-
-
-def _of_kind(kind: Problem, table: Table, arch: Arch) -> Iterator[Wanted]:
-    """Yield what a table may answer to problems of the signature of ``kind``, by any rule of lookup."""
-    family = find_family(kind.family)
-    kin = family.kin(kind)
-    for each in _of_table(table, arch):
-        if each.problem.signature == kind.signature:
-            yield each
-        elif each.problem.family == kind.family and family.kin(each.problem) == kin:
-            try:
-                problem = kind.with_sizes(**each.problem.sizes)
-            except ProblemError:
-                continue
-            if problem.signature == kind.signature and is_legal(each.config, problem, arch):
-                yield Wanted(problem, each.config)
-
-
-def _of_table(table: Table, arch: Arch) -> Iterator[Wanted]:
-    """Yield what a table names and this version can render."""
-    for problem, entry in table.entries.items():
-        if entry.config is not None and is_legal(entry.config, problem, arch):
-            yield Wanted(problem, entry.config, entry.artifact_key)
-    for each in table.ranges:
-        for piece in each.pieces:
-            problem = each.range.low.with_sizes(**{each.range.size: piece.first})
-            if piece.config is not None and is_legal(piece.config, problem, arch):
-                yield Wanted(problem, piece.config, piece.artifact_key)
 
 
 def compile_wanted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +17,8 @@ from cutegen.measure.device import or_else
 from cutegen.records.table import Table
 from cutegen.runtime.call_plan import make_launcher
 from cutegen.runtime.dispatch import Dispatcher
-from cutegen.runtime.warming import (
-    Wanted,
-    Warming,
-    compile_wanted,
-    kinds,
-    prepare_choices,
-    wanted_kernels,
-)
+from cutegen.runtime.needs import Needs, Wanted, each_once, kinds
+from cutegen.runtime.warming import Warming, compile_wanted, prepare_choices
 from cutegen.runtime.workspace import new_workspace
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import drop_family_plans
@@ -109,9 +103,10 @@ def warmup(
     )
     only_given = not expected.family or (bool(given) and not (dtypes or layouts or options))
     of_kinds = () if only_given else kinds(find_family(expected.family), dtypes, layouts, options)
-    wanted = _wanted(
-        expected, of_kinds, given, asked, target, sm_count, table is not None, dispatcher.fallback
-    )
+    needs = Needs(asked, target, sm_count, dispatcher.fallback)
+    named = needs.of_table() if table is not None else ()
+    more = (*needs.of_problems(given), *named, *needs.of_kinds((*of_kinds, *given)))
+    wanted = each_once((*_of_source(expected, needs), *more), target)
     warmed = compile_wanted(
         wanted, dispatcher.kernels.store, target, workers=workers, budget_s=budget_s, observe=observe
     )
@@ -155,30 +150,14 @@ def _launch_all(
     return warmed
 
 
-def _wanted(
-    expected: Source,
-    of_kinds: Iterable[Problem],
-    given: Sequence[Problem],
-    table: Table | None,
-    target: Arch,
-    sm_count: int,
-    whole: bool,
-    fallback: str,
-) -> tuple[Wanted, ...]:
-    """Return the kernels, those of a source first."""
-    named = expected.table
-    of_source = wanted_kernels(
-        expected.kinds,
-        expected.problems,
-        table if named is None else named,
-        target,
-        sm_count,
-        whole_table=named is not None,
-        only_answers=True,
-        fallback=fallback,
-    )
-    more = wanted_kernels(of_kinds, given, table, target, sm_count, whole_table=whole, fallback=fallback)
-    return tuple(dict.fromkeys((*of_source, *more)))
+def _of_source(expected: Source, needs: Needs) -> Iterator[Wanted]:
+    """Yield the kernels that a source of calls needs; a table that is one answers them itself."""
+    named = expected.table is not None
+    needs = replace(needs, table=expected.table) if named else needs
+    yield from needs.of_problems(expected.problems)
+    if named:
+        yield from needs.of_table()
+    yield from needs.of_kinds(expected.kinds)
 
 
 def launch_once(dispatcher: Dispatcher, wanted: Wanted, index: int = 0) -> None:
