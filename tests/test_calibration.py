@@ -35,7 +35,8 @@ from cutegen.measure import Candidate, TimingRun
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
 from cutegen.measure.timing import Timing
-from cutegen.records.calibrations import calibrated_arch, calibration_path, require_calibration
+from cutegen.records.calibrations import calibrated_arch, require_calibration
+from cutegen.records.paths import calibration_path
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels

@@ -19,8 +19,9 @@ from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import Dispatcher, default_table_path
+from cutegen.runtime.dispatch import Dispatcher
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Value
 

@@ -22,7 +22,8 @@ from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of, torch_mm_us
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.records.calibrations import calibrated_arch, calibration_path, made_on, require_calibration
+from cutegen.records.calibrations import calibrated_arch, made_on, require_calibration
+from cutegen.records.paths import calibration_path
 from cutegen.search.defaults import default_config, predictor
 
 PROBLEM = Problem(100, 4096, 4096)

@@ -35,9 +35,9 @@ from cutegen.families.ranges import parse_range
 from cutegen.families.registry import find_space, is_legal
 from cutegen.families.shapes import read_shapes
 from cutegen.records.entry import ANY, Entry, Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.range_entry import Piece, Point, RangeEntry, Regret
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import default_table_path
 from cutegen.space import Config
 
 ARCH = find_arch("sm_90a")

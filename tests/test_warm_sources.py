@@ -20,8 +20,9 @@ import cutegen  # noqa: E402
 from cutegen.build import Toolchain  # noqa: E402
 from cutegen.errors import UsageError  # noqa: E402
 from cutegen.families.registry import find_space, is_legal, parse_problem  # noqa: E402
-from cutegen.records.calibrations import calibrated_arch, calibration_path, made_on  # noqa: E402
+from cutegen.records.calibrations import calibrated_arch, made_on  # noqa: E402
 from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
+from cutegen.records.paths import calibration_path  # noqa: E402
 from cutegen.records.recorded_calls import Call, append_calls  # noqa: E402
 from cutegen.records.table import Table  # noqa: E402
 from cutegen.runtime import warming  # noqa: E402

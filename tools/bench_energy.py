@@ -45,9 +45,9 @@ from cutegen.measure import Bench
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.records.entry import Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.table import Table
 from cutegen.runtime.answer_lookup import look_up
-from cutegen.runtime.dispatch import default_table_path
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Space, Value
 from tools.bench_gemm import ASSUMED

@@ -22,7 +22,8 @@ from cutegen.errors import UsageError
 from cutegen.families.gemm.perf_model.fitting import Refit
 from cutegen.measure import BUSY_MODES
 from cutegen.measure.device import Device, present_device
-from cutegen.records.calibrations import calibration_path, require_calibration
+from cutegen.records.calibrations import require_calibration
+from cutegen.records.paths import calibration_path
 from cutegen.records.trials import TrialStore
 from cutegen.system.publish import publish
 from cutegen.tuning.backends import Backends

@@ -25,9 +25,9 @@ from cutegen.families.ranges import Range, is_range, parse_range
 from cutegen.families.registry import load_families, load_kernel, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.device import or_else, present_device
+from cutegen.records.paths import default_table_path
 from cutegen.records.recorded_calls import read_recordings
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import default_table_path
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.text import how_many, shown
 

@@ -9,8 +9,8 @@ from cutegen.build.store import Store
 from cutegen.measure.device import Device, or_else, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import default_table_path
 
 __all__ = ["device_at_hand", "find_target"]
 

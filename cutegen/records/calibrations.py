@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,18 +18,13 @@ from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine, is_measured
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.measure.device import Device
+from cutegen.records.paths import calibration_path
 from cutegen.system.documents import read_bytes
 from cutegen.text import printable, shown
 
-__all__ = ["calibrated_arch", "calibration_path", "made_on", "require_calibration"]
+__all__ = ["calibrated_arch", "made_on", "require_calibration"]
 
 _log = logging.getLogger("cutegen")
-
-
-def calibration_path(root: Path, device: Device) -> Path:
-    """Return where the calibration of a kind of GPU is in the cache folder ``root``."""
-    name = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
-    return root / "calibrations" / f"{name}.json"
 
 
 def made_on(device: Device) -> dict[str, Json]:

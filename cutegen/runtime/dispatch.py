@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from cutegen.family import Problem, Signature
 from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import ANY, Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.answer_lookup import Answer, estimate, look_up
 from cutegen.runtime.background import Compilation
@@ -32,7 +32,6 @@ __all__ = [
     "Dispatcher",
     "Served",
     "autotune_disabled",
-    "default_table_path",
 ]
 
 _log = logging.getLogger("cutegen")
@@ -41,12 +40,6 @@ _log = logging.getLogger("cutegen")
 def autotune_disabled() -> bool:
     """Return whether ``CUTEGEN_DISABLE_AUTOTUNE`` asks that every lookup answers the default."""
     return os.environ.get("CUTEGEN_DISABLE_AUTOTUNE", "") not in {"", "0"}
-
-
-def default_table_path(root: Path, device: Device) -> Path:
-    """Return where the dispatch table of a kind of GPU is in the cache folder ``root``."""
-    name = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
-    return root / "tables" / f"{name}.json"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from cutegen.build.budget import require_budget
 from cutegen.errors import ProblemError, UsageError
 from cutegen.family import Problem
+from cutegen.records.paths import default_table_path
 from cutegen.runtime.answer_lookup import Answer
-from cutegen.runtime.dispatch import Dispatcher, autotune_disabled, default_table_path
+from cutegen.runtime.dispatch import Dispatcher, autotune_disabled
 from cutegen.torch_ops import gemm as gemm_operators
 from cutegen.torch_ops.model_run import record_run
 from cutegen.torch_ops.recording import Recording

@@ -19,9 +19,9 @@ from cutegen.measure.watch import NvmlWatch
 from cutegen.operator_api import Offers, find_offers
 from cutegen.records.calibrations import calibrated_arch
 from cutegen.records.entry import Entry, Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Table, require_fallback
-from cutegen.runtime.dispatch import default_table_path
 from cutegen.tuning.backends import Backends, Bench, Children
 
 __all__ = ["Setting"]

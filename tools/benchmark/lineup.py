@@ -20,8 +20,9 @@ from cutegen.measure.context import CONTEXTS, require_context
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
 from cutegen.records.entry import Fingerprint
+from cutegen.records.paths import default_table_path
 from cutegen.records.table import Table
-from cutegen.runtime.dispatch import Dispatcher, default_table_path
+from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
 from tools.benchmark import environment
 from tools.benchmark.bandwidth import Copy
