@@ -176,6 +176,8 @@ def _trace(module: torch.nn.Module) -> Graph:
 
 def _match(graph: Graph, module: torch.nn.Module) -> tuple[str, str, str, str] | None:
     """Return activation, gate, up and down if a graph is ``down(act(gate(x)) * up(x))`` and nothing else."""
+    import torch
+
     *nodes, end = graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
     down = end.args[0]
@@ -184,7 +186,7 @@ def _match(graph: Graph, module: torch.nn.Module) -> tuple[str, str, str, str] |
     product = down.args[0]
     if product.op not in ("call_function", "call_method") or product.kwargs or len(product.args) != 2:
         return None
-    if product.target not in (operator.mul, _torch().mul, "mul"):
+    if product.target not in (operator.mul, torch.mul, "mul"):
         return None
     for activated, up in (product.args, product.args[::-1]):
         name = _activation(activated, module)
@@ -197,12 +199,14 @@ def _match(graph: Graph, module: torch.nn.Module) -> tuple[str, str, str, str] |
 
 def _factors(gate: Any, up: Any, x: Node) -> tuple[str, str, tuple[Node, ...]] | None:
     """Return the layers that compute gate and up of x, the second empty if both are halves, and all nodes."""
+    import torch
+
     if _is_call(gate, x) and _is_call(up, x) and gate.target != up.target:
         return gate.target, up.target, (gate, up)
     if not all(getattr(part, "target", None) is operator.getitem for part in (gate, up)):
         return None
     (both, first), (same, second) = gate.args, up.args
-    if both is not same or (first, second) != (0, 1) or both.target not in (_torch().chunk, "chunk"):
+    if both is not same or (first, second) != (0, 1) or both.target not in (torch.chunk, "chunk"):
         return None
     packed, *rest = both.args
     if [*rest, *both.kwargs.values()] != [2, -1] or not set(both.kwargs) <= {"chunks", "dim"}:
@@ -218,7 +222,8 @@ def _is_call(node: Any, x: Node | None = None) -> bool:
 
 def _activation(node: Any, module: torch.nn.Module) -> str:
     """Return the name of the activation that a node is; else nothing."""
-    torch = _torch()
+    import torch
+
     functional, target = torch.nn.functional, getattr(node, "target", "")
     if getattr(node, "op", "") == "call_module":
         layer = module.get_submodule(target)
@@ -230,12 +235,6 @@ def _activation(node: Any, module: torch.nn.Module) -> str:
         name = {**functions, **more}.get(target, "") if len(getattr(node, "args", ())) == 1 else ""
         form = node.kwargs.get("approximate", "none") if name else "none"
     return "gelu_tanh" if name == "gelu" and form == "tanh" else name
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
 
 
 def gated_problems(module: Any, call: GatedCall) -> tuple[str, ...]:
