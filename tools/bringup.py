@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact, Builder, Toolchain
 from cutegen.build.store import Store
-from cutegen.cli.args import positive_float, positive_int
+from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import run_command
 from cutegen.errors import DeviceError, UsageError
 from cutegen.families.gemm.problem import Problem as GemmProblem
@@ -40,7 +40,7 @@ from cutegen.measure import Bench
 from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
 from cutegen.tuning.transfer import Imported, import_candidates, write_candidates
-from tools.benchmark.arguments import add_commit_argument, add_out_argument, add_own_store_argument
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import ROOT
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--enough", type=positive_int, default=8, help="failures after which a tier is left")
     parser.add_argument("--findings", type=positive_int, default=3, help="faults to look for in it")
     parser.add_argument("--timeout", type=positive_float, default=10.0, help="seconds for one check")
-    add_own_store_argument(parser)
+    add_cache_argument(parser, "compiled kernels", default="a temporary folder")
     add_out_argument(parser)
     add_commit_argument(parser)
     args = parser.parse_args(arguments)

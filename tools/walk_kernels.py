@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
-from cutegen.cli.args import positive_int
+from cutegen.cli.args import add_cache_argument, positive_int
 from cutegen.cli.exit_codes import run_command
 from cutegen.errors import UsageError
 from cutegen.families.gemm.problem import BLOCK_SCALED, BLOCK_SCALED_FAMILY, OUT_DTYPES, Problem
@@ -31,7 +31,7 @@ from cutegen.families.registry import find_space
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.device import Device, present_device
 from cutegen.space import Config, Space
-from tools.benchmark.arguments import add_commit_argument, add_out_argument, add_own_store_argument
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import check_facts
 from tools.benchmark.kernel_store import kernel_store
 from tools.benchmark.results import write_json
@@ -111,7 +111,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", help="of the operands, with commas; default: all that the GPU has")
     parser.add_argument("--repeats", type=int, help="further runs that must give the same bits")
     parser.add_argument("--seed", type=int, default=1)
-    add_own_store_argument(parser)
+    add_cache_argument(parser, "compiled kernels", default="a temporary folder")
     add_out_argument(parser)
     add_commit_argument(parser)
     return parser.parse_args(arguments)

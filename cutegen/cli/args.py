@@ -145,13 +145,23 @@ def add_problem_arguments(parser: argparse.ArgumentParser, *, ranges: bool = Fal
     )
 
 
-def add_cache_argument(parser: argparse._ActionsContainer, holds: str) -> None:
-    """Add the argument that names the cache folder; ``holds``: what the command reads or writes there."""
+def add_cache_argument(
+    parser: argparse._ActionsContainer,
+    holds: str,
+    default: str = "CUTEGEN_CACHE_DIR, else ~/.cache/cutegen",
+) -> None:
+    """Add the argument that names the cache folder.
+
+    Args:
+        parser: Where it is added.
+        holds: What the command reads or writes there.
+        default: What the help calls the folder that is used without it.
+    """
     parser.add_argument(
         "--cache-dir",
         type=file_path,
         metavar="DIR",
-        help=f"cache folder: {holds} (default: CUTEGEN_CACHE_DIR, else ~/.cache/cutegen)",
+        help=f"cache folder: {holds} (default: {default})",
     )
 
 

@@ -230,9 +230,14 @@ def _activation(node: Any, module: torch.nn.Module) -> str:
         names = {torch.nn.SiLU: "silu", torch.nn.ReLU: "relu", torch.nn.GELU: "gelu"}
         name, form = names.get(type(layer), ""), getattr(layer, "approximate", "none")
     else:
-        functions = {functional.silu: "silu", functional.gelu: "gelu", functional.relu: "relu"}
-        more = {torch.relu: "relu", "relu": "relu"}
-        name = {**functions, **more}.get(target, "") if len(getattr(node, "args", ())) == 1 else ""
+        functions: dict[Any, str] = {
+            functional.silu: "silu",
+            functional.gelu: "gelu",
+            functional.relu: "relu",
+            torch.relu: "relu",
+            "relu": "relu",
+        }
+        name = functions.get(target, "") if len(getattr(node, "args", ())) == 1 else ""
         form = node.kwargs.get("approximate", "none") if name else "none"
     return "gelu_tanh" if name == "gelu" and form == "tanh" else name
 

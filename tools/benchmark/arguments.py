@@ -6,7 +6,7 @@ import argparse
 
 from cutegen.cli.args import file_path
 
-__all__ = ["add_commit_argument", "add_out_argument", "add_own_store_argument"]
+__all__ = ["add_commit_argument", "add_out_argument"]
 
 
 def add_out_argument(
@@ -19,13 +19,3 @@ def add_out_argument(
 def add_commit_argument(parser: argparse._ActionsContainer) -> None:
     """Add the argument that gives the commit where a copy of the checkout came without its history."""
     parser.add_argument("--commit", default="", help="of the checkout, where git cannot tell")
-
-
-def add_own_store_argument(parser: argparse._ActionsContainer) -> None:
-    """Add the argument that keeps compiled kernels, for tools that otherwise compile each time anew."""
-    parser.add_argument(
-        "--cache-dir",
-        type=file_path,
-        metavar="DIR",
-        help="keep compiled kernels (default: a temporary folder)",
-    )
