@@ -151,6 +151,38 @@ class _NotLoadedError(LaunchError):
         super().__init__(str(compilation.error))
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A kernel that is asked for, and the moment.
+
+    Attributes:
+        problem: What is to be computed.
+        config: How.
+        arch: The target.
+        known_key: Where a table says that the artifact is; empty if nowhere.
+        capturing: A CUDA graph is being captured.
+        wait: Whether the caller waits for the compiler.
+    """
+
+    problem: Problem
+    config: Config
+    arch: Arch
+    known_key: str
+    capturing: bool
+    wait: bool
+
+    @property
+    def exact(self) -> _View:
+        """What is asked for, to the letter: with the knobs that only a launch takes."""
+        return self.arch.name, self.problem.signature, self.config
+
+    @property
+    def view(self) -> _View:
+        """What tells its kernel from others; rendering would say so too, but costs a millisecond."""
+        space = space_of(self.config, self.problem.family, self.arch)
+        return self.arch.name, self.problem.signature, space.compile_view(self.config)
+
+
 class Kernels:
     """The kernels of one store, each found, compiled and loaded at most once.
 
@@ -280,7 +312,7 @@ class Kernels:
             ResourceError: It must be rendered, and the package that it comes from is not installed.
             StoreError: The store cannot be read or written.
         """
-        found = self._get(problem, config, arch, known_key, capturing, wait=True)
+        found = self._get(_Request(problem, config, arch, known_key, capturing, wait=True))
         assert isinstance(found, Kernel)
         return found
 
@@ -293,8 +325,9 @@ class Kernels:
         logged once. Nothing starts while a CUDA graph is captured. Other policies answer as :meth:`get`,
         whose arguments and errors these are, but for kernels that cannot be loaded, and for frozen ones.
         """
+        wait = self.build != "background"
         try:
-            return self._get(problem, config, arch, known_key, capturing, wait=self.build != "background")
+            return self._get(_Request(problem, config, arch, known_key, capturing, wait))
         except FrozenError:
             return self.miss(problem)
         except _NotLoadedError as error:
@@ -319,87 +352,66 @@ class Kernels:
         with self._lock:
             return tuple(self._loaded)
 
-    def _get(
-        self, problem: Problem, config: Config, arch: Arch, known_key: str, capturing: bool, *, wait: bool
-    ) -> Kernel | Compilation:
+    def _get(self, request: _Request) -> Kernel | Compilation:
         # What is ready is found without the lock, which another thread may hold while it compiles.
-        asked = (arch.name, problem.signature, config)
-        ready = self._ready.get(asked)
+        ready = self._ready.get(request.exact)
         if ready is not None:
             return ready
-        # Rendering costs a millisecond; what it would say is decided by these three.
-        view = (*asked[:2], space_of(config, problem.family, arch).compile_view(config))
-        kernel = self._ready.get(view)
-        if kernel is None:
-            found = self._made_ready(problem, config, arch, view, known_key, capturing, wait=wait)
-            if isinstance(found, Compilation):
-                return found
-            kernel = found
-        self._ready[asked] = self._ready[view] = kernel
-        return kernel
+        view = request.view
+        found: Kernel | Compilation | None = self._ready.get(view)
+        if found is None:
+            found = self._made_ready(request, view)
+        if isinstance(found, Kernel):
+            self._ready[request.exact] = self._ready[view] = found
+        return found
 
-    def _made_ready(
-        self,
-        problem: Problem,
-        config: Config,
-        arch: Arch,
-        view: _View,
-        known_key: str,
-        capturing: bool,
-        *,
-        wait: bool,
-    ) -> Kernel | Compilation:
+    def _made_ready(self, request: _Request, view: _View) -> Kernel | Compilation:
         """Load or compile a kernel; or return what is awaited, or why there is none."""
         with self._lock:
             if (ready := self._ready.get(view)) is not None:  # by now
                 return ready
             if self.on_miss:
-                raise frozen_error(problem)
+                raise frozen_error(request.problem)
             if view in self._broken:
                 raise _NotLoadedError(self._broken[view])
-            if not wait and view in self._compilations:
+            if not request.wait and view in self._compilations:
                 return self._compilations[view]
             try:
-                found = self.find(problem, config, arch, known_key)
+                found = self.find(request.problem, request.config, request.arch, request.known_key)
             except BuildError as error:
-                if wait:
+                if request.wait:
                     raise
-                self._tell(problem, config, error)
+                self._tell(request.problem, request.config, error)
                 return self._compilations.setdefault(view, Compilation(error))
-            if isinstance(found, Source) and not wait:
-                return self._begin(found, problem, view, capturing)
-            kernel = found if isinstance(found, Kernel) else self._open(found, problem, view, capturing)
-            self._ready[view] = kernel
-            return kernel
+            if isinstance(found, Kernel):
+                return found
+            if request.capturing:
+                raise not_in_capture(request.problem)
+            if isinstance(found, Source) and not request.wait:
+                return self._begin(found, request.problem, view)
+            return self._open(found, request.problem, view)
 
-    def _open(
-        self,
-        found: Artifact | Source,
-        problem: Problem,
-        view: _View,
-        capturing: bool,
-    ) -> Kernel:
-        if capturing:
-            raise not_in_capture(problem)
+    def _open(self, found: Artifact | Source, problem: Problem, view: _View) -> Kernel:
+        """Load a kernel, compiled now if need be."""
         if isinstance(found, Source):
             found = self._make(found, problem)
             self.tally.compiled()
         try:
-            return self._loaded_from(found)
+            kernel = self._loaded_from(found)
         except LaunchError as error:
             self._tell(problem, view[2], error)
             self._broken[view] = Compilation(error)
             raise _NotLoadedError(self._broken[view]) from error
+        self._ready[view] = kernel
+        return kernel
 
     def _loaded_from(self, artifact: Artifact) -> Kernel:
         kernel = Kernel(artifact, self._load(artifact.shared_object, artifact.symbol))
         self._loaded[artifact.key] = kernel
         return kernel
 
-    def _begin(self, source: Source, problem: Problem, view: _View, capturing: bool) -> Compilation:
+    def _begin(self, source: Source, problem: Problem, view: _View) -> Compilation:
         """Compile ``source`` in the background."""
-        if capturing:
-            raise not_in_capture(problem)
 
         def ready(artifact: Artifact) -> None:
             kernel = self._loaded_from(artifact)
