@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from cutegen.arch import find_arch
-from cutegen.build import host_library
+from cutegen.build import host_compiler, host_library
 from cutegen.build.host_library import build_library, open_library
 from cutegen.build.store import Store
 from cutegen.errors import StoreError
@@ -137,7 +137,7 @@ def test_a_warm_up_prepares_choices_once(tmp_path: Path, monkeypatch: pytest.Mon
     prepare_choices([Wanted(problem, before)], store, ARCH, 132)
     assert len(list(store.host_folder().iterdir())) == 1
     assert open_library(SOURCE, Store(tmp_path / "cache")) is not None
-    monkeypatch.setattr(host_library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
     assert build_library(SOURCE, store) is not None  # nothing is compiled again
     assert default_config(SPACE, problem, 132) == before
 
@@ -148,9 +148,9 @@ def test_without_a_library_numpy_answers(tmp_path: Path, monkeypatch: pytest.Mon
     kernels = default_kernels(SPACE, kind)
     expected = list(KernelSet(SPACE, kind, 132, kernels).by_time(kind))
     store = Store(tmp_path / "cache")
-    monkeypatch.setattr(host_library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
     assert build_library(SOURCE, store) is None
-    monkeypatch.setattr(host_library.shutil, "which", lambda name: "/bin/false")
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: "/bin/false")
     assert build_library(SOURCE, store) is None
     monkeypatch.undo()
     assert build_library(SOURCE, Store(tmp_path / "other", shared=True)) is None

@@ -310,7 +310,7 @@ def test_what_is_missing_to_build_it_is_said(
     tmp_path: Path, workshop: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = write_table(tmp_path / "t.json", LINES[:1])
-    monkeypatch.setattr(cpp_library, "_COMPILERS", ())
+    monkeypatch.setattr(cpp_library, "CXX_COMPILERS", ())
     with pytest.raises(PinError, match=r"no C\+\+ compiler"):
         pin_table(table, tmp_path / "deploy", kernels=workshop.kernels(), cpp=True)
     monkeypatch.undo()

@@ -6,13 +6,12 @@ import ctypes
 import hashlib
 import logging
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
+from cutegen.build.host_compiler import C_COMPILERS, find_program, run_program
 from cutegen.build.store import Store
 from cutegen.digest import digest
-from cutegen.errors import StoreError
+from cutegen.errors import BuildError, StoreError
 from cutegen.system.private import make_private
 from cutegen.system.publish import publish
 from cutegen.system.temporary import TemporaryFolder
@@ -21,10 +20,8 @@ __all__ = ["build_library", "open_library"]
 
 _log = logging.getLogger("cutegen")
 
-_COMPILERS = ("gcc", "cc", "clang")
 #: No option that changes a bit of a result: no contraction, no fast math.
 _FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
-_TIME_LIMIT_S = 60.0
 #: Comes behind the library in its file, before the SHA-256 of what is before it. Loaders do not read so far.
 _MARK = b"\ncutegen sha256 "
 
@@ -39,17 +36,17 @@ def build_library(source: Path, store: Store) -> ctypes.PyDLL | None:
     """
     found = open_library(source, store)
     path = _path(source, store)
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = find_program(C_COMPILERS)
     if found is None and compiler is not None and not store.shared:
         try:
             with TemporaryFolder() as scratch:
                 made = scratch.path / path.name
                 command = [compiler, *_FLAGS, str(source), "-o", str(made), "-lm"]
-                subprocess.run(command, capture_output=True, check=True, timeout=_TIME_LIMIT_S)
+                run_program(command)
                 make_private(path.parent)
                 library = made.read_bytes()
                 publish(path, library + _MARK + _digest(library), "library")
-        except (OSError, StoreError, subprocess.SubprocessError) as error:
+        except (OSError, BuildError, StoreError) as error:
             _log.info("%s is not compiled, so Python does its work: %s", source.name, error)
             return None
         found = open_library(source, store)

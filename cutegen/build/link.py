@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import subprocess
 from pathlib import Path
 
+from cutegen.build.host_compiler import C_COMPILERS, find_program, run_program
 from cutegen.build.toolchain import RUNTIME_SOURCE
 from cutegen.errors import BuildError
 
 __all__ = ["Linker", "ffi_library"]
 
-_COMPILERS = ("gcc", "cc", "clang")
 _CFLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-_TIME_LIMIT_S = 60.0
 #: Only the function to call is visible in the library.
 _EXPORTS = "{ global: __tvm_ffi_*; local: *; };\n"
 
@@ -44,15 +41,15 @@ class Linker:
     """
 
     def __init__(self, folder: Path) -> None:
-        found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+        found = find_program(C_COMPILERS)
         if found is None:
-            raise BuildError(f"no C compiler; install one of {', '.join(_COMPILERS)}")
+            raise BuildError(f"no C compiler; install one of {', '.join(C_COMPILERS)}")
         self._compiler = found
         self._ffi = ffi_library()
         self._exports = folder / "exports.map"
         self._runtime = folder / "launch_runtime.o"
         self._exports.write_text(_EXPORTS, encoding="ascii")
-        _run([found, *_CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(self._runtime)])
+        run_program([found, *_CFLAGS, "-c", str(RUNTIME_SOURCE), "-o", str(self._runtime)])
 
     def link(self, compiled: Path, library: Path) -> None:
         """Write ``library`` from the object file ``compiled``.
@@ -62,7 +59,7 @@ class Linker:
         """
         options = ["-Wl,-Bsymbolic", "-Wl,--no-undefined", f"-Wl,--version-script={self._exports}"]
         objects = [str(compiled), str(self._runtime), str(self._ffi)]
-        _run([self._compiler, "-shared", *options, "-o", str(library), *objects])
+        run_program([self._compiler, "-shared", *options, "-o", str(library), *objects])
 
     def part(self, compiled: Path, symbol: str, target: Path) -> Path:
         """Write and return an object file of a kernel with a launch runtime, to be linked with others.
@@ -77,21 +74,9 @@ class Linker:
         Raises:
             BuildError: The linker refused, or there is no objcopy.
         """
-        tool = shutil.which("objcopy")
+        tool = find_program(["objcopy"])
         if tool is None:
             raise BuildError("no objcopy; install binutils")
-        _run([self._compiler, "-r", "-nostdlib", "-o", str(target), str(compiled), str(self._runtime)])
-        _run([tool, f"--keep-global-symbol=__tvm_ffi_{symbol}", str(target)])
+        run_program([self._compiler, "-r", "-nostdlib", "-o", str(target), str(compiled), str(self._runtime)])
+        run_program([tool, f"--keep-global-symbol=__tvm_ffi_{symbol}", str(target)])
         return target
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIME_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{command[0]} could not run: {error}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise BuildError(f"{command[0]} failed: {lines[0]}", log=done.stderr)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cutegen.build.host_compiler import CXX_COMPILERS, find_program, run_program
 from cutegen.build.link import Linker
 from cutegen.deploy.launch import DTYPES
 from cutegen.deploy.manifest import FIELDS, OPERATOR
@@ -24,11 +23,11 @@ from cutegen.families.gemm.problem import ACTIVATIONS
 __all__ = ["build_library", "tables_text"]
 
 _SOURCE = Path(__file__).with_name("cpp_ops.cpp")
-_COMPILERS = ("g++", "c++", "clang++")
 #: The oldest torch that the library runs with, as the headers number versions: 2.10, which first gives an
 #: operator the address of a tensor's data. Source: torch/csrc/stable/tensor_struct.h.
 _OLDEST = (2, 10)
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
+#: For the one compilation against the headers of torch.
 _TIME_LIMIT_S = 300.0
 _SIZES = ("m", "n", "k", "batch")
 #: The kind of a GEMM as one number: values of so many bits each. The order of ``key_of`` in cpp_ops.cpp.
@@ -59,9 +58,9 @@ def build_library(objects: Mapping[str, Path], tables: str, *, on_cpu: bool = Fa
     Raises:
         PinError: There is no C++ compiler, no torch with the headers, or something does not compile.
     """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = find_program(CXX_COMPILERS)
     if compiler is None:
-        raise PinError(f"no C++ compiler; install one of {', '.join(_COMPILERS)}, or pin without --cpp")
+        raise PinError(f"no C++ compiler; install one of {', '.join(CXX_COMPILERS)}, or pin without --cpp")
     include = _torch_headers()
     try:
         with tempfile.TemporaryDirectory() as name:
@@ -73,14 +72,14 @@ def build_library(objects: Mapping[str, Path], tables: str, *, on_cpu: bool = Fa
             parts = [linker.part(path, symbol, folder / f"{symbol}.o") for symbol, path in objects.items()]
             version = f"-DTORCH_TARGET_VERSION=0x{_OLDEST[0]:02x}{_OLDEST[1]:02x}000000000000"
             flags = [*_FLAGS, version, f"-DON_CPU={int(on_cpu)}", f"-I{folder}", f"-I{include}"]
-            _run([compiler, *flags, "-c", str(_SOURCE), "-o", str(folder / "ops.o")])
+            run_program([compiler, *flags, "-c", str(_SOURCE), "-o", str(folder / "ops.o")], _TIME_LIMIT_S)
             # What stands for libtorch here has its name and nothing else: a program has loaded the real one.
             stub, library = folder / "libtorch_cpu.so", folder / "ops.so"
             shared = [compiler, "-shared", "-fPIC"]
-            _run([*shared, "-Wl,-soname,libtorch_cpu.so", str(folder / "empty.cpp"), "-o", str(stub)])
+            run_program([*shared, "-Wl,-soname,libtorch_cpu.so", str(folder / "empty.cpp"), "-o", str(stub)])
             hidden = f"-Wl,--version-script={folder / 'hidden.map'}"
             named = ["-Wl,-Bsymbolic", hidden, "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-ldl"]
-            _run([*shared, str(folder / "ops.o"), *map(str, parts), *named, "-o", str(library)])
+            run_program([*shared, str(folder / "ops.o"), *map(str, parts), *named, "-o", str(library)])
             return library.read_bytes()
     except BuildError as error:
         raise PinError(f"the library of C++ operators cannot be built: {error}") from error
@@ -93,18 +92,6 @@ def _torch_headers() -> Path:
             return Path(root) / "include"
     oldest = ".".join(map(str, _OLDEST))
     raise PinError(f"--cpp needs the headers of torch {oldest} or later, and there are none here")
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_TIME_LIMIT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{command[0]} could not run: {error}") from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise BuildError(f"{command[0]} failed: {(lines or ['no message'])[0]}", log=done.stderr)
 
 
 # --- what is pinned, as C++ ---
