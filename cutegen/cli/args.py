@@ -16,16 +16,20 @@ from cutegen.families.ranges import Range, is_range, overlapping, range_ends
 from cutegen.families.registry import families, find_family, load_families, load_kernel
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape, read_shapes_and_ranges
 from cutegen.family import Family, Problem
+from cutegen.measure.contention import BUSY_MODES
 from cutegen.space import Space, Value, parse_value
 from cutegen.text import did_you_mean, printable, shown
 
 __all__ = [
     "EXIT_CODES",
     "Parser",
+    "add_busy_argument",
     "add_cache_argument",
     "add_family_argument",
+    "add_json_argument",
     "add_kernel_arguments",
     "add_problem_arguments",
+    "add_quiet_argument",
     "add_workers_argument",
     "file_path",
     "integer",
@@ -163,6 +167,29 @@ def add_cache_argument(
         metavar="DIR",
         help=f"cache folder: {holds} (default: {default})",
     )
+
+
+def add_busy_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that says what becomes of a measurement while another process uses the GPU."""
+    parser.add_argument(
+        "--busy",
+        choices=BUSY_MODES,
+        default="wait",
+        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
+        "(default wait)",
+    )
+
+
+def add_json_argument(parser: argparse._ActionsContainer, instead_of: str = "text") -> None:
+    """Add the argument that asks for a document that programs read."""
+    parser.add_argument(
+        "--json", action="store_true", help=f"print one JSON document instead of {instead_of}"
+    )
+
+
+def add_quiet_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that asks for no progress."""
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def add_workers_argument(parser: argparse._ActionsContainer) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 from cutegen.build.store import Store
 from cutegen.cli.args import (
     Parser,
+    add_busy_argument,
     add_cache_argument,
+    add_json_argument,
+    add_quiet_argument,
     add_workers_argument,
     file_path,
     positive_float,
@@ -20,7 +23,6 @@ from cutegen.cli.progress_display import make_display
 from cutegen.cli.wrapped_text import say, say_json
 from cutegen.errors import UsageError
 from cutegen.families.gemm.perf_model.fitting import Refit
-from cutegen.measure import BUSY_MODES
 from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import require_calibration
 from cutegen.records.paths import calibration_path
@@ -84,16 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--again", action="store_true", help="measure again what is already stored")
     add_workers_argument(parser)
-    parser.add_argument(
-        "--busy",
-        choices=BUSY_MODES,
-        default="wait",
-        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
-        "(default wait)",
-    )
+    add_busy_argument(parser)
     add_cache_argument(parser, "kernels, trials, calibration")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_json_argument(parser)
+    add_quiet_argument(parser)
     return parser
 
 

@@ -12,6 +12,7 @@ from cutegen.cli.args import (
     Parser,
     add_cache_argument,
     add_family_argument,
+    add_json_argument,
     add_problem_arguments,
     file_path,
     load_given_families,
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         f"(default: what the table says, else {DEFAULT_FALLBACK})",
     )
     add_cache_argument(parser, "tables and calibrations")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    add_json_argument(parser)
     return parser
 
 

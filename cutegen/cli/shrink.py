@@ -10,9 +10,12 @@ from cutegen.arch import find_arch
 from cutegen.build.store import file_digest
 from cutegen.cli.args import (
     Parser,
+    add_busy_argument,
     add_cache_argument,
     add_family_argument,
+    add_json_argument,
     add_problem_arguments,
+    add_quiet_argument,
     add_workers_argument,
     file_path,
     load_given_families,
@@ -27,7 +30,6 @@ from cutegen.digest import Json
 from cutegen.errors import UsageError
 from cutegen.families.registry import find_space
 from cutegen.families.shapes import NamedProblem
-from cutegen.measure import BUSY_MODES
 from cutegen.measure.device import Device, present_device
 from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import strategy_of
@@ -105,15 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_cache_argument(parser, "kernels, trials")
     add_workers_argument(parser)
-    parser.add_argument(
-        "--busy",
-        choices=BUSY_MODES,
-        default="wait",
-        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
-        "(default wait)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_busy_argument(parser)
+    add_json_argument(parser)
+    add_quiet_argument(parser)
     return parser
 
 

@@ -11,6 +11,7 @@ from cutegen.cli.args import (
     EXIT_CODES,
     Parser,
     add_family_argument,
+    add_json_argument,
     add_problem_arguments,
     load_given_families,
     named_problems,
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print N valid configs, spread over the space (default 20)",
     )
     what.add_argument("--lint", action="store_true", help="report knob values that no valid config uses")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    add_json_argument(parser)
     return parser
 
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from cutegen.cli.args import (
     Parser,
+    add_busy_argument,
     add_cache_argument,
     add_family_argument,
+    add_json_argument,
     add_problem_arguments,
+    add_quiet_argument,
     add_workers_argument,
     file_path,
     integer,
@@ -20,7 +23,6 @@ from cutegen.cli.report import LEGEND
 from cutegen.cli.wrapped_text import say
 from cutegen.families.gemm.operator_package import EXTRA
 from cutegen.families.registry import SOURCES
-from cutegen.measure import BUSY_MODES
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.policy import OBJECTIVES
 from cutegen.records.table import FALLBACKS
@@ -79,8 +81,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_effort(parser)
     _add_measuring(parser)
     _add_files(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_json_argument(parser, instead_of="tables")
+    add_quiet_argument(parser)
     parser.add_argument(
         "--wide", action="store_true", help="show all columns, and all knobs with their names"
     )
@@ -165,13 +167,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "a model (behind); a kernel that touches no operand (alone); or the same kernel (back_to_back). Its "
         f"time is subtracted (default {DEFAULT_CONTEXT})",
     )
-    group.add_argument(
-        "--busy",
-        choices=BUSY_MODES,
-        default="wait",
-        help="if another process uses the GPU: wait up to 10 minutes, warn and continue, or refuse to run "
-        "(default wait)",
-    )
+    add_busy_argument(group)
     group.add_argument("--allow-torch", action="store_true", help="allow torch.mm to win a table entry")
     group.add_argument(
         "--fallback",

@@ -12,7 +12,9 @@ from cutegen.cli.args import (
     Parser,
     add_cache_argument,
     add_family_argument,
+    add_json_argument,
     add_kernel_arguments,
+    add_quiet_argument,
     add_workers_argument,
     file_path,
     load_given_families,
@@ -83,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         "--launch", action="store_true", help="also load and launch each kernel once on the local GPU"
     )
     add_cache_argument(parser, "where the kernels go")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_json_argument(parser)
+    add_quiet_argument(parser)
     return parser
 
 
