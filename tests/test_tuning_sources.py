@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import default_config
 from cutegen.space import Config
 from cutegen.tuning import AutoTuner, TuneResult
+from cutegen.tuning.proposals import Proposals
 
 ARCH = find_arch("sm_90a")
 PROBLEM = Problem(4096, 4096, 4096)
@@ -83,6 +85,20 @@ def test_the_faster_source_wins_and_the_table_names_it(tmp_path: Path) -> None:
         assert {row.config.source for row in result.rows} == set(BOTH)
         assert {trial.origin for trial in trials_of(folder)} == {*BOTH, "torch"}
         assert {t.config for t in trials_of(folder) if t.origin == "operators"} == set(OFFERED)
+
+
+@pytest.mark.parametrize("count", [1, 4, 24])
+def test_each_source_may_try_as_many_as_are_asked_for(tmp_path: Path, count: int) -> None:
+    """Twins, kernels of ours with another ``use_pdl``, take no place from operators, which have none."""
+    words = "source=operators operator=Sm90StaticPersistentGemmOperator"
+    offered = [
+        Config.parse(f"{words} tile_shape_mn={m}x{n} cluster_shape_mn={cluster}")
+        for m, n in product((64, 128), (64, 128, 256))
+        for cluster in ("1x1", "1x2", "2x1", "2x2")
+    ]
+    request = Rig(tmp_path, sources=BOTH, effort="standard").tuner.request(PROBLEM, count)
+    tried = Proposals(request, offered, None).everything()
+    assert len([config for config in tried if config.source == "operators"]) == count <= len(offered)
 
 
 def test_the_best_of_each_source_is_among_the_finalists(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class Proposals:
             for space in self._further:
                 own += self._ranked(space, _FURTHER_SHARE)
         fits = [c for c in self._offers if all(c.get(k) in values for k, values in request.fixed.items())]
-        return own + spread(fits, request.effort.classes)
+        return own + spread(fits, request.effort.kernels)
 
     def _ranked(self, space: Space, share: int = 1) -> list[Config]:
         """Return what one algorithm proposes, one ``share``-th as much as the effort says."""
