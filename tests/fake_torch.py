@@ -58,6 +58,9 @@ class Tensor:
     def element_size(self) -> int:
         return _SIZES[self.dtype.name]
 
+    def is_inference(self) -> bool:
+        return False
+
     def data_ptr(self) -> int:
         return self.address
 
@@ -82,18 +85,21 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Torch(SimpleNamespace):
-    """Stands in for the module; it remembers what it allocated."""
+    """Stands in for the module; it remembers what it allocated, and what autograd was told was written."""
 
     def __init__(
         self, name: str = "NVIDIA H200", major: int = 9, minor: int = 0, sm_count: int = 132
     ) -> None:
+        written: list[Tensor] = []
         facts = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=sm_count)
         super().__init__(
             **{name: Dtype(name) for name in _SIZES},
             allocated=[],
+            written=written,
             grad=False,
             cuda=SimpleNamespace(get_device_properties=lambda index: facts),
             compiler=SimpleNamespace(is_compiling=lambda: False, is_dynamo_compiling=lambda: False),
+            autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=lambda t: written.append(t))),
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0x5EED),
         )
 

@@ -202,6 +202,16 @@ def test_bad_calls_are_refused(deployed: Path, log: Path, name: str, warm: bool)
     assert log.read_text().count("call") == 1 + warm
 
 
+def test_autograd_is_told_what_is_written(deployed: Path, log: Path) -> None:
+    """Outputs of the caller's and what is updated in place; a new output is nobody's yet."""
+    deployment, torch = load(deployed)
+    values = values_of(MIXED, torch)
+    call(deployment, MIXED, {**values, "total": None, "copy": True})
+    assert torch.written == [values["state"]]
+    call(deployment, MIXED, values)
+    assert torch.written[1:] == [values["state"], values["total"], values["copy"]]
+
+
 @pytest.mark.parametrize("line", [FULL, MIXED])
 @pytest.mark.parametrize("place", [Place("cpu"), Place("cuda", 1)], ids=["cpu", "cuda:1"])
 def test_devices_of_all_tensors_count_in_every_call(

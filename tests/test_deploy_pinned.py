@@ -105,6 +105,18 @@ def test_result_is_allocated_in_the_usual_dtype(deployed: Path, log: Path) -> No
     assert log.read_text().count("call") == calls == 2
 
 
+def test_autograd_is_told_what_is_written(deployed: Path, log: Path) -> None:
+    """It sees no write by an address; a new result is nobody's yet."""
+    deployment, torch = load(deployed)
+    a, b, options = operands(Problem.parse(LINES[0]), torch)
+    for _ in range(2):
+        deployment.gemm(a, b)
+    assert torch.written == []
+    for calls in (1, 2):
+        deployment.gemm(a, b, out=options["out"])
+        assert torch.written == [options["out"]] * calls
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "another size": (
         lambda a, b, t: ((replace(a, shape=(65, 256)), b), {}),
@@ -126,6 +138,18 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "no memory": (lambda a, b, t: ((replace(a, address=0), b), {}), "an operand has no memory"),
     "a gradient": (lambda a, b, t: ((replace(a, requires_grad=True), b), {}), "requires grad"),
+    "a gradient of the bias": (
+        lambda a, b, t: ((a, b), {"bias": t.tensor(128, requires_grad=True)}),
+        "bias requires grad",
+    ),
+    "a gradient of c": (
+        lambda a, b, t: ((a, b), {"c": t.tensor(64, 128, requires_grad=True)}),
+        "c requires grad",
+    ),
+    "a gradient of the result": (
+        lambda a, b, t: ((a, b), {"out": t.tensor(64, 128, requires_grad=True)}),
+        "out requires grad",
+    ),
     "sizes": (lambda a, b, t: ((a, replace(b, shape=(255, 128))), {}), "they do not multiply"),
     "strides": (lambda a, b, t: ((replace(a, strides=(512, 2)), b), {}), "must be contiguous"),
     "odd output": (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cutegen.deploy.launch import Call, DLTensor, PinnedError
 from cutegen.deploy.manifest import is_record
-from cutegen.deploy.tensors import overlap, span_bytes
+from cutegen.deploy.tensors import check_grad, note_written, overlap, span_bytes
 
 __all__ = ["FamilyCalls", "rms_norm"]
 
@@ -64,7 +64,8 @@ class _Plan(NamedTuple):
         made: Position, shape and dtype of each output to allocate.
         outputs: Positions of all outputs.
         scalars: Name of each scalar that there is, and whether it is an integer.
-        pairs: Positions of a tensor that the caller gave to be written, and of each other one that was given.
+        written: Positions of the tensors that the caller gave to be written.
+        pairs: Positions of such a tensor, and of each other one that was given.
         sizes: Bytes of each tensor, by position.
         place: The GPU.
     """
@@ -73,6 +74,7 @@ class _Plan(NamedTuple):
     made: tuple[tuple[int, tuple[int, ...], Any], ...]
     outputs: tuple[int, ...]
     scalars: tuple[tuple[str, bool], ...]
+    written: tuple[int, ...]
     pairs: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...]
     place: Any
@@ -169,6 +171,8 @@ class FamilyCalls:
             tensors[at] = made = self._deployment.torch.empty(shape, dtype=dtype, device=plan.place)
             addresses[at] = made.data_ptr()
         plan.launch([address for address in addresses if address is not None], scalars)
+        for at in plan.written:
+            note_written(self._deployment.torch, tensors[at])
         found = [tensors[at] for at in plan.outputs]
         return found[0] if len(found) == 1 else tuple(found) or None
 
@@ -210,9 +214,7 @@ class FamilyCalls:
 
     def _check_grad(self, tensors: list[Any]) -> None:
         if self._deployment.torch.is_grad_enabled():
-            for (name, _), tensor in zip(self._absent, tensors, strict=True):
-                if getattr(tensor, "requires_grad", False):
-                    raise PinnedError(f"{name} requires grad, but pinned kernels compute no gradients")
+            check_grad(**{name: tensor for (name, _), tensor in zip(self._absent, tensors, strict=True)})
 
     def _check_apart(self, written: int, other: int, tensors: list[Any]) -> None:
         out, tensor = tensors[written], tensors[other]
@@ -244,6 +246,7 @@ class FamilyCalls:
             made,
             tuple(at for at, a in enumerate(self.tensors) if a.kind == "out" and a.name in dtypes),
             tuple(scalars.items()),
+            tuple(at for at, a in enumerate(self.tensors) if a.kind != "in" and a.name in given),
             tuple(self._pairs(given)),
             tuple(span_bytes(given[a.name]) if a.name in given else 0 for a in self.tensors),
             first.device,

@@ -35,10 +35,12 @@ from cutegen.deploy.tensors import (
     SCALES,
     call_key,
     check_apart,
+    check_grad,
     check_kinds,
     check_layer,
     check_options,
     dtype_of,
+    note_written,
     span_bytes,
 )
 
@@ -128,9 +130,9 @@ class Deployment:
         """
         torch = self.torch
         try:
-            if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-                raise PinnedError("an operand requires grad, but pinned kernels compute no gradients")
             c = None if beta == 0 else c
+            if torch.is_grad_enabled():
+                check_grad(a=a, b=b, c=c, bias=bias, out=out, **dict(zip(SCALES, scales, strict=False)))
             given = out is not None
             if out is None:
                 dtype = out_dtype or getattr(torch, dtype_of(a)[3])
@@ -186,6 +188,8 @@ class Deployment:
                     check_apart(out, c, a=a, b=b, bias=bias, **dict(zip(SCALES, scales, strict=False)))
                     break
         launch(addresses, factors, a, b, out)
+        if given:
+            note_written(torch, out)
         return out
 
     def linear(self, x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:

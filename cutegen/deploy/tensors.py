@@ -10,10 +10,12 @@ __all__ = [
     "SCALES",
     "call_key",
     "check_apart",
+    "check_grad",
     "check_kinds",
     "check_layer",
     "check_options",
     "dtype_of",
+    "note_written",
     "overlap",
     "span_bytes",
 ]
@@ -128,6 +130,19 @@ def check_apart(out: Any, c: Any, **inputs: Any) -> None:
             )
     if c is not None and (c.data_ptr() != out.data_ptr() or c.stride() != out.stride()) and overlap(c, out):
         raise PinnedError("out shares some of its memory with c; pass out=c itself, or apart from it")
+
+
+def check_grad(**tensors: Any) -> None:
+    """Refuse tensors whose gradients the caller would miss; for calls that autograd would record."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor is not True and tensor.requires_grad:
+            raise PinnedError(f"{name} requires grad, but pinned kernels compute no gradients")
+
+
+def note_written(torch: Any, tensor: Any) -> None:
+    """Let autograd, which sees no write by an address, know that a tensor of the caller's was written."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def span_bytes(tensor: Any) -> int:

@@ -29,6 +29,7 @@ from cutegen.torch_ops.gemm_transforms import are_active
 from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
 from cutegen.torch_ops.operator_schema import OperatorSchema, Value
 from cutegen.torch_ops.operator_values import MAKE, have_own_rules
+from cutegen.torch_ops.written_tensors import note_written
 
 if TYPE_CHECKING:
     import torch
@@ -170,10 +171,12 @@ class DeclaredOperator:
                 if type(found[at]) is not torch.Tensor and plans is self._plans:
                     # A mode makes other tensors, such as fake ones, of real operands.
                     return self.traced(values, scalars, config, options)
-            if plan.writes_given:
+            if plan.written:
                 self._refuse_gradients(values)
                 self._check_overlap(plan, values)
             plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
+            for at in plan.written:
+                note_written(values[at])
         except CutegenError:
             raise
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -248,8 +251,8 @@ class DeclaredOperator:
         present = tuple(at for at, v in enumerate(values) if v is not None)
         there = {argument.name for argument in self.family.arguments(problem)}
         factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
-        writes_given = any(a.kind != "in" and a.name in given for a in self.tensors)
-        plan = Plan(unbound, made, present, factors, first, writes_given)
+        written = tuple(at for at, a in enumerate(self.tensors) if a.kind != "in" and a.name in given)
+        plan = Plan(unbound, made, present, factors, first, written)
 
         def serve(capturing: bool) -> Served:
             if config is not None:

@@ -39,6 +39,7 @@ from cutegen.torch_ops.gemm_plan import (
 from cutegen.torch_ops.gemm_transforms import are_active, transformed_gemm
 from cutegen.torch_ops.operator_values import have_own_rules
 from cutegen.torch_ops.registration import pack, register, unpack
+from cutegen.torch_ops.written_tensors import note_written
 
 if TYPE_CHECKING:
     import torch
@@ -311,15 +312,15 @@ def _eager(
                 return _through_torch(a, b, out, options)
         else:
             result = out
-            start = a.data_ptr()
-            if at < start + plan.a_bytes and start < at + plan.out_bytes:
+            if at < (start := a.data_ptr()) + plan.a_bytes and start < at + plan.out_bytes:
                 refuse_shared("a", a, out)
-            start = b.data_ptr()
-            if at < start + plan.b_bytes and start < at + plan.out_bytes:
+            if at < (start := b.data_ptr()) + plan.b_bytes and start < at + plan.out_bytes:
                 refuse_shared("b", b, out)
             if c is not None and c is not out:
                 refuse_part_of_c(c, out)
         plan.launch(a, b, result, extras, alpha, beta)
+        if out is not None:
+            note_written(out)
         return result
     except CutegenError:
         raise

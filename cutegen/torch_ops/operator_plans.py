@@ -27,7 +27,8 @@ class Plan:
         present: Positions of the tensors that there are.
         scalars: Positions of the scalars that there are.
         first: Position of a tensor that tells the device.
-        writes_given: Whether the kernel writes tensors of the caller's: outputs, or what it updates in place.
+        written: Positions of the tensors of the caller's that the kernel writes: outputs, and what it updates
+            in place.
         apart: How far the addresses of the given tensors were from the first where no two shared memory that
             must not be shared: with the same distances they do not either.
     """
@@ -37,7 +38,7 @@ class Plan:
     present: tuple[int, ...]
     scalars: tuple[int, ...]
     first: int
-    writes_given: bool = False
+    written: tuple[int, ...] = ()
     apart: set[tuple[int, ...]] = field(default_factory=set)
 
     def keep(self, launch: Callable[..., Any]) -> None:

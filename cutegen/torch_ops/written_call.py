@@ -14,6 +14,7 @@ from cutegen.families.declared import Declared
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.operator_values import MAKE
+from cutegen.torch_ops.written_tensors import note_written
 
 __all__ = ["FastPlan", "one_or_all", "written_call"]
 
@@ -73,6 +74,7 @@ def written_call(
         "__compiling": state._is_compiling,
         "__grad": state._is_grad_enabled,
         "__empty": state._empty,
+        "__note_written": note_written,
     }
     # Names of arguments are identifiers, which the family checks; others here begin with two underscores.
     exec(compile(text, f"<call of {operator.family.name}>", "exec"), scope)
@@ -113,10 +115,11 @@ class _Writer:
             f"        return __slow(None, {asked}, config)",
             f"    __key = ({keys}{options}{self._first}.get_device())",
             "    __plan = __plans.get(__key)",
-            f"    if __plan is None or (({' or '.join(map(self._grad, self._given))}) and __grad()):",
+            f"    if __plan is None or (({' or '.join(map(self._grad, self._tensors))}) and __grad()):",
             f"        return __slow(__key, {asked}, None)",
             *(line for at, a in self._updated for line in self._update(at, a, asked)),
             *(line for at, a in self._outputs for line in self._output(at, a, asked)),
+            *(line for _, a in self._updated for line in self._noted(a)),
             "    try:",
             f"        __plan.{call}",
             "    except (AttributeError, RuntimeError, TypeError, ValueError):",
@@ -157,6 +160,10 @@ class _Writer:
         return f"({a.name} if {a.name} is None{more} else ({plain}{at}))"
 
     def _grad(self, a: Declared) -> str:
+        if a.kind == "out":
+            absent = ("None", "True", "False") if a.when else ("None",)
+            there = " and ".join(f"{a.name} is not {value}" for value in absent)
+            return f"({there} and {a.name}.requires_grad)"
         return f"({a.name} is not None and {a.name}.requires_grad)" if a.when else f"{a.name}.requires_grad"
 
     def _update(self, at: int, a: Declared, asked: str) -> list[str]:
@@ -182,7 +189,13 @@ class _Writer:
             f"    {given}",
             f"        __at = {a.name}.data_ptr()",
             *(f"        {line}" for line in self._apart(at, a, others, asked)),
+            f"        __note_written({a.name})",
         ]
+
+    def _noted(self, a: Declared) -> list[str]:
+        """Let autograd know that what is updated in place is written."""
+        there = f"if {a.name} is not None: " if a.when else ""
+        return [f"    {there}__note_written({a.name})"]
 
     def _apart(self, at: int, a: Declared, others: Sequence[tuple[int, Declared]], asked: str) -> list[str]:
         """Hand on calls in which the memory of ``a``, from ``__at`` on, and of another tensor meet.
