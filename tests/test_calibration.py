@@ -46,6 +46,7 @@ from cutegen.space import Config
 from cutegen.system.publish import publish
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.calibration import CalibrationRun, designed
+from cutegen.tuning.session import Session
 from cutegen.tuning.setting import Setting
 
 ARCH = find_arch("sm_90a")
@@ -299,7 +300,7 @@ def test_without_a_gpu_there_is_nothing_to_calibrate(tmp_path: Path) -> None:
     """It is refused before anything is measured."""
     setting = Setting.of(find_arch("sm_100a"), None, cache_dir=tmp_path)
     with TrialStore(setting.db) as trials, pytest.raises(DeviceError, match="there is none"):
-        CalibrationRun(setting, setting.children(), trials, problems=30, kernels=4)
+        CalibrationRun(Session(setting, setting.children(), trials), problems=30, kernels=4)
 
 
 B200 = replace(DEVICE, name="Fake B200", compute_capability=(10, 0), sm_count=148)

@@ -25,6 +25,7 @@ from cutegen.space import Config
 from cutegen.tuning import EFFORTS, Effort, Request
 from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import find_effort
+from cutegen.tuning.session import Session
 from cutegen.tuning.sweep import Tuning
 
 QUICK = replace(SMALL, at_once=True, refine=0, refinements=0, finalists=3)
@@ -315,7 +316,7 @@ def test_seconds_go_where_most_depends_on_them(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Tuning, "_prepare_or_fail", lambda self, request, ahead: request)
     monkeypatch.setattr(Tuning, "_conclude", conclude)
     nothing: Any = None
-    tuning = Tuning(nothing, nothing, nothing, observe=nothing, clock=lambda: now[0])
+    tuning = Tuning(Session(nothing, nothing, nothing, clock=lambda: now[0]))
     requests: Any = [object.__new__(Request) for _ in range(4)]
     found = list(tuning.run_all(requests, 100.0, [90.0, 10.0, 0.0, 0.0]))
     assert [id(each) for each in found] == [id(each) for each in requests]

@@ -10,6 +10,7 @@ from test_tuning import ARCH, DEFAULT
 from cutegen.families.gemm.problem import Problem
 from cutegen.records.trials import TrialStore
 from cutegen.tuning.screening import Screening, SourceCache
+from cutegen.tuning.session import Session
 
 SIZES = (1024, 2048)
 
@@ -20,7 +21,7 @@ def test_a_config_is_checked_once_for_each_signature(tmp_path: Path) -> None:
     setting = rig.tuner.setting
     problems = [Problem(m, 4096, 4096, ab_dtype=dtype) for dtype in ("bf16", "fp16") for m in SIZES]
     with TrialStore(setting.db) as trials, setting.children() as children:
-        screening = Screening(setting, children, trials, "run", render=SourceCache())
+        screening = Screening(Session(setting, children, trials), "run", SourceCache())
         runs = [screening.start(rig.tuner.request(problem)) for problem in problems]
         for run in runs:
             run.screen([DEFAULT])

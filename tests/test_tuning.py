@@ -24,7 +24,8 @@ from cutegen.search.defaults import default_config
 from cutegen.search.strategies import likely
 from cutegen.space import Config
 from cutegen.tuning import Failed, Request, TuneResult, Tuning
-from cutegen.tuning.progress import Progress, ignore_progress
+from cutegen.tuning.progress import Progress
+from cutegen.tuning.session import Session
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
@@ -317,8 +318,8 @@ def test_the_budget_ends_the_search_but_not_the_finals(tmp_path: Path) -> None:
     setting = rig.tuner.setting
     request = Request(PROBLEM, ARCH, 132, effort=SMALL)
     with TrialStore(setting.db) as trials, setting.children() as children:
-        tuning = Tuning(setting, children, trials, observe=ignore_progress, clock=lambda: float(next(ticks)))
-        [result] = tuning.run([request], budget_s=60.0)
+        session = Session(setting, children, trials, clock=lambda: float(next(ticks)))
+        [result] = Tuning(session).run([request], budget_s=60.0)
     assert isinstance(result, TuneResult) and result.untried > 0
     assert DEFAULT.digest in rig.bench.finals
 

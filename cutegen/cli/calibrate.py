@@ -30,6 +30,7 @@ from cutegen.records.trials import TrialStore
 from cutegen.system.publish import publish
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.calibration import FEWEST, Calibrated, CalibrationRun
+from cutegen.tuning.session import Session
 from cutegen.tuning.setting import Setting
 
 __all__ = ["main"]
@@ -137,15 +138,8 @@ def _measure(args: argparse.Namespace, setting: Setting) -> Calibrated:
         make_display(args.quiet) as display,
     ):
         display.begin("calibrate", 1, 1)
-        run = CalibrationRun(
-            setting,
-            children,
-            trials,
-            problems=args.problems,
-            kernels=args.kernels,
-            observe=display.show,
-            again=args.again,
-        )
+        session = Session(setting, children, trials, display.show, args.again)
+        run = CalibrationRun(session, problems=args.problems, kernels=args.kernels)
         found = run.run(args.budget)
         display.hide()
     return found

@@ -7,6 +7,7 @@ from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.request import EFFORTS, Effort, Request
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.result_cache import HistoryEntry
+from cutegen.tuning.session import Session
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.sweep import Failed, Tuning
 
@@ -23,6 +24,7 @@ __all__ = [
     "RangeResult",
     "Request",
     "Row",
+    "Session",
     "Setting",
     "TuneResult",
     "Tuning",

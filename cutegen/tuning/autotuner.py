@@ -33,6 +33,7 @@ from cutegen.tuning.range_run import untuned_range
 from cutegen.tuning.request import Effort, Request, find_effort
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.result_cache import HistoryEntry, ResultCache
+from cutegen.tuning.session import Session
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.sweep import Failed, Tuning
 
@@ -345,8 +346,8 @@ class AutoTuner:
         children = self._children or self.setting.children()
         try:
             with TrialStore(self.setting.db) as trials:
-                tuning = Tuning(self.setting, children, trials, observe=self._observe, again=self._again)
-                for result in tuning.run_all(requests, budget_s, stakes):
+                session = Session(self.setting, children, trials, self._observe, self._again)
+                for result in Tuning(session).run_all(requests, budget_s, stakes):
                     if isinstance(result, TuneResult):
                         self._results.add(result)
                     yield result

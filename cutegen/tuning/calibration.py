@@ -10,7 +10,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import islice
@@ -30,16 +30,14 @@ from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device
 from cutegen.measure.statistics import median
 from cutegen.records.calibrations import made_on
-from cutegen.records.trials import TrialStore
 from cutegen.space import Config
 from cutegen.system.publish import publish
-from cutegen.tuning.backends import Children
 from cutegen.tuning.candidate_runner import PROBLEM_FAILURES
-from cutegen.tuning.progress import Observer, Progress, ignore_progress
+from cutegen.tuning.progress import Progress
 from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import Effort
 from cutegen.tuning.screening import Screening, SourceCache
-from cutegen.tuning.setting import Setting
+from cutegen.tuning.session import Session
 
 __all__ = ["FEWEST", "Calibrated", "CalibrationRun", "designed"]
 
@@ -116,47 +114,32 @@ class CalibrationRun:
     """Measures and fits; an interrupted one continues where it stopped.
 
     Args:
-        setting: Where and with what.
-        children: Compiler and measuring child.
-        trials: The open database.
+        session: Where and with what.
         problems: How many are measured.
         kernels: How many are timed on each.
-        observe: Called with the progress.
-        again: Whether to measure again what earlier runs measured.
-        clock: Seconds of a steady clock.
 
     Raises:
         ArchError: There is no model of that target.
         DeviceError: There is no GPU.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        children: Children,
-        trials: TrialStore,
-        *,
-        problems: int,
-        kernels: int,
-        observe: Observer = ignore_progress,
-        again: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if setting.device is None:
+    def __init__(self, session: Session, *, problems: int, kernels: int) -> None:
+        device = session.setting.device
+        if device is None:
             raise DeviceError("a calibration measures the GPU at hand, and there is none")
-        self._device = setting.device
-        self._arch = setting.device.arch  # proposals must not follow from an earlier calibration
+        self._device = device
+        self._arch = device.arch  # proposals must not follow from an earlier calibration
         self._problems = designed(problems)
         find_machine(self._arch)  # refuses a target without a model
         self._fitted = is_fitted(self._problems[0], self._arch)
-        self._children = children
+        self._children = session.children
         self._kernels = kernels
-        self._observe, self._clock = observe, clock
+        self._observe, self._clock = session.observe, session.clock
         self._space = find_space("gemm", self._arch)
         self._render = SourceCache()
-        self._start = clock()
-        run = digest(["calibration", problems, kernels, self._device.key, time.time_ns() if again else 0])
-        self._screening = Screening(setting, children, trials, run, render=self._render, forget=again)
+        self._start = session.clock()
+        run = digest(["calibration", problems, kernels, device.key, time.time_ns() if session.again else 0])
+        self._screening = Screening(session, run, self._render)
 
     def run(self, budget_s: float | None = None) -> Calibrated:
         """Measure what is not known yet, and fit.

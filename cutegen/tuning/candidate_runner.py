@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cutegen.arch import Arch
-from cutegen.build import Artifact, Toolchain, artifact_key
+from cutegen.build import Artifact, artifact_key
 from cutegen.build.render import Source, render
 from cutegen.errors import CheckError, LaunchError, MeasureError, NoWinnerError
 from cutegen.families.registry import find_family, space_of
@@ -20,11 +19,11 @@ from cutegen.measure.policy import Policy
 from cutegen.measure.timing import Timing
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
-from cutegen.tuning.backends import Children
 from cutegen.tuning.history import Ledger
-from cutegen.tuning.progress import Observer, Progress
+from cutegen.tuning.progress import Progress
 from cutegen.tuning.request import Request
 from cutegen.tuning.same_kernels import SameKernels, unfit
+from cutegen.tuning.session import Session
 
 __all__ = ["PROBLEM_FAILURES", "CandidateRunner"]
 
@@ -42,13 +41,10 @@ class CandidateRunner:
 
     Args:
         request: What to do.
-        children: Compiler and measuring child.
+        session: Compiler, measuring child, toolchain, and who sees the progress.
         ledger: What earlier runs found out, and where this run records its trials.
-        toolchain: What compiles; with the source text it names every artifact.
         default: What an untuned call runs.
         incumbent: The config that the table names now; None if there is none, or it is not valid.
-        observe: Called with the progress.
-        clock: Seconds of a steady clock.
         render: Makes the text of a kernel of the request's target.
         checked: Configs that passed the check on another problem of the same signature; not checked again.
 
@@ -65,14 +61,11 @@ class CandidateRunner:
     def __init__(
         self,
         request: Request,
-        children: Children,
+        session: Session,
         ledger: Ledger,
-        toolchain: Toolchain,
         *,
         default: Config,
         incumbent: Config | None = None,
-        observe: Observer,
-        clock: Callable[[], float] = time.monotonic,
         render: Callable[[Problem, Config, Arch], Source] = render,
         checked: set[Config] | None = None,
     ) -> None:
@@ -86,11 +79,11 @@ class CandidateRunner:
         self.stage = "compile"
         self.stages: dict[str, float] = {}
         self.decisive: frozenset[str] = frozenset()
-        self._children = children
-        self._toolchain = toolchain
-        self._observe = observe
-        self._clock = clock
-        self._start = self._noted = clock()
+        self._children = session.children
+        self._toolchain = session.setting.toolchain
+        self._observe = session.observe
+        self._clock = session.clock
+        self._start = self._noted = session.clock()
         self._budget_s: float | None = None
         self._render = render
         self._checked = set() if checked is None else checked

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from cutegen.build import Artifact, Resources
 from cutegen.family import Problem
@@ -15,10 +14,6 @@ from cutegen.measure.timing import Timing
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
 from cutegen.tuning.attempt import Attempt
-
-if TYPE_CHECKING:
-    from cutegen.tuning.request import Request
-    from cutegen.tuning.setting import Setting
 
 __all__ = ["FAILED", "Ledger", "resources_of"]
 
@@ -58,14 +53,6 @@ class Ledger:
         self._device = device
         known = [] if forget else trials.find(problem, device.key if device else "")
         self._known = [trial for trial in known if _same_driver(trial.device, device)]
-
-    @classmethod
-    def of(
-        cls, trials: TrialStore, setting: Setting, request: Request, run: str, *, forget: bool = False
-    ) -> Ledger:
-        """Return the ledger for the problem of ``request`` on the GPU of ``setting``."""
-        arch, device = setting.arch.name, setting.device
-        return cls(trials, request.problem, arch, device, run, request.final_policy, forget=forget)
 
     def recall(self, attempts: Sequence[Attempt], policy: Policy | None) -> None:
         """Fill in what earlier runs found out about ``attempts``: failures, and timings under ``policy``.

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cutegen.build import Toolchain
 from cutegen.errors import MeasureError
 from cutegen.measure.statistics import TIE_BAND
 from cutegen.space import Config
 from cutegen.tuning.attempt import Attempt
-from cutegen.tuning.backends import Children
 from cutegen.tuning.candidate_runner import CandidateRunner
 from cutegen.tuning.finalists import comparable_us, pick_finalists, preference
 from cutegen.tuning.history import Ledger
-from cutegen.tuning.progress import Observer
 from cutegen.tuning.proposals import Proposals
 from cutegen.tuning.request import Request
+from cutegen.tuning.session import Session
 
 __all__ = ["ProblemRun"]
 
@@ -32,13 +29,10 @@ class ProblemRun:
 
     Args:
         request: What to do.
-        children: Compiler and measuring child.
+        session: Compiler, measuring child, toolchain, and who sees the progress.
         ledger: What earlier runs found out, and where this run records its trials.
-        toolchain: What compiles; with the source text it names every artifact.
         incumbent: The config that the table names now; it competes if it is valid.
         offers: Configs of another source, of which as many are tried as of cutegen's own.
-        observe: Called with the progress.
-        clock: Seconds of a steady clock.
 
     Attributes:
         runner: Builds, checks and times candidates, and knows their outcomes.
@@ -48,25 +42,19 @@ class ProblemRun:
     def __init__(
         self,
         request: Request,
-        children: Children,
+        session: Session,
         ledger: Ledger,
-        toolchain: Toolchain,
         *,
         incumbent: Config | None = None,
         offers: Sequence[Config] = (),
-        observe: Observer,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._proposals = Proposals(request, offers, incumbent)
         self.runner = CandidateRunner(
             request,
-            children,
+            session,
             ledger,
-            toolchain,
             default=self._proposals.default,
             incumbent=self._proposals.incumbent,
-            observe=observe,
-            clock=clock,
         )
         self.baseline_trial = ""
 

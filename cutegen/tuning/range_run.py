@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,12 +10,10 @@ from functools import lru_cache, partial
 from math import log2
 
 from cutegen.build.render import Source
-from cutegen.digest import digest
 from cutegen.errors import CutegenError, NoWinnerError
 from cutegen.families.registry import find_family, find_space
 from cutegen.family import Problem
 from cutegen.records.range_entry import RangeEntry
-from cutegen.records.trials import TrialStore
 from cutegen.runtime.answer_lookup import MEASURED_LEAD
 from cutegen.search.defaults import default_config
 from cutegen.search.range_model import Estimates
@@ -32,13 +29,13 @@ from cutegen.search.range_plan import (
 from cutegen.search.range_predict import Predictions
 from cutegen.space import Config
 from cutegen.tuning import range_answers
-from cutegen.tuning.backends import Children
 from cutegen.tuning.candidate_runner import PROBLEM_FAILURES, CandidateRunner
-from cutegen.tuning.progress import Observer, Progress, ignore_progress
+from cutegen.tuning.progress import Progress
 from cutegen.tuning.range_proposals import RangeProposals, coarse_first
 from cutegen.tuning.range_request import RangeRequest
 from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.screening import Screening, SourceCache
+from cutegen.tuning.session import Session
 from cutegen.tuning.setting import Setting
 
 __all__ = ["RangeRun", "untuned_range"]
@@ -56,38 +53,21 @@ class RangeRun:
 
     Args:
         request: What to do.
-        setting: Cache, database, table, GPU and toolchain.
-        children: Compiler and measuring child.
-        trials: The open database.
-        observe: Called with the progress.
-        again: Whether to measure again what earlier runs measured.
-        clock: Seconds of a steady clock.
+        session: What it shares with other runs.
     """
 
-    def __init__(
-        self,
-        request: RangeRequest,
-        setting: Setting,
-        children: Children,
-        trials: TrialStore,
-        *,
-        observe: Observer = ignore_progress,
-        again: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, request: RangeRequest, session: Session) -> None:
+        setting = session.setting
         self.request = request
-        run = request.run_name(setting.device, setting.toolchain.digest)
-        self.run_name = digest([run, time.time_ns()], length=16) if again else run
+        self.run_name = session.name_of(request.run_name(setting.device, setting.toolchain.digest))
         self._setting = setting
-        self._children = children
-        self._observe = observe
-        self._again = again
-        self._clock = clock
-        self._start = clock()
+        self._children = session.children
+        self._observe = session.observe
+        self._again = session.again
+        self._clock = session.clock
+        self._start = session.clock()
         self._render = SourceCache()
-        self._screening = Screening(
-            setting, children, trials, self.run_name, render=self._render, forget=again
-        )
+        self._screening = Screening(session, self.run_name, self._render)
         self._cells = cells_of(request.range)
         space = find_space(request.range.low.family, request.base.arch)
         self._predict = Predictions(request.range, space, request.base.sm_count)

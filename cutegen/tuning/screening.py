@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cutegen.arch import Arch
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.families.registry import find_space
 from cutegen.family import Problem, Signature
-from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import default_config
 from cutegen.space import Config
-from cutegen.tuning.backends import Children
 from cutegen.tuning.candidate_runner import CandidateRunner
-from cutegen.tuning.history import Ledger
 from cutegen.tuning.progress import ignore_progress
 from cutegen.tuning.request import Request
-from cutegen.tuning.setting import Setting
+from cutegen.tuning.session import Session
 
 __all__ = ["Screening", "SourceCache"]
 
@@ -39,30 +38,15 @@ class Screening:
     A config that passed the check on one problem is not checked on the next one of the same signature.
 
     Args:
-        setting: Cache, database, GPU and toolchain.
-        children: Compiler and measuring child, shared by all problems.
-        trials: The open database.
+        session: What all problems share; ``again`` if what earlier runs recorded does not count.
         run: Name of the run, written into every trial.
         render: Rendered kernels.
-        forget: Whether to ignore what earlier runs recorded.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        children: Children,
-        trials: TrialStore,
-        run: str,
-        *,
-        render: SourceCache,
-        forget: bool = False,
-    ) -> None:
-        self._setting = setting
-        self._children = children
-        self._trials = trials
+    def __init__(self, session: Session, run: str, render: SourceCache) -> None:
+        self._session = replace(session, observe=ignore_progress)
         self._run = run
         self._render = render
-        self._forget = forget
         self._checked: dict[Signature, set[Config]] = {}
 
     def start(self, request: Request) -> CandidateRunner:
@@ -70,11 +54,9 @@ class Screening:
         space = find_space(request.problem.family, request.arch)
         return CandidateRunner(
             request,
-            self._children,
-            Ledger.of(self._trials, self._setting, request, self._run, forget=self._forget),
-            self._setting.toolchain,
+            self._session,
+            self._session.ledger(request, self._run),
             default=default_config(space, request.problem, request.sm_count),
-            observe=ignore_progress,
             render=self._render,
             checked=self._checked.setdefault(request.problem.signature, set()),
         )

@@ -19,6 +19,7 @@ from cutegen.tuning.history import FAILED
 from cutegen.tuning.progress import Observer, Progress, ignore_progress
 from cutegen.tuning.request import EFFORTS, Request
 from cutegen.tuning.screening import Screening, SourceCache
+from cutegen.tuning.session import Session
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.shrinking import Times, relative
 
@@ -102,9 +103,8 @@ class ShrinkRun:
         setting, queue = self._setting, list(missing.items())
         assert self._trials is not None
         with setting.children() as children:
-            screening = Screening(
-                setting, children, self._trials, self._run_name, render=self._render, forget=True
-            )
+            session = Session(setting, children, self._trials, again=True)
+            screening = Screening(session, self._run_name, self._render)
             for at, (problem, configs) in enumerate(queue):
                 if budget_s is not None and self._clock() - self._start >= budget_s:
                     return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from itertools import groupby
 
 from cutegen.build import artifact_key
 from cutegen.build.render import render
-from cutegen.digest import digest
 from cutegen.errors import (
     CheckError,
     ConfigError,
@@ -28,22 +26,19 @@ from cutegen.families.registry import find_space
 from cutegen.family import Problem
 from cutegen.operator_api import Offers
 from cutegen.records.entry import Entry
-from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import predictor
 from cutegen.space import Config
 from cutegen.tuning.attempt import Attempt
-from cutegen.tuning.backends import Children
 from cutegen.tuning.candidate_runner import PROBLEM_FAILURES
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.lookahead import Lookahead
 from cutegen.tuning.problem_run import ProblemRun
-from cutegen.tuning.progress import Observer
 from cutegen.tuning.range_request import RangeRequest
 from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.range_run import RangeRun
 from cutegen.tuning.request import Request
 from cutegen.tuning.result import Row, TuneResult
-from cutegen.tuning.setting import Setting
+from cutegen.tuning.session import Session
 from cutegen.tuning.winner import decide, entry_of, predicted_result, recorded_result
 
 __all__ = ["Failed", "Tuning"]
@@ -125,30 +120,13 @@ class Tuning:
     """Tunes problems one after another.
 
     Args:
-        setting: Where and with what.
-        children: Compiler and measuring child, shared by all problems.
-        trials: The open database.
-        observe: Called with the progress.
-        again: Whether to measure again what earlier runs measured.
-        clock: Seconds of a steady clock.
+        session: What they share.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        children: Children,
-        trials: TrialStore,
-        *,
-        observe: Observer,
-        again: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._setting = setting
-        self._children = children
-        self._trials = trials
-        self._observe = observe
-        self._again = again
-        self._clock = clock
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._setting = session.setting
+        self._clock = session.clock
 
     def run(
         self,
@@ -215,15 +193,7 @@ class Tuning:
 
     def _run_range(self, request: RangeRequest, budget_s: float | None) -> RangeResult | Failed:
         begun = self._clock()
-        run = RangeRun(
-            request,
-            self._setting,
-            self._children,
-            self._trials,
-            observe=self._observe,
-            again=self._again,
-            clock=self._clock,
-        )
+        run = RangeRun(request, self._session)
         try:
             return run.run(budget_s)
         except (*PROBLEM_FAILURES, ProblemError) as error:
@@ -237,12 +207,10 @@ class Tuning:
             return Failed(request.problem, error)
 
     def _prepare(self, request: Request, ahead: Lookahead) -> _Prepared:
-        setting = self._setting
+        setting, children = self._setting, self._session.children
         entry = setting.entry(request.problem)
-        run = request.run_name(setting.device, setting.toolchain.digest)
-        if self._again:
-            run = digest([run, time.time_ns()], length=16)
-        ledger = Ledger.of(self._trials, setting, request, run, forget=self._again)
+        run = self._session.name_of(request.run_name(setting.device, setting.toolchain.digest))
+        ledger = self._session.ledger(request, run)
         asked = "operators" in request.sources and not request.explicit
         offers = setting.offers(request.problem) if asked else Offers((), ())
         finished = self._finished(request, entry, ledger)
@@ -250,18 +218,15 @@ class Tuning:
             return _Prepared(request, finished, offers)
         if not ledger.finals():
             # It imports torch while candidates are chosen. Explicit ones may be in the store already.
-            self._children.start_bench()
+            children.start_bench()
             if not request.explicit:
-                self._children.start_compiler()
+                children.start_compiler()
         problem_run = ProblemRun(
             request,
-            self._children,
+            self._session,
             ledger,
-            setting.toolchain,
             incumbent=_incumbent(entry, request),
             offers=offers.configs,
-            observe=self._observe,
-            clock=self._clock,
         )
         ahead.wait()
         problem_run.prepare()
