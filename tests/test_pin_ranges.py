@@ -77,7 +77,7 @@ def found(deployment: Any, problem: Problem) -> dict[str, Any] | None:
     names = deployment.gemm.__func__.__globals__
     options = (False, False, False, "", False, False)
     out = torch.tensor(problem.m, problem.n, dtype=str(a.dtype).partition(".")[2])
-    key = names["call_key"](a, b, out, None, None, False, options)
+    key = names["call_key"](names["GemmOperands"](a, b, out, None, None, ()), options)
     record: dict[str, Any] | None = deployment._records.get(key) or deployment._lookup().of_key(key)
     return record
 

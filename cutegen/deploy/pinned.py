@@ -33,6 +33,7 @@ from cutegen.deploy.manifest import (
 )
 from cutegen.deploy.tensors import (
     SCALES,
+    GemmOperands,
     call_key,
     check_apart,
     check_grad,
@@ -178,7 +179,7 @@ class Deployment:
         if call is None:
             if len(calls) >= _MOST_CALLS:
                 calls.clear()
-            call = calls[key] = self._prepare(a, b, out, c, bias, scales, options)
+            call = calls[key] = self._prepare(GemmOperands(a, b, out, c, bias, scales), options)
         launch, out_bytes, sizes = call
         if given:
             start = addresses[2]
@@ -310,21 +311,16 @@ class Deployment:
             )
         return function
 
-    def _prepare(
-        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
-    ) -> tuple[Callable[..., None], int, list[int]]:
+    def _prepare(self, operands: GemmOperands, options: Any) -> tuple[Callable[..., None], int, list[int]]:
         """Return what launches such a call, the bytes of ``out``, and those of all tensors but ``out``."""
-        tensors = [tensor for tensor in (a, b, out, c, bias, *scales) if tensor is not None]
+        tensors, out = [*operands.matrices, *operands.vectors], operands.out
         self._check_place(tensors)
-        launch = self._launcher(a, b, out, c, bias, scales, options)
-        itself = (2, 3) if c is out else (2,)  # 0 bytes share nothing
+        launch = self._launcher(operands, call_key(operands, options))
+        itself = (2, 3) if operands.c is out else (2,)  # 0 bytes share nothing
         sizes = [0 if at in itself else span_bytes(tensor) for at, tensor in enumerate(tensors)]
         return launch, span_bytes(out), sizes
 
-    def _launcher(
-        self, a: Any, b: Any, out: Any, c: Any, bias: Any, scales: Any, options: Any
-    ) -> Callable[..., None]:
-        key = call_key(a, b, out, c, bias, bool(scales), options)
+    def _launcher(self, operands: GemmOperands, key: tuple[Any, ...]) -> Callable[..., None]:
         record = self._records.get(key)
         if record is None and self._manifest["ranges"]:
             record = self._lookup().of_key(key)
@@ -338,14 +334,17 @@ class Deployment:
         if not is_record(record):
             raise self._malformed(f"the record of {record.get('problem')} is not one that was pinned")
         if not record["symbol"]:
-            product = self.torch.bmm if a.dim() == 3 else self.torch.mm
+            product = self.torch.bmm if operands.a.dim() == 3 else self.torch.mm
             return lambda addresses, factors, a, b, out: product(a, b, out=out)
-        blocks = [matrix(tensor) for tensor in (a, b, out, c) if tensor is not None]
-        for vector in (*(() if bias is None else (bias,)), *scales):
-            blocks.append(block((vector.numel(),), (1,), str(vector.dtype), a.get_device()))
+        device = operands.a.get_device()
+        blocks = [matrix(tensor) for tensor in operands.matrices]
+        for vector in operands.vectors:
+            blocks.append(block((vector.numel(),), (1,), str(vector.dtype), device))
         kinds = ["tensor"] * len(blocks) + ["scratch", "launch"]
         named = dict(zip(FIELDS, key, strict=True))
-        return Call(self, record, blocks, a.device, kinds + ["real"] * (named["alpha"] + named["beta"]))
+        return Call(
+            self, record, blocks, operands.a.device, kinds + ["real"] * (named["alpha"] + named["beta"])
+        )
 
     def _lookup(self) -> Any:
         """Return what finds the kernels of ranges, GEMMs' and others'."""

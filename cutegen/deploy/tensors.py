@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutegen.deploy.launch import DTYPES, PinnedError
 
 __all__ = [
     "SCALES",
+    "GemmOperands",
     "call_key",
     "check_apart",
     "check_grad",
@@ -21,7 +22,30 @@ __all__ = [
 ]
 
 SCALES = ("scale_a", "scale_b")
+#: How many operands are matrices: a, b, out, c.
+_MATRICES = 4
 _LAYOUTS = {("k", "k"): "tn", ("k", "n"): "nn", ("m", "n"): "nt", ("m", "k"): "tt"}
+
+
+class GemmOperands(NamedTuple):
+    """The tensors of a call of a GEMM, None for what is not there, and its scales, none or two."""
+
+    a: Any
+    b: Any
+    out: Any
+    c: Any
+    bias: Any
+    scales: Any
+
+    @property
+    def matrices(self) -> list[Any]:
+        """Those of a, b, out and c that are there."""
+        return [tensor for tensor in self[:_MATRICES] if tensor is not None]
+
+    @property
+    def vectors(self) -> list[Any]:
+        """The bias if it is there, and the scales."""
+        return [*(() if self.bias is None else (self.bias,)), *self.scales]
 
 
 def dtype_of(tensor: Any) -> tuple[str, int, int, str]:
@@ -78,8 +102,9 @@ def check_layer(x: Any, w: Any) -> None:
         )
 
 
-def call_key(a: Any, b: Any, out: Any, c: Any, bias: Any, scaled: bool, options: Any) -> tuple[Any, ...]:
+def call_key(operands: GemmOperands, options: Any) -> tuple[Any, ...]:
     """Describe a call in the order of FIELDS."""
+    a, b, out, c, bias, scales = operands
     alpha, beta, _, activation, fast_accum, any_order = options
     _check_matrix("a", a)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -102,7 +127,7 @@ def call_key(a: Any, b: Any, out: Any, c: Any, bias: Any, scaled: bool, options:
     return (
         *(m, n, k, a.shape[0] if a.dim() == 3 else 1, ab_dtype, dtype_of(out)[0]),
         *(_LAYOUTS[_axis(a, "mk"), _axis(b, "kn")], unaligned, alpha, beta, along, activation),
-        *(scaled, ab_dtype in ("e4m3", "e5m2") and not fast_accum, any_order),
+        *(bool(scales), ab_dtype in ("e4m3", "e5m2") and not fast_accum, any_order),
     )
 
 
