@@ -1,4 +1,7 @@
-"""When a size of a range is left to the baseline: its time beside the fastest, between sizes, under load."""
+"""Which configs may answer a size of a range, and when it is left to the baseline.
+
+That is by its time beside the fastest, between sizes, and under load.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from cutegen.family import Problem
 from cutegen.measure.timing import Timing
 from cutegen.search.range_model import Estimates
 from cutegen.space import Config
-from cutegen.tuning.range_answers import Baseline, Measured, best_ratios, ratios
+from cutegen.tuning.range_answers import Baseline, Measured, best_ratios, ratios, rivals
 
 A, B = (Config({"tile_shape_mn": (tile, 64), "split_k": 1}) for tile in (64, 128))
 
@@ -37,6 +40,15 @@ def estimates(times: Mapping[int, Mapping[Config, float]]) -> Estimates:
     for size, known in times.items():
         found.learn(size, known)
     return found
+
+
+def test_orders_of_tiles_of_one_kernel_take_one_place_among_the_rivals() -> None:
+    """Where many orders of the fastest kernel were measured, other kernels still compete between sizes."""
+    orders = [A.replace(swizzle_size=size) for size in (1, 2, 4, 8, 16, 32, 64, 128)]
+    times = {**{order: 90.0 + at for at, order in enumerate(orders)}, B: 100.0}
+    known = estimates({100: times, 200: times})
+    found = rivals(known, 140, lambda config: Config({"tile_shape_mn": config["tile_shape_mn"]}))
+    assert found == [orders[0], B]
 
 
 def test_the_baseline_is_as_fast_between_sizes_as_beside_the_fastest_config() -> None:

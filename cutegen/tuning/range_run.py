@@ -74,6 +74,7 @@ class RangeRun:
         self._estimates = Estimates(self._predict, self._predict.tile_of)
         self._proposals = RangeProposals(request, self._cells, self._predict)
         self._baseline = range_answers.Baseline(lru_cache(maxsize=None)(self._baseline_us), self._problem_at)
+        self._kernel_of = lru_cache(maxsize=None)(self._proposals.kernel_of)
         self._pool: dict[Config, list[int]] = {}
         self._results: dict[int, dict[Config, range_answers.Measured]] = {}
         self._keys: dict[Config, str] = {}
@@ -156,7 +157,7 @@ class RangeRun:
             size,
             sorted(nearest, key=nearest.__getitem__),
             self.request.effort.contenders,
-            kernel_of=self._proposals.kernel_of,
+            kernel_of=self._kernel_of,
             is_proven=self._predict.is_proven,
         )
 
@@ -205,7 +206,7 @@ class RangeRun:
         for config, attempt in run.attempts.items():
             if attempt.timing is not None:
                 times[config] = attempt.timing.paired.mid
-                self._keys[self._proposals.kernel_of(config)] = attempt.artifact_key
+                self._keys[self._kernel_of(config)] = attempt.artifact_key
                 measured = range_answers.Measured(attempt.timing, attempt.trial)
                 self._results.setdefault(size, {})[config] = measured
         self._drop_failed(run)
@@ -231,7 +232,7 @@ class RangeRun:
     def _doubtful(self, count: int) -> list[int]:
         """Return up to ``count`` sizes at which a measurement may change the answer most."""
         cells = [cell for cell in self._cells if cell.size not in self._given_up]
-        rivals = partial(range_answers.rivals, self._estimates)
+        rivals = partial(range_answers.rivals, self._estimates, kernel_of=self._kernel_of)
         found = most_doubtful(self._estimates, cells, rivals, count)
         return [*dict.fromkeys([*self._disputed(cells), *found])][:count]
 
@@ -272,7 +273,7 @@ class RangeRun:
 
     def _answers(self) -> list[Config]:
         """Return which config answers each cell; the default where nothing that was measured is valid."""
-        found = range_answers.answers(self._estimates, self._cells)
+        found = range_answers.answers(self._estimates, self._cells, self._kernel_of)
         return [config or self._default(cell.size) for cell, config in zip(self._cells, found, strict=True)]
 
     def _default(self, size: int) -> Config:
@@ -295,7 +296,7 @@ class RangeRun:
         pieces = range_answers.pieces(
             self._cells,
             chosen,
-            lambda config: self._keys.get(self._proposals.kernel_of(config), ""),
+            lambda config: self._keys.get(self._kernel_of(config), ""),
             range_answers.ratios(self._results, self._estimates, self._baseline),
             allow_torch=self.request.base.allow_torch,
         )
