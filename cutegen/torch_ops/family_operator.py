@@ -28,7 +28,7 @@ from cutegen.torch_ops.fake_calls import note_family_call
 from cutegen.torch_ops.gemm_transforms import are_active
 from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
 from cutegen.torch_ops.operator_schema import OperatorSchema, Value
-from cutegen.torch_ops.operator_values import MAKE, have_own_rules
+from cutegen.torch_ops.operator_values import MAKE, count_modes, have_own_rules
 from cutegen.torch_ops.written_tensors import note_written
 
 if TYPE_CHECKING:
@@ -136,14 +136,15 @@ class DeclaredOperator:
     ) -> list[Any]:
         """Launch the kernel for ``values`` and return them, with the outputs that were made in their places.
 
-        Tensors of classes with rules of their own go through the registered operator.
+        Tensors of classes with rules of their own go through the registered operator, and all where a mode of
+        torch sees operators.
 
         Raises:
             OperandError: A tensor cannot be an operand; the message names it and what would be valid.
             LaunchError: There is no kernel to launch, or it failed to.
             CutegenError: As :meth:`cutegen.runtime.dispatch.Dispatcher.kernel`.
         """
-        if have_own_rules(values):
+        if have_own_rules(values) or count_modes()():
             return self.traced(values, scalars, config, options)
         return self._answer(values, scalars, config, options, self._plans)
 

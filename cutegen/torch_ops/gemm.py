@@ -37,7 +37,7 @@ from cutegen.torch_ops.gemm_plan import (
     make_plan,
 )
 from cutegen.torch_ops.gemm_transforms import are_active, transformed_gemm
-from cutegen.torch_ops.operator_values import have_own_rules
+from cutegen.torch_ops.operator_values import count_modes, have_own_rules
 from cutegen.torch_ops.registration import pack, register, unpack
 from cutegen.torch_ops.written_tensors import note_written
 
@@ -122,6 +122,7 @@ def gemm(
     options = (c, alpha, beta, bias, activation, out_dtype, config, more)
     if (
         _is_compiling()
+        or _count_modes()
         or (type(a) is not _Tensor and type(a) is not _Parameter)
         or (type(b) is not _Tensor and type(b) is not _Parameter)
         or (out is not None and type(out) is not _Tensor and type(out) is not _Parameter)
@@ -176,6 +177,7 @@ def scaled_gemm(
     options = (None, 1.0, 1.0, bias, activation, out_dtype, config, more)
     if (
         traced
+        or _count_modes()
         or type(a) is not _Tensor
         or type(b) is not _Tensor
         or (out is not None and type(out) is not _Tensor)
@@ -411,7 +413,7 @@ def _known_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     ):
         return None
     plan = _plans.get((a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(), None))
-    if plan is None or _is_grad_enabled():
+    if plan is None or _is_grad_enabled() or _count_modes():
         return None
     try:
         result: torch.Tensor = _new(plan.shape, plan.stride, dtype=plan.dtype, device=plan.device)
@@ -509,7 +511,7 @@ def has_plans() -> bool:
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
     global _Tensor, _Parameter, _workspaces, _empty, _new, _bfloat16, _float32
-    global _is_compiling, _is_grad_enabled, _is_transforming, _record_plain
+    global _is_compiling, _count_modes, _is_grad_enabled, _is_transforming, _record_plain
     with _lock:
         if _Tensor is not None:
             return
@@ -521,6 +523,7 @@ def prepare() -> None:
         _bfloat16, _float32 = torch.bfloat16, torch.float32
         _is_compiling = torch.compiler.is_dynamo_compiling
         _is_grad_enabled, _is_transforming = torch.is_grad_enabled, are_active()
+        _count_modes = count_modes()
         _record_plain = plain_linear(_known_product, gemm)
         _Tensor = torch.Tensor
 
@@ -533,12 +536,12 @@ def workspaces() -> GetWorkspace:
 
 
 def must_trace(*tensors: Any) -> bool:
-    """Return whether a call must go through a registered operator: torch is tracing, or a tensor's class has
-    rules of its own."""
+    """Return whether a call must go through a registered operator: torch is tracing, a mode sees operators,
+    or a tensor's class has rules of its own."""
     for tensor in tensors:  # no generator: one costs as much as all that it asks
         if type(tensor) is not _Tensor and type(tensor) is not _Parameter:
             return True
-    return _is_compiling()
+    return _is_compiling() or _count_modes() > 0
 
 
 def is_grad_enabled() -> bool:
@@ -558,6 +561,7 @@ def _not_prepared() -> bool:
 
 # Stand-ins until torch is there: importing this module must not import torch.
 _is_compiling: Callable[[], bool] = _not_prepared
+_count_modes: Callable[[], int] = None  # type: ignore[assignment]
 _is_grad_enabled: Callable[[], bool] = None  # type: ignore[assignment]
 _is_transforming: Callable[[], bool] = None  # type: ignore[assignment]
 _empty: Callable[..., Any] = None  # type: ignore[assignment]

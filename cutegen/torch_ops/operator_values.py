@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-__all__ = ["MAKE", "have_own_rules"]
+__all__ = ["MAKE", "count_modes", "have_own_rules"]
 
 
 class _Make:
@@ -24,6 +24,15 @@ def _plain_kinds() -> frozenset[type]:
     import torch
 
     return frozenset((type(None), _Make, torch.Tensor, torch.nn.Parameter))
+
+
+@cache
+def count_modes() -> Callable[[], int]:
+    """Return what counts the modes of torch that see operators now, as those that trace or count do."""
+    import torch
+
+    found: Callable[[], int] = torch._C._len_torch_dispatch_stack
+    return found
 
 
 def have_own_rules(values: Sequence[Any]) -> bool:

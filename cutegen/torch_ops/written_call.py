@@ -13,7 +13,7 @@ from typing import Any
 from cutegen.families.declared import Declared
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
-from cutegen.torch_ops.operator_values import MAKE
+from cutegen.torch_ops.operator_values import MAKE, count_modes
 from cutegen.torch_ops.written_tensors import note_written
 
 __all__ = ["FastPlan", "one_or_all", "written_call"]
@@ -72,6 +72,7 @@ def written_call(
         "__Tensor": state._Tensor,
         "__Parameter": state._Parameter,
         "__compiling": state._is_compiling,
+        "__modes": count_modes(),
         "__grad": state._is_grad_enabled,
         "__empty": state._empty,
         "__note_written": note_written,
@@ -111,7 +112,7 @@ class _Writer:
         keys = "".join(f"{self._key(a)}, " for a in self._tensors)
         lines = [
             f"def __call{signature}:",
-            f"    if config is not None or not ({plain}) or __compiling():",
+            f"    if config is not None or not ({plain}) or __compiling() or __modes():",
             f"        return __slow(None, {asked}, config)",
             f"    __key = ({keys}{options}{self._first}.get_device())",
             "    __plan = __plans.get(__key)",
