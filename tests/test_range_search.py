@@ -228,10 +228,10 @@ def test_children_rank_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> 
     """Knobs that are fixed reach them, pairs among them."""
     problems = [Problem(m, 512, 256) for m in (16, 64, 256)]
     fixed = {"tile_k": (64,), "cluster_shape_mn": ((1, 1), (2, 1))}
-    expected = {p: rank_algorithms(SPACE, p, 132, 3, fixed, 1) for p in problems}
-    assert rank_all(problems, ARCH, 132, 3, fixed, 1, workers=2) == expected
+    expected = {p: rank_algorithms(SPACE, p, 132, 3, fixed) for p in problems}
+    assert rank_all(problems, ARCH, 132, 3, fixed, workers=2) == expected
     monkeypatch.setattr(parallel_rank, "_ask", lambda share, asked: {})
-    assert rank_all(problems[:2], ARCH, 132, 3, fixed, 1, workers=2) == {p: expected[p] for p in problems[:2]}
+    assert rank_all(problems[:2], ARCH, 132, 3, fixed, workers=2) == {p: expected[p] for p in problems[:2]}
 
 
 def test_every_algorithm_that_computes_a_problem_proposes() -> None:
@@ -240,8 +240,6 @@ def test_every_algorithm_that_computes_a_problem_proposes() -> None:
     assert {c.algorithm for c in rank_algorithms(SPACE, few, 132, 4)} == {"", "few_rows"}
     assert {c.algorithm for c in rank_algorithms(SPACE, many, 132, 4)} == {""}
     assert {c.algorithm for c in rank_algorithms(SPACE, few, 132, 4, {"tile_k": (64,)})} == {""}
-    twins = rank_algorithms(SPACE, few, 132, 4, None, 2)
-    assert {c["use_pdl"] for c in twins[:2]} == {True, False}
 
 
 def test_errors_of_children_are_seen() -> None:

@@ -13,7 +13,6 @@ from cutegen.digest import Json
 from cutegen.families.registry import find_space, loaded_folders, parse_problem, spaces_beside
 from cutegen.family import Problem
 from cutegen.search.strategies import likely, rank
-from cutegen.search.twins import with_twins
 from cutegen.space import Config, Space, Value
 from cutegen.system.interpreter import python_command, python_environment
 
@@ -36,34 +35,28 @@ def rank_algorithms(
     sm_count: int,
     limit: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
-    twins: int = 0,
-    *,
-    brief: bool = False,
 ) -> list[Config]:
-    """Return what :func:`~cutegen.search.strategies.rank` answers, and less of each further algorithm.
+    """Return the most promising kernels of a problem, and fewer of each further algorithm.
 
-    The best of each algorithm come before the further ones of any.
+    The best of each algorithm come before the further ones of any. Of the general one they are those that are
+    known at once, where there are any; else the whole space is ranked.
 
     Args:
         space: That of the family's general algorithm.
         problem: What is to be computed.
         sm_count: SMs of the GPU.
-        limit: Most kernels of the general algorithm, without twins.
+        limit: Most kernels of the general algorithm.
         fixed: Knobs restricted to some values; an algorithm that lacks one of them proposes nothing.
-        twins: So many kernels get twins: see :func:`~cutegen.search.twins.with_twins`.
-        brief: Whether what is known at once, without ranking the whole space, is enough where there is any.
 
     Raises:
         ConfigError: ``fixed`` names a knob or a value that does not exist.
     """
-    own = likely(space, problem, sm_count, limit, fixed, everywhere=True) if brief else []
-    own = own or rank(space, problem, sm_count, limit, fixed)
-    found = [with_twins(space, problem, own, twins, fixed)]
+    known = likely(space, problem, sm_count, limit, fixed, everywhere=True)
+    found = [known or rank(space, problem, sm_count, limit, fixed)]
     for other in spaces_beside(space):
         has = all(set(values) <= set(other.domains.get(knob, ())) for knob, values in (fixed or {}).items())
         if has and not other.explain(problem, {}):
-            more = rank(other, problem, sm_count, max(1, limit // _FURTHER_SHARE), fixed)
-            found.append(with_twins(other, problem, more, twins // _FURTHER_SHARE, fixed))
+            found.append(rank(other, problem, sm_count, max(1, limit // _FURTHER_SHARE), fixed))
     lead = [config for configs in found for config in configs[:_LEAD]]
     return list(dict.fromkeys([*lead, *(config for configs in found for config in configs)]))
 
@@ -74,9 +67,7 @@ def rank_all(
     sm_count: int,
     limit: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
-    twins: int = 0,
     *,
-    brief: bool = False,
     workers: int | None = None,
 ) -> dict[Problem, list[Config]]:
     """Return what :func:`rank_algorithms` answers to each of ``problems``.
@@ -85,10 +76,8 @@ def rank_all(
         problems: What is to be computed.
         arch: The target.
         sm_count: SMs of the GPU.
-        limit: Most kernels of each, without twins.
+        limit: Most kernels of each.
         fixed: Knobs restricted to some values.
-        twins: So many of them get twins.
-        brief: As in :func:`rank_algorithms`.
         workers: Most processes at a time; by default as many as compile.
 
     Raises:
@@ -101,8 +90,6 @@ def rank_all(
         "calibration": None if arch.calibration is None else list(arch.calibration),
         "sm_count": sm_count,
         "limit": limit,
-        "twins": twins,
-        "brief": brief,
         "fixed": {
             k: [list(v) if isinstance(v, tuple) else v for v in values] for k, values in (fixed or {}).items()
         },
@@ -118,7 +105,7 @@ def rank_all(
     for problem in problems:
         if problem not in found:
             space = find_space(problem.family, arch)
-            found[problem] = rank_algorithms(space, problem, sm_count, limit, fixed, twins, brief=brief)
+            found[problem] = rank_algorithms(space, problem, sm_count, limit, fixed)
     return {problem: found[problem] for problem in problems}
 
 

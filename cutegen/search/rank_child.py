@@ -34,8 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     for line in sys.stdin.read().splitlines():
         problem = parse_problem(line)
         space = find_space(problem.family, arch)
-        limits = asked["sm_count"], asked["limit"], fixed or None, asked["twins"]
-        configs = rank_algorithms(space, problem, *limits, brief=asked["brief"])
+        configs = rank_algorithms(space, problem, asked["sm_count"], asked["limit"], fixed or None)
         found[line] = [config.to_json() for config in configs]
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     return 0

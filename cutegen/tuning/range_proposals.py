@@ -91,7 +91,7 @@ class RangeProposals:
 
         searched = self._searched(problems, proposals)
         fixed = base.fixed or None
-        ranked = rank_all([*searched.values()], base.arch, base.sm_count, effort.proposed, fixed, brief=True)
+        ranked = rank_all([*searched.values()], base.arch, base.sm_count, effort.proposed, fixed)
         for size, problem in searched.items():
             more = (self._for_context(problem, config) for config in ranked[problem])
             proposals[size] = [*dict.fromkeys([*proposals[size], *more])]
