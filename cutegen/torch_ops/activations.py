@@ -53,7 +53,7 @@ def activate(
     if x.numel() == 0:
         nothing: torch.Tensor = _forward.of_nothing(values, (activation,), (x,))[1]
         return out if out is not None else nothing.view(x.shape)
-    chosen = None if config is None else as_config(config)
+    chosen = as_config(config)
     run = _forward.traced if state.must_trace(x) or (out is None and x.requires_grad) else _forward
     found: torch.Tensor = run(values, (), chosen, (activation,))[1]
     return out if out is not None else found.view(x.shape)

@@ -84,7 +84,7 @@ def cross_entropy(
     settings = _Settings(int(ignore_index), float(label_smoothing), require_number("z_loss", z_loss))
     shape = x.shape[:-1]
     rows, labels = as_rows("x", x), target.reshape(-1)
-    chosen = None if config is None else as_config(config)
+    chosen = as_config(config)
     if x.numel() == 0:
         _operator.of_nothing([rows, labels, None, MAKE, MAKE, None], settings.options)
         losses, lse = _of_nothing(rows)

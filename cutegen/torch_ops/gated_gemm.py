@@ -93,10 +93,7 @@ def gated_gemm(
         raise OperandError(f"layout={layout!r} is not valid; valid: {', '.join(WEIGHT_LAYOUTS)}")
     _require_weights(w, up)
     leading, columns = x.shape[:-1], w.shape[0] // (2 if up is None else 1)
-    options, chosen = (
-        (activation, layout if up is None else "split"),
-        None if config is None else as_config(config),
-    )
+    options, chosen = (activation, layout if up is None else "split"), as_config(config)
     rows, given = as_rows("x", x), MAKE if out is None else as_rows("out", out)
     leaves = (x, w) if up is None else (x, w, up)
     records = out is None and autograd_records(*leaves)

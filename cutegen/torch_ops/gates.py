@@ -61,7 +61,7 @@ def gated(
         return result
     _require(x, up, activation, layout)
     columns = x.shape[-1] if up is not None else x.shape[-1] // 2
-    chosen = None if config is None else as_config(config)
+    chosen = as_config(config)
     options = (activation, "split" if up is not None else layout)
     rows, ups = as_rows("x" if up is None else "gate", x), None if up is None else as_rows("up", up)
     given = None if out is None else as_rows("out", out)

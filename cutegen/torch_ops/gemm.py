@@ -296,7 +296,7 @@ def _eager(
             or config is not None
             or more is not None
         ):
-            config = None if config is None else as_config(config)
+            config = as_config(config)
             extras, fused = fused_options(c, alpha, beta, bias, activation, more)
             key = (key, fused, config)
             for tensor in extras:
@@ -351,7 +351,7 @@ def _plan(request: Request, config: AnyConfig, key: Any, plans: dict[Any, Plan])
 
     assert _workspaces is not None
     dispatcher = default_dispatcher()
-    chosen = None if config is None else as_config(config)
+    chosen = as_config(config)
     on_gpu = request.a.is_cuda
     workspace = _new_workspace if isinstance(plans, OperatorPlans) else _workspaces.get
     plan = make_plan(

@@ -282,13 +282,13 @@ def as_text(config: Config | Mapping[str, Value] | str) -> str:
     return " ".join([f"{knob}={format_value(value)}" for knob, value in config.items()])
 
 
-def as_config(config: Config | Mapping[str, Value] | str) -> Config:
-    """Return the config that an object, a mapping or its text stands for.
+def as_config(config: AnyConfig) -> Config | None:
+    """Return the config that an object, a mapping or its text stands for; None for none.
 
     Raises:
         ConfigError: The text is not of the form ``knob=value ...``, or it is nothing of the three.
     """
-    if isinstance(config, Config):
+    if config is None or isinstance(config, Config):
         return config
     if isinstance(config, str):
         return Config.parse(config)

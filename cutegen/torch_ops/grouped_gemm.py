@@ -189,7 +189,7 @@ def _run(
 ) -> None:
     """Launch the kernel, or trace the call."""
     run = operator.traced if state.must_trace(values[0]) else operator
-    run(values, (), None if config is None else as_config(config), options)
+    run(values, (), as_config(config), options)
 
 
 def _form(a: Any, b: Any, offs: Any, counts: Any) -> tuple[str, Any]:

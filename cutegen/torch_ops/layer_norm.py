@@ -63,7 +63,7 @@ def layer_norm(
     stats = MAKE if return_stats or records else None
     values = [as_rows("x", x), weight, bias, MAKE if out is None else as_rows("out", out), stats, stats]
     scalars = (require_number("eps", eps),)
-    chosen = None if config is None else as_config(config)
+    chosen = as_config(config)
     if x.numel() == 0:
         *_, y, mean, rstd = _operator.of_nothing(values, (), (x, weight, bias))
     else:

@@ -81,7 +81,7 @@ def rms_norm(
         raise OperandError("residual_out is given but residual is not; pass both")
     if quantize is not None:
         _require_quantized(quantize, return_rstd)
-    scalar, chosen = require_number("eps", eps), None if config is None else as_config(config)
+    scalar, chosen = require_number("eps", eps), as_config(config)
     records = autograd_records(x, weight, residual)
     if records:
         name = "x" if x.requires_grad else "weight" if autograd_records(weight) else "residual"

@@ -178,9 +178,7 @@ def _call(
         raise OperandError("only one of q_weight and k_weight is given; pass both or none")
     tables = _tables(q, cos, sin, positions)
     norms = () if weights[0] is None else weights
-    return _Call(
-        tables, norms, require_number("eps", eps), style, None if config is None else as_config(config)
-    )
+    return _Call(tables, norms, require_number("eps", eps), style, as_config(config))
 
 
 def _no_tokens(q: Any) -> bool:

@@ -59,7 +59,7 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None, config: AnyConf
     if x.numel() == 0:
         nothing: torch.Tensor = _operator.of_nothing(values, (), (x,))[1]
         return out if out is not None else nothing.view(x.shape)
-    chosen = None if config is None else as_config(config)
+    chosen = as_config(config)
     run = _operator.traced if state.must_trace(x) or (out is None and x.requires_grad) else _operator
     y: torch.Tensor = run(values, (), chosen)[1]
     return out if out is not None else y.view(x.shape)

@@ -135,7 +135,7 @@ class _Slow:
                 )
             given.append(value)
         numbers = [_number(a, value) for a, value in zip(operator.scalars, scalars, strict=True)]
-        chosen = None if config is None else as_config(config)
+        chosen = as_config(config)
         if state.must_trace(*given):
             return _result(operator, operator.traced(values, numbers, chosen, options))
         if any(tensor.numel() == 0 for tensor in given):
