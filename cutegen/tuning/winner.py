@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from cutegen.errors import StoreError
 from cutegen.families.registry import space_of
@@ -42,16 +43,24 @@ def decide(
         space, timings, default=default, incumbent=incumbent, objective=objective, torch=torch
     )
     rows = [_row(a, default, choice.config, choice.equals) for a in finalists]
+    ratio = _ratio(timings.get(default), timings[choice.config], objective)
+    found = _measured(request, device, rows, torch, ratio)
+    return replace(found, baseline_wins=choice.baseline_wins and request.allow_torch)
+
+
+def _measured(
+    request: Request, device: Device, rows: Sequence[Row], torch: Timing | None, ratio: Interval | None
+) -> TuneResult:
+    """Return the result of rows that were measured on a GPU, the fastest baseline beside them."""
     return TuneResult(
         problem=request.problem,
         arch=request.arch.name,
         device=device.name,
-        objective=objective,
+        objective=request.objective,
         context=request.context,
-        rows=_winner_first(rows, objective),
+        rows=_winner_first(rows, request.objective),
         torch=torch,
-        baseline_wins=choice.baseline_wins and request.allow_torch,
-        ratio_to_default=_ratio(timings.get(default), timings[choice.config], objective),
+        ratio_to_default=ratio,
     )
 
 
@@ -121,50 +130,54 @@ def recorded_result(
     request: Request, space: Space, device: Device, entry: Entry, finals: Sequence[Trial]
 ) -> TuneResult | None:
     """Return the result of a finished run from its records, None if they do not hold all of it."""
-    ids = {trial.id for trial in finals}
-    asked = entry.objective == request.objective and entry.context == request.context
-    if not asked or not entry.trial_ids or not set(entry.trial_ids) <= ids:
+    if not _has_all(request, entry, finals):
         return None
     if request.at_once:
         finals = _last_set(finals)
     default = default_config(space, request.problem, request.sm_count)
     latest = _worth_showing(request, {t.config: t for t in finals if t.config is not None}, default, entry)
-    torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     timings = {config: trial.timing for config, trial in latest.items() if trial.timing is not None}
-    spaces = {config: space_of(config, space.family, space.arch) for config in latest}
-    if entry.config not in timings or any(c.keys() != spaces[c].domains.keys() for c in latest):
+    if entry.config not in timings or not all(_is_complete(config, space) for config in latest):
         return None
+    torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     objective = request.objective
     choice = choose_winner(
         space, timings, default=default, incumbent=entry.config, objective=objective, torch=torch
     )
-    rows = [
-        Row(
-            # The database sorts knobs by name; they are shown in the order of the space.
-            config=Config({knob: config[knob] for knob in spaces[config].domains}),
-            default=config == default,
-            chosen=config == entry.config,
-            equal=config in choice.equals,
-            timing=trial.timing,
-            resources=resources_of(trial),
-            workspace_bytes=spaces[config].launch(config, request.problem, request.sm_count).workspace_bytes,
-            artifact_key=trial.artifact_key,
-            trial=trial.id,
-        )
-        for config, trial in latest.items()
-    ]
-    return TuneResult(
-        problem=request.problem,
-        arch=request.arch.name,
-        device=device.name,
-        objective=objective,
-        context=request.context,
-        rows=_winner_first(rows, objective),
-        torch=torch,
-        baseline_wins=entry.source == "torch",
-        ratio_to_default=_ratio(timings.get(default), timings[entry.config], objective),
-        reused=True,
-        run=finals[-1].run,
+    rows = [_recorded_row(request, trial, default, entry.config, choice.equals) for trial in latest.values()]
+    ratio = _ratio(timings.get(default), timings[entry.config], objective)
+    found = _measured(request, device, rows, torch, ratio)
+    return replace(found, baseline_wins=entry.source == "torch", reused=True, run=finals[-1].run)
+
+
+def _has_all(request: Request, entry: Entry, finals: Sequence[Trial]) -> bool:
+    """Whether an entry is of the objective and context that are asked for, and its trials are recorded."""
+    asked = entry.objective == request.objective and entry.context == request.context
+    return asked and bool(entry.trial_ids) and {*entry.trial_ids} <= {trial.id for trial in finals}
+
+
+def _is_complete(config: Config, space: Space) -> bool:
+    """Whether a recorded config has the knobs that its space has today."""
+    return config.keys() == space_of(config, space.family, space.arch).domains.keys()
+
+
+def _recorded_row(
+    request: Request, trial: Trial, default: Config, chosen: Config, equals: Sequence[Config]
+) -> Row:
+    assert trial.config is not None
+    space = space_of(trial.config, request.problem.family, request.arch)
+    # The database sorts knobs by name; they are shown in the order of the space.
+    config = Config({knob: trial.config[knob] for knob in space.domains})
+    return Row(
+        config=config,
+        default=config == default,
+        chosen=config == chosen,
+        equal=config in equals,
+        timing=trial.timing,
+        resources=resources_of(trial),
+        workspace_bytes=space.launch(config, request.problem, request.sm_count).workspace_bytes,
+        artifact_key=trial.artifact_key,
+        trial=trial.id,
     )
 
 
