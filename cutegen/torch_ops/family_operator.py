@@ -231,29 +231,15 @@ class DeclaredOperator:
         dispatcher: Dispatcher,
         plans: Plans,
     ) -> Plan:
+        """Return the plan of a kind of call that has none, and keep it unless plans are dropped meanwhile."""
         import torch
 
         drops = self._drops
-        current = (
-            dispatcher is self._dispatcher()
-        )  # asked behind the number: a change in between shows in one
+        current = dispatcher is self._dispatcher()  # behind the number: a change in between shows in one
         self._refuse_gradients(values)
-        given = self._given(values)
         problem = self.problem_of(values, options, dispatcher)
-        first = next(at for at, v in enumerate(values) if v is not None and v is not MAKE)
-        index = max(0, values[first].get_device())
-        on_gpu = values[first].is_cuda
-        shapes = output_shapes(problem)
-        made = tuple(
-            (at, shapes[self._names[at]][0], torch_dtype(shapes[self._names[at]][1]))
-            for at in self._outputs
-            if values[at] is MAKE
-        )
-        present = tuple(at for at, v in enumerate(values) if v is not None)
-        there = {argument.name for argument in self.family.arguments(problem)}
-        factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
-        written = tuple(at for at, a in enumerate(self.tensors) if a.kind != "in" and a.name in given)
-        plan = Plan(unbound, made, present, factors, first, written)
+        plan = self._unbound_plan(problem, values)
+        on_gpu, index = values[plan.first].is_cuda, max(0, values[plan.first].get_device())
 
         def serve(capturing: bool) -> Served:
             if config is not None:
@@ -272,6 +258,21 @@ class DeclaredOperator:
             if current and drops == self._drops:
                 plans.known[key] = plan
         return plan
+
+    def _unbound_plan(self, problem: DeclaredProblem, values: Sequence[Any]) -> Plan:
+        """Return what is made and passed in a call of ``problem``, without what launches it."""
+        shapes = output_shapes(problem)
+        made = tuple(
+            (at, shapes[self._names[at]][0], torch_dtype(shapes[self._names[at]][1]))
+            for at in self._outputs
+            if values[at] is MAKE
+        )
+        present = tuple(at for at, value in enumerate(values) if value is not None)
+        given = tuple(at for at in present if values[at] is not MAKE)
+        there = {argument.name for argument in self.family.arguments(problem)}
+        factors = tuple(at for at, scalar in enumerate(self.scalars) if scalar.name in there)
+        written = tuple(at for at in given if self.tensors[at].kind != "in")
+        return Plan(unbound, made, present, factors, given[0], written)
 
     def _bind(
         self, served: Served, problem: DeclaredProblem, workspace: GetWorkspace, index: int
