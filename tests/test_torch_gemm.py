@@ -121,6 +121,25 @@ def test_output_may_not_alias_an_input(gpu: FakeGpu) -> None:
     near(cutegen.gemm(buffer[:, :32], square, out=buffer[:, 32:]), buffer[:, :32], square)
 
 
+def test_out_shares_no_memory_with_vectors(gpu: FakeGpu) -> None:
+    """A CTA may read them when another one has written its tile; also in calls of a kind that is known."""
+    a, b = torch.randn(16, 32, dtype=torch.bfloat16), torch.randn(32, 16, dtype=torch.bfloat16)
+    out = torch.zeros(17, 16, dtype=torch.bfloat16)
+    cutegen.gemm(a, b, bias=out[16], out=out[:16])
+    for bias in (out[0], out[15], out[3].view(16, 1)):
+        with pytest.raises(OperandError, match="out shares memory with bias"):
+            cutegen.gemm(a, b, bias=bias, out=out[:16])
+    bytes_ = torch.zeros(16, 32, dtype=torch.float8_e4m3fn)
+    wide = torch.zeros(17, 16)
+    one = torch.ones(1)
+    cutegen.scaled_gemm(bytes_, bytes_.t(), one, wide[16, :1], out=wide[:16])
+    for at, name in enumerate(("scale_a", "scale_b")):
+        scales = [one, one]
+        scales[at] = wide[2, 2:3]
+        with pytest.raises(OperandError, match=f"out shares memory with {name}"):
+            cutegen.scaled_gemm(bytes_, bytes_.t(), *scales, out=wide[:16])
+
+
 def test_unaligned_outputs_use_their_own_kernel(gpu: FakeGpu) -> None:
     """An odd address is part of the key, so a warm plan never meets a tensor it was not made for."""
     a, b = rand(16, 32), rand(32, 24)

@@ -59,6 +59,7 @@ __all__ = [
     "workspaces",
 ]
 
+_SCALES = ("scale_a", "scale_b")
 #: Plans are kept for so many kinds of call; a program with more starts over.
 MAX_PLANS = 16384
 
@@ -314,12 +315,7 @@ def _eager(
                 return _through_torch(a, b, out, options)
         else:
             result = out
-            if at < (start := a.data_ptr()) + plan.a_bytes and start < at + plan.out_bytes:
-                refuse_shared("a", a, out)
-            if at < (start := b.data_ptr()) + plan.b_bytes and start < at + plan.out_bytes:
-                refuse_shared("b", b, out)
-            if c is not None and c is not out:
-                refuse_part_of_c(c, out)
+            _refuse_overlaps(plan, a, b, out, at, options)
         plan.launch(a, b, result, extras, alpha, beta)
         if out is not None:
             note_written(out)
@@ -328,6 +324,27 @@ def _eager(
         raise
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         return _failed(error, a, b, out, options)
+
+
+def _refuse_overlaps(plan: Plan, a: Any, b: Any, out: Any, at: int, options: Options) -> None:
+    """Raise if ``out``, which begins at ``at``, shares memory with what is read while it is written."""
+    end = at + plan.out_bytes
+    start = a.data_ptr()
+    if at < start + plan.a_bytes and start < end:
+        refuse_shared("a", a, out)
+    start = b.data_ptr()
+    if at < start + plan.b_bytes and start < end:
+        refuse_shared("b", b, out)
+    c, bias, more = options[0], options[3], options[7]
+    if c is not None and c is not out:
+        refuse_part_of_c(c, out)
+    if bias is not None:
+        start = bias.data_ptr()
+        if at < start + bias.nbytes and start < end:
+            refuse_shared("bias", bias, out)
+    for name, scale in zip(_SCALES, more[:2] if more else (), strict=False):
+        if scale is not None:
+            refuse_shared(name, scale, out)
 
 
 def _failed(error: Exception, a: Any, b: Any, out: Any, options: Options) -> torch.Tensor:
