@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPE_BYTES", "SHORT_NAMES", "TMA_ALIGN_BYTES", "TORCH_DTYPES", "short_dtype", "torch_dtype"]
+__all__ = [
+    "DTYPE_BYTES",
+    "INTEGER_RANGES",
+    "SHORT_NAMES",
+    "TMA_ALIGN_BYTES",
+    "TORCH_DTYPES",
+    "short_dtype",
+    "torch_dtype",
+]
 
 #: Bytes of one element.
 DTYPE_BYTES = {
@@ -42,6 +50,13 @@ TORCH_DTYPES = {
 }
 #: Short names by what ``str`` gives for torch's dtypes.
 SHORT_NAMES = {f"torch.{name}": short for short, name in TORCH_DTYPES.items()}
+#: The least and the largest value of each integer type.
+INTEGER_RANGES = {
+    "int8": (-(2**7), 2**7 - 1),
+    "uint8": (0, 2**8 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+}
 #: TMA moves rows whose start and pitch are multiples of 16 bytes (PTX ISA, tensor maps).
 TMA_ALIGN_BYTES = 16
 

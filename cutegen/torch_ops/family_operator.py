@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from cutegen.dtypes import SHORT_NAMES, short_dtype, torch_dtype
+from cutegen.dtypes import INTEGER_RANGES, SHORT_NAMES, short_dtype, torch_dtype
 from cutegen.errors import CutegenError, LaunchError, OperandError
 from cutegen.families.calls import (
     check_of_nothing,
@@ -84,6 +84,7 @@ class DeclaredOperator:
         self.tensors, self.scalars = self._schema.tensors, self._schema.scalars
         self.words = self._schema.words
         self._names = tuple(a.name for a in self.tensors)
+        self._integers = tuple((at, a) for at, a in enumerate(self.scalars) if a.dtype in INTEGER_RANGES)
         self._outputs, self._in_place = self._schema.outputs, self._schema.in_place
         self._dispatcher = dispatcher
         self._checks_traced = checks_traced
@@ -172,6 +173,8 @@ class DeclaredOperator:
                 if type(found[at]) is not torch.Tensor and plans is self._plans:
                     # A mode makes other tensors, such as fake ones, of real operands.
                     return self.traced(values, scalars, config, options)
+            if self._integers:
+                self._refuse_wide(scalars)
             if plan.written:
                 self._refuse_gradients(values)
                 self._check_overlap(plan, values)
@@ -187,6 +190,13 @@ class DeclaredOperator:
     def _given(self, values: Sequence[Any]) -> dict[str, Any]:
         pairs = zip(self._names, values, strict=True)
         return {name: value for name, value in pairs if value is not None and value is not MAKE}
+
+    def _refuse_wide(self, scalars: Sequence[float]) -> None:
+        """Raise if an integer has more bits than its argument: a launch drops them without a word."""
+        for at, argument in self._integers:
+            low, high = INTEGER_RANGES[argument.dtype]
+            if not low <= scalars[at] <= high:
+                raise OperandError(f"{argument.name} is {scalars[at]}; it must be from {low} to {high}")
 
     def _refuse_gradients(self, values: Sequence[Any]) -> None:
         """Raise if autograd would have to record a call that it cannot."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from cutegen.dtypes import INTEGER_RANGES
 from cutegen.families.declared import Declared, DeclaredFamily
 from cutegen.space import Config
 from cutegen.torch_ops.operator_values import MAKE
@@ -78,7 +79,7 @@ class OperatorSchema:
             if a.kind != "out":
                 mark = f"(a{at}!)" if a.kind == "inout" else ""
                 words.append(f"Tensor{mark}{'?' if a.when else ''} {a.name}")
-        words += [f"{'int' if s.dtype.startswith('int') else 'float'} {s.name}" for s in self.scalars]
+        words += [f"{'SymInt' if s.dtype in INTEGER_RANGES else 'float'} {s.name}" for s in self.scalars]
         for word in self.words:
             # Torch passes arguments of mutating operators by name to a function with a parameter called mode.
             words.append(f"{word.kind} {'mode_' if word.name == 'mode' else word.name}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
-from cutegen.dtypes import SHORT_NAMES
+from cutegen.dtypes import INTEGER_RANGES, SHORT_NAMES
 from cutegen.errors import OperandError, UsageError
 from cutegen.families.calls import require_tensor
 from cutegen.families.declared import Declared, DeclaredProblem
@@ -153,10 +154,15 @@ def _text(word: Any) -> Any:
 
 
 def _number(argument: Declared, value: Any) -> float:
+    """Return a scalar of a call; what is no integer is not rounded to one."""
+    whole = argument.dtype in INTEGER_RANGES
     try:
-        return int(value) if argument.dtype.startswith("int") else float(value)
+        if not whole:
+            return float(value)
+        return value if isinstance(value, int) else index(value)  # a compiler traces numbers that say int
     except (TypeError, ValueError) as error:
-        raise OperandError(f"{argument.name} is {value!r}; it must be a number") from error
+        kind = "an integer" if whole else "a number"
+        raise OperandError(f"{argument.name} is {value!r}; it must be {kind}") from error
 
 
 def _result(operator: DeclaredOperator, found: Sequence[Any]) -> Any:

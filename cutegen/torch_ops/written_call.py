@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cutegen.dtypes import INTEGER_RANGES
 from cutegen.families.declared import Declared
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
@@ -108,7 +109,7 @@ class _Writer:
         call = (
             f"call(__plan.plan, {', '.join(names)})" if self._varies else f"plan.launch({', '.join(names)})"
         )
-        plain = " and ".join(map(self._plain, self._tensors))
+        plain = " and ".join([*map(self._plain, self._tensors), *self._whole])
         keys = "".join(f"{self._key(a)}, " for a in self._tensors)
         lines = [
             f"def __call{signature}:",
@@ -132,6 +133,16 @@ class _Writer:
     @property
     def _varies(self) -> bool:
         return any(a.when for a in self._operator.family.declared_arguments)
+
+    @property
+    def _whole(self) -> list[str]:
+        """That each integer is one, of as many bits as its argument has: launches do not look."""
+        return [
+            f"(type({a.name}) is int and {low} <= {a.name} <= {high})"
+            for a in self._operator.scalars
+            if a.dtype in INTEGER_RANGES
+            for low, high in [INTEGER_RANGES[a.dtype]]
+        ]
 
     @property
     def _first(self) -> str:
