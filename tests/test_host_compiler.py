@@ -25,6 +25,10 @@ def test_the_first_program_that_is_there_is_found() -> None:
             "b.o: undefined reference to `f'\ncollect2: error: ld returned 1\n",
             "b.o: undefined reference to `f'",
         ),
+        (
+            "ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status\n",
+            "ld: final link failed: No space left on device",
+        ),
         ("cannot write\nsorry\n", "cannot write"),
         ("", "exit status 3"),
     ],

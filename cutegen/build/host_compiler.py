@@ -13,7 +13,7 @@ __all__ = ["CXX_COMPILERS", "C_COMPILERS", "find_program", "run_program"]
 C_COMPILERS = ("gcc", "cc", "clang")
 CXX_COMPILERS = ("g++", "c++", "clang++")
 #: What a compiler's or a linker's line has that says why it failed.
-_REASONS = ("error", "undefined")
+_REASONS = ("error", "undefined", "link failed", "No space left")
 
 
 def find_program(names: Iterable[str]) -> str | None:
