@@ -448,6 +448,21 @@ def test_autocast_and_other_dtypes_are_left_to_torch(gpu: AllFamilies) -> None:
     assert "autocast" in reasons and "its eps is torch's choice" in reasons
 
 
+@pytest.mark.parametrize(
+    ("norm", "name"),
+    [(HfNorm, "variance_epsilon"), (EpsNorm, "eps"), (nn.RMSNorm, "eps")],
+    ids=["a model's", "by another name", "torch's"],
+)
+def test_an_eps_that_changes_later_counts(gpu: AllFamilies, norm: Any, name: str) -> None:
+    model, twin = block(norm), block(norm)
+    cutegen.optimize(model)
+    near(model.norm(rows()), twin.norm(rows()))
+    for one in (model, twin):
+        setattr(one.norm, name, 1.5)
+    near(model.norm(rows()), twin.norm(rows()))
+    assert list(cutegen.counters()["fallbacks"]) == [f"a norm: its {name} has changed since it was swapped"]
+
+
 def test_a_compiler_gets_what_it_can_fuse(gpu: AllFamilies) -> None:
     """Norms and gates stay with it, linear layers do not; counted when they are traced."""
     model, twin = block(), block()

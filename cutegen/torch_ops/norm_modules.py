@@ -32,31 +32,36 @@ class NormCall(Call):
 
     Attributes:
         eps: Added to the mean of the squares.
+        name: Attribute of the module that holds it.
         place: Dtype and device for which ``eps`` is torch's own choice; None if the module says it.
     """
 
     eps: float
+    name: str = "eps"
     place: tuple[Any, str] | None = None
     compiled: ClassVar[str] = "a norm under torch.compile, which fuses it with its neighbours"
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         (x,) = args
         weight = module.weight
-        if reason := self._unfit(x, weight):
+        if reason := self._unfit(module, x):
             fallbacks.count(f"a norm: {reason}")
             return forward(x)
         return answered(rms_norm, lambda: forward(x), "a norm", x, weight, self.eps)
 
-    def _unfit(self, x: Any, weight: Any) -> str:
+    def _unfit(self, module: Any, x: Any) -> str:
         """Return why torch would compute something else, or why no kernel takes the rows; else nothing."""
         import torch
 
+        weight = module.weight
         if x.device.type != _DEVICE:
             return f"the input is on {x.device.type}"
         if weight is not None and weight.dtype != x.dtype:
             return f"input and weight differ in dtype: {x.dtype}, {weight.dtype}"
         if torch.is_autocast_enabled(_DEVICE):
             return "autocast decides in which dtype torch computes it"
+        if getattr(module, self.name, None) != (self.eps if self.place is None else None):
+            return f"its {self.name} has changed since it was swapped"
         if self.place is not None and self.place != (x.dtype, x.device.type):
             return "its eps is torch's choice by dtype and device, which were others when it was swapped"
         return "" if x.numel() else "the input is empty"
@@ -73,13 +78,14 @@ def norm_call(module: Any) -> NormCall | str | None:
         return NormCall(module.eps) if module.eps is not None else _torchs_choice(module.weight)
     if class_of(module) is torch.nn.LayerNorm:
         return _LAYER_NORM
-    eps = next((e for name in _EPS_NAMES if isinstance(e := vars(module).get(name), float)), None)
+    name = next((name for name in _EPS_NAMES if isinstance(vars(module).get(name), float)), None)
     weight = module._parameters.get("weight")
-    if eps is None or weight is None or weight.dim() != 1:
+    if name is None or weight is None or weight.dim() != 1:
         return None
     if len(module._parameters) > 1 or module._modules or module._buffers:
         return None
-    return NormCall(eps) if _is_rms_norm(module, eps) else "its forward is not that of RMSNorm"
+    eps = vars(module)[name]
+    return NormCall(eps, name) if _is_rms_norm(module, eps) else "its forward is not that of RMSNorm"
 
 
 def _torchs_choice(weight: Any) -> NormCall | str:
@@ -99,7 +105,7 @@ def _torchs_choice(weight: Any) -> NormCall | str:
     mean = 1e-6  # of the squares, so that y^2 = mean / (mean + eps)
     choices = [torch.finfo(dtype).eps, torch.finfo(torch.float32).eps]
     eps = min(choices, key=lambda eps: abs(square - mean / (mean + eps)))
-    return NormCall(eps, (dtype, weight.device.type))
+    return NormCall(eps, place=(dtype, weight.device.type))
 
 
 def _is_rms_norm(module: torch.nn.Module, eps: float) -> bool:
