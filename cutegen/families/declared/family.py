@@ -283,7 +283,13 @@ class DeclaredFamily(Family):
         for argument in written:
             shape = argument.shape
             shape = (high - low, *shape[1:]) if self._has_rows(argument.name) else shape
-            got = None if argument.name not in found else tuple(found[argument.name].shape)
+            given = found.get(argument.name)
+            if given is not None and not hasattr(given, "double"):
+                raise FamilyError(
+                    f"the reference of {self.name} gives {argument.name} as {type(given).__name__}; "
+                    "it must be a tensor"
+                )
+            got = None if given is None else tuple(given.shape)
             if got != shape:
                 raise FamilyError(
                     f"the reference of {self.name} gives {argument.name} of shape {got}; it must be {shape}"

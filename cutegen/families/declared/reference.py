@@ -59,17 +59,16 @@ class DeclaredReference:
 
 
 def in_fp64(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an input as references take it: numbers in fp64; a mask stays one, so that it can be applied."""
+    """Return a copy of an input as references take it, and may change it: numbers in fp64, but a mask is
+    applied, so it stays one."""
     import torch
 
-    return tensor if tensor.dtype == torch.bool else tensor.double()
+    return tensor.to(torch.bool if tensor.dtype == torch.bool else torch.float64, copy=True)
 
 
 def as_numbers(found: torch.Tensor) -> torch.Tensor:
-    """Return what a reference gives as numbers, which are compared: 0 and 1 for truth values."""
-    import torch
-
-    return found.double() if found.dtype == torch.bool else found
+    """Return what a reference gives as numbers in fp64, which are compared: 0 and 1 for truth values."""
+    return found.double()
 
 
 def _shifted(low: int) -> Callable[[tuple[int, ...]], tuple[int, ...]]:

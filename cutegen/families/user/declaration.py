@@ -20,16 +20,18 @@ Nothing here imports torch or the DSL, and nothing opens the kernel: it is named
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from cutegen.errors import FamilyError, SpaceError
+from cutegen.errors import CutegenError, FamilyError, SpaceError
 from cutegen.families.declared import Declared
 from cutegen.families.user.entry_source import read_entry
 from cutegen.families.user.knob_values import Domains, Together, knob_value, read_configs, read_knobs
@@ -88,6 +90,35 @@ class Named:
         """Call it with what its parameters name."""
         get = values.__getitem__ if isinstance(values, Mapping) else values
         return self.function(**{name: get(name) for name in self.names})
+
+    def value(self, values: Mapping[str, Any] | Callable[[str], Any]) -> Any:
+        """As a call.
+
+        Raises:
+            FamilyError: It raises something; the message has file and line, where the author's text does so.
+        """
+        try:
+            return self(values)
+        except CutegenError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise FamilyError(
+                f"{self._place(error)}: {self.function.__name__}() raised {type(error).__name__}: {error}"
+            ) from error
+
+    def refused(self, mistake: str) -> FamilyError:
+        """Return the error that says where it is and what is wrong with it."""
+        return FamilyError(f"{self._place(None)}: {self.function.__name__}() {mistake}")
+
+    def _place(self, error: Exception | None) -> str:
+        """Return file and line of what led to ``error`` in its own file; of its beginning for none."""
+        frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+        frames = [frame for frame in frames if frame.filename != __file__]
+        if not frames:
+            code = inspect.unwrap(self.function).__code__
+            return f"{code.co_filename}, line {code.co_firstlineno}"
+        lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+        return f"{frames[0].filename}, line {lines[-1]}"
 
 
 @dataclass(frozen=True)
@@ -336,9 +367,11 @@ class Kernel:
         found = self._known(function, *_CONTEXT)
 
         def along(axis: int) -> Callable[..., int]:
+            @functools.wraps(function)
             def extent(**values: Any) -> int:
                 grid = function(**values)
-                if not isinstance(grid, tuple) or len(grid) != len(_AXES):
+                whole = isinstance(grid, tuple) and all(hasattr(part, "__index__") for part in grid)
+                if not whole or len(grid) != len(_AXES):
                     raise SpaceError(f"the grid is {grid!r}; it must be a tuple of three integers")
                 return int(grid[axis])
 

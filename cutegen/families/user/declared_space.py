@@ -32,7 +32,7 @@ def build_space(kernel: Kernel, arch: Arch) -> Space:
         integers = tuple(_integer(name, scope(name)) for name in kernel.functions.integers)
         scratch = kernel.functions.single.get("scratch")
         # A launch without scratch would have an argument less than the kernel.
-        size = 0 if scratch is None else max(4, _integer(kernel.scratch, scratch(scope)))
+        size = 0 if scratch is None else max(4, _integer(kernel.scratch, scratch.value(scope)))
         return Launch(integers, size, kernel.scratch_zeroed)
 
     return Space(
@@ -74,7 +74,7 @@ def _default(kernel: Kernel, space: Space, problem: Any) -> Config:
         return first
     given = kernel.default
     if isinstance(given, Named):
-        given = given(Scope(kernel, {}, problem, space.arch, space.arch.nominal_sm_count))
+        given = given.value(Scope(kernel, {}, problem, space.arch, space.arch.nominal_sm_count))
     return Config({knob: value for knob, value in given.items() if knob not in kernel.constants})
 
 
@@ -102,7 +102,10 @@ def _aligned(kernel: Kernel) -> str:
 
 def _declared_rule(kernel: Kernel, named: Named) -> Rule:
     def holds(problem: Any, arch: Arch, **knobs: Value) -> bool:
-        return bool(named(Scope(kernel, knobs, problem, arch)))
+        found = named.value(Scope(kernel, knobs, problem, arch))
+        if found is None:
+            raise named.refused("returned None; a rule returns whether a config is fine")
+        return bool(found)
 
     reason = " ".join((named.function.__doc__ or "").split())
     knobs = knobs_behind(kernel, named.names)

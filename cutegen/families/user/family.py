@@ -111,12 +111,12 @@ class UserFamily(DeclaredFamily):
     def count_bytes(self, problem: DeclaredProblem) -> int:
         """Return the bytes as declared, else those of all tensors."""
         declared = self.kernel.functions.single.get("bytes")
-        return super().count_bytes(problem) if declared is None else int(declared(self._scope(problem)))
+        return super().count_bytes(problem) if declared is None else _count(declared, self._scope(problem))
 
     def count_flops(self, problem: DeclaredProblem) -> int:
         """Return the operations as declared, else four for each element that is read."""
         declared = self.kernel.functions.single.get("flops")
-        return super().count_flops(problem) if declared is None else int(declared(self._scope(problem)))
+        return super().count_flops(problem) if declared is None else _count(declared, self._scope(problem))
 
     def _scope(self, problem: DeclaredProblem) -> Scope:
         return Scope(self.kernel, {}, problem)
@@ -131,7 +131,9 @@ class UserFamily(DeclaredFamily):
         declared = self.kernel.functions.single.get("inputs")
         if declared is None:
             return drawn
-        given = declared(self._with(self._scope(problem), {"generator": generator}))
+        given = declared.value(self._with(self._scope(problem), {"generator": generator}))
+        if not isinstance(given, Mapping):
+            raise declared.refused(f"returned {type(given).__name__}; it returns tensors by name")
         arguments = {a.name: a for a in self.arguments(problem)}
         unknown = [name for name in given if name not in drawn.tensors]
         if unknown:
@@ -152,11 +154,11 @@ class UserFamily(DeclaredFamily):
         self, problem: DeclaredProblem, values: Mapping[str, Any]
     ) -> Mapping[str, torch.Tensor]:
         """Return the declared reference on the arguments that it names."""
-        return self._ask(self.kernel.functions.single["reference"], problem, values)
+        reference = self.kernel.functions.single["reference"]
+        return self._by_name(problem, reference, reference.value(self._with(self._scope(problem), values)))
 
-    def _ask(self, function: Named, problem: DeclaredProblem, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return outputs by name of a function of arguments, sizes and options."""
-        found = function(self._with(self._scope(problem), values))
+    def _by_name(self, problem: DeclaredProblem, function: Named, found: Any) -> dict[str, Any]:
+        """Return what a function of arguments, sizes and options found, outputs by name."""
         if isinstance(found, Mapping):
             return dict(found)
         outputs = [a.name for a in self.arguments(problem) if a.kind in ("out", "inout")]
@@ -172,8 +174,12 @@ class UserFamily(DeclaredFamily):
         declared = self.kernel.functions.single.get("tolerance")
         if declared is None:
             return super().allowed(problem, output, want)
-        allowed = declared(self._with(self._scope(problem), {"output": output, "want": want}))
-        return allowed if hasattr(allowed, "expand_as") else want.new_full(want.shape, float(allowed))
+        allowed = declared.value(self._with(self._scope(problem), {"output": output, "want": want}))
+        if hasattr(allowed, "expand_as"):
+            return cast("torch.Tensor", allowed)
+        if not isinstance(allowed, (int, float)):
+            raise declared.refused(f"returned {allowed!r}; it returns a tensor or a number")
+        return want.new_full(want.shape, float(allowed))
 
     def baselines(self, problem: DeclaredProblem, inputs: Inputs, outputs: Tensors) -> Mapping[str, Baseline]:
         """Return the declared baselines."""
@@ -181,7 +187,8 @@ class UserFamily(DeclaredFamily):
 
         def called(function: Named) -> Baseline:
             def call(inputs: Inputs, outputs: Tensors) -> Tensors:
-                return self._ask(function, problem, {**absent, **inputs.tensors, **inputs.scalars})
+                values = {**absent, **inputs.tensors, **inputs.scalars}
+                return self._by_name(problem, function, function(self._with(self._scope(problem), values)))
 
             return call
 
@@ -271,11 +278,25 @@ def _option(name: str, values: Sequence[str] | bool) -> Option:
     return Option(name, name, tuple(values), values[0])
 
 
+def _count(function: Named, scope: Scope) -> int:
+    """Return how many operations or bytes a declared function counts."""
+    found = function.value(scope)
+    if not isinstance(found, (int, float)) or not 0 <= found < math.inf:
+        raise function.refused(f"returned {found!r}; it returns a number from 0 on")
+    return int(found)
+
+
 def _like(argument: Argument, given: Any, drawn: torch.Tensor, awkward: bool) -> torch.Tensor:
     """Return given values as the tensor that would have been drawn: its place, dtype, shape and strides."""
+    if not hasattr(given, "to"):
+        raise FamilyError(f"inputs() gives {argument.name} as {type(given).__name__}; it must be a tensor")
     if tuple(given.shape) != argument.shape:
         raise FamilyError(
             f"inputs() gives {argument.name} of shape {tuple(given.shape)}; it must be {argument.shape}"
         )
     values = given.to(device=drawn.device, dtype=drawn.dtype).contiguous()
+    if not drawn.is_floating_point() and not values.to(given.dtype).equal(given.to(drawn.device)):
+        raise FamilyError(
+            f"inputs() gives {argument.name} in {given.dtype}, with values that {drawn.dtype} cannot hold"
+        )
     return _with_gaps(values, argument) if awkward and len(argument.shape) > 1 else values

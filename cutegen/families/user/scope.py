@@ -44,7 +44,7 @@ class Scope:
         functions = self.kernel.functions
         worked_out = functions.derived.get(name) or functions.integers.get(name)
         if worked_out is not None:
-            return worked_out(self)
+            return worked_out.value(self)
         own: dict[str, Any] = {"problem": self.problem, "arch": self.arch, "sm_count": self.sm_count}
         if name in own:
             return own[name]
