@@ -148,6 +148,28 @@ def test_what_no_kernel_takes_is_left_to_torch(gpu: FakeGpu) -> None:
     assert len(gpu.calls) == launched
 
 
+@pytest.mark.parametrize("activation", ["", "relu", "silu"])
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+def test_several_gradients_at_once_are_left_to_torch(gpu: FakeGpu, activation: str, known: bool) -> None:
+    """A vectorised Jacobian hands gradients over that have no memory; an optimized model raised there."""
+    x, w, bias = leaf(8, 16), leaf(24, 16), leaf(24)
+    act = ACTIVATIONS[activation]
+    if known:
+        cutegen.linear(x, w, bias, activation).sum().backward()
+
+    def one_by_one(function: Any) -> Any:
+        return torch.autograd.functional.jacobian(function, (x, w, bias), vectorize=True)
+
+    found = one_by_one(lambda x, w, bias: cutegen.linear(x, w, bias, activation))
+    want = one_by_one(lambda x, w, bias: act(torch.nn.functional.linear(x, w, bias)))
+    product = one_by_one(lambda x, w, bias: cutegen.gemm(x, w.t()) + bias)
+    for got, wanted in zip(found, want, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+    plain = one_by_one(lambda x, w, bias: torch.nn.functional.linear(x, w, bias))
+    for got, wanted in zip(product, plain, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
+
+
 def test_only_gradients_that_are_asked_for_are_computed(gpu: FakeGpu) -> None:
     x, w = leaf(16, 32), leaf(24, 32)
     launched = len(gpu.calls)
