@@ -187,3 +187,30 @@ def test_outputs_are_what_the_text_writes(tmp_path: Path, capsys: pytest.Capture
     for line in ('read("d_out"', 'write("best"', 'update("state"', 'write("where"'):
         assert line in said
     assert "def reference(d_out, state):" in said and "what is right: best, state, where" in said
+
+
+def test_what_has_no_annotation_is_a_tensor_where_the_text_uses_it_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is compared with None may be absent; and arguments may be called as sizes usually are."""
+    without_user_families(monkeypatch)
+    (tmp_path / "own.py").write_text(
+        "class Step:\n"
+        "    def __init__(self, threads=128): ...\n"
+        "    @cute.jit\n"
+        "    def __call__(self, p: cute.Tensor, m: cute.Tensor, n: cute.Tensor, bias, rate, stream):\n"
+        "        self.kernel(p, m, n, bias, rate).launch(stream=stream)\n"
+        "    @cute.kernel\n"
+        "    def kernel(self, p: cute.Tensor, m: cute.Tensor, n: cute.Tensor, shift, rate):\n"
+        "        m[0] = p[0]\n"
+        "        if cutlass.const_expr(shift is not None):\n"
+        "            n[0] = shift[0] * rate\n"
+    )
+    out = tmp_path / "draft.py"
+    assert main(["declare", "own:Step", "--folder", str(tmp_path), "--out", str(out)]) == 0
+    text = out.read_text()
+    assert 'read("bias", "dtype", ("rows", "columns"), when="bias")' in text and '"bias": False' in text
+    assert 'scalar("rate", "fp32"' in text and 'write("m", "dtype", ("rows", "columns"))' in text
+    out.write_text(text.replace("(128,)", "(128, 256)"))
+    assert main(["space", "--kernel", str(out), "--arch", "sm_90a", "--shape", "4x64"]) == 0
+    assert "2 valid configs of 2" in capsys.readouterr().out

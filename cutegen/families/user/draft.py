@@ -24,9 +24,9 @@ def draft(entry: str, source: EntrySource) -> str:
     """Return the text of a declaration file for ``entry``; what it cannot know is marked TODO."""
     parts = _Parts.of(source)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", entry.partition(":")[2]).lower()
-    sizes = ", ".join([_FREE, *(f'"{size}": fixed' for size in parts.sizes)])
+    sizes = ", ".join([f'"{parts.rows}": free', *(f'"{size}": fixed' for size in parts.sizes)])
     options = [f'"{parts.dtype}": ("bf16", "fp16", "fp32")']
-    options += [f'"{p.name}": False' for p in parts.tensors if _may_be_absent(p)]
+    options += [f'"{name}": False' for name in parts.optional]
     lines = [
         f'"""How {entry} is tuned, checked and called: a draft, see docs/own_kernel.md."""',
         "",
@@ -44,10 +44,10 @@ def draft(entry: str, source: EntrySource) -> str:
         *(f"        {_tensor(p, parts)}," for p in parts.tensors),
         *(f"        {_scalar(p)}" for p in parts.scalars),
         "    ),",
-        *_left_out(source),
-        *_texts(source),
+        *_left_out(source, parts),
+        *_texts(source, parts.rows),
         *_knobs(parts.knobs, source),
-        '    rows="m",  # TODO: leave out if rows depend on each other',
+        f'    rows="{parts.rows}",  # TODO: leave out if rows depend on each other',
         ")",
         "",
         "",
@@ -56,8 +56,8 @@ def draft(entry: str, source: EntrySource) -> str:
     return "\n".join(lines)
 
 
-#: The size that rows are counted with.
-_FREE = '"m": free'
+#: What the size that rows are counted with is called, and a row's length: the first that is no argument.
+_ROWS, _LENGTH = ("m", "rows", "row_count"), ("n", "columns", "row_length")
 
 
 @dataclass(frozen=True)
@@ -67,28 +67,35 @@ class _Parts:
     tensors: tuple[Parameter, ...]
     outputs: tuple[str, ...]
     updated: tuple[str, ...]
+    optional: tuple[str, ...]
     scalars: tuple[Parameter, ...]
     dtype: str
+    rows: str
     sizes: tuple[str, ...]
     knobs: tuple[Parameter, ...]
 
     @classmethod
     def of(cls, source: EntrySource) -> _Parts:
-        tensors = tuple(p for p in source.call if _is_tensor(p))
         read, written = source.uses.read, source.uses.written
+        used = read | written
+        tensors = tuple(p for p in source.call if _is_tensor(p) or (not p.annotation and p.name in used))
         named = {p.name for p in tensors if _OUTPUTS.fullmatch(p.name)} - read
         outputs = tuple(p.name for p in tensors if p.name in written | named)
         settings = [*(source.constructor or ()), *(p for p in source.call if _is_setting(p))]
         dtypes = [p.name for p in settings if _DTYPE.fullmatch(p.name)]
-        sizes = [p.name for p in settings if p.name not in dtypes and _SIZES.fullmatch(p.name)] or ["n"]
+        sizes = [p.name for p in settings if p.name not in dtypes and _SIZES.fullmatch(p.name)] or [
+            _free(_LENGTH, source)
+        ]
         taken = {*dtypes, *sizes, *_names(source.knobs)}
-        others = [p for p in source.call if not _is_tensor(p) and not _is_setting(p) and not _is_left_out(p)]
+        others = [p for p in source.call if p not in tensors and not _is_setting(p) and not _is_left_out(p)]
         return cls(
             tensors,
             outputs or tuple(p.name for p in tensors[-1:]),
             tuple(name for name in outputs if name in read),
+            tuple(p.name for p in tensors if _may_be_absent(p) or p.name in source.uses.optional),
             tuple(p for p in others if "tream" not in p.name + p.annotation),
             dtypes[0] if dtypes else "dtype",
+            _free(_ROWS, source),
             tuple(sizes),
             tuple(p for p in settings if p.name not in taken),
         )
@@ -113,6 +120,12 @@ def _functions(parts: _Parts) -> list[str]:
         f"    raise NotImplementedError({missing!r})",
         "",
     ]
+
+
+def _free(names: Sequence[str], source: EntrySource) -> str:
+    """Return the first of ``names`` that no parameter has."""
+    taken = {p.name for p in (*(source.constructor or ()), *source.call)}
+    return next((name for name in names if name not in taken), names[-1])
 
 
 def _names(knobs: Iterable[str]) -> set[str]:
@@ -150,8 +163,8 @@ def _may_be_absent(parameter: Parameter) -> bool:
 def _tensor(parameter: Parameter, parts: _Parts) -> str:
     name = parameter.name
     kind = "update" if name in parts.updated else "write" if name in parts.outputs else "read"
-    when = f', when="{name}"' if _may_be_absent(parameter) else ""
-    return f'{kind}("{name}", "{parts.dtype}", ("m", "{parts.sizes[0]}"){when})'
+    when = f', when="{name}"' if name in parts.optional else ""
+    return f'{kind}("{name}", "{parts.dtype}", ("{parts.rows}", "{parts.sizes[0]}"){when})'
 
 
 def _scalar(parameter: Parameter) -> str:
@@ -160,18 +173,19 @@ def _scalar(parameter: Parameter) -> str:
     return f'scalar("{parameter.name}", "fp32", (1.0, -0.5)),  # TODO: the usual value, and another one'
 
 
-def _left_out(source: EntrySource) -> list[str]:
+def _left_out(source: EntrySource, parts: _Parts) -> list[str]:
     """Return a line on parameters of the launch that the draft does not pass."""
-    names = [p.name for p in source.call if not _is_tensor(p) and not _is_setting(p) and _is_left_out(p)]
+    settled = {p.name for p in parts.tensors}
+    names = [p.name for p in source.call if p.name not in settled and not _is_setting(p) and _is_left_out(p)]
     return [f"    # Left at what they are by default: {', '.join(names)}."] if names else []
 
 
-def _texts(source: EntrySource) -> list[str]:
+def _texts(source: EntrySource, rows: str) -> list[str]:
     """Return ``construct``, ``call`` and ``launch`` where they do not follow from names."""
     if source.constructor is None:
         return ['    construct="TODO",']
     if source.kind == "kernel":
-        return ['    launch="grid=(m, 1, 1), block=(threads, 1, 1)",  # TODO']
+        return [f'    launch="grid=({rows}, 1, 1), block=(threads, 1, 1)",  # TODO']
     return []
 
 

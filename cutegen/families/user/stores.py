@@ -34,10 +34,11 @@ _ATOMICS = re.compile(r"(\w+_)?(atomic|red)(_\w+)?")
 
 @dataclass
 class Uses:
-    """Parameters of an entry whose memory it reads, and whose it writes."""
+    """Parameters of an entry whose memory it reads, whose it writes, and which it compares with None."""
 
     read: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
+    optional: set[str] = field(default_factory=set)
 
 
 def find_uses(tree: ast.Module, entry: _Function | ast.ClassDef) -> Uses:
@@ -79,6 +80,8 @@ class _Reader:
                 self._subscript(node, scope)
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
                 self.uses.read |= scope.origins(node.target.value)
+            elif isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "None":
+                self.uses.optional |= scope.origins(node.left)
 
     def _subscript(self, node: ast.Subscript, scope: _Scope) -> None:
         if isinstance(node.ctx, ast.Store):
