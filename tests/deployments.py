@@ -91,6 +91,7 @@ def load(folder: Path, torch: Torch | None = None) -> tuple[Any, Torch]:
     deployment = load_module(folder).Deployment(folder)
     torch = torch or Torch()
     deployment.torch, deployment.raw_stream = torch, torch._C._cuda_getCurrentRawStream
+    deployment.count_writes = torch._C._increment_version
     return deployment, torch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
@@ -97,10 +98,12 @@ class Torch(SimpleNamespace):
             allocated=[],
             written=written,
             grad=False,
+            inference_mode=nullcontext,
             cuda=SimpleNamespace(get_device_properties=lambda index: facts),
             compiler=SimpleNamespace(is_compiling=lambda: False, is_dynamo_compiling=lambda: False),
-            autograd=SimpleNamespace(graph=SimpleNamespace(increment_version=lambda t: written.append(t))),
-            _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0x5EED),
+            _C=SimpleNamespace(
+                _cuda_getCurrentRawStream=lambda index: 0x5EED, _increment_version=written.extend
+            ),
         )
 
     def is_grad_enabled(self) -> bool:

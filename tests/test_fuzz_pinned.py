@@ -70,6 +70,7 @@ class Field:
         except self.module.PinnedError as error:
             return [str(error)]
         deployment.torch, deployment.raw_stream = torch, torch._C._cuda_getCurrentRawStream
+        deployment.count_writes = torch._C._increment_version
         return [self._call(deployment, torch, line) for line in self.lines]
 
     def _call(self, deployment: Any, torch: Torch, line: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cutegen.deploy.launch import Call, DLTensor, PinnedError
 from cutegen.deploy.manifest import is_record
-from cutegen.deploy.tensors import check_grad, note_written, overlap, span_bytes
+from cutegen.deploy.tensors import check_grad, overlap, span_bytes
 
 __all__ = ["FamilyCalls", "rms_norm"]
 
@@ -171,8 +171,8 @@ class FamilyCalls:
             tensors[at] = made = self._deployment.torch.empty(shape, dtype=dtype, device=plan.place)
             addresses[at] = made.data_ptr()
         plan.launch([address for address in addresses if address is not None], scalars)
-        for at in plan.written:
-            note_written(self._deployment.torch, tensors[at])
+        if plan.written:
+            self._deployment.count_writes([tensors[at] for at in plan.written])
         found = [tensors[at] for at in plan.outputs]
         return found[0] if len(found) == 1 else tuple(found) or None
 

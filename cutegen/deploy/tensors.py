@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cutegen.deploy.launch import DTYPES, PinnedError
@@ -16,9 +17,9 @@ __all__ = [
     "check_layer",
     "check_options",
     "dtype_of",
-    "note_written",
     "overlap",
     "span_bytes",
+    "write_counter",
 ]
 
 SCALES = ("scale_a", "scale_b")
@@ -164,10 +165,23 @@ def check_grad(**tensors: Any) -> None:
             raise PinnedError(f"{name} requires grad, but pinned kernels compute no gradients")
 
 
-def note_written(torch: Any, tensor: Any) -> None:
-    """Let autograd, which sees no write by an address, know that a tensor of the caller's was written."""
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+def write_counter(torch: Any) -> Callable[[Sequence[Any]], None]:
+    """Return what lets autograd, which sees no write by an address, know which tensors were written."""
+    count: Callable[[Sequence[Any]], None] | None = getattr(torch._C, "_increment_version", None)
+    if count is not None:
+        with torch.inference_mode():
+            unseen = torch.empty(0, dtype=torch.float32, device="cpu")
+        try:  # torch's own function takes twice as long
+            count((unseen,))
+        except (RuntimeError, TypeError):
+            count = None
+
+    def one_by_one(tensors: Sequence[Any]) -> None:
+        for tensor in tensors:
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+
+    return count or one_by_one
 
 
 def span_bytes(tensor: Any) -> int:

@@ -29,7 +29,7 @@ from cutegen.torch_ops.gemm_transforms import are_active
 from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
 from cutegen.torch_ops.operator_schema import OperatorSchema, Value
 from cutegen.torch_ops.operator_values import MAKE, count_modes, have_own_rules
-from cutegen.torch_ops.written_tensors import note_written
+from cutegen.torch_ops.written_tensors import write_counter
 
 if TYPE_CHECKING:
     import torch
@@ -179,8 +179,8 @@ class DeclaredOperator:
                 self._refuse_gradients(values)
                 self._check_overlap(plan, values)
             plan.launch(*[found[at] for at in plan.present], *[scalars[at] for at in plan.scalars])
-            for at in plan.written:
-                note_written(values[at])
+            if plan.written:
+                write_counter()([values[at] for at in plan.written])
         except CutegenError:
             raise
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:

@@ -6,7 +6,7 @@ custom op costs more than all of it together, so those are used only where torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, OperandError
@@ -39,7 +39,7 @@ from cutegen.torch_ops.gemm_plan import (
 from cutegen.torch_ops.gemm_transforms import are_active, transformed_gemm
 from cutegen.torch_ops.operator_values import count_modes, have_own_rules
 from cutegen.torch_ops.registration import pack, register, unpack
-from cutegen.torch_ops.written_tensors import note_written
+from cutegen.torch_ops.written_tensors import write_counter
 
 if TYPE_CHECKING:
     import torch
@@ -315,10 +315,15 @@ def _eager(
                 return _through_torch(a, b, out, options)
         else:
             result = out
-            _refuse_overlaps(plan, a, b, out, at, options)
+            if at < (start := a.data_ptr()) + plan.a_bytes and start < at + plan.out_bytes:
+                refuse_shared("a", a, out)
+            if at < (start := b.data_ptr()) + plan.b_bytes and start < at + plan.out_bytes:
+                refuse_shared("b", b, out)
+            if extras:
+                _refuse_shared_extras(plan, out, at, options)
         plan.launch(a, b, result, extras, alpha, beta)
         if out is not None:
-            note_written(out)
+            _count_writes((out,))
         return result
     except CutegenError:
         raise
@@ -326,21 +331,14 @@ def _eager(
         return _failed(error, a, b, out, options)
 
 
-def _refuse_overlaps(plan: Plan, a: Any, b: Any, out: Any, at: int, options: Options) -> None:
-    """Raise if ``out``, which begins at ``at``, shares memory with what is read while it is written."""
-    end = at + plan.out_bytes
-    start = a.data_ptr()
-    if at < start + plan.a_bytes and start < end:
-        refuse_shared("a", a, out)
-    start = b.data_ptr()
-    if at < start + plan.b_bytes and start < end:
-        refuse_shared("b", b, out)
+def _refuse_shared_extras(plan: Plan, out: Any, at: int, options: Options) -> None:
+    """Raise if ``out``, which begins at ``at``, shares memory with c, a bias or a scale."""
     c, bias, more = options[0], options[3], options[7]
     if c is not None and c is not out:
         refuse_part_of_c(c, out)
     if bias is not None:
         start = bias.data_ptr()
-        if at < start + bias.nbytes and start < end:
+        if at < start + bias.nbytes and start < at + plan.out_bytes:
             refuse_shared("bias", bias, out)
     for name, scale in zip(_SCALES, more[:2] if more else (), strict=False):
         if scale is not None:
@@ -528,7 +526,7 @@ def has_plans() -> bool:
 def prepare() -> None:
     """Import torch and register the operators with it; done by the first use, and again does nothing."""
     global _Tensor, _Parameter, _workspaces, _empty, _new, _bfloat16, _float32
-    global _is_compiling, _count_modes, _is_grad_enabled, _is_transforming, _record_plain
+    global _is_compiling, _count_modes, _count_writes, _is_grad_enabled, _is_transforming, _record_plain
     with _lock:
         if _Tensor is not None:
             return
@@ -540,7 +538,7 @@ def prepare() -> None:
         _bfloat16, _float32 = torch.bfloat16, torch.float32
         _is_compiling = torch.compiler.is_dynamo_compiling
         _is_grad_enabled, _is_transforming = torch.is_grad_enabled, are_active()
-        _count_modes = count_modes()
+        _count_modes, _count_writes = count_modes(), write_counter()
         _record_plain = plain_linear(_known_product, gemm)
         _Tensor = torch.Tensor
 
@@ -579,6 +577,7 @@ def _not_prepared() -> bool:
 # Stand-ins until torch is there: importing this module must not import torch.
 _is_compiling: Callable[[], bool] = _not_prepared
 _count_modes: Callable[[], int] = None  # type: ignore[assignment]
+_count_writes: Callable[[Sequence[torch.Tensor]], None] = None  # type: ignore[assignment]
 _is_grad_enabled: Callable[[], bool] = None  # type: ignore[assignment]
 _is_transforming: Callable[[], bool] = None  # type: ignore[assignment]
 _empty: Callable[..., Any] = None  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from cutegen.families.declared import Declared
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.operator_values import MAKE, count_modes
-from cutegen.torch_ops.written_tensors import note_written
+from cutegen.torch_ops.written_tensors import write_counter
 
 __all__ = ["FastPlan", "one_or_all", "written_call"]
 
@@ -76,7 +76,7 @@ def written_call(
         "__modes": count_modes(),
         "__grad": state._is_grad_enabled,
         "__empty": state._empty,
-        "__note_written": note_written,
+        "__count_writes": write_counter(),
     }
     # Names of arguments are identifiers, which the family checks; others here begin with two underscores.
     exec(compile(text, f"<call of {operator.family.name}>", "exec"), scope)
@@ -201,13 +201,13 @@ class _Writer:
             f"    {given}",
             f"        __at = {a.name}.data_ptr()",
             *(f"        {line}" for line in self._apart(at, a, others, asked)),
-            f"        __note_written({a.name})",
+            f"        __count_writes(({a.name},))",
         ]
 
     def _noted(self, a: Declared) -> list[str]:
         """Let autograd know that what is updated in place is written."""
         there = f"if {a.name} is not None: " if a.when else ""
-        return [f"    {there}__note_written({a.name})"]
+        return [f"    {there}__count_writes(({a.name},))"]
 
     def _apart(self, at: int, a: Declared, others: Sequence[tuple[int, Declared]], asked: str) -> list[str]:
         """Hand on calls in which the memory of ``a``, from ``__at`` on, and of another tensor meet.
