@@ -44,25 +44,25 @@ class NormCall(Call):
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         (x,) = args
         weight = module.weight
-        if reason := self._unfit(module, x):
+        if reason := self._unfit(module, x, weight):
             fallbacks.count(f"a norm: {reason}")
             return forward(x)
         return answered(rms_norm, lambda: forward(x), "a norm", x, weight, self.eps)
 
-    def _unfit(self, module: Any, x: Any) -> str:
+    def _unfit(self, module: Any, x: Any, weight: Any) -> str:
         """Return why torch would compute something else, or why no kernel takes the rows; else nothing."""
         import torch
 
-        weight = module.weight
         if x.device.type != _DEVICE:
             return f"the input is on {x.device.type}"
         if weight is not None and weight.dtype != x.dtype:
             return f"input and weight differ in dtype: {x.dtype}, {weight.dtype}"
         if torch.is_autocast_enabled(_DEVICE):
             return "autocast decides in which dtype torch computes it"
-        if getattr(module, self.name, None) != (self.eps if self.place is None else None):
+        place = self.place
+        if getattr(module, self.name, None) != (self.eps if place is None else None):
             return f"its {self.name} has changed since it was swapped"
-        if self.place is not None and self.place != (x.dtype, x.device.type):
+        if place is not None and place != (x.dtype, x.device.type):
             return "its eps is torch's choice by dtype and device, which were others when it was swapped"
         return "" if x.numel() else "the input is empty"
 
