@@ -30,6 +30,8 @@ WARP = 32
 class _Dtype:
     """A type of elements; called, it converts a number."""
 
+    inf = math.inf
+
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.width = dtype, dtype.itemsize * 8
 
@@ -68,6 +70,13 @@ class _Pointer:
     def __add__(self, count: int) -> _Pointer:
         return _Pointer(self.storage, self.at + int(count))
 
+    def __sub__(self, count: int) -> _Pointer:
+        return self + -int(count)
+
+    def load(self) -> _Scalar:
+        assert 0 <= self.at < self.storage.numel(), "an element lies outside of its tensor's memory"
+        return _Scalar(self.storage[self.at].item())
+
     def align(self, count: int) -> _Pointer:
         assert self.at * self.storage.itemsize % count == 0, "a vector is not aligned"
         return self
@@ -84,6 +93,7 @@ class _Tensor:
     ) -> None:
         self.iterator, self.shape, self.stride, self.pending = start, tuple(shape), tuple(stride), pending
         self.element_type = start.dtype
+        self.layout = _Layout(self.shape, self.stride)
 
     def place(self, index: Any) -> int:
         index = index if isinstance(index, tuple) else (index,)
@@ -93,9 +103,12 @@ class _Tensor:
         return int(at)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple) and index[0] is None:  # a vector of a matrix
-            start = self.iterator + sum(i * s for i, s in zip(index[1:], self.stride[1:], strict=True))
-            return _Tensor(start, self.shape[:1], self.stride[:1], self.pending)
+        if isinstance(index, tuple) and None in index:  # such as a vector of a matrix
+            given = zip(index, self.stride, strict=True)
+            start = self.iterator + sum(i * s for i, s in given if i is not None)
+            kept = [axis for axis, i in enumerate(index) if i is None]
+            shape, stride = ([sizes[axis] for axis in kept] for sizes in (self.shape, self.stride))
+            return _Tensor(start, shape, stride, self.pending)
         return self.iterator.storage[self.place(index)].item()
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -145,6 +158,13 @@ class _Values(list[float]):
         return _Values(torch.tensor(list(self), dtype=torch.float64).to(dtype.dtype).tolist())
 
 
+class _Scalar(float):
+    """An element that was loaded by its address."""
+
+    def to(self, dtype: _Dtype) -> float:
+        return float(torch.tensor(float(self), dtype=torch.float64).to(dtype.dtype).item())
+
+
 class _Waiting(Exception):
     """A thread needs values of others."""
 
@@ -170,6 +190,10 @@ class _Machine:
     def reduce(self, value: float, threads_in_group: int = WARP) -> float:
         """Return the sum over the thread's group, once every thread of it has come here."""
         return sum(self._exchange(value, threads_in_group).values())
+
+    def largest(self, value: float, threads_in_group: int = WARP) -> float:
+        """Return the largest value of the thread's group, once every thread of it has come here."""
+        return max(self._exchange(value, threads_in_group).values())
 
     def shuffle(self, value: float, offset: int) -> float:
         """Return what the lane has whose number differs in ``offset``."""
@@ -234,9 +258,21 @@ def _register(shape: Sequence[int], dtype: _Dtype) -> _Tensor:
     return _Tensor(_Pointer(values, 0), *_Layout.of(shape), [])
 
 
-def _recast(vector: _Tensor, dtype: Any) -> list[_Word]:
-    words = vector.iterator.storage.view(torch.int32)
-    return [_Word(word & 0xFFFFFFFF) for word in words.tolist()]
+class _Words:
+    """A register vector as words."""
+
+    def __init__(self, vector: _Tensor) -> None:
+        self._words = vector.iterator.storage.view(torch.int32)
+
+    def __getitem__(self, index: int) -> _Word:
+        return _Word(int(self._words[index].item()) & 0xFFFFFFFF)
+
+    def __setitem__(self, index: int, word: int) -> None:
+        self._words[index] = word - 2**32 if word >= 2**31 else word
+
+
+def _recast(vector: _Tensor, dtype: Any) -> _Words:
+    return _Words(vector)
 
 
 def _view(start: _Pointer, layout: _Layout) -> _Tensor:
@@ -277,6 +313,9 @@ def _cute(machine: _Machine) -> ModuleType:
             griddepcontrol_wait=lambda: None,
             rcp_approx=lambda x: 1.0 / x if x else math.inf,
             warp_reduction_sum=machine.reduce,
+            warp_reduction_max=machine.largest,
+            fmax=max,
+            sync_warp=lambda: None,
             shuffle_sync_bfly=machine.shuffle,
             sync_threads=machine.barrier,
             make_warp_uniform=lambda value: value,
@@ -287,6 +326,7 @@ def _cute(machine: _Machine) -> ModuleType:
             erf=_each(math.erf),
             tanh=_each(math.tanh),
             rsqrt=lambda x, fastmath=False: x**-0.5,
+            log=math.log,
         ),
         where=lambda chosen, yes, no: _Values(y if c else n for c, y, n in zip(chosen, yes, no, strict=True)),
         full_like=lambda vector, value: _Values([value] * len(vector)),
@@ -312,6 +352,7 @@ def _cutlass(cute: ModuleType, memory: ModuleType) -> ModuleType:
     vars(found).update({name: _DTYPES[dtype] for name, dtype in names.items()})
     vars(found).update(
         **dict.fromkeys(("Int32", "Int64", "Uint64"), int),
+        Boolean=bool,
         Uint32=_Count,
         min=min,
         max=max,

@@ -15,6 +15,7 @@ from .sizes import (
     access_elements,
     along_bytes,
     along_row,
+    is_peeled,
     is_wide,
     part,
     slots,
@@ -30,6 +31,8 @@ SUMS_BYTES = 2048
 """Shared memory of a CTA beside its part of a row, at most: sums, barriers, what the driver takes."""
 SMEM_THREADS = 1536
 """Threads of a multiprocessor for rows in shared memory, at most, which leaves 40 registers to each."""
+PEELED_REGISTERS = 24
+"""Registers of a thread more where it reads the ends of rows element by element. Source: ptxas."""
 SMEM_THREADS_WIDE = 1024
 """The same with 16-bit rows and a weight in fp32, whose loads need more, and for turns of so many values that
 what is worked out of them does not fit."""
@@ -123,7 +126,9 @@ def _whole_steps(config: Config, problem: Any) -> int:
     if config.integer("rows_per_cta") != 1 and config["row_in"] != "ring" and not several_in_smem:
         return 0
     cluster_n = config.integer("cluster_n")
-    shortest = vectors(problem) - (cluster_n - 1) * part(problem, cluster_n)
+    # Of a row that starts anywhere all accesses behind the first are whole but for the last two.
+    most = problem.n // access_elements(problem) - 1 if is_peeled(problem) else vectors(problem)
+    shortest = most - (cluster_n - 1) * part(problem, cluster_n)
     return max(0, shortest) // config.integer("threads_per_row")
 
 
@@ -146,6 +151,7 @@ def _min_blocks_of_warps(
     held = accesses * access_elements(problem) * rows
     fits = values_registers(problem, accesses * rows, rows, early) <= 2 * held
     fits &= problem.signature.dtype != "fp32"
+    fits &= not is_peeled(problem)
     threads = config.integer("threads_per_row") * config.integer("rows_per_cta") // rows
     return 1024 // threads if values_of_warps[0] < held <= values_of_warps[1] and fits else 1
 
@@ -164,6 +170,7 @@ def min_blocks(config: Config, problem: Any, arch: Arch, registers: Registers) -
             return 1
         taken = values_registers(problem, accesses, 1, early) + registers.beside_values[early]
         more = 0 if early or not _is_hard(problem, config) else 8  # registers come in steps of 8
+        taken += PEELED_REGISTERS if is_peeled(problem) else 0
         taken += more + (8 + 3 * more if config["pdl"] == "late" else 0)  # what the end of the load must keep
         return max(1, arch.registers // (threads_per_row * taken))
     if config["row_in"] == "ring":

@@ -21,6 +21,7 @@ from .sizes import (
     WARP,
     access_elements,
     along_row,
+    is_peeled,
     is_wide,
     part,
     part_bytes,
@@ -148,7 +149,8 @@ def several_rows_per_thread_are_for_short_rows(
         takes = in_smem.two_at_a_time and problem.signature.dtype != "fp32" and not is_wide(problem)
         even = vectors(problem) == 4 * threads_per_row * cluster_n
         return takes and bool(along_row(problem)) and even and turn == 2
-    return threads_per_row <= WARP and steps(problem, threads_per_row, 1) <= 2
+    whole = threads_per_row <= WARP and not is_peeled(problem)
+    return whole and steps(problem, threads_per_row, 1) <= 2
 
 
 def cluster_shares_long_or_few_rows(threads_per_row: int, cluster_n: int, problem: Any, arch: Arch) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ACCESS_BYTES = 16
 """The widest access of a thread to memory. Source: PTX ISA, ld.global.v4.b32."""
+PEELED_ROW = 1024
+"""Bytes of a row that starts anywhere from which it is read as vectors. Source: judgement."""
 WARP = 32
 
 
@@ -31,14 +33,31 @@ def is_wide(problem: Any) -> bool:
     return bool(problem.signature.dtype != "fp32" and "fp32" in along_row(problem))
 
 
+def is_peeled(problem: Any) -> bool:
+    """Return whether rows that start anywhere are read and written as vectors, but for their ends.
+
+    Only where rows are all that a kernel reads and writes. Source: an H200: softmax of 4099 and 1001 elements
+    takes 7 and 19 % less with vectors; LayerNorm with a weight and a bias, which would have to be shifted
+    for every row, 8 % more, and cross-entropy, with more registers beside its values, 4 to 18 % more.
+    """
+    sig = problem.signature
+    if not sig.unaligned or problem.n * ELEMENT_BYTES[sig.dtype] < PEELED_ROW:
+        return False
+    return len(problem.declared.arguments(problem)) == 2
+
+
 def access_elements(problem: Any) -> int:
-    """Return the elements of one access: 16 bytes, or a single element where rows are not aligned to that."""
-    return 1 if problem.signature.unaligned else ACCESS_BYTES // ELEMENT_BYTES[problem.signature.dtype]
+    """Return the elements of one access: 16 bytes, or a single element of short rows that start anywhere."""
+    if problem.signature.unaligned and not is_peeled(problem):
+        return 1
+    return ACCESS_BYTES // ELEMENT_BYTES[problem.signature.dtype]
 
 
 def vectors(problem: Any) -> int:
-    """Return the accesses that a row takes."""
-    return int(-(-problem.n // access_elements(problem)))
+    """Return the accesses that a row takes, at most: rows that start anywhere begin and end within one."""
+    each = access_elements(problem)
+    around = 2 * each - 2 if is_peeled(problem) else each - 1
+    return int((problem.n + around) // each)
 
 
 def part(problem: Any, cluster_n: int) -> int:
