@@ -44,7 +44,7 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
         "sm_100a",
         "64x7168 bf16 weight=fp32 bias=fp32 stats",
-        {**REGISTERS, "threads_per_row": 256, "prefetch_weight": False, "pdl": "off"},
+        {**REGISTERS, "threads_per_row": 256, "cluster_n": 1, "prefetch_weight": False, "pdl": "off"},
     ),
     ("sm_90a", "1x262143 bf16", {}),
     ("sm_90a", "2048x65536 bf16", {}),

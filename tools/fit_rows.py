@@ -1,7 +1,7 @@
 """Fit what kernels over rows are expected to take to measured times, and say how good their choices are.
 
     python tools/fit_rows.py softmax                 # the terms, and what is chosen with them
-    python tools/fit_rows.py softmax --leave-out 5   # and for problems that were left out of the fit
+    python tools/fit_rows.py softmax --leave-out 5   # and for widths that were left out of the fit
 
 Times are those of ``tests/data/tried_on_h200.json.xz`` and of what tools/bench_untuned_families.py wrote, in
 ``docs/results/untuned_rows*.json``. The terms that are printed belong into ``spaces/FAMILY/space.py``.
@@ -16,7 +16,7 @@ import lzma
 import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
@@ -29,19 +29,22 @@ from cutegen.cli.args import positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.errors import UsageError
 from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.shapes import read_shapes
 from cutegen.family import Problem
 from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config, Space
-from cutegen.space.space import Derived
-from spaces.row.defaults import loaded
-from spaces.row.expected import Terms, expected_us
+from spaces.row.defaults import is_usual, loaded, of_small_group
+from spaces.row.expected import Counts, Terms, counts_of, microseconds
+from spaces.row.sizes import ELEMENT_BYTES, PEELED_ROW, is_peeled
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCH = find_arch("sm_90a")
 TRIED = ROOT / "tests" / "data" / "tried_on_h200.json.xz"
+LATER = ROOT / "tests" / "data" / "tried_later_on_h200.json"
+SHAPES = ROOT / "tools" / "shapes"
 FAMILIES = ("cross_entropy", "layernorm", "rmsnorm_quantized", "softmax")
 #: Where the search begins: a latency of memory, and tenths of a microsecond.
-START = Terms(0.4, 0.8, 0.5, 0.3, 0.05, 0.1, 0.1, 0.8, 0.03, 2.5, 17.0, 1.15, 0.5, 3.0)
+START = Terms(0.4, 0.8, 0.5, 0.3, 0.05, 0.1, 0.1, 0.8, 0.1, 0.03, 2.5, 17.0, 1.15, 0.5, 3.0)
 #: Registers are not searched: without values, for each, for weights, and where CTAs share a row. Source:
 #: ptxas, the kernels of which the times are.
 _REGISTERS = {
@@ -50,29 +53,56 @@ _REGISTERS = {
     "layernorm": (17.0, 1.6, 1.0, 6.0),
     "cross_entropy": (26.0, 1.24, 0.5, 4.0),
 }
-_STEPS = 3000
+_STEPS, _WALKS = 2500, 4
 _LEVEL = 0.02
 """Weight of an error that all configs of a problem share, which does not change the choice."""
 _CHOICE = 2.0
 """Weight of what the choices lose."""
+_WORST = 8.0
+"""Weight of the square of what a choice loses: much in one place weighs more than little in several."""
+_LISTED = 4.0
+"""Weight of the problems of tools/shapes, beside 1 of those that were drawn at random."""
+_PEELED_SINCE, _PEELED_THEN = "2026-11-24T02", ("softmax", "cross_entropy")
+"""Rows that start anywhere were read as vectors in results since then, of these families."""
 _LEAST_OVERLAP = 1.3
 """Below it times would add up, which they do not."""
 
 
 class Kernel(NamedTuple):
-    """A config, what follows from it, and its microseconds."""
+    """A config, what is counted of it, its microseconds, and whether it may be a default."""
 
     config: Config
-    derived: Derived
-    loaded: tuple[int, int, int]
+    counts: Counts
     us: float
+    usual: bool
 
 
 class Timed(NamedTuple):
-    """A problem and its kernels."""
+    """A problem, its kernels, and how much it weighs."""
 
     problem: Problem
     kernels: tuple[Kernel, ...]
+    weight: float
+
+
+def _records(family: str) -> Iterator[tuple[Mapping[str, Any], bool, bool]]:
+    """Yield the rows of records, whether they are older than kernels of rows of two warps that take few
+    barriers, and whether they were timed with rows that start anywhere read as vectors."""
+    for row in json.loads(lzma.decompress(TRIED.read_bytes()))[family]["rows"]:
+        yield row, True, False
+    for row in json.loads(LATER.read_text()).get(family, {"rows": []})["rows"]:
+        yield row, False, True
+    for path in sorted((ROOT / "docs" / "results").glob("untuned_rows*.json")):
+        record = json.loads(path.read_text())
+        peeled = record["measured_at"] > _PEELED_SINCE and family in _PEELED_THEN
+        for row in record["rows"]:
+            if row["problem"].split()[0] == family:
+                yield row, "times" not in row, peeled
+
+
+def _might_be_peeled(problem: Any) -> bool:
+    long = problem.n * ELEMENT_BYTES[problem.signature.dtype] >= PEELED_ROW
+    return bool(problem.signature.unaligned and long)
 
 
 @cache
@@ -80,35 +110,31 @@ def measured(family: str) -> tuple[Timed, ...]:
     """Return the times of a family, of configs that are valid today.
 
     Records without all times are older than kernels of rows of two warps that take few barriers: those are
-    left out.
+    left out. So are rows that start anywhere, if they were timed as they are not read today.
     """
-    rows = [
-        {**row, "before": True} for row in json.loads(lzma.decompress(TRIED.read_bytes()))[family]["rows"]
-    ]
-    for path in sorted((ROOT / "docs" / "results").glob("untuned_rows*.json")):
-        rows += [
-            {**row, "before": "times" not in row, "tried": row.get("times") or _pair(row)}
-            for row in json.loads(path.read_text())["rows"]
-        ]
+    listed = {shape.problem for shape in read_shapes(SHAPES / f"{family}.toml", family)}
     space, found = find_space(family, ARCH), []
-    for row in rows:
-        if row["problem"].split()[0] != family:
-            continue
+    for row, before, peeled in _records(family):
         problem = parse_problem(row["problem"])
-        times = {Config.parse(text): us for text, us in row["tried"].items()}
+        if _might_be_peeled(problem) and peeled != is_peeled(problem):
+            continue
+        tried = row.get("tried") if "times" not in row else row["times"]
+        times = {
+            Config.parse(text): us for text, us in (tried if isinstance(tried, dict) else _pair(row)).items()
+        }
         times = {config: us for config, us in times.items() if _is_legal(space, problem, config)}
-        if row["before"]:
+        if before:
             times = {config: us for config, us in times.items() if config["threads_per_row"] != 64}
         # Launches overlap as the default has them; the others differ from it in that alone.
         starts = [config["pdl"] for config in times]
         usual = max(set(starts), key=starts.count, default="early")
         times = {config: us for config, us in times.items() if config["pdl"] == usual}
         kernels = tuple(
-            Kernel(config, space.derive(config, problem, ARCH), loaded(problem, config), us)
+            Kernel(config, counted(space, problem, config), us, _may_be_default(problem, config))
             for config, us in times.items()
         )
         if len(kernels) > 1:
-            found.append(Timed(problem, kernels))
+            found.append(Timed(problem, kernels, _LISTED if problem in listed else 1.0))
     return tuple(found)
 
 
@@ -118,40 +144,61 @@ def _is_legal(space: Space, problem: Problem, config: Config) -> bool:
     return known and config["row_in"] != "ring" and not space.explain(problem, config)
 
 
+def _may_be_default(problem: Problem, config: Config) -> bool:
+    """Return whether a config is chosen where it is expected to take least."""
+    module = importlib.import_module(f"spaces.{problem.family}.space")
+    return is_usual(problem, config, ARCH.nominal_sm_count, getattr(module, "LANE_VALUES", None))
+
+
 def _pair(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the times of the two configs that an older record names."""
     return {row["best"]: row["best_us"], row["default"]: row["default_us"]}
 
 
-def expected(terms: Terms, problem: Problem, kernel: Kernel) -> float:
-    """Return the microseconds that a kernel is expected to take."""
-    return expected_us(kernel.config, problem, kernel.derived, kernel.loaded, ARCH, terms)
+def counted(space: Space, problem: Problem, config: Config) -> Counts:
+    """Return what a kernel is counted to have."""
+    derived = space.derive(config, problem, ARCH)
+    registers = Terms(*[*astuple(START)[: -len(_REGISTERS[space.family])], *_REGISTERS[space.family]])
+    return counts_of(config, problem, derived, loaded(problem, config), ARCH, registers)
 
 
 def error(terms: Terms, timed: Sequence[Timed]) -> float:
     """Return how far expectations are from times, and how much longer the choices take than the best."""
-    total = 0.0
-    for problem, kernels in timed:
-        logs = [math.log(expected(terms, problem, kernel) / kernel.us) for kernel in kernels]
+    total, weights = 0.0, 0.0
+    for (_, kernels, weight), ratio in zip(timed, ratios(terms, timed), strict=True):
+        logs = [math.log(microseconds(kernel.counts, terms) / kernel.us) for kernel in kernels]
         mean = sum(logs) / len(logs)
-        total += sum((one - mean) ** 2 for one in logs) / len(logs) + _LEVEL * mean**2
-    return total / len(timed) + _CHOICE * (1 - geometric_mean(ratios(terms, timed)))
+        apart = sum((one - mean) ** 2 for one in logs) / len(logs) + _LEVEL * mean**2
+        total += weight * (apart - _CHOICE * math.log(ratio) + _WORST * math.log(ratio) ** 2)
+        weights += weight
+    return total / weights
 
 
 def ratios(terms: Terms, timed: Sequence[Timed]) -> list[float]:
-    """Return for each problem the best time over that of the config that ``terms`` choose."""
+    """Return for each problem the best time over that of the config that ``terms`` choose, of usual ones."""
     found = []
-    for problem, kernels in timed:
-        choice = min(kernels, key=lambda kernel: expected(terms, problem, kernel))
-        found.append(min(kernel.us for kernel in kernels) / choice.us)
+    for _, kernels, _ in timed:
+        usual = [kernel for kernel in kernels if kernel.usual] or kernels
+        choice = min(
+            usual,
+            key=lambda kernel: microseconds(kernel.counts, terms) * of_small_group(kernel.config),
+        )
+        found.append(min(kernel.us for kernel in usual) / choice.us)
     return found
 
 
-def fitted(timed: Sequence[Timed], steps: int = _STEPS) -> Terms:
-    """Return the terms of a family that a random walk finds, the same for the same times."""
-    chance = random.Random(7)
+def fitted(timed: Sequence[Timed], steps: int = _STEPS, walks: int = _WALKS) -> Terms:
+    """Return the terms of a family that the best of some random walks finds, the same for the same times."""
+    begins = (START, shipped(timed[0].problem.family))
+    found = [_walked(begins[seed % 2], timed, steps, seed) for seed in range(walks)]
+    return min(found, key=lambda terms: error(terms, timed))
+
+
+def _walked(start: Terms, timed: Sequence[Timed], steps: int, seed: int) -> Terms:
+    """Return where a random walk ends that takes every step which lessens the error."""
+    chance = random.Random(seed)
     known = _REGISTERS[timed[0].problem.family]
-    best = Terms(*[*astuple(START)[: -len(known)], *known])
+    best = Terms(*[*(value or 0.05 for value in astuple(start)[: -len(known)]), *known])
     least = error(best, timed)
     for step in range(steps):
         width = 0.35 * 0.6 ** (5 * step // steps)
@@ -188,13 +235,16 @@ def run(args: argparse.Namespace) -> int:
     print(", ".join(f"{field.name}={getattr(terms, field.name):.3g}" for field in fields(Terms)))
     print(f"{args.family}: {_says(timed, ratios(terms, timed))}")
     if args.leave_out:
-        order = list(timed)
-        random.Random(1).shuffle(order)
-        parts = [order[at :: args.leave_out] for at in range(args.leave_out)]
+        widths = sorted({each.problem.sizes["n"] for each in timed})
+        random.Random(1).shuffle(widths)
+        parts = [
+            [each for each in timed if each.problem.sizes["n"] in widths[at :: args.leave_out]]
+            for at in range(args.leave_out)
+        ]
         left = [
             ratio
             for part in parts
-            for ratio in ratios(fitted([each for each in order if each not in part], args.steps), part)
+            for ratio in ratios(fitted([each for each in timed if each not in part], args.steps), part)
         ]
         print(f"left out of the fit: {_says([each for part in parts for each in part], left)}")
     return EXIT_OK

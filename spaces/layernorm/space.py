@@ -11,16 +11,17 @@ from ..row.traits import DefaultByTerms, Registers, RowsInSmem
 
 #: Of Hopper; tools/fit_rows.py prints them.
 TERMS = Terms(
-    kernel=0.515,
-    cta=0.441,
-    exchange=0.442,
-    cluster=0.242,
-    access=0.0961,
-    threads=0.261,
-    late=0.0902,
-    smem=0.883,
-    start=0.0213,
-    overlap=1.55,
+    kernel=0.991,
+    cta=0.331,
+    exchange=0.0497,
+    cluster=0.175,
+    access=0.0371,
+    threads=0.0579,
+    late=0.257,
+    smem=2.8,
+    volume=0.44,
+    start=0.0409,
+    overlap=1.31,
     registers=17,
     per_value=1.6,
     per_weight=1,
@@ -29,9 +30,9 @@ TERMS = Terms(
 #: Source: an H200, 109 and 119 rows of 57480: CTAs of 512 threads with 56 KiB take 16 % less time than those
 #: of 256 with 28.
 FEW_IN_SMEM = 65_536
-#: Source: an H200: with more than 32 values and weights for each lane of a warp, a row of 1208 elements takes
-#: 36 % longer than on 64 threads, 568 rows 8 %.
-LANE_VALUES = 32
+#: Source: an H200: with 40 values and weights for each lane of a warp, a row of 1208 elements takes 36 %
+#: longer than on 64 threads, 568 rows 8 %; with 32 values, 12 rows of 816 elements 9 %, 203 rows 3 %.
+LANE_VALUES = 24
 
 
 def build_space(arch: Arch) -> Space:

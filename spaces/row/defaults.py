@@ -34,11 +34,20 @@ MANY_ROWS = 1_000_000
 """So many that no rule refuses a config because there are too few."""
 SMALL_GROUP = 0.02
 """How much longer a row takes, as a fraction, with half as many threads of a warp. Source: an H200."""
+LONG_FOR_TWO_WARPS = 4096
+"""Bytes of a row from which two warps take no whole row. Source: an H200, 65536 rows of 2048 elements: 128
+threads take 2 to 5 % less."""
 SHORT_KERNEL = 2**28
 """Bytes of all rows up to which a kernel may be short. Source: judgement."""
-RING_ROW = 49_152
+ROWS_OF_GROUP_AT_LEAST, VERY_LONG_ROW = 12, 98_304
+"""Rows for each group of threads that runs at a time, below which no ring is tried: half as many where
+groups stay and rows have more bytes than the second number. Source: judgement, between rows of 53 KiB, of
+which 7 for each group take 25 % longer than in registers, and those of 122 KiB."""
+MOST_APART = 0.5
+"""Of the values of a ring's thread from 32, where doubling is 1."""
+RING_ROW = 40_960
 """Bytes of a row with a weight above which it comes through a ring. Source: an H200: from 64 KiB on it takes
-2 to 18 % less there, with 32 KiB 1 to 5 % longer."""
+2 to 18 % less there, 2858 rows of 43 KiB 28 % less, those of 32 KiB 1 to 5 % longer."""
 
 
 def single_rows(problem: Any, sm_count: int) -> bool:
@@ -65,7 +74,9 @@ def clusters_by_default(problem: Any, sm_count: int) -> list[int]:
         if part(problem, size) * access_elements(problem) <= 32 * 128
         and (size <= 8 or staged_bytes(problem, size) >= 16_384)
     ]
-    return [*small, 8, *sizes[::-1]]
+    # Elements that are read one by one are under way anyway: 128 threads may have up to 40 of them.
+    one_by_one = access_elements(problem) == 1 and part(problem, 8) > MAX_VALUES * 128 >= part(problem, 16)
+    return [*small, *([16] if one_by_one else []), 8, *sizes[::-1]]
 
 
 def values_by_default(problem: Any, sm_count: int) -> int:
@@ -87,12 +98,24 @@ def smem_by_default(problem: Any, config: Config, sm_count: int) -> bool:
 
     It had where registers keep too few bytes in flight: less than 128 for each thread, or CTAs of more than
     256 threads. Source: an H200, where 128 threads with 64 bytes each take 9 % longer than shared memory and
-    512 with as much 70 %, but with 128 bytes 128 or 256 threads take 2 % less.
+    512 with as much 70 %, but with 128 bytes 128 or 256 threads take 2 % less. Up to two rows for each
+    multiprocessor wait in registers of up to 256 threads: 44 rows of 51024 elements take 40 % less so, 254 of
+    38424 20 %.
     """
     threads, cluster_n = config.integer("threads_per_row"), config.integer("cluster_n")
     in_flight = steps(problem, threads, cluster_n) * ACCESS_BYTES * inputs(problem)
     long = part_bytes(problem, 1) > SHORT_FOR_SMEM and not few_long_rows(problem, sm_count)
-    return long and (in_flight < 128 or threads > 256)
+    many = problem.m > 2 * sm_count or threads > 256
+    return long and many and (in_flight < 128 or threads > 256)
+
+
+def few_for_smem(problem: Any, sm_count: int) -> bool:
+    """Return whether so few rows wait in shared memory that small CTAs share them out better.
+
+    Source: an H200: from 61 to 254 rows of 36K to 78K elements take 7 to 17 % less with 16 KiB for each CTA
+    than with 32; 500 rows and more take no less.
+    """
+    return bool(problem.m <= 2 * sm_count)
 
 
 def in_smem(space: Space, problem: Any, config: Config, first_turn: int = 4, wanted: int = 32_768) -> Config:
@@ -141,7 +164,9 @@ def choose_default(space: Space, problem: Any) -> Config:
         values = values_per_thread(problem, threads, cluster_n)
         odd = threads == 4 and vectors(problem) >= 8
         odd |= cluster_n > 1 and threads != 128 and not single_rows(problem, sm_count)
-        return odd, max(values / wanted, wanted / values)
+        # Few rows are for the fewest threads that may hold them. Source: an H200, rows of 51024 elements.
+        fewest = odd and cluster_n > 1 and few_for_smem(problem, sm_count)
+        return odd, threads if fewest else max(values / wanted, wanted / values)
 
     for cluster_n in clusters_by_default(problem, sm_count):
         configs = (
@@ -158,7 +183,9 @@ def choose_default(space: Space, problem: Any) -> Config:
         legal = [config for config in configs if not space.explain(problem, config)]
         if legal:
             config = min(legal, key=distance)
-            return in_smem(space, problem, config) if smem_by_default(problem, config, sm_count) else config
+            if not smem_by_default(problem, config, sm_count):
+                return config
+            return in_smem(space, problem, config)
     return Config(base)
 
 
@@ -222,8 +249,12 @@ def two_at_a_time(space: Space, problem: Any) -> Config | None:
 def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
     """Return the config whose rows come through a ring that had best be tried; None if rows had better not.
 
-    There must be 12 rows for each group that runs at a time. Threads have about 32 values each. CTAs that
-    stay have 512 threads and large clusters; others have 256, and 16 rows and more for each such group.
+    There must be 12 rows for each group that runs at a time; 6 where rows are very long and more than 8
+    groups run. Threads have about 32 values each. CTAs that stay have 512 threads and large clusters;
+    others have 256, and 16 rows and more for each such group. Source: an H200, LayerNorm: 117 rows of 94104
+    take 16 % less with 7 rows for each of 16 groups than in shared memory, 212 of 62616 with 7 for each of
+    32 groups 23 % less than in registers; with half the values for each thread 117 rows of 94104 take 68 %
+    longer.
     """
     if part_bytes(problem, 1) <= RING_ROW or not along_row(problem):
         return None
@@ -242,13 +273,26 @@ def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
             config.get("prefetch_weight") is False,
         )
 
-    few = [
-        ring
-        for ring in _rings(space, problem.with_sizes(m=1))
-        if problem.m >= 12 * as_integer(ring[1]["clusters"]) * ring[0].integer("rows_per_cta")
-    ]
+    few_do = stays and part_bytes(problem, 1) > VERY_LONG_ROW
+
+    def has_rows(ring: tuple[Config, Derived]) -> bool:
+        groups = as_integer(ring[1]["clusters"]) * ring[0].integer("rows_per_cta")
+        halved = few_do and groups > 8
+        return bool(problem.m >= groups * (ROWS_OF_GROUP_AT_LEAST // 2 if halved else ROWS_OF_GROUP_AT_LEAST))
+
+    kind = problem.with_sizes(m=1)
+    few = [ring for ring in _rings(space, kind) if has_rows(ring) and distance(ring)[1] <= MOST_APART]
     rings = sorted(few, key=distance)
     return next((config for config, _ in rings if not space.explain(problem, config)), None)
+
+
+def of_few_in_smem(space: Space, problem: Any, config: Config) -> Config:
+    """Return the config that keeps about 16 KiB of each of few rows in shared memory of a CTA, in turns of
+    two; of four where it keeps more. Source: an H200, cross-entropy: 203 rows of 36096 take 17 % less with
+    18 KiB than with 36, in turns of four 15 %."""
+    found = in_smem(space, problem, config, 2, wanted=16_384)
+    large = staged_bytes(problem, found.integer("cluster_n")) > 24_576
+    return in_smem(space, problem, config, 4, wanted=16_384) if large else found
 
 
 def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: str) -> Config:
@@ -266,22 +310,21 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
     def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
         config, derived, per_thread = kernel
         taken = expected_us(config, problem, derived, per_thread, space.arch, by.terms)
-        # Of parts of a warp that take about as long, those with fewer accesses each are a little faster.
-        return taken * (1 + SMALL_GROUP * max(0.0, math.log2(WARP / config.integer("threads_per_row"))))
+        return taken * of_small_group(config)
 
     usual = [
         kernel
         for kernel in _kernels(space, problem.with_sizes(m=1))
-        if kernel[0]["rows_per_cta"]
-        == rows_by_default(problem, kernel[0].integer("threads_per_row"), sm_count)
-        and not has_needless_warps(problem, kernel[0])
-        and (by.lane_values is None or not waits_alone(problem, kernel[0], sm_count, by.lane_values))
+        if is_usual(problem, kernel[0], sm_count, by.lane_values)
     ]
     pdl = start_by_default(problem, sm_count) if problem.min_bytes <= SHORT_KERNEL else "early"
-    for config, derived, _ in sorted(usual, key=expected):
+    others = () if usual else _kernels(space, problem.with_sizes(m=1))
+    for config, derived, _ in sorted(usual or others, key=expected):
         if config["row_in"] == "smem":
             if by.few_in_smem is not None and sm_count < 2 * problem.m <= 2 * sm_count:
                 return in_smem(space, problem, config, wanted=by.few_in_smem)
+            if few_for_smem(problem, sm_count):
+                return of_few_in_smem(space, problem, config)
             return in_smem(space, problem, config, by.turn)
         chosen = config.replace(pdl=pdl)
         if as_integer(derived["min_blocks"]) > as_integer(
@@ -293,15 +336,43 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
     return Config({knob: values[0] for knob, values in space.domains.items()})
 
 
+def of_small_group(config: Config) -> float:
+    """Return how much longer than expected a row takes: of parts of a warp that take about as long, those
+    with fewer accesses each are a little faster."""
+    return 1 + SMALL_GROUP * max(0.0, math.log2(WARP / config.integer("threads_per_row")))
+
+
+def is_usual(problem: Any, config: Config, sm_count: int, lane_values: int | None) -> bool:
+    """Return whether a config has the usual rows of a CTA, and none of what expectations do not see."""
+    usual = config["rows_per_cta"] == rows_by_default(problem, config.integer("threads_per_row"), sm_count)
+    alone = lane_values is not None and waits_alone(problem, config, sm_count, lane_values)
+    two_warps = config["threads_per_row"] == 64 and part_bytes(problem, 1) >= LONG_FOR_TWO_WARPS
+    needless = has_needless_warps(problem, config) or shares_needlessly(problem, config, sm_count)
+    return usual and not (alone or two_warps or needless)
+
+
 def has_needless_warps(problem: Any, config: Config) -> bool:
-    """Return whether 16 CTAs have more than 256 threads each for a row that 256 could hold.
+    """Return whether 16 CTAs have more than 256 threads each for a row that fewer threads could hold.
 
     Each warp sends its sums to all CTAs, and each CTA waits for those of all warps. Source: an H200, softmax
-    of 128256 elements: 512 threads take 4 % longer than 256 for one row, 38 % for 16 rows, 53 % for 32.
+    of 128256 elements: 512 threads take 4 % longer than 256 for one row, 38 % for 16 rows, 53 % for 32;
+    cross-entropy of 191687 elements: 512 take 6 % longer than 320 for two rows, 45 % for 23, 66 % for 335.
     """
     if config["row_in"] != "registers" or config["cluster_n"] != 16:
         return False
-    return config.integer("threads_per_row") > 256 and values_per_thread(problem, 256, 16) <= MAX_VALUES
+    fewer = [threads for threads in (256, 320, 384, 448) if threads < config.integer("threads_per_row")]
+    return any(values_per_thread(problem, threads, 16) <= MAX_VALUES for threads in fewer)
+
+
+def shares_needlessly(problem: Any, config: Config, sm_count: int) -> bool:
+    """Return whether a cluster shares each of many rows that come with a weight and that one CTA could hold.
+
+    Source: an H200, LayerNorm of 11K to 16K elements, 1500 to 8200 rows: one CTA, which loads the weight
+    behind the sums, takes 8 to 13 % less.
+    """
+    if "prefetch_weight" not in config or not along_row(problem) or config["cluster_n"] == 1:
+        return False
+    return part_bytes(problem, 1) <= 2 * LONG_ROW and problem.m > 8 * sm_count
 
 
 def waits_alone(problem: Any, config: Config, sm_count: int, lane_values: int) -> bool:
@@ -320,13 +391,14 @@ def start_by_default(problem: Any, sm_count: int) -> str:
 
 def rows_by_default(problem: Any, threads_per_row: int, sm_count: int) -> int:
     """Return the rows of a CTA: it has 128 threads, or 256 where many would start and end too often, since
-    they have two rows of two warps, less than 4 KiB, or come in hundreds."""
+    they have less than 4 KiB or come in hundreds. Source: an H200, where CTAs of four rows of two warps each
+    take up to 38 % longer than those of two, in all 33 problems with up to 42000 rows."""
     if threads_per_row >= 128:
         return 1
     rows = 128 // threads_per_row
     if threads_per_row == WARP:
         return rows
-    short = threads_per_row == 64 or rows * part_bytes(problem, 1) < 4096
+    short = rows * part_bytes(problem, 1) < 4096
     return 2 * rows if problem.m > (8 if short else 512) * sm_count else rows
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.space import Config, as_integer
 from cutegen.space.space import Derived
 
-__all__ = ["Terms", "expected_us"]
+__all__ = ["Counts", "Terms", "counts_of", "expected_us", "microseconds"]
 
 _BYTES_PER_US = 4.2e6
 """Of a copy. Source: an H200."""
@@ -37,6 +37,7 @@ class Terms:
         threads: More for each 256 threads of a CTA.
         late: More where a weight is loaded behind the sums.
         smem: More where a row is in shared memory.
+        volume: More for each 16 KiB that a CTA loads: a multiprocessor takes so much of it at a time.
         start: Between the starts of two CTAs on a multiprocessor.
         overlap: How far the longer of two times hides the other: an exponent, 1 for not at all.
         registers: Of a thread without values.
@@ -53,12 +54,78 @@ class Terms:
     threads: float
     late: float
     smem: float
+    volume: float
     start: float
     overlap: float
     registers: float
     per_value: float
     per_weight: float
     shared: float
+
+
+class Counts(NamedTuple):
+    """How often a kernel has what takes its time, in the order of the terms.
+
+    Attributes:
+        doublings: Of the CTAs that share a row.
+        accesses: Of a thread.
+        threads: Of a CTA, in 256.
+        exchanges: Whether warps exchange sums: 1, or 0.
+        late: Whether a weight is loaded behind the sums: 1, or 0.
+        smem: Whether a row is in shared memory: 1, or 0.
+        volume: What a CTA loads, in 16 KiB.
+        waves: How many CTAs follow one another.
+        ctas: Of a multiprocessor.
+        memory_us: What the memory needs for all bytes.
+    """
+
+    doublings: float
+    accesses: int
+    threads: float
+    exchanges: int
+    late: int
+    smem: int
+    volume: float
+    waves: float
+    ctas: float
+    memory_us: float
+
+
+def counts_of(
+    config: Config, problem: Any, derived: Derived, loaded: tuple[int, int, int], arch: Arch, terms: Terms
+) -> Counts:
+    """Return the counts of a kernel, for which only the registers among the terms matter; see expected_us."""
+    values, accesses, weights = loaded
+    threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
+    resident = as_integer(derived["min_blocks"])
+    if config["row_in"] == "registers" and resident == 1:
+        taken = terms.registers + terms.per_value * values + terms.per_weight * weights
+        taken += terms.shared if cluster_n > 1 else 0
+        room = arch.registers // (threads * 8 * math.ceil(taken / 8))
+        resident = max(1, min(_MOST_CTAS, _MOST_THREADS // threads, room))
+    ctas = -(-problem.m // config.integer("rows_per_cta")) * cluster_n / arch.nominal_sm_count
+    return Counts(
+        doublings=math.log2(cluster_n),
+        accesses=accesses,
+        threads=threads / 256,
+        exchanges=int(config.integer("threads_per_row") > _WARP),
+        late=int(config.get("prefetch_weight") is False),
+        smem=int(config["row_in"] == "smem"),
+        volume=threads * accesses / 1024,
+        waves=_waves(ctas / resident),
+        ctas=ctas,
+        memory_us=problem.min_bytes / _BYTES_PER_US,
+    )
+
+
+def microseconds(counts: Counts, terms: Terms) -> float:
+    """Return what a kernel with these counts is expected to take."""
+    each = terms.cta + terms.cluster * counts.doublings + terms.access * counts.accesses
+    each += terms.threads * counts.threads + terms.exchange * counts.exchanges + terms.late * counts.late
+    each += terms.smem * counts.smem + terms.volume * counts.volume
+    one_by_one = each * counts.waves + terms.start * counts.ctas
+    both: float = (counts.memory_us**terms.overlap + one_by_one**terms.overlap) ** (1 / terms.overlap)
+    return terms.kernel + both
 
 
 def expected_us(
@@ -74,21 +141,13 @@ def expected_us(
         arch: The GPU it runs on.
         terms: Of its family.
     """
-    values, accesses, weights = loaded
-    threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
-    resident = as_integer(derived["min_blocks"])
-    if config["row_in"] == "registers" and resident == 1:
-        taken = terms.registers + terms.per_value * values + terms.per_weight * weights
-        taken += terms.shared if cluster_n > 1 else 0
-        room = arch.registers // (threads * 8 * math.ceil(taken / 8))
-        resident = max(1, min(_MOST_CTAS, _MOST_THREADS // threads, room))
-    ctas = -(-problem.m // config.integer("rows_per_cta")) * cluster_n / arch.nominal_sm_count
-    each = terms.cta + terms.cluster * math.log2(cluster_n) + terms.access * accesses
-    each += terms.threads * threads / 256
-    each += terms.exchange if config.integer("threads_per_row") > _WARP else 0
-    each += terms.late if config.get("prefetch_weight") is False else 0
-    each += terms.smem if config["row_in"] == "smem" else 0
-    one_by_one = each * max(1.0, ctas / resident) + terms.start * ctas
-    memory: float = problem.min_bytes / _BYTES_PER_US
-    both: float = (memory**terms.overlap + one_by_one**terms.overlap) ** (1 / terms.overlap)
-    return terms.kernel + both
+    return microseconds(counts_of(config, problem, derived, loaded, arch, terms), terms)
+
+
+def _waves(share: float) -> float:
+    """Return how many CTAs follow one another, for so many times those that find room at a time.
+
+    As many in the mean; but where few follow, a last one that is alone takes as long as the others.
+    """
+    whole = max(1, math.ceil(share))
+    return max(1.0, share + (whole - share) / whole)
