@@ -261,6 +261,22 @@ def test_what_cannot_be_an_operand_is_named(gpu: FakeUserGpu) -> None:
         kernel(x, wight=w)
 
 
+def test_what_is_missing_or_no_truth_value_is_named(gpu: FakeUserGpu, tmp_path: Path) -> None:
+    """``None`` for a tensor that must be there, and words such as ``"no"``, which Python takes for true."""
+    kernel = declared(
+        tmp_path, MIXED.format(name="flags").replace('"sums": False', '"sums": False, "loud": False')
+    )
+    x, state = tensor(4, 16), torch.zeros(4, 16)
+    for known in (False, True):
+        with pytest.raises(OperandError, match=r"state is a NoneType; it must be a torch\.Tensor"):
+            kernel(x, state=None)
+        with pytest.raises(OperandError, match="loud is 'no'; it must be True or False"):
+            kernel(x, state=state, loud="no")
+        if not known:
+            kernel(x, state=state, loud=True)
+            kernel(x, state=state, loud=1)
+
+
 def test_an_address_that_is_not_aligned_is_refused_also_with_known_shapes(gpu: FakeUserGpu) -> None:
     kernel = cutegen.load(EXAMPLE)
     w, whole = tensor(N), tensor(5 * N)

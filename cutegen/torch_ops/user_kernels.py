@@ -22,6 +22,7 @@ from cutegen.runtime.dispatch import Dispatcher
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
+from cutegen.torch_ops.operator_schema import Word
 from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.written_call import FastPlan, one_or_all, written_call
 
@@ -123,10 +124,10 @@ class _Slow:
     ) -> Any:
         """Answer a call by the operator, and remember how under ``key``."""
         operator = self._operator
-        options = tuple([word if word is None or type(word) in _PLAIN else _text(word) for word in words])
+        options = tuple([_word(w, value) for w, value in zip(operator.words, words, strict=True)])
         given = []
         for argument, value in zip(operator.tensors, values, strict=True):
-            if value is None or value is MAKE:
+            if value is MAKE or (value is None and (argument.when or argument.kind == "out")):
                 continue
             require_tensor(argument.name, value)
             if value.requires_grad and state.is_grad_enabled():
@@ -148,9 +149,11 @@ class _Slow:
         return _result(operator, found)
 
 
-def _text(word: Any) -> Any:
+def _word(word: Word, value: Any) -> Any:
     """Return a word of a call: the name of a dtype of torch's, anything else as it is."""
-    return SHORT_NAMES.get(str(word), word)
+    if word.kind == "bool" and not (value is None or (isinstance(value, int) and value in (0, 1))):
+        raise OperandError(f"{word.name} is {value!r}; it must be True or False")
+    return value if value is None or type(value) in _PLAIN else SHORT_NAMES.get(str(value), value)
 
 
 def _number(argument: Declared, value: Any) -> float:
