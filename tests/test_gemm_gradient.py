@@ -207,6 +207,26 @@ def test_main_grad_accumulates_in_fp32(gpu: FakeGpu) -> None:
     assert w.grad is not None
 
 
+@pytest.mark.parametrize("kept", ["checkpoint", "reentrant", "offloaded"])
+def test_main_grad_is_found_where_saved_tensors_come_back_as_copies(gpu: FakeGpu, kept: str) -> None:
+    """Its gradient went to ``w.grad`` there, and what reads ``main_grad`` missed it."""
+    x, w = leaf(16, 32), torch.nn.Parameter(leaf(24, 32).detach())
+    w.main_grad = torch.zeros(24, 32)
+
+    def layer(x: Any) -> Any:
+        return cutegen.linear(x, w, fuse_wgrad=True)
+
+    if kept == "offloaded":
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            y = layer(x)
+    else:
+        y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=kept == "reentrant")
+    y.float().sum().backward()
+    assert w.grad is None and w.grad_added_to_main_grad
+    want = x.detach().float().sum(0).expand(24, 32)
+    torch.testing.assert_close(w.main_grad, want, rtol=1e-2, atol=1e-2)
+
+
 def test_calls_without_gradients_refuse_while_autograd_records(gpu: FakeGpu) -> None:
     """Writing into a given tensor, and 8-bit operands: by name, however warm the plan is."""
     a, b, out = leaf(16, 32), leaf(32, 24), torch.empty(16, 24, dtype=BF16)

@@ -218,7 +218,7 @@ def _linear_function(known: Known, gemm: Callable[..., Any]) -> Callable[..., An
         def forward(ctx: Any, x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool) -> torch.Tensor:
             flat = _rows(x)
             found: torch.Tensor = gemm(flat, w.t(), bias=bias, activation="relu" if relu else "")
-            ctx.fuse_wgrad = fuse_wgrad
+            ctx.owner = w if fuse_wgrad else None  # what is saved may come back as a copy, without main_grad
             ctx.save_for_backward(x, w, found if relu else None)  # x itself: of a view, autograd loses track
             return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
 
@@ -231,7 +231,7 @@ def _linear_function(known: Known, gemm: Callable[..., Any]) -> Callable[..., An
             d_x = _product(known, gemm, dense, w) if for_x else None
             if d_x is not None and x.dim() != 2:
                 d_x = d_x.view_as(x)
-            d_w = _weight_gradient(known, gemm, dense, _rows(x), w, ctx.fuse_wgrad) if for_w else None
+            d_w = _weight_gradient(known, gemm, dense, _rows(x), ctx.owner) if for_w else None
             return d_x, d_w, grad.sum(0) if for_bias else None, None, None
 
     return _apply_of(Linear)
@@ -244,16 +244,16 @@ def linear_gradients(gemm: Multiply, grad: Any, x: Any, w: Any, wanted: tuple[bo
     return d_x, _times(gemm, dense.mT, x, 1.0) if wanted[1] else None
 
 
-def _weight_gradient(known: Known, gemm: Multiply, dense: Any, x: Any, w: Any, fuse_wgrad: bool) -> Any:
-    """Return the gradient of w; None where it was added to ``w.main_grad``."""
-    total = getattr(w, "main_grad", None) if fuse_wgrad else None
+def _weight_gradient(known: Known, gemm: Multiply, dense: Any, x: Any, owner: Any) -> Any:
+    """Return the gradient of a weight; None where it was added to the ``main_grad`` of its owner."""
+    total = getattr(owner, "main_grad", None)
     if total is None:
         return _product(known, gemm, dense.mT, x)
     if _fits(dense.mT) and _fits(x):
         gemm(dense.mT, x, out=total, c=total, out_dtype=total.dtype)
     else:
         total.add_(_times(gemm, dense.mT, x, 1.0))
-    w.grad_added_to_main_grad = True
+    owner.grad_added_to_main_grad = True
     return None
 
 
