@@ -182,3 +182,44 @@ def test_its_compiled_kernel_launches_from_the_folder(folder: Path, tuned: Path,
     launches = [line for line in log if line.startswith("cuLaunchKernelEx")]
     assert len(launches) == 2
     assert all(" grid 64 1 1 " in line and " block 512 1 1 " in line for line in launches)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("space.py", "def derive(", "def derive)(", "space.py, line 22: no space for sm_90a: SyntaxError"),
+        (
+            "space.py",
+            "    return Space(",
+            "    1 / 0\n    return Space(",
+            "space.py, line 28: no space for sm_90a: Z",
+        ),
+        (
+            "space.py",
+            "    return Space(",
+            "    return arch, dict(",
+            "space.py: build_space(sm_90a) returned (",
+        ),
+        (
+            "space.py",
+            'family="scaled_add"',
+            'family="add"',
+            "the space is of family 'add', but the file one of",
+        ),
+        ("space.py", "def build_space(", "def build(", "space.py declares no build_space(arch)"),
+        ("family.py", "def baselines(", "def baselines)(", "family.py, line 11 cannot be read: SyntaxError"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_its_line(
+    folder: Path, file: str, old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"scaled_{sum(map(ord, file + new))}"  # modules and spaces stay known by the name of their family
+    (folder / "scaled_add").rename(folder / name)
+    for path in (folder / name).glob("*.py"):
+        path.write_text(path.read_text().replace('"scaled_add"', f'"{name}"'))
+    path = folder / name / file
+    old = old.replace("scaled_add", name)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    assert run(folder, "space", name) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -21,8 +21,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from cutegen.arch import Arch
-from cutegen.errors import ConfigError, FamilyError, ProblemError, ResourceError, UsageError
-from cutegen.families.family_file import read_family
+from cutegen.errors import ConfigError, CutegenError, FamilyError, ProblemError, ResourceError, UsageError
+from cutegen.families.family_file import place_of_error, read_family
 from cutegen.families.resources import load_module, load_space_module, resource_root
 from cutegen.families.shipped import shipped_families
 from cutegen.families.space_imports import with_imports
@@ -332,10 +332,7 @@ def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
     find_template(family, arch, source, algorithm)
     names = [arch.family, "space"] if source == "cutegen" and not algorithm else [algorithm or source]
     name = next((name for name in names if (found.spaces / f"{name}.py").is_file()), names[0])
-    build = getattr(found.load_space(name), "build_space", None)
-    if build is None:
-        raise FamilyError(f"{found.spaces / name}.py declares no build_space(arch)")
-    space: Space = build(arch)
+    space = _built(found, name, arch)
     named = {"algorithm"} if algorithm else set()
     single = [knob for knob, domain in space.domains.items() if len(domain) == 1 and knob not in named]
     if single and source == "cutegen":
@@ -346,6 +343,32 @@ def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
     if space.algorithm != algorithm:
         raise FamilyError(
             f"{found.spaces / name}.py: its configs say algorithm={space.algorithm}, not {algorithm}"
+        )
+    return space
+
+
+def _built(registered: _Registered, name: str, arch: Arch) -> Space:
+    """Return what ``build_space`` of a file returns for ``arch``.
+
+    Raises:
+        FamilyError: There is none, it or the file raises something, or it returns no space of the family.
+    """
+    file = registered.spaces / f"{name}.py"
+    try:
+        build = getattr(registered.load_space(name), "build_space", None)
+        space = None if build is None else build(arch)
+    except CutegenError:
+        raise
+    except Exception as error:  # the file may be a user's, and raise anything
+        place = place_of_error(file, error)
+        raise FamilyError(f"{place}: no space for {arch}: {type(error).__name__}: {error}") from error
+    if build is None:
+        raise FamilyError(f"{file} declares no build_space(arch)")
+    if not isinstance(space, Space):
+        raise FamilyError(f"{file}: build_space({arch}) returned {space!r:.40}; it returns a Space")
+    if space.family != registered.family.name:
+        raise FamilyError(
+            f"{file}: the space is of family {space.family!r}, but the file one of {registered.family.name!r}"
         )
     return space
 

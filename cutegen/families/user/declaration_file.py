@@ -6,13 +6,13 @@ import builtins
 import dis
 import inspect
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 from cutegen.digest import digest
 from cutegen.errors import CutegenError, FamilyError
+from cutegen.families.family_file import place_of_error
 from cutegen.families.resources import load_module
 from cutegen.families.user.declaration import Kernel
 from cutegen.families.user.family import UserFamily
@@ -44,16 +44,17 @@ def read_declaration(path: Path) -> UserFamily:
         return UserFamily(kernel, path)
     except CutegenError as error:
         sys.modules.pop(name, None)  # so that it can be mended and read again
-        raise FamilyError(f"{_place(path, error, line)}: {error}") from error
+        raise FamilyError(f"{place_of_error(path, error, line)}: {error}") from error
     except SystemExit as error:
         raise FamilyError(
-            f"{_place(path, error)}: the file ends the program (SystemExit) while it is read"
+            f"{place_of_error(path, error)}: the file ends the program (SystemExit) while it is read"
         ) from error
     except NameError as error:
         left = "a TODO of the draft is left; fill it in" if error.name == "TODO" else f"NameError: {error}"
-        raise FamilyError(f"{_place(path, error)} cannot be read: {left}") from error
+        raise FamilyError(f"{place_of_error(path, error)} cannot be read: {left}") from error
     except Exception as error:  # running a user's file may raise anything
-        raise FamilyError(f"{_place(path, error)} cannot be read: {type(error).__name__}: {error}") from error
+        place = place_of_error(path, error)
+        raise FamilyError(f"{place} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _undefined(module: ModuleType, path: Path) -> Iterator[tuple[FunctionType, str, int]]:
@@ -75,11 +76,3 @@ def _global_names(code: CodeType) -> Iterator[tuple[str, int]]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _global_names(inner)
-
-
-def _place(path: Path, error: BaseException, line: int = 1) -> str:
-    """Return the file, with the line in it that led to ``error``, else ``line``."""
-    if isinstance(error, SyntaxError) and error.lineno and error.filename == str(path):
-        return f"{path}, line {error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f"{path}, line {lines[-1] if lines else line}"
