@@ -13,6 +13,7 @@ too.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -332,7 +333,11 @@ def _space(family: str, arch: Arch, source: str, algorithm: str) -> Space:
     find_template(family, arch, source, algorithm)
     names = [arch.family, "space"] if source == "cutegen" and not algorithm else [algorithm or source]
     name = next((name for name in names if (found.spaces / f"{name}.py").is_file()), names[0])
-    space = _built(found, name, arch)
+    try:
+        space = _built(found, name, arch)
+    except FamilyError:
+        _forget_module(found.spaces / f"{name}.py")
+        raise
     named = {"algorithm"} if algorithm else set()
     single = [knob for knob, domain in space.domains.items() if len(domain) == 1 and knob not in named]
     if single and source == "cutegen":
@@ -371,6 +376,13 @@ def _built(registered: _Registered, name: str, arch: Arch) -> Space:
             f"{file}: the space is of family {space.family!r}, but the file one of {registered.family.name!r}"
         )
     return space
+
+
+def _forget_module(file: Path) -> None:
+    """Have a file read again once it is mended."""
+    for name, module in [*sys.modules.items()]:
+        if getattr(module, "__file__", None) == str(file):
+            del sys.modules[name]
 
 
 def space_files(family: str) -> tuple[Path, ...]:
