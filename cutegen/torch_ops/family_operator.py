@@ -25,6 +25,7 @@ from cutegen.runtime.workspace import GetWorkspace, new_workspace
 from cutegen.space import Config
 from cutegen.system.forks import RenewedLock
 from cutegen.torch_ops.fake_calls import note_family_call
+from cutegen.torch_ops.flop_formulas import give_formulas
 from cutegen.torch_ops.gemm_transforms import are_active
 from cutegen.torch_ops.operator_plans import MAX_PLANS, Plan, Plans, key_of, unbound
 from cutegen.torch_ops.operator_schema import OperatorSchema, Value
@@ -336,6 +337,7 @@ class DeclaredOperator:
         library.impl(self.family.name, self._run_traced, "CompositeExplicitAutograd")
         name = f"cutegen::{self.family.name}"
         api.register_fake(name, self._shapes, lib=library)
+        give_formulas(self.family.name)
         if backward is not None:
             api.register_autograd(name, backward, setup_context=setup, lib=library)
 

@@ -18,6 +18,7 @@ from cutegen.dtypes import TORCH_DTYPES
 from cutegen.families.gemm.operands import out_dtype_name
 from cutegen.runtime.recorder import is_recording
 from cutegen.torch_ops.fake_calls import note_gemm
+from cutegen.torch_ops.flop_formulas import give_formulas
 from cutegen.torch_ops.gemm_gradient import backward_of_operator, setup_operator
 from cutegen.torch_ops.gemm_plan import Options, as_text
 from cutegen.torch_ops.gemm_transforms import map_operator
@@ -110,6 +111,8 @@ def register(run: Callable[..., torch.Tensor]) -> None:
     api.register_autograd("cutegen::gemm", backward_of_operator, setup_context=setup_operator, lib=library)
     api.register_vmap("cutegen::gemm", map_operator, lib=library)
     _libraries.append(library)
+    for name in ("gemm", "gemm_into"):  # now: the hash of torch.ops.cutegen.gemm changes with each overload
+        give_formulas(name)
 
 
 def _tags() -> tuple[torch.Tag, ...]:
