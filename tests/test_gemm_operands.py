@@ -220,6 +220,22 @@ def test_bad_options_are_refused(name: str) -> None:
         see(matrix(8, 8), matrix(8, 8), **given_options)
 
 
+@pytest.mark.parametrize("name", ["a", "b", "out", "bias", "scale"])
+def test_operands_with_the_negative_bit_are_refused(name: str) -> None:
+    """Their memory holds the numbers with the other sign."""
+    scaled = name == "scale"
+    tensors = {"a": matrix(16, 32), "b": matrix(32, 8), "out": matrix(16, 8), "bias": matrix(8)}
+    if scaled:
+        name = "scale_a"
+        tensors = {"a": matrix(16, 32, dtype=torch.int8), "b": matrix(8, 32, dtype=torch.int8).t()}
+        tensors |= {"scale_a": torch.tensor(1.0), "scale_b": torch.tensor(1.0)}
+    elif name != "bias":
+        del tensors["bias"]
+    tensors[name] = torch.tensor(1 + 2j).conj().imag if scaled else torch._neg_view(tensors[name])
+    with pytest.raises(OperandError, match=rf"{name} has the negative bit.*pass {name}.resolve_neg"):
+        see(tensors.pop("a"), tensors.pop("b"), **tensors)
+
+
 def test_a_wrong_device_is_refused() -> None:
     """CPU tensors need a GPU."""
     a, b = matrix(8, 8), matrix(8, 8)

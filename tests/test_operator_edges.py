@@ -245,3 +245,11 @@ def test_grouped_products_refuse_gradients_in_every_call(gpu: AllFamilies) -> No
         with torch.no_grad():
             cutegen.grouped_gemm(*operands, offs)
     assert len(gpu.calls) == 3
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "softmax", "activate"])
+def test_rows_of_the_imaginary_part_of_a_conjugate_are_refused(name: str) -> None:
+    """Of one element each: longer ones are not contiguous."""
+    column = torch.complex(matrix(3, 1), matrix(3, 1)).conj().imag
+    with pytest.raises(OperandError, match=r"x has the negative bit.*pass x.resolve_neg\(\).contiguous\(\)"):
+        OPERATORS[name](column, torch.ones(1))

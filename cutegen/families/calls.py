@@ -18,7 +18,7 @@ from cutegen.families.declared import (
 )
 from cutegen.families.declared.arguments import NONE, SAME
 from cutegen.families.declared.problem import UNALIGNED
-from cutegen.families.strides import is_aligned, may_repeat, overlap
+from cutegen.families.strides import is_aligned, may_repeat, overlap, refuse_negated
 from cutegen.family import Option
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def _collected(
             _take_sizes(declared, tensor, sizes, least)
             if least:
                 _require_rows_apart(declared, tensor)
+                refuse_negated(declared.name, tensor)
             _take_dtype(
                 declared, tensor, options, given[declared.dtype].values if declared.dtype in given else ()
             )

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cutegen.dtypes import TMA_ALIGN_BYTES
+from cutegen.errors import OperandError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["View", "contiguous_strides", "is_aligned", "may_repeat", "normal_view", "overlap", "span_bytes"]
+__all__ = [
+    "View",
+    "contiguous_strides",
+    "is_aligned",
+    "may_repeat",
+    "normal_view",
+    "overlap",
+    "refuse_negated",
+    "span_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -110,3 +120,17 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     width_x, width_y = map(_row_bytes, (x, y))
     ahead = (start_y - start_x) % pitch
     return ahead < width_x or ahead + width_y > pitch
+
+
+def refuse_negated(name: str, tensor: torch.Tensor) -> None:
+    """Do nothing if the memory of a tensor holds its numbers, not their negatives as for ``x.conj().imag``.
+
+    Raises:
+        OperandError: It holds those, and kernels read memory.
+    """
+    is_neg = getattr(tensor, "is_neg", None)
+    if is_neg is not None and is_neg():
+        raise OperandError(
+            f"{name} has the negative bit, as the imaginary part of a conjugate: its memory holds numbers of "
+            f"the other sign; pass {name}.resolve_neg().contiguous()"
+        )

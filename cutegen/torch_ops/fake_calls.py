@@ -47,6 +47,9 @@ class _Stand:
     def data_ptr(self) -> int:
         return 0
 
+    def is_neg(self) -> bool:
+        return False
+
 
 def _number(size: Any) -> int:
     """Return a size; of a symbol the value that it was seen with, since asking for it would add a guard.

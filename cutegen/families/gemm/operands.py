@@ -22,7 +22,14 @@ from cutegen.families.gemm.problem import (
     Epilogue,
     Problem,
 )
-from cutegen.families.strides import View, is_aligned, may_repeat, normal_view, overlap
+from cutegen.families.strides import (
+    View,
+    is_aligned,
+    may_repeat,
+    normal_view,
+    overlap,
+    refuse_negated,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -163,6 +170,8 @@ def _usual(request: Request, device_type: str) -> Operands | None:
         strides = a.stride(), b.stride(), out.stride()
         axes = [_dense_axis(shape, stride) for shape, stride in zip(shapes, strides, strict=True)]
         addresses = a.data_ptr() | b.data_ptr() | out.data_ptr()
+        if a.is_neg() or b.is_neg() or out.is_neg():
+            return None
     except AttributeError:
         return None
     if 0 in axes or axes[2] != -1 or addresses % TMA_ALIGN_BYTES:
@@ -229,6 +238,7 @@ def _check_kinds(request: Request, device_type: str) -> None:
                 f"{name} is on {device} but a is on {where}; all operands must be on one device"
             )
         where = device
+        refuse_negated(name, tensor)
 
 
 def _check_numbers(request: Request) -> None:
