@@ -227,6 +227,34 @@ def test_main_grad_is_found_where_saved_tensors_come_back_as_copies(gpu: FakeGpu
     torch.testing.assert_close(w.main_grad, want, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("form", ["plain", "bias", "relu", "silu"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_main_grad_of_fp32_parameters_accumulates_under_autocast(gpu: FakeGpu, form: str, rank: int) -> None:
+    """Autocast casts the parameter, and the cast has no ``main_grad``: the gradient went to ``w.grad``."""
+    fp32 = torch.float32
+    w = torch.nn.Parameter(leaf(24, 32, dtype=fp32).detach())
+    bias = None if form == "plain" else leaf(24, dtype=fp32)
+    activation = form if form in ("relu", "silu") else ""
+    w.main_grad, want = torch.zeros(24, 32), torch.zeros(24, 32, dtype=torch.float64)
+    for step in range(3):
+        shape = (2, 8 + 8 * step)[2 - rank + 1 :]
+        x, grad = leaf(*shape, 32, dtype=fp32), torch.randn(*shape, 24).to(BF16)
+        with torch.autocast("cpu", dtype=BF16):
+            found = cutegen.linear(x, w, bias, activation, fuse_wgrad=True)
+        found.backward(grad)
+        assert found.dtype == BF16 and x.grad.dtype == fp32
+        u, v, t = doubles(x.to(BF16), w.to(BF16), None if bias is None else bias.to(BF16))
+        before, upstream = torch.nn.functional.linear(u, v, t), grad.double()
+        if activation == "relu":  # where a result is 0 or nearly so, as the kernel rounded it
+            before.backward(upstream * (found > 0))
+        else:
+            ACTIVATIONS[activation](before).backward(upstream)
+        want += v.grad
+    assert w.grad is None and w.grad_added_to_main_grad is True
+    assert (w.main_grad - want).norm() < 5e-3 * want.norm()
+    assert bias is None or bias.grad.dtype == fp32
+
+
 def test_calls_without_gradients_refuse_while_autograd_records(gpu: FakeGpu) -> None:
     """Writing into a given tensor, and 8-bit operands: by name, however warm the plan is."""
     a, b, out = leaf(16, 32), leaf(32, 24), torch.empty(16, 24, dtype=BF16)
@@ -304,7 +332,7 @@ def test_the_formulas_are_exact_to_second_order(activation: str) -> None:
         return record_gemm(exact, a, b, c, bias, options)
 
     def linear(x: Any, w: Any, bias: Any) -> Any:
-        return record_linear(unknown, exact, x, w, bias, bool(activation), False)
+        return record_linear(unknown, exact, x, w, bias, bool(activation), ())
 
     def unknown(a: Any, b: Any) -> None:
         """No product was called before."""

@@ -194,3 +194,29 @@ def test_shared_weights_accumulate_twice(gpu: FakeGpu) -> None:
     del weight.main_grad
     model(rows()).float().sum().backward()
     same(weight.grad, twin[0].weight.grad)
+
+
+def test_main_grad_of_fp32_layers_accumulates_under_autocast(gpu: FakeGpu) -> None:
+    """Torch computed such layers, and gradients went to ``grad``; without autocast they still do."""
+    model = network().float()
+    twin = copy.deepcopy(model).double()
+    cutegen.optimize(model, fuse_wgrad=True)
+    weights, x = [model[0].weight, model[2].weight], rows().float()
+    for weight in weights:
+        weight.main_grad = torch.zeros(weight.shape)
+    model(x).sum().backward()
+    assert not gpu.calls and all(weight.grad is not None for weight in weights)
+    model.zero_grad()
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=BF16):
+            found = model(x)
+        found.float().sum().backward()
+    assert gpu.calls
+    twin(x.double()).sum().backward()
+    for weight, other in zip(weights, (twin[0].weight, twin[2].weight), strict=True):
+        assert weight.grad is None and weight.grad_added_to_main_grad
+        assert (weight.main_grad - 2 * other.grad).norm() < 2e-2 * weight.main_grad.norm()
+    with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
+        launched = len(gpu.calls)
+        same(model(x), twin(x.double()))
+        assert len(gpu.calls) == launched

@@ -407,6 +407,7 @@ def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: boo
         flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         found = gemm(flat, w.t(), bias=bias, activation=activation)
         return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
+    owners = (w,) if fuse_wgrad else ()  # before a cast, whose result has no main_grad
     if x.dtype is _float32 or w.dtype is _float32:
         options: Options = (None, 1.0, 1.0, bias, activation, None, None, None)
         x, w, options = autocast(x, w, options) or (x, w, options)
@@ -416,9 +417,9 @@ def _recorded_linear(x: Any, w: Any, bias: Any, activation: str, fuse_wgrad: boo
         return plain
     require_columns(x, w)
     if not activation:
-        return record_linear(_known_product, gemm, x, w, bias, False, fuse_wgrad)
+        return record_linear(_known_product, gemm, x, w, bias, False, owners)
     relu = fused_activation(activation) == "relu"
-    return activate(record_linear(_known_product, gemm, x, w, bias, relu, fuse_wgrad), activation)
+    return activate(record_linear(_known_product, gemm, x, w, bias, relu, owners), activation)
 
 
 def _known_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:

@@ -118,13 +118,14 @@ def record_gemm(gemm: Callable[..., Any], a: Any, b: Any, c: Any, bias: Any, opt
 
 
 def record_linear(
-    known: Known, gemm: Callable[..., Any], x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool
+    known: Known, gemm: Callable[..., Any], x: Any, w: Any, bias: Any, relu: bool, owners: tuple[Any, ...]
 ) -> torch.Tensor:
     """Return ``relu(x @ w.T + bias)`` by ``gemm`` with its formula on record; x has any leading dimensions.
 
-    With ``fuse_wgrad`` the gradient of ``w`` is added to ``w.main_grad`` in fp32 if there is one.
+    ``owners`` has at most one element: ``w``, or the parameter of which ``w`` is a cast. If it has a
+    ``main_grad``, the gradient is added to that, in fp32.
     """
-    found: torch.Tensor = _linear_function(known, gemm)(x, w, bias, relu, fuse_wgrad)
+    found: torch.Tensor = _linear_function(known, gemm)(x, w, bias, relu, owners)
     return found
 
 
@@ -215,10 +216,10 @@ def _linear_function(known: Known, gemm: Callable[..., Any]) -> Callable[..., An
 
     class Linear(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Any, w: Any, bias: Any, relu: bool, fuse_wgrad: bool) -> torch.Tensor:
+        def forward(ctx: Any, x: Any, w: Any, bias: Any, relu: bool, owners: Any) -> torch.Tensor:
             flat = _rows(x)
             found: torch.Tensor = gemm(flat, w.t(), bias=bias, activation="relu" if relu else "")
-            ctx.owner = w if fuse_wgrad else None  # what is saved may come back as a copy, without main_grad
+            ctx.owners = owners  # not saved: that may come back as a copy, without main_grad
             ctx.save_for_backward(x, w, found if relu else None)  # x itself: of a view, autograd loses track
             return found if flat is x else found.view(*x.shape[:-1], w.shape[0])
 
@@ -231,7 +232,7 @@ def _linear_function(known: Known, gemm: Callable[..., Any]) -> Callable[..., An
             d_x = _product(known, gemm, dense, w) if for_x else None
             if d_x is not None and x.dim() != 2:
                 d_x = d_x.view_as(x)
-            d_w = _weight_gradient(known, gemm, dense, _rows(x), ctx.owner) if for_w else None
+            d_w = _weight_gradient(known, gemm, dense, _rows(x), ctx.owners) if for_w else None
             return d_x, d_w, grad.sum(0) if for_bias else None, None, None
 
     return _apply_of(Linear)
@@ -244,8 +245,9 @@ def linear_gradients(gemm: Multiply, grad: Any, x: Any, w: Any, wanted: tuple[bo
     return d_x, _times(gemm, dense.mT, x, 1.0) if wanted[1] else None
 
 
-def _weight_gradient(known: Known, gemm: Multiply, dense: Any, x: Any, owner: Any) -> Any:
+def _weight_gradient(known: Known, gemm: Multiply, dense: Any, x: Any, owners: Any) -> Any:
     """Return the gradient of a weight; None where it was added to the ``main_grad`` of its owner."""
+    owner: Any = owners[0] if owners else None
     total = getattr(owner, "main_grad", None)
     if total is None:
         return _product(known, gemm, dense.mT, x)

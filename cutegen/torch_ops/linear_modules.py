@@ -58,20 +58,28 @@ def _call(x: Any, w: Any, bias: Any, fuse_wgrad: bool) -> torch.Tensor:
     import torch
 
     transformed = state.is_transforming()  # tensors have no memory then, by which calls are told apart
-    reason = _cast(x, w)
+    reason, kind = _cast(x, w), _kind
+    if reason == _AUTOCAST and fuse_wgrad and _accumulates(w):
+        reason, kind = "", _cast_kind  # torch's own call would leave main_grad as it is
     if not reason and not transformed:
-        reason = _RECORDED if is_recorded() else fallbacks.known(_kind, x, w, bias)
+        reason = _RECORDED if is_recorded() else fallbacks.known(kind, x, w, bias)
     if not reason:
         try:
             return linear(x, w, bias, fuse_wgrad=fuse_wgrad)
         except FrozenError:  # asked for by freeze(on_miss="error")
             raise
         except (CutegenError, NotImplementedError) as error:  # the latter from classes such as DTensor
-            reason = unfit(x, w, bias) or ("" if transformed else _unaligned(x, w)) or str(error)
+            why = "" if kind is _cast_kind else unfit(x, w, bias) or ("" if transformed else _unaligned(x, w))
+            reason = why or str(error)
             if not transformed:
-                fallbacks.refuse(_kind(x, w, bias), reason)
+                fallbacks.refuse(kind(x, w, bias), reason)
     fallbacks.count(reason)
     return torch.nn.functional.linear(x, w, bias)
+
+
+def _accumulates(w: Any) -> bool:
+    """Return whether autograd is to add the gradient of a weight to a buffer of its own."""
+    return state.is_grad_enabled() and w.requires_grad and getattr(w, "main_grad", None) is not None
 
 
 def _cast(x: Any, w: Any) -> str:
@@ -97,6 +105,13 @@ def _kind(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
         *(w.shape, w.stride(), w.dtype, w.device, w.data_ptr() & 15),
         None if bias is None else (bias.dtype, bias.device, bias.stride()),
     )
+
+
+def _cast_kind(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
+    """As :func:`_kind`, of calls whose fp32 operands are cast to the dtype of autocast."""
+    import torch
+
+    return torch.get_autocast_dtype(_DEVICE), *_kind(x, w, bias)
 
 
 def unfit(x: Any, w: Any, bias: Any) -> str:
