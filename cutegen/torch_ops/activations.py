@@ -12,6 +12,7 @@ from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, require_rows
+from cutegen.torch_ops.stacked_gradients import or_stacked, wide
 
 if TYPE_CHECKING:
     import torch
@@ -67,10 +68,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradient(ctx: Any, grads: Any) -> tuple[Any, ...]:
     """Return the gradients of the registered operator's arguments."""
     (x,) = ctx.saved_tensors
-    grad = grads[0]
+    grad, activation = grads[0], ctx.activation
+
+    def stacked() -> Any:
+        (x32,) = wide(x)
+        return (grad.float() * _times_slope(x32.new_ones(x.shape), x32, activation)).to(x.dtype)
+
+    return or_stacked(lambda: _times_slope(grad, x, activation), stacked, grad), None, None, None
+
+
+def _times_slope(grad: Any, x: Any, activation: str) -> Any:
     grad = grad if grad.stride(-1) == 1 and grad.stride(0) >= grad.shape[1] else grad.contiguous()
-    dx = _backward.traced([grad, x, MAKE], (), None, (ctx.activation,))[2]
-    return dx, None, None, None
+    return _backward.traced([grad, x, MAKE], (), None, (activation,))[2]
 
 
 def prepare() -> None:

@@ -14,6 +14,7 @@ from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, require_rows
+from cutegen.torch_ops.stacked_gradients import or_stacked, wide
 
 if TYPE_CHECKING:
     import torch
@@ -138,9 +139,17 @@ def _forward(run: Any, x: Any, labels: Any, settings: _Settings, config: Config 
 
 
 def _gradient(run: Any, x: Any, labels: Any, grad: Any, settings: _Settings, target: Any) -> Any:
-    """Return the gradient of the logits; ``target`` says where it goes."""
-    values = [x, labels, grad.float().contiguous(), MAKE, None, target]
-    return run(values, tuple(settings), None, settings.options)[-1]
+    """Return the gradient of the logits; ``target`` says where it goes, unless it stands for several."""
+
+    def single(grad: Any, x: Any, target: Any) -> Any:
+        values = [x, labels, grad.float().contiguous(), MAKE, None, target]
+        return run(values, tuple(settings), None, settings.options)[-1]
+
+    def stacked() -> Any:
+        (x32,) = wide(x)
+        return (grad.float().unsqueeze(-1) * single(x32.new_ones(x.shape[0]), x32, MAKE)).to(x.dtype)
+
+    return or_stacked(lambda: single(grad, x, target), stacked, grad)
 
 
 @cache

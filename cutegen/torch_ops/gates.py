@@ -14,6 +14,7 @@ from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, refuse_transforms
+from cutegen.torch_ops.stacked_gradients import or_stacked, wide
 
 if TYPE_CHECKING:
     import torch
@@ -177,6 +178,27 @@ def gate_gradients(grad: Any, x: Any, up: Any, options: tuple[str, ...]) -> tupl
 
     if x.numel() == 0:
         return torch.empty_like(x), None if up is None else torch.empty_like(up)
+
+    def stacked() -> tuple[Any, Any]:
+        x32, up32 = wide(x, up)
+        ones = x32.new_ones(x.shape if up is not None else (x.shape[0], x.shape[1] // 2))
+        dx, dup = _by_kernel(ones, x32, up32, options)
+        grads = _beside(grad.float(), options[1]) if up is None else grad.float()
+        return (grads * dx).to(x.dtype), None if up is None else (grads * dup).to(x.dtype)
+
+    return or_stacked(lambda: _by_kernel(grad, x, up, options), stacked, grad)
+
+
+def _beside(grad: Any, layout: str) -> Any:
+    """Return the gradient of products as that of each of their factors, which lie in one matrix."""
+    import torch
+
+    if layout == "halves":
+        return torch.cat((grad, grad), -1)
+    return torch.stack((grad, grad), -1).view(grad.shape[0], -1)
+
+
+def _by_kernel(grad: Any, x: Any, up: Any, options: tuple[str, ...]) -> tuple[Any, Any]:
     grad = grad if grad.stride(-1) == 1 and grad.stride(0) >= grad.shape[1] else grad.contiguous()
     values = [grad, x, None, None, MAKE, None, None] if up is None else [grad, None, x, up, None, MAKE, MAKE]
     run = _backward.traced if state.must_trace(grad) else _backward

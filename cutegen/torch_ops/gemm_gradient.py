@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, OperandError
 from cutegen.families.gemm.operands import require_activation
+from cutegen.torch_ops.stacked_gradients import are_stacked
 
 if TYPE_CHECKING:
     import torch
@@ -295,21 +296,10 @@ def _times(gemm: Multiply, a: Any, b: Any, alpha: float) -> Any:
         except OperandError:
             pass  # a gradient is never refused: what no kernel takes, torch does
         except (CutegenError, RuntimeError):
-            if not _are_stacked(a, b):
+            if not are_stacked(a, b):
                 raise
     found = a @ b
     return found if alpha == 1 else found * alpha
-
-
-def _are_stacked(*tensors: Any) -> bool:
-    """Return whether a tensor stands for several gradients at once, as ``is_grads_batched=True`` makes them.
-
-    These have no memory to read, and torch has rules for its own operators only.
-    """
-    import torch
-
-    asked = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", None)
-    return asked is not None and any(map(asked, tensors))
 
 
 def _fits(matrix: Any) -> bool:

@@ -14,6 +14,7 @@ from cutegen.torch_ops.family_operator import DeclaredOperator
 from cutegen.torch_ops.gemm_plan import AnyConfig, as_config
 from cutegen.torch_ops.operator_values import MAKE
 from cutegen.torch_ops.rows import as_rows, refuse_transforms
+from cutegen.torch_ops.stacked_gradients import or_stacked
 
 if TYPE_CHECKING:
     import torch
@@ -256,7 +257,12 @@ def _function() -> Any:
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, dq: Any, dk: Any) -> tuple[Any, ...]:
             call = ctx.call._replace(tables=ctx.saved_tensors, config=None)
-            return (*_run(dq.contiguous(), dk.contiguous(), MAKE, MAKE, call, inverse=True), None)
+            found = or_stacked(
+                lambda: _run(dq.contiguous(), dk.contiguous(), MAKE, MAKE, call, inverse=True),
+                lambda: (_turned(dq, call, inverse=True), _turned(dk, call, inverse=True)),
+                *(dq, dk),
+            )
+            return (*found, None)
 
     return Rope
 
@@ -278,10 +284,35 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _backward(ctx: Any, grads: Any) -> tuple[Any, ...]:
     """Return the gradients of the registered operator's arguments."""
     call = ctx.call._replace(tables=tuple(ctx.saved_tensors))
-    dq, dk = (grad.contiguous() for grad in grads)
-    values, scalars, config, options = call.arguments(dq, dk, MAKE, MAKE, not ctx.inverse)
-    *_, dq, dk = _operator.traced(values, scalars, config, options)
-    return (dq, dk, *[None] * (ctx.count - 2))
+    inverse = not ctx.inverse
+
+    def single() -> tuple[Any, ...]:
+        dq, dk = (grad.contiguous() for grad in grads)
+        values, scalars, config, options = call.arguments(dq, dk, MAKE, MAKE, inverse)
+        return tuple(_operator.traced(values, scalars, config, options)[-2:])
+
+    found = or_stacked(single, lambda: tuple(_turned(grad, call, inverse) for grad in grads), *grads)
+    return (*found, *[None] * (ctx.count - 2))
+
+
+def _turned(heads: Any, call: _Call, inverse: bool) -> Any:
+    """Return heads (tokens, heads, d) rotated by torch's operators, in fp32 and rounded once."""
+    import torch
+
+    cos, sin, *_ = call.tables
+    if cos is None:
+        *_, cos, sin, positions = call.tables
+        rows = positions.clamp(0, cos.shape[0] - 1)  # as the kernel takes those beyond the tables
+        cos, sin = cos[rows], sin[rows]
+    cos, sin = cos.float().unsqueeze(1), sin.float().unsqueeze(1) * (-1 if inverse else 1)
+    pairs, width = cos.shape[-1], heads.shape[-1]
+    rotated, rest = heads.split((2 * pairs, width - 2 * pairs), -1)
+    interleaved = call.style == "interleaved"
+    shape = (*rotated.shape[:-1], *((pairs, 2) if interleaved else (2, pairs)))
+    one, other = rotated.float().reshape(shape).unbind(-1 if interleaved else -2)
+    parts = one * cos - other * sin, other * cos + one * sin
+    found = torch.stack(parts, -1 if interleaved else -2).view(rotated.shape)
+    return torch.cat((found.to(heads.dtype), rest), -1)
 
 
 def prepare() -> None:
