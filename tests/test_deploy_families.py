@@ -408,6 +408,25 @@ class Model(torch.nn.Module):
         return pinned.call("mixed", x=x, state=state, factor=0.5)
 
 assert "cutegen_pinned.mixed" in str(torch.export.export(Model(), (x, state)).graph)
+
+class Sized(torch.nn.Module):
+    # Both integers, an argument of the kernel and a size that no tensor tells, follow from a size.
+    def forward(self, x, state):
+        m = x.shape[0]
+        return pinned.call("mixed", x=x, state=state, factor=0.0, shift=m - 10, window=2 * m)
+
+rows = {"x": {0: torch.export.Dim("m", min=2, max=512)}, "state": None}
+exported = torch.export.export(Sized(), (x, state), dynamic_shapes=rows).module()
+graphs = []
+compiled = torch.compile(
+    Sized(), backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True, dynamic=True
+)
+for m in (5, 8, 300):
+    for model in (exported, compiled):
+        found = model(torch.ones(m, 64).bfloat16(), state)
+        torch.testing.assert_close(found, torch.full((m,), m - 10.0))
+        assert calls.pop()[:2] == (2 * m, m - 10)
+assert len(graphs) == 1, len(graphs)
 try:
     torch.compile(Model(), fullgraph=True, backend="aot_eager")(x.half(), state)
 except Exception as error:
@@ -426,7 +445,7 @@ def test_traced_calls_are_operators_that_say_what_they_mutate(deployed: Path, tm
     count, _, schema = done.stdout.strip().partition(" ")
     assert count == "4" and schema == (
         "cutegen_pinned::mixed(Tensor? x, Tensor(a1!)? state, Tensor(a2!)? total, Tensor(a3!)? copy, "
-        "int? shift, float? factor, str? mode_, bool? causal_, int? window_) -> ()"
+        "SymInt? shift, float? factor, str? mode_, bool? causal_, SymInt? window_) -> ()"
     )
 
 

@@ -80,10 +80,11 @@ def register_family(
         schema = [f"Tensor{mark}? {a.name}" for mark, a in zip(marks, tensors, strict=True)]
         records = (*calls.said["kernels"], *calls.said["ranges"])
         dtypes_of = {a.name: {r["dtypes"].get(a.name, "") for r in records} for a in scalars}
-        schema += [f"{'int' if 'int32' in of else 'float'}? {name}" for name, of in dtypes_of.items()]
+        # Integers may be symbols: an int would tie a graph to the sizes with which it was traced.
+        schema += [f"{'SymInt' if 'int32' in of else 'float'}? {name}" for name, of in dtypes_of.items()]
         kinds = {bool: "bool", str: "str"}
         # Torch passes arguments by name to functions that have a parameter called mode.
-        schema += [f"{kinds.get(type(value), 'int')}? {name}_" for name, value in defaults.items()]
+        schema += [f"{kinds.get(type(value), 'SymInt')}? {name}_" for name, value in defaults.items()]
         _register_call(deployment, family, f"{family}({', '.join(schema)}) -> ()", (*names, *defaults))
     outputs = [a for a in tensors if a.kind == "out" and a.name in record["dtypes"]]
     made = [
