@@ -124,6 +124,15 @@ def test_what_no_kernel_takes_is_left_to_torch_and_counted(gpu: FakeGpu, name: s
     assert sum(counted.values()) >= (1 if compiled else 2), cutegen.counters()
 
 
+def test_layers_whose_class_computes_something_else_are_left_alone(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: 3 * x)
+    found = cutegen.optimize(model)
+    assert found.layers == () and found.skipped["0"] == "torch.nn.Linear.forward is not torch's"
+
+
 def test_empty_batches_and_autocast_have_results(gpu: FakeGpu) -> None:
     model = network()
     cutegen.optimize(model)

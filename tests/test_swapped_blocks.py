@@ -463,6 +463,39 @@ def test_an_eps_that_changes_later_counts(gpu: AllFamilies, norm: Any, name: str
     assert list(cutegen.counters()["fallbacks"]) == [f"a norm: its {name} has changed since it was swapped"]
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_norms_class_whose_forward_is_patched_later_computes_that(
+    gpu: AllFamilies, norm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs patch classes of others: norms that are swapped already kept their formula."""
+    model, twin = block(norm), block(norm)
+    cutegen.optimize(model)
+    near(model.norm(rows()), twin.norm(rows()))
+    own = type(twin.norm)
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "forward", lambda self, x: 2 * x)
+        near(model.norm(rows()), 2 * rows())
+        near(copy.deepcopy(model).norm(rows()), 2 * rows())
+        reason = "the forward of its class is another one than when a module was swapped"
+        assert cutegen.counters()["fallbacks"] == {reason: 2} and gpu.families == ["rmsnorm"]
+        assert cutegen.restore(model) and type(model.norm) is own
+        assert not cutegen.optimize(model).norms
+        cutegen.restore(model)
+    assert cutegen.optimize(model).norms == ("norm",)
+    near(model.norm(rows()), twin.norm(rows()))
+    assert gpu.families == ["rmsnorm"] * 2
+
+
+def test_an_mlps_class_whose_forward_is_patched_later_computes_that(
+    gpu: AllFamilies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, twin = block(), block()
+    cutegen.optimize(model)
+    monkeypatch.setattr(type(twin.mlp), "forward", lambda self, x: self.down_proj(self.gate_proj(x)))
+    same_step(model, twin)
+    assert "gated_gemm" not in gpu.families and "gated" not in gpu.families
+
+
 def test_a_compiler_gets_what_it_can_fuse(gpu: AllFamilies) -> None:
     """Norms and gates stay with it, linear layers do not; counted when they are traced."""
     model, twin = block(), block()

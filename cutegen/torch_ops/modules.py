@@ -131,6 +131,8 @@ def _swap_linear(module: Any, name: str, filter_fn: Any, fuse_wgrad: bool) -> st
         return None
     if type(module) is not torch.nn.Linear and not own:
         return f"its class is {type(module).__name__}, which may compute something else"
+    if torch.nn.Linear.forward.__module__ != torch.nn.Linear.__module__:
+        return "torch.nn.Linear.forward is not torch's"
     if filter_fn is not None and not filter_fn(module, name):
         return _NOT_WANTED
     if not own:

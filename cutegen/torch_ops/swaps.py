@@ -56,7 +56,7 @@ def swap(module: torch.nn.Module, call: Call) -> None:
     """Let ``module`` compute by ``call`` from now on, where that takes the arguments."""
     if not hasattr(module, "cutegen_call"):
         own: Any = type(module)
-        module.__class__ = _class_above(own)
+        module.__class__ = _class_above(own, own.forward)
     vars(module)["cutegen_call"] = call
 
 
@@ -64,9 +64,9 @@ def unswap(module: torch.nn.Module) -> bool:
     """Let ``module`` compute by its own class again; return whether it did not."""
     if vars(module).pop("cutegen_call", None) is None:
         return False
-    base = getattr(type(module), "_below", None)
-    if base is not None and type(module) is _class_above(base):  # else somebody has put a class above ours
-        module.__class__ = base
+    own: Any = type(module)
+    if "_below" in vars(own):  # else somebody has put a class above ours
+        module.__class__ = own._below
     return True
 
 
@@ -123,7 +123,9 @@ def why_not_swapped(module: torch.nn.Module) -> str:
 
 
 @cache
-def _class_above(base: Any) -> Any:
+def _class_above(base: Any, known: Any) -> Any:
+    """Return the class above ``base`` for modules that were told apart by its forward, which is ``known``."""
+
     class Swapped(base):  # type: ignore[misc]
         cutegen_call: Call | None = None
         _below = base
@@ -135,22 +137,30 @@ def _class_above(base: Any) -> Any:
                 return super().forward(*args, **kwargs)
             if _left_to_compiler(call.compiled) or is_recorded():
                 return super().forward(*args, **kwargs)
+            if base.forward is not known:
+                fallbacks.count("the forward of its class is another one than when a module was swapped")
+                return super().forward(*args, **kwargs)
             return call(self, super().forward, *args, **kwargs)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             made, arguments, *rest = super().__reduce_ex__(protocol)
             if type(self) is not Swapped:
                 return made, arguments, *rest
-            return _new, (base,), *rest
+            return _new, (base, base.forward is known), *rest
 
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(Swapped, name, getattr(base, name))
     return Swapped
 
 
-def _new(base: type) -> Any:
-    """Return an empty module of the class above ``base``, for pickle and copies to fill."""
-    made = _class_above(base)
+def _new(base: Any, is_known: bool = True) -> Any:
+    """Return an empty module of the class above ``base``, for pickle and copies to fill.
+
+    Args:
+        base: The class below.
+        is_known: Whether its forward was that by which the module was told apart.
+    """
+    made = _class_above(base, base.forward if is_known else None)
     return made.__new__(made)
 
 
