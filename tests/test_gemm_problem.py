@@ -79,7 +79,10 @@ def test_lines_read_as_users_write_them() -> None:
         ("gemm -8x8x8 bf16 kk", "'-8x8x8'"),
         ("gemm 8x8x8 bf16 kk fast", "'fast'"),
         ("gemm 8x8x8 bf16 kk alpha=2", "'alpha=2'"),
-        ("gemm 8x8x8 bf16 kk act", "'act'"),
+        (
+            "gemm 8x8x8 bf16 kk act",
+            "valid: out=..., bias=..., act=..., alpha, beta, scale, unaligned",
+        ),
         ("gemm 8x8x8 bf16 kk act=tanh", "'tanh'"),
         ("gemm 8x8x8 bf16 kk bias=k", "'k'"),
         ("gemm 8x8x8 bf16 xx", "'xx'"),

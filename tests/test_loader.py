@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_gpu import DATA, build_driver, run_with_driver
@@ -63,7 +65,9 @@ def calls(log: list[str], name: str) -> list[str]:
     return [line.removeprefix(f"{name} ") for line in log if line.startswith(f"{name} ")]
 
 
-def test_loading_needs_no_driver_and_checks_what_it_loads(artifact: Artifact, tmp_path: Path) -> None:
+def test_loading_needs_no_driver_and_checks_what_it_loads(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert callable(load_kernel(artifact.shared_object, artifact.symbol, file_digest(artifact.shared_object)))
     with pytest.raises(LaunchError, match="has changed since it was built"):
         load_kernel(artifact.shared_object, artifact.symbol, "0" * 64)
@@ -74,7 +78,11 @@ def test_loading_needs_no_driver_and_checks_what_it_loads(artifact: Artifact, tm
     with pytest.raises(LaunchError, match=r"cannot load .*none.so"):
         load_kernel(tmp_path / "none.so", "f", "0" * 64)
     (tmp_path / "text.so").write_text("no library")
-    with pytest.raises(LaunchError, match="cannot load"):
+    with pytest.raises(LaunchError, match="cannot load") as plain:
+        load_kernel(tmp_path / "text.so", "f")
+    assert "noexec" not in str(plain.value)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(LaunchError, match="mounted with noexec: use a cache folder on another one"):
         load_kernel(tmp_path / "text.so", "f")
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from cutegen.build.store import file_digest
 from cutegen.errors import LaunchError
+from cutegen.system.mounts import is_noexec
 
 __all__ = ["load_kernel"]
 
@@ -39,6 +40,8 @@ def load_kernel(library: Path, symbol: str, sha256: str = "") -> Callable[..., N
         module: Any = tvm_ffi.load_module(str(library))
     except (OSError, RuntimeError) as error:
         reason = next(iter(str(error).splitlines()), "")
+        if is_noexec(library):
+            reason += "; its file system is mounted with noexec: use a cache folder on another one"
         raise LaunchError(f"cannot load {library}: {reason}") from error
     function = module.get_function(symbol) if module.implements_function(symbol) else None
     if function is None:

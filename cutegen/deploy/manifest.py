@@ -10,6 +10,7 @@ __all__ = [
     "FAMILY_CALLS",
     "FIELDS",
     "KERNELS",
+    "LOADER",
     "MANIFEST",
     "NAMESPACE",
     "OPERATOR",
@@ -23,6 +24,7 @@ __all__ = [
     "parse_manifest",
 ]
 
+LOADER = "pinned.py"
 #: The files of the folder, besides the loader; those of kernels are below the last.
 MANIFEST, TABLE, KERNELS = "manifest.json", "table.json", "kernels"
 #: Parts of the loader of a folder of which some kernels are no GEMMs, some serve ranges, or some are GEMMs.

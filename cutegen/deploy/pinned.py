@@ -23,6 +23,7 @@ from cutegen.deploy.launch import Call, Ffi, PinnedError, block, matrix
 from cutegen.deploy.manifest import (
     FAMILY_CALLS,
     FIELDS,
+    LOADER,
     MANIFEST,
     RANGE_LOOKUP,
     TABLE,
@@ -67,7 +68,8 @@ class Deployment:
         import torch
 
         self.torch: Any = torch
-        self.folder = Path(folder)
+        # Libraries are loaded later, when the working directory, or where a link leads, may be another.
+        self.folder = Path(os.path.realpath(folder))
         text = self._read(MANIFEST, MANIFEST_SHA256)
         try:
             self._manifest = parse_manifest(text)
@@ -100,13 +102,17 @@ class Deployment:
             raise self._malformed(f"{type(error).__name__}: {error}") from error
 
     def verify(self) -> None:
-        """Check every listed file of the folder against its recorded SHA-256; other files are not looked at.
+        """Check the loader and every listed file of the folder against its recorded SHA-256.
+
+        Other files are not looked at, such as the bytecode that Python keeps in ``__pycache__``.
 
         Raises:
             PinnedError: One is missing or changed; the message names it.
         """
         for name in self._manifest["files"]:
             self._read(name, self._digest(name))
+        # Its digest was taken before that of the manifest was written into it.
+        self._read(LOADER, self._manifest.get("loader"), MANIFEST_SHA256.encode())
 
     def gemm(
         self,
@@ -291,7 +297,11 @@ class Deployment:
         """Return what a part of the loader defines; it runs in the names of this file."""
         digest = self._digest(name)
         self._read(name, digest)
-        code = SourceFileLoader(__name__, str(self.folder / name)).get_code(__name__)
+        loader = SourceFileLoader(__name__, str(self.folder / name))
+        try:
+            code = loader.get_code(__name__)
+        except (EOFError, ImportError, TypeError, ValueError):  # of its bytecode, which is cut off or none
+            code = loader.source_to_code(loader.get_data(loader.path), loader.path)
         self._read(name, digest)  # what was compiled, or what its bytecode was made from
         names = dict(globals())
         exec(code or "", names)
@@ -305,7 +315,7 @@ class Deployment:
         try:
             function = getattr(ctypes.CDLL(str(path)), symbol)
         except (OSError, AttributeError) as error:
-            raise PinnedError(f"{name} cannot be loaded: {error}") from error
+            raise PinnedError(f"{name} cannot be loaded: {error}{_mount_hint(self.folder)}") from error
         if before is None or _identity(path) != before:
             raise PinnedError(
                 f"{name} in {self.folder} was replaced while it was being loaded; restart the process"
@@ -387,14 +397,25 @@ class Deployment:
         """Return the error for a manifest that says what none of ours does."""
         return PinnedError(f"{MANIFEST} in {self.folder} is malformed: {why[:200]}")
 
-    def _read(self, name: str, digest: str) -> bytes:
+    def _read(self, name: str, digest: str | None, seal: bytes = b"") -> bytes:
+        """Return a file whose SHA-256, without ``seal``, is ``digest``."""
         try:
             data = (self.folder / name).read_bytes()
         except OSError as error:
             raise PinnedError(f"{name} in {self.folder} cannot be read: {error.strerror}") from error
-        if hashlib.sha256(data).hexdigest() != digest:
+        if hashlib.sha256(data.replace(seal, b"", 1) if seal else data).hexdigest() != digest:
             raise PinnedError(f"{name} in {self.folder} has changed since it was pinned")
         return data
+
+
+def _mount_hint(folder: Path) -> str:
+    """Return what to do where libraries cannot be loaded at all; what the linker says of it is no help."""
+    try:
+        if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return ""
+    except OSError:
+        return ""
+    return "; this file system is mounted with noexec: copy the folder to one that is not"
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -14,11 +14,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from cutegen.deploy.manifest import MANIFEST
+from cutegen.deploy.manifest import LOADER, MANIFEST
 
 __all__ = ["LOADER", "bytecode", "changed_of_pair", "loader_text", "part_text", "sealed"]
 
-LOADER = "pinned.py"
 _PART = re.compile(r"^from cutegen\.deploy\.(\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 _SEAL = b'MANIFEST_SHA256 = "%s"'
 _SEALED = re.compile(_SEAL % b"[0-9a-f]{64}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cutegen.errors import UsageError
-from cutegen.family import Family
+from cutegen.family import Family, Option
 
-__all__ = ["read_options"]
+__all__ = ["read_options", "refusal"]
 
 
 def read_options(family: Family, words: str, given: Mapping[str, str] | None = None) -> dict[str, str | bool]:
@@ -28,7 +28,7 @@ def read_options(family: Family, words: str, given: Mapping[str, str] | None = N
         option = family.option(name)
         if option is None or option.is_flag == bool(equals) or option.name in found:
             repeated = option is not None and option.name in found
-            raise UsageError(f"--options: {_why_not(word, name, family, repeated)}")
+            raise UsageError(f"--options: {refusal(word, family.options, repeated=repeated)}")
         found[option.name] = True if option.is_flag else value
     for name in found:
         if family.option(name) is None:
@@ -37,11 +37,17 @@ def read_options(family: Family, words: str, given: Mapping[str, str] | None = N
     return found
 
 
-def _why_not(word: str, name: str, family: Family, repeated: bool) -> str:
+def refusal(word: str, options: Sequence[Option], *, repeated: bool) -> str:
+    """Return why ``word`` is none of the words of ``options``, or no further one, and what would be."""
+    name = word.partition("=")[0]
     if repeated:
         return f"{name} is given twice"
-    meant = next((f"{o.name}={word}" for o in family.options if word in o.values), "")
-    names = [name for o in family.options for name in (o.name, *o.aliases)]
+    known = next((o for o in options if name in (o.name, *o.aliases)), None)
+    if known is not None:
+        ways = "no value" if known.is_flag else f"a value: {name}={f', {name}='.join(known.values)}"
+        return f"{name} takes {ways}"
+    meant = next((f"{o.name}={word}" for o in options if word in o.values), "")
+    names = [name for o in options for name in (o.name, *o.aliases)]
     meant = meant or next(iter(difflib.get_close_matches(name, names, n=1)), "")
-    words = ", ".join(o.name if o.is_flag else f"{o.name}=..." for o in family.options)
+    words = ", ".join(o.name if o.is_flag else f"{o.name}=..." for o in options)
     return f"unknown word {word!r}; " + (f"did you mean {meant}?" if meant else f"valid: {words}")

@@ -1,4 +1,4 @@
-"""Which file system holds a path, and whether other machines may use it at the same time."""
+"""Which file system holds a path, whether other machines may use it too, and whether code runs from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["file_system", "is_network"]
+__all__ = ["file_system", "is_network", "is_noexec"]
 
 #: Types of file systems that several machines (or a machine and its guests) can have mounted at a time.
 #: All of FUSE counts: sshfs and the clients of most object stores are of it.
@@ -41,6 +41,14 @@ def is_network(path: Path) -> bool:
     """Return whether ``path`` lies on a file system that other machines may use at the same time."""
     kind = file_system(path)
     return kind in _NETWORK or kind.startswith("fuse.")
+
+
+def is_noexec(path: Path) -> bool:
+    """Return whether the file system of ``path`` is mounted so that no library can be loaded from it."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
 
 
 def _lines() -> list[str]:

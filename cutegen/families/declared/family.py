@@ -15,6 +15,7 @@ from cutegen.families.declared.consistent import require_consistent
 from cutegen.families.declared.drawing import draw
 from cutegen.families.declared.problem import UNALIGNED, DeclaredProblem
 from cutegen.families.declared.reference import DeclaredReference, as_numbers, default_tolerance, in_fp64
+from cutegen.families.options import refusal
 from cutegen.family import Argument, Baseline, Family, Inputs, Option, Repeat, Size, StandIn, Tensors
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class DeclaredFamily(Family):
             if at == 0 and not equals and "dtype" in options and key not in options:
                 key, value, equals = "dtype", word, "="
             if key not in options or options[key].is_flag == bool(equals) or key in found:
-                raise ProblemError(f"unknown word {word!r} in problem {line!r}; valid: {', '.join(options)}")
+                why = refusal(word, self.options, repeated=key in found)
+                raise ProblemError(f"problem {line!r}: {why}")
             found[key] = True if options[key].is_flag else value
         try:
             return self.problem(self.parse_shape(words[0]), found)

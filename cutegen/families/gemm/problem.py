@@ -440,7 +440,8 @@ class Problem:
         )
 
 
-_FLAGS = {"alpha", "beta", "scale", "unaligned", "promote", "any_order"}
+_FLAGS = ("alpha", "beta", "scale", "unaligned", "promote", "any_order")
+_WITH_VALUE = ("out", "bias", "act")
 
 
 def _parse_options(words: list[str], line: str) -> dict[str, str]:
@@ -448,8 +449,9 @@ def _parse_options(words: list[str], line: str) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         name = {"out_dtype": "out", "activation": "act"}.get(name, name)
-        takes_value = name in {"out", "bias", "act"}
+        takes_value = name in _WITH_VALUE
         if not (takes_value or name in _FLAGS) or takes_value != bool(equals):
-            raise ProblemError(f"unknown word {shown(word)} in problem {shown(line)}")
+            valid = ", ".join([*(f"{known}=..." for known in _WITH_VALUE), *_FLAGS])
+            raise ProblemError(f"unknown word {shown(word)} in problem {shown(line)}; valid: {valid}")
         options[name] = value
     return options
