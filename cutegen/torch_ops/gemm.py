@@ -28,6 +28,7 @@ from cutegen.torch_ops.gemm_gradient import (
 )
 from cutegen.torch_ops.gemm_plan import (
     AnyConfig,
+    More,
     OperatorPlans,
     Options,
     Plan,
@@ -128,7 +129,12 @@ def gemm(
         or (type(b) is not _Tensor and type(b) is not _Parameter)
         or (out is not None and type(out) is not _Tensor and type(out) is not _Parameter)
         or (c is not None and type(c) is not _Tensor and have_own_rules((c,)))
-        or (bias is not None and type(bias) is not _Parameter and have_own_rules((bias,)))
+        or (
+            bias is not None
+            and type(bias) is not _Parameter
+            and type(bias) is not _Tensor
+            and have_own_rules((bias,))
+        )
     ):
         return _through_torch(a, b, out, options)
     return _eager(a, b, out, options, _plans)
@@ -297,7 +303,8 @@ def _eager(
             or config is not None
             or more is not None
         ):
-            config = as_config(config)
+            if config is not None:
+                config = as_config(config)
             extras, fused = fused_options(c, alpha, beta, bias, activation, more)
             key = (key, fused, config)
             for tensor in extras:
@@ -320,7 +327,7 @@ def _eager(
             if at < (start := b.data_ptr()) + plan.b_bytes and start < at + plan.out_bytes:
                 refuse_shared("b", b, out)
             if extras:
-                _refuse_shared_extras(plan, out, at, options)
+                _refuse_shared_extras(plan, out, at, c, bias, more)
         plan.launch(a, b, result, extras, alpha, beta)
         if out is not None:
             _count_writes((out,))
@@ -331,18 +338,18 @@ def _eager(
         return _failed(error, a, b, out, options)
 
 
-def _refuse_shared_extras(plan: Plan, out: Any, at: int, options: Options) -> None:
+def _refuse_shared_extras(plan: Plan, out: Any, at: int, c: Any, bias: Any, more: More | None) -> None:
     """Raise if ``out``, which begins at ``at``, shares memory with c, a bias or a scale."""
-    c, bias, more = options[0], options[3], options[7]
     if c is not None and c is not out:
         refuse_part_of_c(c, out)
     if bias is not None:
         start = bias.data_ptr()
-        if at < start + bias.nbytes and start < at + plan.out_bytes:
+        if start < at + plan.out_bytes and (start >= at or at < start + bias.nbytes):
             refuse_shared("bias", bias, out)
-    for name, scale in zip(_SCALES, more[:2] if more else (), strict=False):
-        if scale is not None:
-            refuse_shared(name, scale, out)
+    if more is not None:
+        for name, scale in zip(_SCALES, more[:2], strict=True):
+            if scale is not None:
+                refuse_shared(name, scale, out)
 
 
 def _failed(error: Exception, a: Any, b: Any, out: Any, options: Options) -> torch.Tensor:

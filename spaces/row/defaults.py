@@ -332,8 +332,16 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
         ):
             chosen = config.replace(pdl="early")  # what the end must keep leaves room for fewer CTAs
         if not space.explain(problem, chosen):
-            return chosen
+            return in_pairs(space, problem, chosen) if problem.m <= by.pairs else chosen
     return Config({knob: values[0] for knob, values in space.domains.items()})
+
+
+def in_pairs(space: Space, problem: Any, config: Config) -> Config:
+    """Return the config with two rows at a time for each warp that has one; ``config`` if that is none."""
+    if config["threads_per_row"] != WARP:
+        return config
+    paired = config.replace(rows_per_thread=2, rows_per_cta=2 * config.integer("rows_per_cta"))
+    return config if space.explain(problem, paired) else paired
 
 
 def of_small_group(config: Config) -> float:

@@ -60,9 +60,11 @@ class DefaultByTerms:
             such exception.
         lane_values: Most values that a thread should hold of a row with a weight that one warp has alone,
             where rows are few; None for as many as the rules allow.
+        pairs: Up to so many rows, of which a warp has each, go two at a time.
     """
 
     terms: Terms
     turn: int = 2
     few_in_smem: int | None = None
     lane_values: int | None = None
+    pairs: int = 0
