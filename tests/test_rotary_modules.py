@@ -149,6 +149,22 @@ def test_copies_and_pickles_turn_as_their_model_does(gpu: AllFamilies, others: M
     assert not again.ropes and not hasattr(others.apply_rotary_pos_emb._cutegen_original, "_cutegen_original")
 
 
+def test_a_pickled_model_turns_in_another_process_once_it_is_optimized(
+    gpu: AllFamilies, others: ModuleType
+) -> None:
+    """The function that turns is not in the pickle; no process but the one of ``optimize`` has ours."""
+    model, twin = pair(others)
+    cutegen.optimize(model)
+    text = pickle.dumps(model)
+    others.apply_rotary_pos_emb = others.apply_rotary_pos_emb._cutegen_original
+    made = pickle.loads(text)
+    near(made(*inputs(others)), twin(*inputs(others)))
+    assert "rope" not in gpu.families
+    assert not cutegen.optimize(made).skipped
+    near(made(*inputs(others)), twin(*inputs(others)))
+    assert gpu.families.count("rope") == 2
+
+
 def test_other_tables_are_left_alone(gpu: AllFamilies, others: ModuleType) -> None:
     model, _ = pair(others, rotary=others.Uneven)
     found = cutegen.optimize(model)

@@ -17,7 +17,7 @@ from cutegen.families.gated.family import GATED
 from cutegen.families.gated_gemm.family import GATED_GEMM
 from cutegen.families.gemm.stand_in import activation as activation_of
 from cutegen.torch_ops import fallbacks
-from cutegen.torch_ops.gated_gemm import gated_gemm, has_kernels
+from cutegen.torch_ops.gated_gemm import gated_gemm, has_kernels, prepare
 from cutegen.torch_ops.gates import gated
 from cutegen.torch_ops.linear_modules import plain_weight
 from cutegen.torch_ops.swaps import Call, answered, has_hooks, shadow, tried
@@ -52,6 +52,7 @@ class GatedCall(Call):
     quiet: tuple[str, ...] = ()
     classes: tuple[type, ...] = ()
     compiled: ClassVar[str] = "a gated MLP under torch.compile, which fuses its activation"
+    prepare = staticmethod(prepare)
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         (x,) = args

@@ -18,7 +18,7 @@ from cutegen.torch_ops.linear_modules import linear_class
 from cutegen.torch_ops.norm_modules import norm_call
 from cutegen.torch_ops.norms import prepare as prepare_norms
 from cutegen.torch_ops.rope import prepare as prepare_rope
-from cutegen.torch_ops.rotary_modules import let_functions_ask, rotary_call
+from cutegen.torch_ops.rotary_modules import is_rotary, let_functions_ask, rotary_call
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,8 @@ def optimize(
                 skipped[name] = reason
         elif not swaps.is_swapped(module):
             _swap_other(module, name, filter_fn, found, skipped)
-    if found["ropes"] and not let_functions_ask(model):
+    # Of models that were swapped by another process, and came here by pickle, no function asks yet.
+    if (found["ropes"] or any(map(is_rotary, model.modules()))) and not let_functions_ask(model):
         for name in found.pop("ropes"):
             swaps.unswap(model.get_submodule(name))
             skipped[name] = _NO_FUNCTION
@@ -186,6 +187,7 @@ def restore_one(module: torch.nn.Module) -> bool:
 
 def __getattr__(name: str) -> Any:
     if name == "Linear":
+        prepare()  # a process that gets a model by pickle may have called nothing of ours yet
         return linear_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

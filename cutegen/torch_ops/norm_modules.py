@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cutegen.dtypes import short_dtype
 from cutegen.families.rmsnorm.family import RMSNORM
 from cutegen.torch_ops import fallbacks
-from cutegen.torch_ops.norms import rms_norm
+from cutegen.torch_ops.norms import prepare, rms_norm
 from cutegen.torch_ops.swaps import Call, answered, class_of, shadow, tried
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class NormCall(Call):
     name: str = "eps"
     place: tuple[Any, str] | None = None
     compiled: ClassVar[str] = "a norm under torch.compile, which fuses it with its neighbours"
+    prepare = staticmethod(prepare)
 
     def __call__(self, module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         (x,) = args

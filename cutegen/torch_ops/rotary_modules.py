@@ -24,7 +24,7 @@ from cutegen.torch_ops.swaps import Call, answered, class_of, is_recorded, shado
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RotaryCall", "let_functions_ask", "rotary_call"]
+__all__ = ["RotaryCall", "is_rotary", "let_functions_ask", "rotary_call"]
 
 _DEVICE = "cuda"
 _WHAT = "a rotary embedding"
@@ -88,6 +88,11 @@ def _tables(module: torch.nn.Module) -> tuple[list[tuple[int, ...]], bool] | Non
     if not isinstance(tables, tuple):
         return None
     return [tuple(t.shape) for t in tables], all(torch.equal(*t.chunk(2, -1)) for t in tables)
+
+
+def is_rotary(module: torch.nn.Module) -> bool:
+    """Return whether a module is swapped as one that makes tables."""
+    return isinstance(getattr(module, "cutegen_call", None), RotaryCall)
 
 
 def let_functions_ask(model: torch.nn.Module) -> int:

@@ -41,6 +41,14 @@ class Call:
 
     compiled: ClassVar[str]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.prepare()  # a process that gets a model by pickle may have called nothing of ours yet
+
+    @staticmethod
+    def prepare() -> None:
+        """Register the operators that such modules call; again does nothing."""
+
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether it computes calls with these arguments: with one tensor, by position."""
         import torch
