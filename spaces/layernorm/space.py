@@ -33,8 +33,9 @@ FEW_IN_SMEM = 65_536
 #: Source: an H200: with 40 values and weights for each lane of a warp, a row of 1208 elements takes 36 %
 #: longer than on 64 threads, 568 rows 8 %; with 32 values, 12 rows of 816 elements 9 %, 203 rows 3 %.
 LANE_VALUES = 24
-#: Source: an H200 (docs/results/untuned_rows_61.json, untuned_rows_53.json): 1 and 3 rows of 144 elements take
-#: 20 % less two at a time for each warp, 7 rows 10 %, 2 rows of 512 6 %, 4 rows 1 %; from 38 rows on 3 % more.
+#: Source: an H200 (docs/results/untuned_rows_61.json, untuned_rows_53.json): 1 and 3 rows of 144 elements
+#: take 20 % less two at a time for each warp, 7 rows 10 %, 2 rows of 512 6 %, 4 rows 1 %; from 38 rows on
+#: 3 % more.
 PAIRS = 8
 
 
