@@ -252,7 +252,7 @@ def test_documents_say_what_a_list_loses(family: str) -> None:
 def test_documents_say_why_products_have_no_list(family: str) -> None:
     """Of their results no config was timed on as many rows as a list is made of, and defaults lose this."""
     rows = json.loads((DOCUMENTS / "results" / f"{family}.json").read_text())["rows"]
-    assert max(len(row["tried"]) for row in rows) <= 5
+    assert max(len(row["tried"]) for row in rows) <= 12
     times = [(row["entries"].get("cutegen default"), row["entries"]["cutegen"]) for row in rows]
     lost = [max(0.0, d["median_us"] / own["median_us"] - 1) if d else 0.0 for d, own in times]
     mean, worst = over_all(lost)

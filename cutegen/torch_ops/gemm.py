@@ -294,15 +294,8 @@ def _eager(
                 out_dtype,
             )
         extras: tuple[torch.Tensor, ...] = ()
-        if (
-            c is not None
-            or bias is not None
-            or alpha != 1
-            or beta != 1
-            or activation
-            or config is not None
-            or more is not None
-        ):
+        plain = c is None and bias is None and alpha == 1 and beta == 1 and not activation
+        if not plain or config is not None or more is not None:
             if config is not None:
                 config = as_config(config)
             extras, fused = fused_options(c, alpha, beta, bias, activation, more)
