@@ -355,11 +355,27 @@ def is_usual(problem: Any, config: Config, sm_count: int, lane_values: int | Non
     usual = config["rows_per_cta"] == rows_by_default(problem, config.integer("threads_per_row"), sm_count)
     alone = lane_values is not None and waits_alone(problem, config, sm_count, lane_values)
     two_warps = config["threads_per_row"] == 64 and part_bytes(problem, 1) >= LONG_FOR_TWO_WARPS
-    needless = has_needless_warps(problem, config) or shares_needlessly(problem, config, sm_count)
-    return usual and not (alone or two_warps or needless)
+    needless = has_needless_warps(problem, config, sm_count) or shares_needlessly(problem, config, sm_count)
+    return usual and not (alone or two_warps or needless or reads_one_by_one(problem, config))
 
 
-def has_needless_warps(problem: Any, config: Config) -> bool:
+def reads_one_by_one(problem: Any, config: Config) -> bool:
+    """Return whether threads of less than a warp read more than 8 single elements of a row each, or of one
+    warp more than 30.
+
+    Source: an H200 (docs/results/untuned_rows_53.json, untuned_rows_67.json). Softmax and LayerNorm of 223 to
+    535 elements, 1 to 19000 rows: a whole warp takes as long as 16 threads or up to 36 % less, and 38 to 59 %
+    less than 8. Cross-entropy of 999 elements, quantized RMSNorm of 1055: two warps take 13 to 31 % less than
+    one, for 49528 rows 3 % more.
+    """
+    if access_elements(problem) > 1 or config["row_in"] != "registers":
+        return False
+    threads = config.integer("threads_per_row")
+    most = 8 if threads < WARP else 30 if threads == WARP else MAX_VALUES
+    return values_per_thread(problem, threads, config.integer("cluster_n")) > most
+
+
+def has_needless_warps(problem: Any, config: Config, sm_count: int) -> bool:
     """Return whether 16 CTAs have more than 256 threads each for a row that fewer threads could hold.
 
     Each warp sends its sums to all CTAs, and each CTA waits for those of all warps. Source: an H200, softmax
@@ -369,7 +385,8 @@ def has_needless_warps(problem: Any, config: Config) -> bool:
     if config["row_in"] != "registers" or config["cluster_n"] != 16:
         return False
     fewer = [threads for threads in (256, 320, 384, 448) if threads < config.integer("threads_per_row")]
-    return any(values_per_thread(problem, threads, 16) <= MAX_VALUES for threads in fewer)
+    most = 32 if single_rows(problem, sm_count) else MAX_VALUES
+    return any(values_per_thread(problem, threads, 16) <= most for threads in fewer)
 
 
 def shares_needlessly(problem: Any, config: Config, sm_count: int) -> bool:

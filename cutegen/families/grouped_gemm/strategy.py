@@ -6,7 +6,7 @@ It chooses from the space of that GEMM, or from that of gated GEMMs, whose rules
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -14,6 +14,7 @@ from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.strategy import no_turns
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
+from cutegen.families.gemm.perf_model.fitted import fit_of, is_fitted
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.families.grouped_gemm.batched_gemm import (
     activation_of,
@@ -21,7 +22,8 @@ from cutegen.families.grouped_gemm.batched_gemm import (
     with_gemm_knobs,
     without_gemm_knobs,
 )
-from cutegen.families.grouped_gemm.group_rows import mean_rows, row_tiles
+from cutegen.families.grouped_gemm.group_rows import is_masked, mean_rows
+from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Query, Space, Value
 from cutegen.strategy import Default
@@ -30,25 +32,23 @@ __all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
 
 #: So many default candidates of the GEMM are compared with our own.
 _LOOKED_AT = 12
+#: So many of the best, if within this factor of the first, are predicted again.
+_ASKED_AGAIN, _NEAR = 4, 1.15
 #: From so many mean rows of a group on, kernels take longer than the GEMM's model says if tiles have
 #: 64 rows, 256 swapped rows, or are swapped in clusters of one block. Source: times of 50 untuned problems
-#: and 8 kernels each on an H200; with these factors, and :func:`row_tiles`, defaults of these were at 0.985
-#: of the fastest in geometric mean, where the model alone was at 0.950.
+#: and 8 kernels each on an H200; with these factors, and those of uneven groups, defaults were at 0.985 of
+#: the fastest in geometric mean, where the model alone was at 0.950.
 _MANY, _SHORT, _TALL, _ALONE = 128, 1.1, 1.05, 1.03
 
 
 def _slower(config: Config, problem: DeclaredProblem) -> float:
     """Return how much longer a kernel takes than the GEMM's model says, by what is known of groups."""
-    gemm, factor = batched_gemm(problem), 1.0
-    rows, swapped = mean_rows(problem), config.flag("swap_ab")
+    factor, rows, swapped = 1.0, mean_rows(problem), config.flag("swap_ab")
     tile, cluster = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
     if rows >= _MANY:
         factor *= _SHORT if tile[0] == 64 else 1.0
         factor *= _TALL if swapped and tile[0] == 256 else 1.0
         factor *= _ALONE if swapped and cluster == (1, 1) else 1.0
-    if rows >= _MANY // 2 and problem.tokens == "zipf":
-        height = tile[swapped] * cluster[swapped]
-        factor *= math.sqrt(row_tiles(problem, height) / (gemm.batch * -(-gemm.m // height)))
     return factor
 
 
@@ -105,10 +105,24 @@ class GroupedStrategy(BorrowedStrategy):
         found = [*theirs, *(config for config in own if space.is_valid(problem, config))]
         if not theirs:
             return Default(next(iter(found), safe))
+        return Default(self.fastest(space, problem, sm_count, found))
+
+    def fastest(
+        self, space: Space, problem: DeclaredProblem, sm_count: int, found: Sequence[Config]
+    ) -> Config:
+        """Return the fastest predicted; the first few are predicted again where a fit knows the GEMM."""
         predict = self.predictor(space, problem, sm_count, found)
-        return Default(
-            min(found, key=lambda config: (predict(config) or math.inf) * self.slower(config, problem))
-        )
+        groups = UnevenGroups(problem, sm_count, fit_of(space.arch))
+        equal = {config: predict(config) or math.inf for config in found}
+        slower = {config: self.slower(config, problem) for config in found}
+        rough = {config: groups.rough_us(config, equal[config]) * slower[config] for config in found}
+        order = sorted(found, key=lambda config: rough[config])
+        if is_masked(problem) or not is_fitted(self._as_gemm(problem), space.arch):
+            return order[0]
+        near = [config for config in order[:_ASKED_AGAIN] if rough[config] <= _NEAR * rough[order[0]]]
+        if len(near) == 1:
+            return near[0]
+        return min(near, key=lambda config: groups.time_us(config, equal[config]) * slower[config])
 
     def slower(self, config: Config, problem: DeclaredProblem) -> float:
         """Return what a prediction of the GEMM's model is multiplied by."""
