@@ -13,7 +13,7 @@ from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.fitted import load_fit
 from cutegen.families.grouped_gemm.group_rows import expected_rows, groups_with_rows, row_tiles
 from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
-from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups
+from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups, rough_us
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.space import Config
 
@@ -82,5 +82,5 @@ def test_equal_groups_of_whole_tiles_take_about_what_the_batched_gemm_takes() ->
     )
     groups = UnevenGroups(problem, 132, load_fit())
     assert sum(count for _, count in expected_rows(problem)) == 8
-    assert groups.rough_us(config, 50.0) == 50.0
+    assert rough_us(problem, config, 50.0) == 50.0
     assert groups.time_us(config, 50.0) == pytest.approx(50.0, rel=0.4)

@@ -23,7 +23,7 @@ from cutegen.families.grouped_gemm.batched_gemm import (
     without_gemm_knobs,
 )
 from cutegen.families.grouped_gemm.group_rows import is_masked, mean_rows
-from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups
+from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups, rough_us
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Query, Space, Value
 from cutegen.strategy import Default
@@ -112,16 +112,16 @@ class GroupedStrategy(BorrowedStrategy):
     ) -> Config:
         """Return the fastest predicted; the first few are predicted again where a fit knows the GEMM."""
         predict = self.predictor(space, problem, sm_count, found)
-        groups = UnevenGroups(problem, sm_count, fit_of(space.arch))
         equal = {config: predict(config) or math.inf for config in found}
         slower = {config: self.slower(config, problem) for config in found}
-        rough = {config: groups.rough_us(config, equal[config]) * slower[config] for config in found}
+        rough = {config: rough_us(problem, config, equal[config]) * slower[config] for config in found}
         order = sorted(found, key=lambda config: rough[config])
         if is_masked(problem) or not is_fitted(self._as_gemm(problem), space.arch):
             return order[0]
         near = [config for config in order[:_ASKED_AGAIN] if rough[config] <= _NEAR * rough[order[0]]]
         if len(near) == 1:
             return near[0]
+        groups = UnevenGroups(problem, sm_count, fit_of(space.arch))
         return min(near, key=lambda config: groups.time_us(config, equal[config]) * slower[config])
 
     def slower(self, config: Config, problem: DeclaredProblem) -> float:

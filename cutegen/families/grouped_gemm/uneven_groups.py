@@ -16,7 +16,7 @@ from cutegen.families.grouped_gemm.batched_gemm import batched_gemm, gemm_of, wi
 from cutegen.families.grouped_gemm.group_rows import groups_with_rows, mean_rows, row_tiles
 from cutegen.space import Config
 
-__all__ = ["UnevenGroups"]
+__all__ = ["UnevenGroups", "rough_us"]
 
 #: Tiles that are rounded up in each group are together about the square root of so many groups' tiles more
 #: or fewer than expected: two standard deviations. Source: replayed, as the mean of the answers is: of 96
@@ -26,6 +26,17 @@ _ROUNDED = 1 / 3
 #: Mean rows of a group from which uneven groups make more tiles. Source: times of 50 untuned problems and 8
 #: kernels each on an H200.
 _UNEVEN = 64
+
+
+def rough_us(problem: DeclaredProblem, config: Config, equal_us: float) -> float:
+    """Return the microseconds of ``config`` by those that the GEMM of equal groups is predicted to take.
+
+    With probabilities of 1 / rank, more tiles take longer, though not as much: by their square root.
+    """
+    if mean_rows(problem) < _UNEVEN or problem.tokens != "zipf":
+        return equal_us
+    height = _height(config)
+    return equal_us * math.sqrt(row_tiles(problem, height) / _equal_tiles(problem, height))
 
 
 class UnevenGroups:
@@ -39,28 +50,17 @@ class UnevenGroups:
 
     def __init__(self, problem: DeclaredProblem, sm_count: int, fit: Fit) -> None:
         self._problem, self._sm_count, self._fit = problem, sm_count, fit
-        self._groups = batched_gemm(problem)
-
-    def rough_us(self, config: Config, equal_us: float) -> float:
-        """Return the microseconds of ``config`` by those of the batched GEMM.
-
-        With probabilities of 1 / rank, more tiles take longer, though not as much: by their square root.
-        """
-        if mean_rows(self._problem) < _UNEVEN or self._problem.tokens != "zipf":
-            return equal_us
-        height = _height(config)
-        return equal_us * math.sqrt(row_tiles(self._problem, height) / self._equal_tiles(height))
 
     def time_us(self, config: Config, equal_us: float) -> float:
         """Return the microseconds of ``config``, of which equal groups are predicted to take ``equal_us``."""
         known, height = Config(with_gemm_knobs(config)), _height(config)
         in_one = equal_us * self._of_tiles(known, height)
-        product = self.rough_us(config, equal_us) * self._in_batches(known, height) * in_one
+        product = rough_us(self._problem, config, equal_us) * self._in_batches(known, height) * in_one
         return float(product ** (1 / 3))
 
     def _in_batches(self, config: Config, height: int) -> float:
         """Return the time of groups whose mean tiles are between two whole numbers."""
-        batches = self._groups.batch
+        batches = batched_gemm(self._problem).batch
         tiles = row_tiles(self._problem, height) / batches
         whole = max(1, int(tiles))
         rest = max(0.0, tiles - whole)
@@ -74,16 +74,20 @@ class UnevenGroups:
         tiles = row_tiles(self._problem, height)
         apart = math.sqrt(_ROUNDED * groups_with_rows(self._problem))
         times = [self._one(config, height, round(count)) for count in (tiles - apart, tiles, tiles + apart)]
-        return sum(times) / len(times) / self._one(config, height, self._equal_tiles(height))
-
-    def _equal_tiles(self, height: int) -> int:
-        return self._groups.batch * -(-self._groups.m // height)
+        equal = self._one(config, height, _equal_tiles(self._problem, height))
+        return sum(times) / len(times) / equal
 
     def _one(self, config: Config, height: int, tiles: int) -> float:
         return self._ask(config, gemm_of(self._problem, max(1, tiles) * height, 1))
 
     def _ask(self, config: Config, gemm: Problem) -> float:
         return fitted_us(gemm, config, self._sm_count, self._fit)
+
+
+def _equal_tiles(problem: DeclaredProblem, height: int) -> int:
+    """Return the tiles of equal groups."""
+    gemm = batched_gemm(problem)
+    return gemm.batch * -(-gemm.m // height)
 
 
 def _height(config: Config) -> int:
