@@ -29,6 +29,7 @@ GIVEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("16x14336x4096 bf16", {}),
     ("1x8192x4096 fp16 layout=interleaved", {"use_pdl": True}),
     ("37x4096x1024 bf16 unaligned", {}),
+    ("201x2047x520 bf16 pre", {"tile_shape_mn": (128, 128), "mma_warpgroups": 2}),
     ("64x4096x8192 bf16 activation=gelu", {"tile_shape_mn": (128, 64), "split_k": 4, **SPLIT}),
     ("100x2048x4096 bf16 pre", {"swap_ab": True, "tile_shape_mn": (128, 104), **PINGPONG}),
     ("100x2048x4096 fp16 layout=interleaved pre", {"tile_shape_mn": (64, 64), "split_k": 3, **SPLIT}),

@@ -43,6 +43,10 @@ CHOSEN_LINES = [
     ),
     ("gemm 300x4096x1032 bf16 kk", "tile_shape_mn=64x24 use_tma_store=false"),
     ("gemm 300x4096x1032 bf16 kk unaligned bias=m act=gelu", "tile_shape_mn=128x40 mma_warpgroups=2"),
+    # Single elements of tiles that are not swapped: odd rows and columns of D, a last tile that ends with it.
+    ("gemm 301x4099x1032 bf16 kk", "tile_shape_mn=128x256 mma_warpgroups=2"),
+    ("gemm 2x67x1003x520 fp16 kk beta bias=n", "tile_shape_mn=128x40 mma_warpgroups=2"),
+    ("gemm 63x33x520 fp16 kk act=gelu", "tile_shape_mn=64x64 mma_warpgroups=1"),
     ("gemm 1000x4600x1000 bf16 kk", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
     ("gemm 65x129x8200 bf16 kk", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
     ("gemm 2x65x136x8200 bf16 kn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
