@@ -111,6 +111,8 @@ def _compiled(inputs: Inputs) -> Callable[[Inputs, Tensors], Tensors]:
     """Return the compiled function, which computed ``inputs`` as torch does."""
     import torch
 
+    # Each product compiles the same function, and those that a process compiled before count against a limit.
+    torch.compiler.reset()
     compiled: Any = torch.compile(_as_written, mode=_MODE, fullgraph=True, dynamic=False)
 
     def call(inputs: Inputs, outputs: Tensors) -> Tensors:
