@@ -14,7 +14,7 @@ from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.strategy import no_turns
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
-from cutegen.families.gemm.perf_model.fitted import fit_of, is_fitted
+from cutegen.families.gemm.perf_model.fitted import is_fitted
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.families.grouped_gemm.batched_gemm import (
     activation_of,
@@ -22,8 +22,8 @@ from cutegen.families.grouped_gemm.batched_gemm import (
     with_gemm_knobs,
     without_gemm_knobs,
 )
-from cutegen.families.grouped_gemm.group_rows import is_masked, mean_rows
-from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups, rough_us
+from cutegen.families.grouped_gemm.group_fit import equal_tiles, load_group_fit
+from cutegen.families.grouped_gemm.group_rows import is_masked, mean_rows, row_tiles
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Query, Space, Value
 from cutegen.strategy import Default
@@ -32,19 +32,25 @@ __all__ = ["GatedGroupedStrategy", "GroupedStrategy"]
 
 #: So many default candidates of the GEMM are compared with our own.
 _LOOKED_AT = 12
-#: So many of the best, if within this factor of the first, are predicted again.
-_ASKED_AGAIN, _NEAR = 4, 1.15
 #: From so many mean rows of a group on, kernels take longer than the GEMM's model says if tiles have
 #: 64 rows, 256 swapped rows, or are swapped in clusters of one block. Source: times of 50 untuned problems
 #: and 8 kernels each on an H200; with these factors, and those of uneven groups, defaults were at 0.985 of
 #: the fastest in geometric mean, where the model alone was at 0.950.
 _MANY, _SHORT, _TALL, _ALONE = 128, 1.1, 1.05, 1.03
+#: Mean rows of a group from which uneven groups make more tiles. Source: as above.
+_UNEVEN = 64
 
 
 def _slower(config: Config, problem: DeclaredProblem) -> float:
-    """Return how much longer a kernel takes than the GEMM's model says, by what is known of groups."""
+    """Return how much longer a kernel takes than the GEMM's model says, by what is known of groups.
+
+    With probabilities of 1 / rank, more tiles take longer, though not as much: by their square root.
+    """
     factor, rows, swapped = 1.0, mean_rows(problem), config.flag("swap_ab")
     tile, cluster = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
+    if rows >= _UNEVEN and problem.tokens == "zipf":
+        height = tile[swapped] * cluster[swapped]
+        factor *= math.sqrt(row_tiles(problem, height) / equal_tiles(problem, height))
     if rows >= _MANY:
         factor *= _SHORT if tile[0] == 64 else 1.0
         factor *= _TALL if swapped and tile[0] == 256 else 1.0
@@ -110,19 +116,16 @@ class GroupedStrategy(BorrowedStrategy):
     def fastest(
         self, space: Space, problem: DeclaredProblem, sm_count: int, found: Sequence[Config]
     ) -> Config:
-        """Return the fastest predicted; the first few are predicted again where a fit knows the GEMM."""
+        """Return the fastest predicted: by the fit to grouped GEMMs where it knows the problem."""
         predict = self.predictor(space, problem, sm_count, found)
         equal = {config: predict(config) or math.inf for config in found}
-        slower = {config: self.slower(config, problem) for config in found}
-        rough = {config: rough_us(problem, config, equal[config]) * slower[config] for config in found}
-        order = sorted(found, key=lambda config: rough[config])
+        known = [config for config in found if math.isfinite(equal[config])]
+        if not known:
+            return found[0]
         if is_masked(problem) or not is_fitted(self._as_gemm(problem), space.arch):
-            return order[0]
-        near = [config for config in order[:_ASKED_AGAIN] if rough[config] <= _NEAR * rough[order[0]]]
-        if len(near) == 1:
-            return near[0]
-        groups = UnevenGroups(problem, sm_count, fit_of(space.arch))
-        return min(near, key=lambda config: groups.time_us(config, equal[config]) * slower[config])
+            return min(known, key=lambda config: equal[config] * self.slower(config, problem))
+        times_us = load_group_fit().times_us(problem, known, [equal[config] for config in known], sm_count)
+        return min(zip(times_us, known, strict=True), key=lambda pair: pair[0])[1]
 
     def slower(self, config: Config, problem: DeclaredProblem) -> float:
         """Return what a prediction of the GEMM's model is multiplied by."""

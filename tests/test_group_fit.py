@@ -10,10 +10,9 @@ import pytest
 
 from cutegen.arch import find_arch
 from cutegen.families.declared import DeclaredProblem
-from cutegen.families.gemm.perf_model.fitted import load_fit
+from cutegen.families.grouped_gemm.group_fit import FEATURES, describe, load_group_fit
 from cutegen.families.grouped_gemm.group_rows import expected_rows, groups_with_rows, row_tiles
 from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
-from cutegen.families.grouped_gemm.uneven_groups import UnevenGroups, rough_us
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.space import Config
 
@@ -56,9 +55,17 @@ def test_choices_among_timed_kernels_are_near_the_fastest(name: str, family: str
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) >= at_least
 
 
+TILES = (
+    "tile_k=64 mma_warpgroups=1 pingpong=true use_tma_store=true use_pdl=true swizzle_size=1 "
+    "raster_along_m=false"
+)
+TALL = Config.parse(f"tile_shape_mn=128x128 cluster_shape_mn=2x1 swap_ab=false {TILES}")
+WIDE = Config.parse(f"tile_shape_mn=128x64 cluster_shape_mn=1x1 swap_ab=true {TILES}")
+
+
 @pytest.mark.parametrize("tokens", ["uniform", "zipf"])
 @pytest.mark.parametrize("height", [16, 64])
-def test_tiles_of_drawn_rows_are_within_what_is_asked_about(tokens: str, height: int) -> None:
+def test_expected_tiles_are_those_of_drawn_rows(tokens: str, height: int) -> None:
     """Rows are drawn as the benchmark draws them: each chooses its group by itself."""
     import torch
 
@@ -73,14 +80,36 @@ def test_tiles_of_drawn_rows_are_within_what_is_asked_about(tokens: str, height:
     assert float(near.double().mean()) > 0.9
 
 
-def test_equal_groups_of_whole_tiles_take_about_what_the_batched_gemm_takes() -> None:
-    """512 rows for each of 8 groups: the three answers are of nearly the same tiles."""
+def test_features_say_what_groups_and_tiles_are() -> None:
+    """512 rows for each of 8 groups: 16 columns of tiles, and 4 or 8 rows of them in each group."""
     problem = problem_of("grouped_gemm 4096x2048x2048x8 bf16")
-    config = Config.parse(
-        "tile_shape_mn=128x128 tile_k=64 cluster_shape_mn=2x1 mma_warpgroups=1 pingpong=true swap_ab=false "
-        "use_tma_store=true use_pdl=true swizzle_size=1 raster_along_m=false"
-    )
-    groups = UnevenGroups(problem, 132, load_fit())
+    found = describe(problem, [TALL, WIDE], [40.0, 50.0], 132)
+    tall, wide = (dict(zip(FEATURES, column, strict=False)) for column in found[: len(FEATURES)].T)
     assert sum(count for _, count in expected_rows(problem)) == 8
-    assert rough_us(problem, config, 50.0) == 50.0
-    assert groups.time_us(config, 50.0) == pytest.approx(50.0, rel=0.4)
+    assert tall["equal_us_log"] == pytest.approx(math.log(40))
+    assert tall["mean_rows_log"] == pytest.approx(math.log(512), rel=1e-3)
+    assert (tall["height_log"], wide["height_log"]) == pytest.approx((math.log(256), math.log(64)))
+    assert (tall["zipf"], tall["swap_ab"], wide["swap_ab"]) == (0, 0, 1)
+    assert tall["filled_rows"] < wide["filled_rows"] <= 1
+    assert tall["filled_columns"] == wide["filled_columns"] == 1
+    assert 8 * 2 * 16 / 66 <= tall["drawn_waves"] <= 8 * 4 * 16 / 66
+    beside = found[len(FEATURES) :]
+    assert beside.sum(1) == pytest.approx(0, abs=1e-3)
+
+
+def test_uneven_groups_make_more_waves() -> None:
+    even, uneven = (problem_of(f"grouped_gemm 4096x2048x2048x64 bf16{t}") for t in ("", " tokens=zipf"))
+    at = FEATURES.index("drawn_waves")
+    waves = [describe(problem, [TALL], [40.0], 132)[at, 0] for problem in (even, uneven)]
+    assert waves[0] < waves[1]
+
+
+def test_times_stay_near_those_of_equal_groups() -> None:
+    problem = problem_of("grouped_gemm 4096x2048x2048x8 bf16")
+    times = load_group_fit().times_us(problem, [TALL, WIDE], [40.0, 50.0], 132)
+    assert times == pytest.approx([40.0, 50.0], rel=0.4)
+
+
+def test_provenance_names_what_trees_left_out_lose() -> None:
+    judged = load_group_fit().provenance["fastest_over_chosen"]["all"]
+    assert judged["trees_left_out"]["geometric_mean"] > judged["equal_groups"]["geometric_mean"]

@@ -1,0 +1,189 @@
+"""Fit what grouped GEMMs take beside the batched GEMM of equal groups, and say what the choice loses.
+
+python tools/fit_groups.py            # on (n, k, groups) that were left out, beside the time of equal groups
+python tools/fit_groups.py --write    # write cutegen/families/grouped_gemm/fit_sm_90a.json as well
+
+Times are those that tools/bench_untuned_families.py wrote, of candidates that took turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import find_arch
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gemm.perf_model.boosting import Boosting
+from cutegen.families.gemm.perf_model.judging import choices
+from cutegen.families.grouped_gemm.group_fit import FEATURES, FILE, describe
+from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.space import Config
+from tools.fit_gemm import lines
+
+__all__ = ["RESULTS", "Point", "left_out", "lost", "points"]
+
+Doubles = NDArray[np.float64]
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
+RESULTS = ("untuned_products_before", "untuned_products", "untuned_products_21", "untuned_grouped_71")
+#: Recorded before outputs whose rows start anywhere were stored as they are now: these rows do not count.
+_OLD_STORE = frozenset(RESULTS)
+ARCH, SM_COUNT = find_arch("sm_90a"), 132
+BOOSTING = Boosting(trees=200, depth=4, rate=0.08, hold=6.0, borders=32)
+#: Parts of the matrices of which each is left out once, and in how many ways they are divided.
+_FOLDS, _DIVISIONS = 10, 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """Candidates of one problem that were timed in the same rounds.
+
+    Attributes:
+        source: The results file.
+        problem: The problem.
+        us: Microseconds of each candidate.
+        equal_us: What the batched GEMM of equal groups is predicted to take with each.
+        features: Of each candidate, a row for each.
+    """
+
+    source: str
+    problem: DeclaredProblem
+    us: Doubles
+    equal_us: Doubles
+    features: Doubles
+
+    @property
+    def matrices(self) -> tuple[str, int, int, int]:
+        """What sizes of one drawing share."""
+        return (self.problem.family, int(self.problem.n), int(self.problem.k), int(self.problem.g))
+
+
+def points(names: Sequence[str] = RESULTS) -> list[Point]:
+    """Return what was recorded of problems of 16-bit grouped GEMMs."""
+    return [point for name in names for point in _of_file(name)]
+
+
+def _of_file(name: str) -> Iterator[Point]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    strategies = {"grouped_gemm": GroupedStrategy, "grouped_gated_gemm": GatedGroupedStrategy}
+    for row in found["rows"]:
+        strategy = strategies.get(row["problem"].split()[0])
+        own = None if strategy is None else strategy.of(ARCH)
+        if own is None:
+            continue
+        problem = parse_problem(row["problem"])
+        assert isinstance(problem, DeclaredProblem)
+        if problem.unaligned and name in _OLD_STORE:
+            continue
+        configs = [Config.parse(words) for words in row["times"]]
+        predict = own.predictor(find_space(problem.family, ARCH), problem, SM_COUNT, configs)
+        equal = [predict(config) or math.inf for config in configs]
+        known = [at for at, us in enumerate(equal) if math.isfinite(us)]
+        if len(known) > 1:
+            kept, equal_us = [configs[at] for at in known], [equal[at] for at in known]
+            features = describe(problem, kept, equal_us, SM_COUNT).T.astype(float)
+            times = np.array([*row["times"].values()])[known]
+            yield Point(name, problem, times, np.array(equal_us), features)
+
+
+def wanted(point: Point) -> Doubles:
+    """Return how much longer than predicted each candidate took, beside the mean of all, as a logarithm."""
+    errors = np.log(point.us / point.equal_us)
+    return np.asarray(errors - errors.mean())
+
+
+def lost(found: Sequence[Point], logs: Doubles) -> Doubles:
+    """Return the fastest candidate's time over that of the one with the least of ``logs``, by problem."""
+    number = np.repeat(np.arange(len(found)), [len(point.us) for point in found])
+    times = [point.us[order - order.min()] for point, order in zip(found, choices(number, logs), strict=True)]
+    return np.array([each.min() / each[0] for each in times])
+
+
+def left_out(found: Sequence[Point]) -> Doubles:
+    """Return corrections of all candidates by trees that have not seen their matrices."""
+    names = list(dict.fromkeys(point.matrices for point in found))
+    matrix = np.concatenate([np.full(len(p.us), names.index(p.matrices)) for p in found])
+    features, want = np.concatenate([p.features for p in found]), np.concatenate([wanted(p) for p in found])
+    sums = np.zeros(len(want))
+    for seed in range(_DIVISIONS):
+        fold = (np.random.default_rng(seed).permutation(len(names)) % _FOLDS)[matrix]
+        for number in range(_FOLDS):
+            there = fold == number
+            if not there.any():
+                continue
+            trees = BOOSTING.fit(features[~there], want[~there])
+            columns = np.ascontiguousarray(features[there].T.astype(np.float32))
+            sums[there] += (trees.sums(columns) + trees.base) / _DIVISIONS
+    return sums
+
+
+def _summary(ratios: Doubles) -> dict[str, float]:
+    return {
+        "geometric_mean": round(float(np.exp(np.log(ratios).mean())), 4),
+        "smallest": round(float(ratios.min()), 3),
+        "at_least_0.85": round(float((ratios >= 0.85).mean()), 3),
+    }
+
+
+def judged(found: Sequence[Point]) -> dict[str, Any]:
+    """Return how good the choice is by the time of equal groups alone, and with trees left out."""
+    logs = np.log(np.concatenate([point.equal_us for point in found]))
+    ways = {"equal_groups": lost(found, logs), "trees_left_out": lost(found, logs + left_out(found))}
+    parts = {"all": np.full(len(found), True)}
+    for family in dict.fromkeys(point.problem.family for point in found):
+        parts[family] = np.array([point.problem.family == family for point in found])
+    for source in dict.fromkeys(point.source for point in found):
+        parts[source] = np.array([point.source == source for point in found])
+    return {name: {way: _summary(r[here]) for way, r in ways.items()} for name, here in parts.items()}
+
+
+def document(found: Sequence[Point], judgement: dict[str, Any]) -> str:
+    """Return the text of the file: the trees of all problems, and where they come from."""
+    trees = BOOSTING.fit(
+        np.concatenate([point.features for point in found]), np.concatenate([wanted(p) for p in found])
+    )
+    provenance = {
+        "gpu": "NVIDIA H200",
+        "results": list(dict.fromkeys(point.source for point in found)),
+        "problems": len(found),
+        "candidates": sum(len(point.us) for point in found),
+        "features": len(FEATURES),
+        "fastest_over_chosen": judgement,
+    }
+    return lines({"arch": ARCH.name, "provenance": provenance, **trees.to_json()})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit; print how good it is, and write the fit if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write the fit of all problems")
+    args = parser.parse_args(argv)
+
+    def run() -> int:
+        found = points()
+        judgement = judged(found)
+        print(json.dumps(judgement, indent=1))
+        if args.write:
+            FILE.write_text(document(found, judgement), encoding="utf-8")
+        return EXIT_OK
+
+    return run_command(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
