@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.trees import Trees
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["FEATURES", "FILE", "GroupFit", "describe", "equal_tiles", "load_group_fit"]
 
 FILE = Path(__file__).with_name("fit_sm_90a.json")
-#: What trees may ask of a candidate. Logarithms are natural ones; rows and columns are those of the output.
+#: What trees may ask of a candidate. Logarithms are natural ones; rows and columns are those of the output,
+#: height and width those of a cluster's tiles, and what is drawn is a mean over draws of rows.
 FEATURES = (
     "equal_us_log", "rows_log", "groups_log", "mean_rows_log", "n_log", "k_log",
     "zipf", "gated", "unaligned",
@@ -39,6 +40,8 @@ FEATURES = (
     "height_log", "width_log", "filled_rows", "filled_columns", "rows_to_height",
     "waves_log", "few_waves", "last_wave", "tiles_to_equal_log", "waves_to_equal_log",
     "drawn_waves", "drawn_waves_log", "drawn_work", "drawn_work_log",
+    "load_log", "shared_load_log", "ctas_log", "steps", "steps_log",
+    "drawn_tiles_log", "largest_group", "drawn_last_wave_log", "drawn_filled_rows",
 )  # fmt: skip
 #: Draws of rows, of which the mean number of waves is a feature.
 _DRAWS = 8
@@ -103,7 +106,8 @@ def _features(problem: DeclaredProblem, config: Config, equal_us: float, sm_coun
     columns, slots = -(-n // width), max(1, sm_count // (cluster[0] * cluster[1]))
     tiles, equal = row_tiles(problem, height), equal_tiles(problem, height)
     waves = tiles * columns / slots
-    drawn = _drawn_waves(problem, height, columns, slots)
+    drawn = _Drawn.of(problem, height, columns, slots)
+    steps = problem.k / config.integer("tile_k")
     yield from map(log, (equal_us, rows, groups, rows / groups, n, problem.k))
     yield from (problem.tokens == "zipf", activation_of(problem) != "", problem.unaligned)
     yield from (swapped, config.flag("pingpong"), config.integer("mma_warpgroups"), config.integer("tile_k"))
@@ -111,7 +115,45 @@ def _features(problem: DeclaredProblem, config: Config, equal_us: float, sm_coun
     yield from (log(height), log(width), rows / (tiles * height), n / (columns * width))
     yield from (rows / groups / height, log(waves), min(waves, _FEW_WAVES), ceil(waves) / waves)
     yield from (log(tiles / equal), log(ceil(waves) / ceil(equal * columns / slots)))
-    yield from (drawn, log(drawn), drawn * height * width, log(drawn * tile[0] * tile[1]))
+    yield from (drawn.waves, log(drawn.waves), drawn.waves * height * width)
+    yield from (log(drawn.waves * tile[0] * tile[1]), log(drawn.waves * (tile[0] + tile[1])))
+    yield log(drawn.waves * (tile[0] / cluster[1] + tile[1] / cluster[0]))
+    yield from (log(min(sm_count, drawn.clusters * cluster[0] * cluster[1])), steps * drawn.waves, log(steps))
+    yield from (log(drawn.tiles), drawn.largest * tile[swapped] * tile[not swapped])
+    yield from (log(drawn.waves * slots / drawn.clusters), drawn.filled)
+
+
+class _Drawn(NamedTuple):
+    """What groups whose rows are drawn at random come to, as means over the draws.
+
+    Attributes:
+        waves: Waves of clusters, whole ones.
+        clusters: Clusters.
+        tiles: Rows of tiles of a group that has rows.
+        largest: Rows of tiles of the largest group.
+        filled: Part of its rows of tiles that a group fills.
+    """
+
+    waves: float
+    clusters: float
+    tiles: float
+    largest: float
+    filled: float
+
+    @classmethod
+    def of(cls, problem: DeclaredProblem, height: int, columns: int, slots: int) -> _Drawn:
+        import numpy as np
+
+        rows = _drawn_rows(problem)
+        tiles = -(-rows // height)
+        clusters = tiles.sum(1) * columns
+        return cls(
+            float(np.ceil(clusters / slots).mean()),
+            float(clusters.mean()),
+            float(tiles.sum() / (rows > 0).sum()),
+            float(tiles.max(1).mean()),
+            float((rows / (np.maximum(tiles, 1) * height)).mean()),
+        )
 
 
 def _columns(problem: DeclaredProblem) -> int:
@@ -123,14 +165,6 @@ def equal_tiles(problem: DeclaredProblem, height: int) -> int:
     """Return the tiles of equal groups along the rows."""
     gemm = batched_gemm(problem)
     return gemm.batch * -(-gemm.m // height)
-
-
-def _drawn_waves(problem: DeclaredProblem, height: int, columns: int, slots: int) -> float:
-    """Return the mean number of waves if each row chooses its group at random."""
-    import numpy as np
-
-    tiles = -(-_drawn_rows(problem) // height)
-    return float(np.ceil(tiles.sum(1) * columns / slots).mean())
 
 
 @lru_cache(maxsize=256)

@@ -31,6 +31,9 @@ class Boosting:
         rate: Share of what a tree would correct that it does correct.
         hold: Weight of a pretended row in each leaf that is right already, which keeps small leaves small.
         borders: Most borders of a feature.
+        asked: Part of the features, drawn anew for each tree, that it may ask about.
+        sampled: Part of the points, likewise, that decide its questions.
+        seed: Of these draws.
     """
 
     trees: int
@@ -38,6 +41,9 @@ class Boosting:
     rate: float
     hold: float = 3.0
     borders: int = 64
+    asked: float = 1.0
+    sampled: float = 1.0
+    seed: int = 0
 
     def fit(self, features: Doubles, wanted: Doubles, weight: Doubles | None = None) -> Trees:
         """Return trees whose sum is near ``wanted``.
@@ -55,8 +61,14 @@ class Boosting:
         base = float((wanted * weight).sum() / weight.sum())
         left = wanted - base
         found = []
+        chance = np.random.default_rng(self.seed)
         for _ in range(self.trees):
-            questions, leaf = self._grow(bins, borders, left, weight)
+            known = [
+                each if drawn else each[:0]
+                for each, drawn in zip(borders, chance.random(len(borders)) < self.asked, strict=True)
+            ]
+            counted = weight * (chance.random(len(weight)) < self.sampled)
+            questions, leaf = self._grow(bins, known, left, counted)
             count = 1 << self.depth
             sums = np.bincount(leaf, weight * left, count)
             leaves = self.rate * sums / (np.bincount(leaf, weight, count) + self.hold)

@@ -117,6 +117,14 @@ class Trees:
             self.base + others.base,
         )
 
+    def scaled(self, factor: float) -> Trees:
+        """Return trees whose sum is ``factor`` times that of these."""
+        import numpy as np
+
+        return Trees(
+            self.asked, self.limits, self.leaves * np.float32(factor), self.depth, self.base * factor
+        )
+
     def _deepened(self, depth: int) -> Trees:
         """Return the same trees with further questions, whose answers are always no."""
         import numpy as np
