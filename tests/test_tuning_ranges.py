@@ -39,7 +39,7 @@ from cutegen.tuning import AutoTuner, Effort, RangeEffort, RangeResult, TuneResu
 from cutegen.tuning.backends import Backends
 
 WEIGHT = "gemm 1..8192x7168x2048 bf16 kk"
-SMALL = RangeEffort(ranked=12, proposed=4, kernels=16, sizes=8, doubtful=4, random=3, contenders=6)
+SMALL = RangeEffort(ranked=12, proposed=4, kernels=16, sizes=8, doubtful=4, random=3, contenders=6, loaded=5)
 #: Every config that was proposed or measured, by its name.
 _NAMED: dict[str, Config] = {}
 
@@ -121,7 +121,7 @@ def sizes_of(whole: Range, count: int) -> Iterator[int]:
 @pytest.mark.parametrize("world", [0, 1])
 def test_the_answers_are_near_the_best_at_sizes_that_nobody_measured(tmp_path: Path, world: int) -> None:
     """Within 2 % of the best of all candidates in the geometric mean, though the model is further off."""
-    effort = RangeEffort(ranked=56, sizes=36, doubtful=16)
+    effort = RangeEffort(ranked=56, sizes=36, doubtful=16, loaded=20)
     rig = Rig(tmp_path, world=world, range_effort=effort)
     entry = rig.tune().entry
     pool = {_NAMED[name] for _, names in rig.bench.timed for name in names}
@@ -138,7 +138,7 @@ def test_the_answers_are_near_the_best_at_sizes_that_nobody_measured(tmp_path: P
         models.append(truth[min(truth, key=lambda c: rig.gpu.predict(size, c) or 1e9)] / min(truth.values()))
     assert geometric_mean(mine) < 1.02 < geometric_mean(models)
     assert sorted(mine)[-6] < 1.1
-    assert len(rig.bench.sizes) <= 36 + 16 + 8 + 1
+    assert len(rig.bench.sizes) <= 36 + 16 + 20 + 8 + 1
 
 
 def test_the_table_says_what_was_measured(tmp_path: Path) -> None:
@@ -173,7 +173,8 @@ def test_kernels_are_checked_once_and_measured_at_many_sizes(tmp_path: Path) -> 
     assert len(rig.bench.checked) == len(set(rig.bench.checked))
     timed = [name for _, names in rig.bench.timed for name in names]
     assert set(timed) == set(rig.bench.checked) and len(timed) > 2 * len(set(timed))
-    assert all(policy.rounds == 3 and policy.context == "behind" for policy, _ in rig.bench.timed)
+    assert all(policy.context == "behind" for policy, _ in rig.bench.timed)
+    assert {policy.rounds for policy, _ in rig.bench.timed} == {3, 5}
 
 
 def test_both_orders_of_tiles_are_tried(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ class Estimates:
         self._tile_of = tile_of
         self._measured: dict[int, dict[Config, float]] = {}
         self._errors: dict[Config, dict[int, float]] = {}
+        self._sizes: set[int] = set()
         self._alike: dict[Config, Doubles] = {}
         self._around: dict[int, tuple[Doubles, Doubles]] = {}
 
@@ -85,7 +86,12 @@ class Estimates:
     def learn(self, size: int, times_us: Mapping[Config, float]) -> None:
         """Take in what configs took at ``size``, measured beside each other."""
         self._measured.setdefault(size, {}).update(times_us)
+        self.learn_errors(size, times_us)
+
+    def learn_errors(self, size: int, times_us: Mapping[Config, float]) -> None:
+        """Take in what configs took at ``size``, which do not tell what is fastest there."""
         self._around.clear()
+        self._sizes.add(size)
         for config, took in times_us.items():
             predicted = self._predict(size, config)
             if predicted is not None:
@@ -139,7 +145,7 @@ class Estimates:
 
         known = self._around.get(size)
         if known is None:
-            near = {at: exp(-abs(log2(size / at)) / _SHARED_REACH) for at in self._measured}
+            near = {at: exp(-abs(log2(size / at)) / _SHARED_REACH) for at in self._sizes}
             errors = [sum(near[at] * error for at, error in e.items()) for e in self._errors.values()]
             weights = [sum(map(near.__getitem__, found)) for found in self._errors.values()]
             known = self._around[size] = (np.array(errors), np.array(weights))

@@ -59,11 +59,15 @@ class Baseline:
     expected_us: Callable[[int], float | None]
     problem_at: Callable[[int], Problem]
 
-    def doubt(self, size: int) -> float:
-        """Return by which factor a measured lead over it at ``size`` is to be taken for less."""
+    def is_loaded(self, size: int) -> bool:
+        """Return whether it is a library's call, and the power limit may decide at ``size``."""
         problem = self.problem_at(size)
         library = find_family(problem.family).is_library_call(problem)
-        return _SUSTAINED if library and problem.flops >= _INTENSITY * problem.min_bytes else 1.0
+        return library and problem.flops >= _INTENSITY * problem.min_bytes
+
+    def doubt(self, size: int) -> float:
+        """Return by which factor a lead over it, measured in a few rounds, is to be taken for less."""
+        return _SUSTAINED if self.is_loaded(size) else 1.0
 
 
 @dataclass(frozen=True)
@@ -162,16 +166,29 @@ def pieces(
 
 
 def ratios(
-    results: Results, estimates: Estimates, baseline: Baseline
+    results: Results,
+    estimates: Estimates,
+    baseline: Baseline,
+    under_load: Callable[[int], float | None] = lambda size: None,
 ) -> Callable[[int, Config], float | None]:
     """Return the baseline's time over a config's: measured, or with both times estimated.
 
-    What is measured under the power limit counts less than it says, as :data:`_SUSTAINED` says.
+    Where the power limit may decide it is what was measured under load; in a few rounds measured leads count
+    for less than they say, as :data:`_SUSTAINED` says.
+
+    Args:
+        results: What was measured in a few rounds.
+        estimates: What configs take elsewhere.
+        baseline: What is known of the baseline.
+        under_load: The ratio of a size's answer under load; None if it is not known.
     """
     times = {size: each.timing.paired.mid * ratio for size, each, ratio in _fastest(results)}
     sizes = sorted(times)
 
     def ratio_at(size: int, config: Config) -> float | None:
+        loaded = under_load(size) if baseline.is_loaded(size) else None
+        if loaded is not None:
+            return loaded
         doubt = baseline.doubt(size)
         known = results.get(size, {}).get(config)
         if known is not None and known.timing.ratio is not None:
@@ -233,20 +250,24 @@ def _between(size: int, sizes: Sequence[int], times_us: Mapping[int, float]) -> 
 
 
 def points(
-    results: Results, answer_at: Callable[[int], Config], regrets: Mapping[int, float]
-) -> tuple[Point, ...]:
-    """Return the sizes at which the config that answers was measured, with the evidence."""
-    return tuple(_points(results, answer_at, regrets))
-
-
-def _points(
-    results: Results, answer_at: Callable[[int], Config], regrets: Mapping[int, float]
+    results: Results,
+    answer_at: Callable[[int], Config],
+    regrets: Mapping[int, float],
+    ratio_at: Callable[[int, Config], float | None],
 ) -> Iterator[Point]:
+    """Yield the sizes at which the config that answers was measured, with the evidence.
+
+    Args:
+        results: What was measured.
+        answer_at: The config that answers a size.
+        regrets: Of the sizes that had no part in the choice.
+        ratio_at: As :func:`pieces` has it.
+    """
     for size in sorted(results):
-        found = results[size].get(answer_at(size))
+        config = answer_at(size)
+        found = results[size].get(config)
         if found is not None:
-            timing = found.timing
-            yield Point(size, timing.median_us, timing.ratio, regrets.get(size), found.trial)
+            yield Point(size, found.timing.median_us, ratio_at(size, config), regrets.get(size), found.trial)
 
 
 def regret_of(times_us: Mapping[Config, float], config: Config) -> float:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from cutegen.digest import Json, digest
 from cutegen.errors import UsageError
 from cutegen.families.ranges import Range
+from cutegen.family import Problem
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
 from cutegen.tuning.request import Request, find_effort
 
-__all__ = ["RANGE_EFFORTS", "RangeEffort", "RangeRequest", "SizeRequest", "find_range_effort"]
+__all__ = [
+    "RANGE_EFFORTS",
+    "LoadedRequest",
+    "RangeEffort",
+    "RangeRequest",
+    "SizeRequest",
+    "find_range_effort",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class RangeEffort:
         random: Sizes taken at random to see how good the answers are.
         contenders: Candidates that are measured beside each other at a size.
         seconds: No doubtful size is begun this many seconds after the run began.
+        loaded: Sizes at which answers are timed beside a library's call under the power limit.
+        loaded_seconds: None of these is begun this many seconds after the run began.
     """
 
     ranked: int = 96
@@ -41,15 +52,27 @@ class RangeEffort:
     doubtful: int = 48
     random: int = 6
     contenders: int = 12
-    seconds: float = 23.0
+    seconds: float = 16.0
+    loaded: int = 64
+    loaded_seconds: float = 24.0
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
 RANGE_EFFORTS: Mapping[str, RangeEffort] = {
-    "quick": RangeEffort(ranked=48, kernels=64, sizes=24, doubtful=8, random=4, contenders=12, seconds=14.0),
+    "quick": RangeEffort(
+        ranked=48, kernels=64, sizes=24, doubtful=8, random=4, seconds=14.0, loaded=32, loaded_seconds=18.0
+    ),
     "standard": RangeEffort(),
     "exhaustive": RangeEffort(
-        ranked=160, kernels=320, sizes=96, doubtful=96, random=24, contenders=32, seconds=240.0
+        ranked=160,
+        kernels=320,
+        sizes=96,
+        doubtful=96,
+        random=24,
+        contenders=32,
+        seconds=240.0,
+        loaded=192,
+        loaded_seconds=300.0,
     ),
 }
 
@@ -70,6 +93,14 @@ _LAUNCHES, _LONGEST = 8, 2
 #: Most extra rounds of the entries that are tied for fastest, and of the baseline. Source: with three rounds
 #: on an H200 whose clock oscillates, ratios to torch.mm at m of 5000 and more were up to 8 % too good.
 _DECIDING = 4
+#: Seconds of load before a size that the power limit may slow down: which config is fastest hardly depends on
+#: it. Source: of 92 sizes of 7680x4608 on an H200 the fastest of five configs was another one after more load
+#: at nine, by 1 % to 4 %.
+_SETTLE_S = 0.1
+#: Seconds of load before the first ratio under load, and before the next ones, which follow at once.
+_LOAD_S, _STAY_S = 1.2, 0.05
+#: Rounds of a ratio under load, and the shortest turn of an entry in microseconds.
+_LOADED_ROUNDS, _LOADED_US = 5, 3000.0
 #: Floating-point operations per microsecond. Source: NVIDIA H200 datasheet, dense bf16, less a third.
 _FLOPS_US = 7e8
 
@@ -87,8 +118,34 @@ class SizeRequest(Request):
         usual = super().screen_policy
         long_us = _LAUNCHES * self.problem.flops / _FLOPS_US
         round_us = max(usual.round_us / 2, min(long_us, _LONGEST * usual.round_us))
-        settle_s, extra = min(usual.settle_s, 0.2), max(usual.extra_rounds, _DECIDING)
+        settle_s, extra = min(usual.settle_s, _SETTLE_S), max(usual.extra_rounds, _DECIDING)
         return replace(usual, round_us=round_us, settle_s=settle_s, extra_rounds=extra, burst_rounds=0)
+
+
+@dataclass(frozen=True)
+class LoadedRequest(SizeRequest):
+    """The request of a size whose answer is timed under load.
+
+    Attributes:
+        first: Whether the GPU may have been idle before.
+    """
+
+    first: bool = False
+
+    @property
+    def screen_policy(self) -> Policy:
+        """How the answer is timed: as it runs in a program that keeps the GPU busy."""
+        usual = super().screen_policy
+        return replace(
+            usual,
+            clock="settled",
+            rounds=_LOADED_ROUNDS,
+            min_rounds=_LOADED_ROUNDS,
+            round_us=max(usual.round_us, _LOADED_US),
+            settle_s=_LOAD_S if self.first else _STAY_S,
+            prune=0.0,
+            extra_rounds=0,
+        )
 
 
 @dataclass(frozen=True)
@@ -116,18 +173,30 @@ class RangeRequest:
 
     def at(self, size: int) -> SizeRequest | None:
         """Return the request of one size, None if the layout does not allow it."""
-        problem, base = self.range.at(size), self.base
-        if problem is None:
-            return None
-        return SizeRequest(
-            problem=problem,
-            arch=base.arch,
-            sm_count=base.sm_count,
-            effort=replace(base.effort, chunk=max(base.effort.chunk, self.effort.contenders + 1)),
-            fixed=base.fixed,
-            seed=base.seed,
-            context=base.context,
-        )
+        problem = self.range.at(size)
+        return None if problem is None else SizeRequest(**self._of_size(problem))
+
+    def under_load(self, size: int, *, first: bool) -> LoadedRequest | None:
+        """Return the request to time the answer of one size under load, None if the layout forbids the size.
+
+        Args:
+            size: Which.
+            first: Whether the GPU may have been idle before.
+        """
+        problem = self.range.at(size)
+        return None if problem is None else LoadedRequest(**self._of_size(problem), first=first)
+
+    def _of_size(self, problem: Problem) -> dict[str, Any]:
+        base = self.base
+        return {
+            "problem": problem,
+            "arch": base.arch,
+            "sm_count": base.sm_count,
+            "effort": replace(base.effort, chunk=max(base.effort.chunk, self.effort.contenders + 1)),
+            "fixed": base.fixed,
+            "seed": base.seed,
+            "context": base.context,
+        }
 
     def run_name(self, device: Device | None, toolchain: str) -> str:
         """Return the name of this run: equal names mean that the same question was asked."""

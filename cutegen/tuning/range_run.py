@@ -30,9 +30,10 @@ from cutegen.search.range_predict import Predictions
 from cutegen.space import Config
 from cutegen.tuning import range_answers
 from cutegen.tuning.candidate_runner import PROBLEM_FAILURES, CandidateRunner
+from cutegen.tuning.loaded_ratios import LoadedRatios
 from cutegen.tuning.progress import Progress
 from cutegen.tuning.range_proposals import RangeProposals, coarse_first
-from cutegen.tuning.range_request import RangeRequest
+from cutegen.tuning.range_request import RangeRequest, SizeRequest
 from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.screening import Screening, SourceCache
 from cutegen.tuning.session import Session
@@ -79,6 +80,7 @@ class RangeRun:
         self._results: dict[int, dict[Config, range_answers.Measured]] = {}
         self._keys: dict[Config, str] = {}
         self._regrets: dict[int, float] = {}
+        self._loaded = LoadedRatios()
         self._outcomes: Counter[str] = Counter()
         self._error: CutegenError | None = None
         self._given_up: set[int] = set()
@@ -106,13 +108,15 @@ class RangeRun:
         self._pool = self._proposals.choose(incumbents, self._submit_kernels)
         effort = self.request.effort
         sizes = coarse_first(first_sizes(self._cells, effort.sizes))
-        self._planned = len(sizes) + effort.doubtful + effort.random
+        loaded = self._loaded_sizes()
+        self._planned = len(sizes) + effort.doubtful + len(loaded) + effort.random
         self._submit(sizes)
         due = self._at_nearest(incumbents, sizes)
         for size in ready_first(sizes, self._is_compiled, _AHEAD):
             if size in sizes[:2] or not self._late(budget_s):
                 self._measure(size, "sizes", also=due.get(size, ()))
         self._measure_doubtful(budget_s)
+        self._measure_loaded(loaded, budget_s)
         self._measure_random(budget_s)
         return self._conclude()
 
@@ -242,7 +246,61 @@ class RangeRun:
         if not find_family(low.family).is_library_call(low):
             return []
         ratios = range_answers.best_ratios(self._results, self._baseline)
+        if self.request.effort.loaded:
+            cells = [cell for cell in cells if not self._baseline.is_loaded(cell.size)]
         return most_disputed(ratios, cells, 1 - MEASURED_LEAD, _DOUBTFUL_AT_A_TIME // 4)
+
+    def _loaded_sizes(self) -> list[int]:
+        """Return sizes at which the power limit may decide whether a library's call is faster.
+
+        The largest comes first: it loads the GPU most.
+        """
+        cells = [cell for cell in self._cells if self._baseline.is_loaded(cell.size)]
+        count = self.request.effort.loaded
+        return first_sizes(cells, count)[::-1] if cells and count > 0 else []
+
+    def _measure_loaded(self, sizes: Sequence[int], budget_s: float | None) -> None:
+        """Time answers and the baseline under load, each answer beside another that may be faster."""
+        if not self._estimates.measured:
+            return
+        answer_at, effort = self._answer_at(self._answers()), self.request.effort
+        for at, size in enumerate(sizes):
+            if self._late(effort.loaded_seconds) or self._late(budget_s):
+                return
+            request = self.request.under_load(size, first=at == 0)
+            if request is not None:
+                self._compare(request, size, answer_at(size))
+
+    def _compare(self, request: SizeRequest, size: int, answer: Config) -> None:
+        """Time ``answer`` and its rival at ``size``: by how much it is ahead, and of the baseline."""
+        expected = self._estimates.estimate(size, answer)
+        if expected is None:
+            return
+        run = self._screening.start(request)
+        try:
+            run.screen([answer, *self._rival(size, answer)])
+        except PROBLEM_FAILURES as error:
+            self._error = error
+        timings = {config: each.timing for config, each in run.attempts.items() if each.timing is not None}
+        self._ran |= run.ran
+        self._outcomes += run.outcomes()
+        self._drop_failed(run)
+        self._loaded.learn(
+            size, {c: timing.ratio for c, timing in timings.items() if timing.ratio is not None}
+        )
+        if answer in timings:
+            # Under load all take longer than in the rounds of other sizes: only their relation tells.
+            unit = expected.time_us / timings[answer].paired.mid
+            self._estimates.learn_errors(size, {c: unit * timing.paired.mid for c, timing in timings.items()})
+        self._tell("loaded")
+
+    def _rival(self, size: int, answer: Config) -> list[Config]:
+        """Return the config of another kernel that is most likely to be faster, if there is one."""
+        kernel = self._kernel_of(answer)
+        near = range_answers.rivals(self._estimates, size, self._kernel_of)
+        others = (config for config in near if self._kernel_of(config) != kernel)
+        found = {c: each for c in others if (each := self._estimates.estimate(size, c)) is not None}
+        return [min(found, key=lambda c: found[c].cautious_us)] if found else []
 
     def _measure_random(self, budget_s: float | None) -> None:
         """Measure how good the answers are at sizes that had no part in choosing them."""
@@ -292,19 +350,23 @@ class RangeRun:
         if not self._results:
             raise self._nothing(str(self.request.range))
         chosen = self._answers()
+        answer_at = self._answer_at(chosen)
+        ratio_at = range_answers.ratios(
+            self._results, self._estimates, self._baseline, self._loaded.between(answer_at)
+        )
         timings = [found.timing for each in self._results.values() for found in each.values()]
         pieces = range_answers.pieces(
             self._cells,
             chosen,
             lambda config: self._keys.get(self._kernel_of(config), ""),
-            range_answers.ratios(self._results, self._estimates, self._baseline),
+            ratio_at,
             allow_torch=self.request.base.allow_torch,
         )
         entry = RangeEntry(
             self.request.range,
             pieces,
             range_answers.summary(self._regrets),
-            range_answers.points(self._results, self._answer_at(chosen), self._regrets),
+            tuple(range_answers.points(self._results, answer_at, self._regrets, ratio_at)),
             context=self.request.base.context,
             baseline=next((timing.reference for timing in timings if timing.reference), ""),
             contended_by=next((timing.contended_by for timing in timings if timing.contended_by), ""),
@@ -335,14 +397,14 @@ class RangeRun:
             arch=setting.arch.name,
             device=setting.device.name if setting.device else "",
             outcomes=dict(self._outcomes),
-            sizes=len(self._results),
+            sizes=len(self._loaded.sizes | {*self._results}),
             kernels=len(self._keys),
             seconds=self._clock() - self._start,
             reused=reused,
         )
 
     def _tell(self, stage: str) -> None:
-        done = len(self._results) + len(self._given_up)
+        done = len(self._results) + len(self._loaded.sizes) + len(self._given_up)
         self._observe(
             Progress(
                 problem=self.request.range.low,

@@ -1,0 +1,60 @@
+"""How fast a library's call is beside the answers of a range where the power limit decides, by size.
+
+There a ratio from a few rounds says little: which of two kernels is slowed down more depends on the load of
+the second before. So the GPU is loaded until its clock settles, then answers are timed beside the call at
+many sizes, one after the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from math import exp, log
+
+from cutegen.space import Config
+
+__all__ = ["LoadedRatios"]
+
+
+class LoadedRatios:
+    """The call's time over that of configs, at sizes where both were timed under load."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Mapping[Config, float]] = {}
+
+    @property
+    def sizes(self) -> set[int]:
+        """Where both were timed."""
+        return {*self._found}
+
+    def learn(self, size: int, ratios: Mapping[Config, float]) -> None:
+        """Take in the ratios of the configs that were timed at ``size``."""
+        if ratios:
+            self._found[size] = dict(ratios)
+
+    def between(self, answer_at: Callable[[int], Config]) -> Callable[[int], float | None]:
+        """Return what gives the ratio of a size's answer: measured, or interpolated on logarithmic axes.
+
+        A size whose answer is another one than those that were timed there counts as its slowest.
+
+        Args:
+            answer_at: The config that answers a size.
+        """
+        sizes = sorted(self._found)
+        found = [self._found[size] for size in sizes]
+        logs = [
+            log(ratios.get(answer_at(size), min(ratios.values())))
+            for size, ratios in zip(sizes, found, strict=True)
+        ]
+
+        def ratio_at(size: int) -> float | None:
+            if not sizes:
+                return None
+            at = bisect_left(sizes, size)
+            below, above = max(at - 1, 0), min(at, len(sizes) - 1)
+            if below == above or sizes[above] == size:
+                return exp(logs[above])
+            share = log(size / sizes[below]) / log(sizes[above] / sizes[below])
+            return exp((1 - share) * logs[below] + share * logs[above])
+
+        return ratio_at
