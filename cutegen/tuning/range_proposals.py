@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
@@ -32,6 +33,8 @@ _NEARBY = 2
 
 #: Takes kernels to be compiled, each as a problem and a config of it, in order of urgency.
 Submit = Callable[[Iterable[tuple[Problem, Config]]], None]
+#: Configs that compete, each with the sizes at which it was proposed.
+Pool = dict[Config, list[int]]
 
 
 class RangeProposals:
@@ -48,6 +51,11 @@ class RangeProposals:
         self._cells = cells
         self._predict = predict
         self._space = find_space(request.range.low.family, request.base.arch)
+        self._incumbents: Mapping[int, Sequence[Config]] = {}
+        self._kernels: dict[Config, None] = {}
+        self._proposals: dict[int, list[Config]] = {}
+        self._searched_problems: Mapping[int, Problem] = {}
+        self._search: Future[dict[Problem, list[Config]]] | None = None
 
     def incumbents(self, table: Table | None) -> dict[int, list[Config]]:
         """Return cutegen's own configs that ``table`` names now, by size."""
@@ -67,11 +75,12 @@ class RangeProposals:
                 found.setdefault(problem.sizes[whole.size], []).append(config)
         return found
 
-    def choose(self, incumbents: Mapping[int, Sequence[Config]], submit: Submit) -> dict[Config, list[int]]:
-        """Return the configs that compete, each with the sizes at which it was proposed.
+    def choose(self, incumbents: Mapping[int, Sequence[Config]], submit: Submit) -> Pool:
+        """Return the configs that compete first, each with the sizes at which it was proposed.
 
-        Default candidates are known at once, and many kernels are of these: they go to ``submit``, so that
-        the compiler works while the whole space is ranked.
+        Default candidates are known at once, and many kernels are of these: they go to ``submit``, and what
+        competes is of their kernels. Meanwhile the whole space is ranked: see :meth:`searched`. Where nothing
+        is known at once, this waits for it.
 
         Args:
             incumbents: Configs that the table names now, by size.
@@ -80,25 +89,55 @@ class RangeProposals:
         request, effort, base = self._request, self._request.effort, self._request.base
         sizes = first_sizes(self._cells, effort.ranked)
         problems = {size: problem for size in sizes if (problem := request.range.at(size)) is not None}
+        self._incumbents = incumbents
         named = [config for configs in incumbents.values() for config in configs]
         self._predict.trust(named)
-        kernels = dict.fromkeys(islice(dict.fromkeys(map(self.kernel_of, named)), effort.kernels))
+        self._kernels = dict.fromkeys(islice(dict.fromkeys(map(self.kernel_of, named)), effort.kernels))
 
         proposals = {size: self._likely(problem) for size, problem in problems.items()}
-        first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(kernels))))
+        self._proposals = proposals
+        asked = self._asked(problems, proposals)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="cutegen-range")
+        self._search = thread.submit(
+            rank_all, [*asked.values()], base.arch, base.sm_count, effort.proposed, base.fixed or None
+        )
+        thread.shutdown(wait=False)
+        self._searched_problems = asked
+        first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(self._kernels))))
         submit(self._most_urgent_first(set(first), proposals))
-        kernels |= dict.fromkeys(first)
+        self._kernels |= dict.fromkeys(first)
+        if len(asked) == len(problems):
+            return self.searched(wait=True) or {}
+        return self._pool(self._with_incumbents(proposals), self._kernels)
 
-        searched = self._searched(problems, proposals)
-        fixed = base.fixed or None
-        ranked = rank_all([*searched.values()], base.arch, base.sm_count, effort.proposed, fixed)
-        for size, problem in searched.items():
+    def searched(self, *, wait: bool = False) -> Pool | None:
+        """Return what competes once the whole space is ranked; None while it is not, and after that.
+
+        Args:
+            wait: Whether to wait for it.
+
+        Raises:
+            ConfigError: A knob is fixed to a value that does not exist.
+            ProblemError: No config computes a size.
+        """
+        search, effort = self._search, self._request.effort
+        if search is None or not (wait or search.done()):
+            return None
+        self._search, ranked, proposals = None, search.result(), self._proposals
+        for size, problem in self._searched_problems.items():
             more = (self._for_context(problem, config) for config in ranked[problem])
             proposals[size] = [*dict.fromkeys([*proposals[size], *more])]
-        for size, configs in incumbents.items():
-            proposals[size] = [*configs, *proposals.get(size, [])]
-        kernels |= dict.fromkeys(self._shortlist(proposals, effort.kernels - len(kernels), kernels))
-        return self._pool(proposals, kernels)
+        proposals = self._with_incumbents(proposals)
+        left = effort.kernels - len(self._kernels)
+        self._kernels |= dict.fromkeys(self._shortlist(proposals, left, self._kernels))
+        return self._pool(proposals, self._kernels)
+
+    def _with_incumbents(self, proposals: Mapping[int, Sequence[Config]]) -> dict[int, list[Config]]:
+        """Return what is proposed at each size, what the table names before all else."""
+        found = {size: [*configs] for size, configs in proposals.items()}
+        for size, configs in self._incumbents.items():
+            found[size] = [*configs, *found.get(size, [])]
+        return found
 
     def default(self, problem: Problem) -> Config:
         """Return what a call of ``problem`` would run without the range."""
@@ -109,11 +148,9 @@ class RangeProposals:
         """Return the part of a config that is compiled in, which names its kernel."""
         return space_of(config, self._space.family, self._space.arch).compile_view(config)
 
-    def _pool(
-        self, proposals: Mapping[int, Sequence[Config]], kernels: Collection[Config]
-    ) -> dict[Config, list[int]]:
+    def _pool(self, proposals: Mapping[int, Sequence[Config]], kernels: Collection[Config]) -> Pool:
         """Return the proposed configs of ``kernels`` and their run-time variants, with their sizes."""
-        pool: dict[Config, list[int]] = {}
+        pool: Pool = {}
         for size, configs in proposals.items():
             for config in configs:
                 if self.kernel_of(config) in kernels:
@@ -134,7 +171,7 @@ class RangeProposals:
         flags = [k for k in sorted(space.run_time_knobs) if set(space.domains[k]) == {False, True}]
         return [config.replace(**{k: not config[k]}) for k in flags if k not in base.fixed]
 
-    def _searched(
+    def _asked(
         self, problems: Mapping[int, Problem], proposals: Mapping[int, Sequence[Config]]
     ) -> dict[int, Problem]:
         """Return the problems for which the whole space is ranked, which takes cores from the compiler.

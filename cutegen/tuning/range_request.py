@@ -51,8 +51,8 @@ class RangeEffort:
     sizes: int = 48
     doubtful: int = 48
     random: int = 6
-    contenders: int = 12
-    seconds: float = 16.0
+    contenders: int = 10
+    seconds: float = 19.0
     loaded: int = 64
     loaded_seconds: float = 24.0
 
@@ -97,10 +97,12 @@ _DECIDING = 4
 #: it. Source: of 92 sizes of 7680x4608 on an H200 the fastest of five configs was another one after more load
 #: at nine, by 1 % to 4 %.
 _SETTLE_S = 0.1
+#: The same for other sizes, before which the GPU has computed another one.
+_WAKE_S = 0.02
 #: Seconds of load before the first ratio under load, and before the next ones, which follow at once.
-_LOAD_S, _STAY_S = 1.2, 0.05
+_LOAD_S, _STAY_S = 1.2, 0.02
 #: Rounds of a ratio under load, and the shortest turn of an entry in microseconds.
-_LOADED_ROUNDS, _LOADED_US = 5, 3000.0
+_LOADED_ROUNDS, _LOADED_US = 5, 2500.0
 #: Floating-point operations per microsecond. Source: NVIDIA H200 datasheet, dense bf16, less a third.
 _FLOPS_US = 7e8
 
@@ -118,7 +120,8 @@ class SizeRequest(Request):
         usual = super().screen_policy
         long_us = _LAUNCHES * self.problem.flops / _FLOPS_US
         round_us = max(usual.round_us / 2, min(long_us, _LONGEST * usual.round_us))
-        settle_s, extra = min(usual.settle_s, _SETTLE_S), max(usual.extra_rounds, _DECIDING)
+        settle_s = min(usual.settle_s, _SETTLE_S if usual.clock == "settled" else _WAKE_S)
+        extra = max(usual.extra_rounds, _DECIDING)
         return replace(usual, round_us=round_us, settle_s=settle_s, extra_rounds=extra, burst_rounds=0)
 
 

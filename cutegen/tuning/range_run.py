@@ -83,6 +83,7 @@ class RangeRun:
         self._loaded = LoadedRatios()
         self._outcomes: Counter[str] = Counter()
         self._error: CutegenError | None = None
+        self._contended: dict[int, list[Config]] = {}
         self._given_up: set[int] = set()
         self._failed: set[Config] = set()
         self._ran = False
@@ -114,11 +115,21 @@ class RangeRun:
         due = self._at_nearest(incumbents, sizes)
         for size in ready_first(sizes, self._is_compiled, _AHEAD):
             if size in sizes[:2] or not self._late(budget_s):
+                self._take_in_search(sizes)
                 self._measure(size, "sizes", also=due.get(size, ()))
+        self._take_in_search(sizes, wait=True)
         self._measure_doubtful(budget_s)
         self._measure_loaded(loaded, budget_s)
         self._measure_random(budget_s)
         return self._conclude()
+
+    def _take_in_search(self, sizes: Sequence[int], *, wait: bool = False) -> None:
+        """Let the kernels of the whole space compete too, once it is ranked."""
+        pool = self._proposals.searched(wait=wait)
+        if pool is not None:
+            self._pool = {config: at for config, at in pool.items() if config not in self._failed}
+            self._contended.clear()
+            self._submit([size for size in sizes if size not in self._estimates.measured])
 
     def _at_nearest(
         self, incumbents: Mapping[int, Sequence[Config]], sizes: Sequence[int]
@@ -155,6 +166,11 @@ class RangeRun:
 
     def _contenders(self, size: int) -> list[Config]:
         """Return what to measure at ``size``; of one kernel first what was proposed for sizes nearby."""
+        if size not in self._contended:
+            self._contended[size] = self._contenders_by_estimate(size)
+        return self._contended[size]
+
+    def _contenders_by_estimate(self, size: int) -> list[Config]:
         nearest = {config: min(abs(log2(size / at)) for at in sizes) for config, sizes in self._pool.items()}
         return contenders(
             self._estimates,
@@ -198,6 +214,7 @@ class RangeRun:
         return self._estimates.measured.get(size, {})
 
     def _drop_failed(self, run: CandidateRunner) -> None:
+        self._contended.clear()
         for config, attempt in run.attempts.items():
             if attempt.done and not attempt.ok:
                 self._failed.add(config)
@@ -216,6 +233,7 @@ class RangeRun:
         self._drop_failed(run)
         if times:
             self._estimates.learn(size, times)
+            self._contended.clear()
         else:
             self._given_up.add(size)
 
