@@ -43,6 +43,10 @@ _BEST, _NEAREST = 8, 4
 #: the range's estimates up to 2000 rows, and 3 to 8 % beyond. With this, calls of each run would have been
 #: as fast or faster in the geometric mean, and so would the slowest (docs/tuning.md, "Ranges").
 _SUSTAINED, _INTENSITY = 1.05, 200
+#: The same from which on a library's call is timed at many sizes: its kernels change from one to the next,
+#: and with them its time by a tenth or more. Source: 5376x7424 on an H200, where ratios to it were 1.06 at
+#: 207 rows, 0.94 at 209 and 1.14 at 226 (docs/results/range_check_5376x7424.json).
+_UNEVEN = 100
 #: Doublings over which an error of what is expected of the baseline fades. Source: the same five runs.
 _BASELINE_REACH = 0.15
 
@@ -59,15 +63,19 @@ class Baseline:
     expected_us: Callable[[int], float | None]
     problem_at: Callable[[int], Problem]
 
-    def is_loaded(self, size: int) -> bool:
-        """Return whether it is a library's call, and the power limit may decide at ``size``."""
-        problem = self.problem_at(size)
-        library = find_family(problem.family).is_library_call(problem)
-        return library and problem.flops >= _INTENSITY * problem.min_bytes
+    def is_uneven(self, size: int) -> bool:
+        """Return whether it is a library's call at ``size``, and of a kind that changes between sizes."""
+        return self._is_library_call(size, _UNEVEN)
 
     def doubt(self, size: int) -> float:
         """Return by which factor a lead over it, measured in a few rounds, is to be taken for less."""
-        return _SUSTAINED if self.is_loaded(size) else 1.0
+        return _SUSTAINED if self._is_library_call(size, _INTENSITY) else 1.0
+
+    def _is_library_call(self, size: int, intensity: float) -> bool:
+        """Return whether it is one, with at least so many floating-point operations for each byte."""
+        problem = self.problem_at(size)
+        library = find_family(problem.family).is_library_call(problem)
+        return library and problem.flops >= intensity * problem.min_bytes
 
 
 @dataclass(frozen=True)
@@ -169,26 +177,26 @@ def ratios(
     results: Results,
     estimates: Estimates,
     baseline: Baseline,
-    under_load: Callable[[int], float | None] = lambda size: None,
+    compared: Callable[[int], float | None] = lambda size: None,
 ) -> Callable[[int, Config], float | None]:
     """Return the baseline's time over a config's: measured, or with both times estimated.
 
-    Where the power limit may decide it is what was measured under load; in a few rounds measured leads count
-    for less than they say, as :data:`_SUSTAINED` says.
+    Where a library's call changes between sizes it is what was compared at many of them; else leads that were
+    measured in a few rounds may count for less than they say, as :data:`_SUSTAINED` says.
 
     Args:
         results: What was measured in a few rounds.
         estimates: What configs take elsewhere.
         baseline: What is known of the baseline.
-        under_load: The ratio of a size's answer under load; None if it is not known.
+        compared: The ratio of a size's answer as it was compared; None if it was not.
     """
     times = {size: each.timing.paired.mid * ratio for size, each, ratio in _fastest(results)}
     sizes = sorted(times)
 
     def ratio_at(size: int, config: Config) -> float | None:
-        loaded = under_load(size) if baseline.is_loaded(size) else None
-        if loaded is not None:
-            return loaded
+        near = compared(size) if baseline.is_uneven(size) else None
+        if near is not None:
+            return near
         doubt = baseline.doubt(size)
         known = results.get(size, {}).get(config)
         if known is not None and known.timing.ratio is not None:

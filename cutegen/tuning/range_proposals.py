@@ -107,21 +107,24 @@ class RangeProposals:
         submit(self._most_urgent_first(set(first), proposals))
         self._kernels |= dict.fromkeys(first)
         if len(asked) == len(problems):
-            return self.searched(wait=True) or {}
+            return self.searched() or {}
         return self._pool(self._with_incumbents(proposals), self._kernels)
 
-    def searched(self, *, wait: bool = False) -> Pool | None:
-        """Return what competes once the whole space is ranked; None while it is not, and after that.
+    def waits(self, size: int) -> bool:
+        """Return whether further algorithms compute ``size``: only the ranking of the space proposes these."""
+        problem = self._request.range.at(size)
+        others = spaces_beside(self._space)
+        return problem is not None and any(not other.explain(problem, {}) for other in others)
 
-        Args:
-            wait: Whether to wait for it.
+    def searched(self) -> Pool | None:
+        """Wait until the whole space is ranked and return what competes then; None if that was asked before.
 
         Raises:
             ConfigError: A knob is fixed to a value that does not exist.
             ProblemError: No config computes a size.
         """
         search, effort = self._search, self._request.effort
-        if search is None or not (wait or search.done()):
+        if search is None:
             return None
         self._search, ranked, proposals = None, search.result(), self._proposals
         for size, problem in self._searched_problems.items():

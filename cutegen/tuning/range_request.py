@@ -16,7 +16,7 @@ from cutegen.tuning.request import Request, find_effort
 
 __all__ = [
     "RANGE_EFFORTS",
-    "LoadedRequest",
+    "ComparisonRequest",
     "RangeEffort",
     "RangeRequest",
     "SizeRequest",
@@ -41,8 +41,8 @@ class RangeEffort:
         random: Sizes taken at random to see how good the answers are.
         contenders: Candidates that are measured beside each other at a size.
         seconds: No doubtful size is begun this many seconds after the run began.
-        loaded: Sizes at which answers are timed beside a library's call under the power limit.
-        loaded_seconds: None of these is begun this many seconds after the run began.
+        compared: Sizes at which answers are compared with a library's call, one after the other.
+        compared_seconds: None of these is begun this many seconds after the run began.
     """
 
     ranked: int = 96
@@ -53,14 +53,21 @@ class RangeEffort:
     random: int = 6
     contenders: int = 10
     seconds: float = 19.0
-    loaded: int = 64
-    loaded_seconds: float = 24.0
+    compared: int = 72
+    compared_seconds: float = 24.5
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
 RANGE_EFFORTS: Mapping[str, RangeEffort] = {
     "quick": RangeEffort(
-        ranked=48, kernels=64, sizes=24, doubtful=8, random=4, seconds=14.0, loaded=32, loaded_seconds=18.0
+        ranked=48,
+        kernels=64,
+        sizes=24,
+        doubtful=8,
+        random=4,
+        seconds=14.0,
+        compared=32,
+        compared_seconds=18.0,
     ),
     "standard": RangeEffort(),
     "exhaustive": RangeEffort(
@@ -71,8 +78,8 @@ RANGE_EFFORTS: Mapping[str, RangeEffort] = {
         random=24,
         contenders=32,
         seconds=240.0,
-        loaded=192,
-        loaded_seconds=300.0,
+        compared=192,
+        compared_seconds=300.0,
     ),
 }
 
@@ -102,7 +109,7 @@ _WAKE_S = 0.02
 #: Seconds of load before the first ratio under load, and before the next ones, which follow at once.
 _LOAD_S, _STAY_S = 1.2, 0.02
 #: Rounds of a ratio under load, and the shortest turn of an entry in microseconds.
-_LOADED_ROUNDS, _LOADED_US = 5, 2500.0
+_COMPARED_ROUNDS, _COMPARED_US = 5, 2500.0
 #: Floating-point operations per microsecond. Source: NVIDIA H200 datasheet, dense bf16, less a third.
 _FLOPS_US = 7e8
 
@@ -126,7 +133,7 @@ class SizeRequest(Request):
 
 
 @dataclass(frozen=True)
-class LoadedRequest(SizeRequest):
+class ComparisonRequest(SizeRequest):
     """The request of a size whose answer is timed under load.
 
     Attributes:
@@ -142,9 +149,9 @@ class LoadedRequest(SizeRequest):
         return replace(
             usual,
             clock="settled",
-            rounds=_LOADED_ROUNDS,
-            min_rounds=_LOADED_ROUNDS,
-            round_us=max(usual.round_us, _LOADED_US),
+            rounds=_COMPARED_ROUNDS,
+            min_rounds=_COMPARED_ROUNDS,
+            round_us=max(usual.round_us, _COMPARED_US),
             settle_s=_LOAD_S if self.first else _STAY_S,
             prune=0.0,
             extra_rounds=0,
@@ -179,7 +186,7 @@ class RangeRequest:
         problem = self.range.at(size)
         return None if problem is None else SizeRequest(**self._of_size(problem))
 
-    def under_load(self, size: int, *, first: bool) -> LoadedRequest | None:
+    def comparison(self, size: int, *, first: bool) -> ComparisonRequest | None:
         """Return the request to time the answer of one size under load, None if the layout forbids the size.
 
         Args:
@@ -187,7 +194,7 @@ class RangeRequest:
             first: Whether the GPU may have been idle before.
         """
         problem = self.range.at(size)
-        return None if problem is None else LoadedRequest(**self._of_size(problem), first=first)
+        return None if problem is None else ComparisonRequest(**self._of_size(problem), first=first)
 
     def _of_size(self, problem: Problem) -> dict[str, Any]:
         base = self.base

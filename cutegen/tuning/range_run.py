@@ -30,7 +30,7 @@ from cutegen.search.range_predict import Predictions
 from cutegen.space import Config
 from cutegen.tuning import range_answers
 from cutegen.tuning.candidate_runner import PROBLEM_FAILURES, CandidateRunner
-from cutegen.tuning.loaded_ratios import LoadedRatios
+from cutegen.tuning.compared_ratios import ComparedRatios
 from cutegen.tuning.progress import Progress
 from cutegen.tuning.range_proposals import RangeProposals, coarse_first
 from cutegen.tuning.range_request import RangeRequest, SizeRequest
@@ -43,6 +43,8 @@ __all__ = ["RangeRun", "untuned_range"]
 
 #: Where all contenders fail, others are tried this often.
 _FURTHER_TRIES = 2
+#: The first of so many parts of the sizes are measured while the whole space is still being ranked.
+_EARLY = 4
 #: How many sizes ahead are searched for one whose kernels are all compiled: a look takes some 10 ms.
 _AHEAD = 6
 #: Doubtful sizes that are chosen at a time. To find them takes a tenth of a second, in which the GPU idles.
@@ -80,7 +82,7 @@ class RangeRun:
         self._results: dict[int, dict[Config, range_answers.Measured]] = {}
         self._keys: dict[Config, str] = {}
         self._regrets: dict[int, float] = {}
-        self._loaded = LoadedRatios()
+        self._compared = ComparedRatios()
         self._outcomes: Counter[str] = Counter()
         self._error: CutegenError | None = None
         self._contended: dict[int, list[Config]] = {}
@@ -109,27 +111,35 @@ class RangeRun:
         self._pool = self._proposals.choose(incumbents, self._submit_kernels)
         effort = self.request.effort
         sizes = coarse_first(first_sizes(self._cells, effort.sizes))
-        loaded = self._loaded_sizes()
-        self._planned = len(sizes) + effort.doubtful + len(loaded) + effort.random
+        compared = self._compared_sizes()
+        self._planned = len(sizes) + effort.doubtful + len(compared) + effort.random
         self._submit(sizes)
         due = self._at_nearest(incumbents, sizes)
-        for size in ready_first(sizes, self._is_compiled, _AHEAD):
-            if size in sizes[:2] or not self._late(budget_s):
-                self._take_in_search(sizes)
-                self._measure(size, "sizes", also=due.get(size, ()))
-        self._take_in_search(sizes, wait=True)
+        early = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
+        self._measure_sizes(early, due, budget_s)
+        self._take_in_search([size for size in sizes if size not in early])
+        self._measure_sizes([size for size in sizes if size not in early], due, budget_s)
         self._measure_doubtful(budget_s)
-        self._measure_loaded(loaded, budget_s)
+        self._compare_all(compared, budget_s)
         self._measure_random(budget_s)
         return self._conclude()
 
-    def _take_in_search(self, sizes: Sequence[int], *, wait: bool = False) -> None:
-        """Let the kernels of the whole space compete too, once it is ranked."""
-        pool = self._proposals.searched(wait=wait)
+    def _measure_sizes(
+        self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
+    ) -> None:
+        """Measure the contenders at ``sizes``; of a budget that has run out the two ends take no notice."""
+        ends = (self._cells[0].size, self._cells[-1].size)
+        for size in ready_first(sizes, self._is_compiled, _AHEAD):
+            if size in ends or not self._late(budget_s):
+                self._measure(size, "sizes", also=due.get(size, ()))
+
+    def _take_in_search(self, sizes: Sequence[int]) -> None:
+        """Let the kernels of the whole space compete at ``sizes`` too; waits until it is ranked."""
+        pool = self._proposals.searched()
         if pool is not None:
             self._pool = {config: at for config, at in pool.items() if config not in self._failed}
             self._contended.clear()
-            self._submit([size for size in sizes if size not in self._estimates.measured])
+            self._submit(sizes)
 
     def _at_nearest(
         self, incumbents: Mapping[int, Sequence[Config]], sizes: Sequence[int]
@@ -264,28 +274,28 @@ class RangeRun:
         if not find_family(low.family).is_library_call(low):
             return []
         ratios = range_answers.best_ratios(self._results, self._baseline)
-        if self.request.effort.loaded:
-            cells = [cell for cell in cells if not self._baseline.is_loaded(cell.size)]
+        if self.request.effort.compared:
+            cells = [cell for cell in cells if not self._baseline.is_uneven(cell.size)]
         return most_disputed(ratios, cells, 1 - MEASURED_LEAD, _DOUBTFUL_AT_A_TIME // 4)
 
-    def _loaded_sizes(self) -> list[int]:
-        """Return sizes at which the power limit may decide whether a library's call is faster.
+    def _compared_sizes(self) -> list[int]:
+        """Return sizes at which answers are compared with a library's call.
 
         The largest comes first: it loads the GPU most.
         """
-        cells = [cell for cell in self._cells if self._baseline.is_loaded(cell.size)]
-        count = self.request.effort.loaded
+        cells = [cell for cell in self._cells if self._baseline.is_uneven(cell.size)]
+        count = self.request.effort.compared
         return first_sizes(cells, count)[::-1] if cells and count > 0 else []
 
-    def _measure_loaded(self, sizes: Sequence[int], budget_s: float | None) -> None:
-        """Time answers and the baseline under load, each answer beside another that may be faster."""
+    def _compare_all(self, sizes: Sequence[int], budget_s: float | None) -> None:
+        """Time answers in turns with the baseline, each beside another that may be faster."""
         if not self._estimates.measured:
             return
         answer_at, effort = self._answer_at(self._answers()), self.request.effort
         for at, size in enumerate(sizes):
-            if self._late(effort.loaded_seconds) or self._late(budget_s):
+            if self._late(effort.compared_seconds) or self._late(budget_s):
                 return
-            request = self.request.under_load(size, first=at == 0)
+            request = self.request.comparison(size, first=at == 0)
             if request is not None:
                 self._compare(request, size, answer_at(size))
 
@@ -303,14 +313,14 @@ class RangeRun:
         self._ran |= run.ran
         self._outcomes += run.outcomes()
         self._drop_failed(run)
-        self._loaded.learn(
+        self._compared.learn(
             size, {c: timing.ratio for c, timing in timings.items() if timing.ratio is not None}
         )
         if answer in timings:
             # Under load all take longer than in the rounds of other sizes: only their relation tells.
             unit = expected.time_us / timings[answer].paired.mid
             self._estimates.learn_errors(size, {c: unit * timing.paired.mid for c, timing in timings.items()})
-        self._tell("loaded")
+        self._tell("compared")
 
     def _rival(self, size: int, answer: Config) -> list[Config]:
         """Return the config of another kernel that is most likely to be faster, if there is one."""
@@ -370,7 +380,7 @@ class RangeRun:
         chosen = self._answers()
         answer_at = self._answer_at(chosen)
         ratio_at = range_answers.ratios(
-            self._results, self._estimates, self._baseline, self._loaded.between(answer_at)
+            self._results, self._estimates, self._baseline, self._compared.between(answer_at)
         )
         timings = [found.timing for each in self._results.values() for found in each.values()]
         pieces = range_answers.pieces(
@@ -415,14 +425,14 @@ class RangeRun:
             arch=setting.arch.name,
             device=setting.device.name if setting.device else "",
             outcomes=dict(self._outcomes),
-            sizes=len(self._loaded.sizes | {*self._results}),
+            sizes=len(self._compared.sizes | {*self._results}),
             kernels=len(self._keys),
             seconds=self._clock() - self._start,
             reused=reused,
         )
 
     def _tell(self, stage: str) -> None:
-        done = len(self._results) + len(self._loaded.sizes) + len(self._given_up)
+        done = len(self._results) + len(self._compared.sizes) + len(self._given_up)
         self._observe(
             Progress(
                 problem=self.request.range.low,

@@ -1,8 +1,8 @@
-"""How fast a library's call is beside the answers of a range where the power limit decides, by size.
+"""How fast a library's call is beside the answers of a range, compared at many sizes one after the other.
 
-There a ratio from a few rounds says little: which of two kernels is slowed down more depends on the load of
-the second before. So the GPU is loaded until its clock settles, then answers are timed beside the call at
-many sizes, one after the other.
+A library changes its kernel between sizes. And where the power limit decides, a ratio from a few rounds says
+little: which of two kernels is slowed down more depends on the load of the second before. So the GPU is
+loaded until its clock settles, then answers and the call take turns, a few rounds at each size.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from math import exp, log
 
 from cutegen.space import Config
 
-__all__ = ["LoadedRatios"]
+__all__ = ["ComparedRatios"]
 
 
-class LoadedRatios:
-    """The call's time over that of configs, at sizes where both were timed under load."""
+class ComparedRatios:
+    """The call's time over that of configs, at sizes where both were timed in turns."""
 
     def __init__(self) -> None:
         self._found: dict[int, Mapping[Config, float]] = {}
