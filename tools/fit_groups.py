@@ -42,7 +42,7 @@ Doubles = NDArray[np.float64]
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 #: Recorded before outputs whose rows start anywhere were stored as they are now: these rows do not count.
 _OLD_STORE = ("untuned_products_before", "untuned_products", "untuned_products_21", "untuned_grouped_71")
-RESULTS = (*_OLD_STORE, "untuned_grouped_91", "untuned_grouped_101")
+RESULTS = (*_OLD_STORE, "untuned_grouped_91", "untuned_grouped_101", "untuned_grouped_113")
 ARCH, SM_COUNT = find_arch("sm_90a"), 132
 #: Of each of the fits whose mean is taken: one alone chooses worse on what it has not seen.
 BOOSTING = Boosting(trees=120, depth=6, rate=0.15, hold=4.0, borders=32, asked=0.4, sampled=0.7)

@@ -111,7 +111,7 @@ class RangeProposals:
         return self._pool(self._with_incumbents(proposals), self._kernels)
 
     def waits(self, size: int) -> bool:
-        """Return whether further algorithms compute ``size``: only the ranking of the space proposes these."""
+        """Return whether further algorithms compute ``size``: only ranking the space proposes these."""
         problem = self._request.range.at(size)
         others = spaces_beside(self._space)
         return problem is not None and any(not other.explain(problem, {}) for other in others)
