@@ -3,7 +3,8 @@
 python tools/fit_groups.py            # on (n, k, groups) that were left out, beside the time of equal groups
 python tools/fit_groups.py --write    # write cutegen/families/grouped_gemm/fit_sm_90a.json as well
 
-Times are those that tools/bench_untuned_families.py wrote, of candidates that took turns.
+Times are those that tools/bench_untuned_families.py and tools/bench_family.py wrote, of candidates that took
+turns.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ Doubles = NDArray[np.float64]
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 #: Recorded before outputs whose rows start anywhere were stored as they are now: these rows do not count.
 _OLD_STORE = ("untuned_products_before", "untuned_products", "untuned_products_21", "untuned_grouped_71")
-RESULTS = (*_OLD_STORE, "untuned_grouped_91", "untuned_grouped_101", "untuned_grouped_113")
+#: Of listed sizes, timed in more and longer rounds: each counts as so many others.
+_LISTED, _LISTED_WEIGHT = ("grouped_gemm", "grouped_gemm_large", "grouped_gated_gemm"), 3.0
+RESULTS = (*_OLD_STORE, "untuned_grouped_91", "untuned_grouped_101", "untuned_grouped_113", *_LISTED)
 ARCH, SM_COUNT = find_arch("sm_90a"), 132
 #: Of each of the fits whose mean is taken: one alone chooses worse on what it has not seen.
 BOOSTING = Boosting(trees=120, depth=6, rate=0.15, hold=4.0, borders=32, asked=0.4, sampled=0.7)
@@ -92,14 +95,15 @@ def _of_file(name: str) -> Iterator[Point]:
         assert isinstance(problem, DeclaredProblem)
         if problem.unaligned and name in _OLD_STORE:
             continue
-        configs = [Config.parse(words) for words in row["times"]]
+        timed = row.get("times") or row["tried"]
+        configs = [Config.parse(words) for words in timed]
         predict = own.predictor(find_space(problem.family, ARCH), problem, SM_COUNT, configs)
         equal = [predict(config) or math.inf for config in configs]
         known = [at for at, us in enumerate(equal) if math.isfinite(us)]
         if len(known) > 1:
             kept, equal_us = [configs[at] for at in known], [equal[at] for at in known]
             features = describe(problem, kept, equal_us, SM_COUNT).T.astype(float)
-            times = np.array([*row["times"].values()])[known]
+            times = np.array([*timed.values()])[known]
             yield Point(name, problem, times, np.array(equal_us), features)
 
 
@@ -109,6 +113,11 @@ def wanted(point: Point) -> Doubles:
     return np.asarray(errors - errors.mean())
 
 
+def weights(point: Point) -> Doubles:
+    """Return how much each candidate counts."""
+    return np.full(len(point.us), _LISTED_WEIGHT if point.source in _LISTED else 1.0)
+
+
 def lost(found: Sequence[Point], logs: Doubles) -> Doubles:
     """Return the fastest candidate's time over that of the one with the least of ``logs``, by problem."""
     number = np.repeat(np.arange(len(found)), [len(point.us) for point in found])
@@ -116,17 +125,24 @@ def lost(found: Sequence[Point], logs: Doubles) -> Doubles:
     return np.array([each.min() / each[0] for each in times])
 
 
-def fitted(features: Doubles, want: Doubles) -> Trees:
+def fitted(features: Doubles, want: Doubles, weight: Doubles) -> Trees:
     """Return trees whose sum is near ``want``: the mean of a few fits, each of which draws anew."""
-    fits = [replace(BOOSTING, seed=seed).fit(features, want).scaled(1 / _FITS) for seed in range(_FITS)]
-    return reduce(Trees.joined, fits)
+    settings = [replace(BOOSTING, seed=seed) for seed in range(_FITS)]
+    return reduce(Trees.joined, [each.fit(features, want, weight).scaled(1 / _FITS) for each in settings])
+
+
+def _arrays(found: Sequence[Point]) -> tuple[Doubles, Doubles, Doubles]:
+    """Return the features of all candidates, what is wanted of each, and how much it counts."""
+    parts = ([p.features for p in found], [wanted(p) for p in found], [weights(p) for p in found])
+    features, want, weight = map(np.concatenate, parts)
+    return features, want, weight
 
 
 def left_out(found: Sequence[Point]) -> Doubles:
     """Return corrections of all candidates by trees that have not seen their matrices."""
     names = list(dict.fromkeys(point.matrices for point in found))
     matrix = np.concatenate([np.full(len(p.us), names.index(p.matrices)) for p in found])
-    features, want = np.concatenate([p.features for p in found]), np.concatenate([wanted(p) for p in found])
+    features, want, weight = _arrays(found)
     sums = np.zeros(len(want))
     for seed in range(_DIVISIONS):
         fold = (np.random.default_rng(seed).permutation(len(names)) % _FOLDS)[matrix]
@@ -134,7 +150,7 @@ def left_out(found: Sequence[Point]) -> Doubles:
             there = fold == number
             if not there.any():
                 continue
-            trees = fitted(features[~there], want[~there])
+            trees = fitted(features[~there], want[~there], weight[~there])
             columns = np.ascontiguousarray(features[there].T.astype(np.float32))
             sums[there] += (trees.sums(columns) + trees.base) / _DIVISIONS
     return sums
@@ -156,15 +172,13 @@ def judged(found: Sequence[Point]) -> dict[str, Any]:
     for family in dict.fromkeys(point.problem.family for point in found):
         parts[family] = np.array([point.problem.family == family for point in found])
     for source in dict.fromkeys(point.source for point in found):
-        parts[source] = np.array([point.source == source for point in found])
+        parts[f"{source}.json"] = np.array([point.source == source for point in found])
     return {name: {way: _summary(r[here]) for way, r in ways.items()} for name, here in parts.items()}
 
 
 def document(found: Sequence[Point], judgement: dict[str, Any]) -> str:
     """Return the text of the file: the trees of all problems, and where they come from."""
-    trees = fitted(
-        np.concatenate([point.features for point in found]), np.concatenate([wanted(p) for p in found])
-    )
+    trees = fitted(*_arrays(found))
     provenance = {
         "gpu": "NVIDIA H200",
         "results": list(dict.fromkeys(point.source for point in found)),

@@ -48,13 +48,13 @@ class RangeEffort:
     ranked: int = 96
     proposed: int = 16
     kernels: int = 96
-    sizes: int = 48
+    sizes: int = 40
     doubtful: int = 48
     random: int = 6
-    contenders: int = 10
-    seconds: float = 19.0
-    compared: int = 72
-    compared_seconds: float = 24.5
+    contenders: int = 8
+    seconds: float = 18.0
+    compared: int = 60
+    compared_seconds: float = 25.5
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.

@@ -281,11 +281,13 @@ class RangeRun:
     def _compared_sizes(self) -> list[int]:
         """Return sizes at which answers are compared with a library's call.
 
-        The largest comes first: it loads the GPU most.
+        The largest comes first: it loads the GPU most. Every second one follows at the end, in what time is
+        left.
         """
         cells = [cell for cell in self._cells if self._baseline.is_uneven(cell.size)]
         count = self.request.effort.compared
-        return first_sizes(cells, count)[::-1] if cells and count > 0 else []
+        sizes = first_sizes(cells, count)[::-1] if cells and count > 0 else []
+        return [*sizes[::2], *sizes[1::2]]
 
     def _compare_all(self, sizes: Sequence[int], budget_s: float | None) -> None:
         """Time answers in turns with the baseline, each beside another that may be faster."""

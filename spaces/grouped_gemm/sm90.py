@@ -123,8 +123,8 @@ GATED_COVERING = _kernels(
     ((128, 16), (4, 1), 128, 1, False, True),
     ((256, 8), (2, 1), 64, 2, False, True),
 )
-"""Further default candidates, of plain and of gated GEMMs: what came nearest to the fastest of 12 configs where
-no other default candidate did. Source: 227 untuned problems each on an H200
+"""Further default candidates, of plain and of gated GEMMs: what came nearest to the fastest of 12 configs
+where no other default candidate did. Source: 227 untuned problems each on an H200
 (``docs/results/untuned_grouped_113.json`` and those before); with these the best default candidate is at
 0.992 of the fastest in the geometric mean, and at 0.991 of gated ones, where it was at 0.988 and 0.982."""
 
