@@ -14,6 +14,7 @@ from cutegen.family import Problem
 from cutegen.measure.timing import Timing
 from cutegen.search.range_model import Estimates
 from cutegen.space import Config
+from cutegen.tuning.compared_ratios import ComparedRatios
 from cutegen.tuning.range_answers import Baseline, Measured, best_ratios, ratios, rivals
 
 A, B = (Config({"tile_shape_mn": (tile, 64), "split_k": 1}) for tile in (64, 128))
@@ -99,3 +100,36 @@ def test_a_lead_over_a_library_counts_for_less_where_the_power_limit_may_decide(
     results = {1: {A: measured(10.0, 1.2)}}
     assert ratios(results, estimates({1: {A: 10.0}}), baseline)(1, A) == pytest.approx(1.2 / doubt)
     assert best_ratios(results, baseline) == pytest.approx({1: 1.2 / doubt})
+
+
+def test_ratios_of_compared_sizes_are_interpolated_between_them() -> None:
+    """On logarithmic axes; beyond the ends, the nearest one; none where nothing was compared."""
+    found = ComparedRatios()
+    assert found.between(lambda _: A)(100) is None
+    found.learn(100, {A: 1.0, B: 0.9})
+    found.learn(400, {A: 1.21})
+    found.learn(800, {})
+    ratio_at = found.between(lambda _: A)
+    assert found.sizes == {100, 400}
+    assert [ratio_at(size) for size in (50, 100, 400, 900)] == pytest.approx([1.0, 1.0, 1.21, 1.21])
+    assert ratio_at(200) == pytest.approx(1.1)
+
+
+def test_another_answer_than_those_compared_counts_as_the_slowest() -> None:
+    found = ComparedRatios()
+    found.learn(100, {A: 1.2, B: 0.9})
+    other = A.replace(split_k=2)
+    assert found.between(lambda _: other)(100) == pytest.approx(0.9)
+
+
+def test_what_was_compared_decides_where_the_library_changes_between_sizes() -> None:
+    """Not where few operations meet a byte: there the rounds of all contenders do."""
+    results = {size: {A: measured(float(size), 1.2)} for size in (100, 400)}
+    known = estimates({size: {A: float(size)} for size in (100, 400)})
+    uneven = Baseline(nothing_expected, lambda size: parse_problem(f"gemm {size}x4096x4096 bf16 kk"))
+    assert uneven.is_uneven(400) and not uneven.is_uneven(50)
+    ratio_at = ratios(results, known, uneven, lambda _: 0.97)
+    assert ratio_at(400, A) == ratio_at(300, A) == 0.97
+    even = Baseline(nothing_expected, few_operations)
+    assert not even.is_uneven(400)
+    assert ratios(results, known, even, lambda _: 0.97)(400, A) == pytest.approx(1.2)
