@@ -37,49 +37,37 @@ class RangeEffort:
         proposed: Kernels proposed at each.
         kernels: Kernels to compile, at most.
         sizes: Sizes that are measured first, spread over the range.
+        compared: Sizes at which answers are then compared with a library's call, one after the other.
         doubtful: Most sizes that are measured after these, where an answer may be wrong.
         random: Sizes taken at random to see how good the answers are.
         contenders: Candidates that are measured beside each other at a size.
-        seconds: No doubtful size is begun this many seconds after the run began.
-        compared: Sizes at which answers are compared with a library's call, one after the other.
-        compared_seconds: None of these is begun this many seconds after the run began.
+        seconds: No size to compare or in doubt is begun this many seconds after the run began.
     """
 
     ranked: int = 96
     proposed: int = 16
     kernels: int = 96
-    sizes: int = 40
+    sizes: int = 32
+    compared: int = 60
     doubtful: int = 48
     random: int = 6
     contenders: int = 8
-    seconds: float = 18.0
-    compared: int = 60
-    compared_seconds: float = 25.5
+    seconds: float = 25.0
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
 RANGE_EFFORTS: Mapping[str, RangeEffort] = {
-    "quick": RangeEffort(
-        ranked=48,
-        kernels=64,
-        sizes=24,
-        doubtful=8,
-        random=4,
-        seconds=14.0,
-        compared=32,
-        compared_seconds=18.0,
-    ),
+    "quick": RangeEffort(ranked=48, kernels=64, sizes=24, compared=32, doubtful=8, random=4, seconds=18.0),
     "standard": RangeEffort(),
     "exhaustive": RangeEffort(
         ranked=160,
         kernels=320,
         sizes=96,
+        compared=192,
         doubtful=96,
         random=24,
         contenders=32,
-        seconds=240.0,
-        compared=192,
-        compared_seconds=300.0,
+        seconds=300.0,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The loop for a range: propose, compile, measure few sizes, then more where an answer is in doubt."""
+"""The loop for a range: propose, compile, measure few sizes, compare, measure where answers are in doubt."""
 
 from __future__ import annotations
 
@@ -106,6 +106,7 @@ class RangeRun:
         if finished is not None:
             return finished
         self._tell("propose")
+        self._children.start_compiler()
         self._children.start_bench()
         incumbents = self._proposals.incumbents(self._setting.load_table())
         self._pool = self._proposals.choose(incumbents, self._submit_kernels)
@@ -119,8 +120,8 @@ class RangeRun:
         self._measure_sizes(early, due, budget_s)
         self._take_in_search([size for size in sizes if size not in early])
         self._measure_sizes([size for size in sizes if size not in early], due, budget_s)
-        self._measure_doubtful(budget_s)
         self._compare_all(compared, budget_s)
+        self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
         return self._conclude()
 
@@ -295,7 +296,7 @@ class RangeRun:
             return
         answer_at, effort = self._answer_at(self._answers()), self.request.effort
         for at, size in enumerate(sizes):
-            if self._late(effort.compared_seconds) or self._late(budget_s):
+            if self._late(effort.seconds) or self._late(budget_s):
                 return
             request = self.request.comparison(size, first=at == 0)
             if request is not None:

@@ -121,7 +121,6 @@ GATED_COVERING = _kernels(
     ((64, 48), (1, 4), 128, 1, False, False),
     ((128, 8), (4, 1), 128, 1, False, True),
     ((128, 16), (4, 1), 128, 1, False, True),
-    ((256, 8), (2, 1), 64, 2, False, True),
 )
 """Further default candidates, of plain and of gated GEMMs: what came nearest to the fastest of 12 configs
 where no other default candidate did. Source: 227 untuned problems each on an H200
