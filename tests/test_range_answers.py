@@ -103,16 +103,17 @@ def test_a_lead_over_a_library_counts_for_less_where_the_power_limit_may_decide(
 
 
 def test_ratios_of_compared_sizes_are_interpolated_between_them() -> None:
-    """On logarithmic axes; beyond the ends, the nearest one; none where nothing was compared."""
+    """On logarithmic axes; near one alone, its own; none far from all that were compared."""
     found = ComparedRatios()
     assert found.between(lambda _: A)(100) is None
     found.learn(100, {A: 1.0, B: 0.9})
-    found.learn(400, {A: 1.21})
+    found.learn(121, {A: 1.21})
     found.learn(800, {})
     ratio_at = found.between(lambda _: A)
-    assert found.sizes == {100, 400}
-    assert [ratio_at(size) for size in (50, 100, 400, 900)] == pytest.approx([1.0, 1.0, 1.21, 1.21])
-    assert ratio_at(200) == pytest.approx(1.1)
+    assert found.sizes == {100, 121}
+    assert [ratio_at(size) for size in (90, 100, 121, 140)] == pytest.approx([1.0, 1.0, 1.21, 1.21])
+    assert ratio_at(110) == pytest.approx(1.1)
+    assert ratio_at(50) is None and ratio_at(400) is None
 
 
 def test_another_answer_than_those_compared_counts_as_the_slowest() -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from math import exp, log
+from math import exp, log, log2
 
 from cutegen.space import Config
 
 __all__ = ["ComparedRatios"]
+
+#: Doublings between two sizes, and beyond the last, across which nothing is interpolated. Source: of 92 sizes
+#: of 7680x4608 on an H200, each estimated from its neighbors 0.15 doublings apart, the ratio was 3 % off.
+_FAR = 0.35
 
 
 class ComparedRatios:
@@ -35,7 +39,8 @@ class ComparedRatios:
     def between(self, answer_at: Callable[[int], Config]) -> Callable[[int], float | None]:
         """Return what gives the ratio of a size's answer: measured, or interpolated on logarithmic axes.
 
-        A size whose answer is another one than those that were timed there counts as its slowest.
+        None far from sizes that were compared. A size whose answer is another one than those that were timed
+        there counts as its slowest.
 
         Args:
             answer_at: The config that answers a size.
@@ -48,12 +53,14 @@ class ComparedRatios:
         ]
 
         def ratio_at(size: int) -> float | None:
-            if not sizes:
-                return None
             at = bisect_left(sizes, size)
-            below, above = max(at - 1, 0), min(at, len(sizes) - 1)
-            if below == above or sizes[above] == size:
-                return exp(logs[above])
+            around = [*range(max(at - 1, 0), min(at + 1, len(sizes)))]
+            near = [place for place in around if abs(log2(size / sizes[place])) <= _FAR]
+            if at < len(sizes) and sizes[at] == size:
+                near = [at]
+            if len(near) < 2:
+                return exp(logs[near[0]]) if near else None
+            below, above = near
             share = log(size / sizes[below]) / log(sizes[above] / sizes[below])
             return exp((1 - share) * logs[below] + share * logs[above])
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
+from cutegen.build.parallelism import default_workers
 from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
 from cutegen.family import Problem
 from cutegen.measure.context import BACK_TO_BACK
@@ -28,6 +29,8 @@ _EVERY_THIRD = 3
 #: kernels, since predictions are good enough to tell which of them is fast. Source: at 18 of 35 shapes on
 #: an H200 another kernel was fastest.
 _LIKELY_OF, _DEFAULTS = 24, 0.6
+#: Most processes that rank: the compiler needs the other cores.
+_RANKERS = 6
 #: A kernel that is proposed at a size is considered at this many sizes on either side of it.
 _NEARBY = 2
 
@@ -99,7 +102,13 @@ class RangeProposals:
         asked = self._asked(problems, proposals)
         thread = ThreadPoolExecutor(1, thread_name_prefix="cutegen-range")
         self._search = thread.submit(
-            rank_all, [*asked.values()], base.arch, base.sm_count, effort.proposed, base.fixed or None
+            rank_all,
+            [*asked.values()],
+            base.arch,
+            base.sm_count,
+            effort.proposed,
+            base.fixed or None,
+            workers=min(_RANKERS, default_workers()),
         )
         thread.shutdown(wait=False)
         self._searched_problems = asked

@@ -37,6 +37,7 @@ class RangeEffort:
         proposed: Kernels proposed at each.
         kernels: Kernels to compile, at most.
         sizes: Sizes that are measured first, spread over the range.
+        sizes_seconds: None of the second half of these is begun this many seconds after the run began.
         compared: Sizes at which answers are then compared with a library's call, one after the other.
         doubtful: Most sizes that are measured after these, where an answer may be wrong.
         random: Sizes taken at random to see how good the answers are.
@@ -46,23 +47,27 @@ class RangeEffort:
 
     ranked: int = 96
     proposed: int = 16
-    kernels: int = 96
-    sizes: int = 32
-    compared: int = 60
+    kernels: int = 80
+    sizes: int = 40
+    sizes_seconds: float = 17.0
+    compared: int = 48
     doubtful: int = 48
-    random: int = 6
-    contenders: int = 8
-    seconds: float = 25.0
+    random: int = 4
+    contenders: int = 10
+    seconds: float = 25.5
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
 RANGE_EFFORTS: Mapping[str, RangeEffort] = {
-    "quick": RangeEffort(ranked=48, kernels=64, sizes=24, compared=32, doubtful=8, random=4, seconds=18.0),
+    "quick": RangeEffort(
+        ranked=48, kernels=64, sizes=24, sizes_seconds=13.0, compared=32, doubtful=8, random=4, seconds=18.0
+    ),
     "standard": RangeEffort(),
     "exhaustive": RangeEffort(
         ranked=160,
         kernels=320,
         sizes=96,
+        sizes_seconds=300.0,
         compared=192,
         doubtful=96,
         random=24,

@@ -45,6 +45,8 @@ __all__ = ["RangeRun", "untuned_range"]
 _FURTHER_TRIES = 2
 #: The first of so many parts of the sizes are measured while the whole space is still being ranked.
 _EARLY = 4
+#: Kernels that are compared with the baseline beside the answer.
+_RIVALS = 3
 #: How many sizes ahead are searched for one whose kernels are all compiled: a look takes some 10 ms.
 _AHEAD = 6
 #: Doubtful sizes that are chosen at a time. To find them takes a tenth of a second, in which the GPU idles.
@@ -118,8 +120,11 @@ class RangeRun:
         due = self._at_nearest(incumbents, sizes)
         early = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
         self._measure_sizes(early, due, budget_s)
-        self._take_in_search([size for size in sizes if size not in early])
-        self._measure_sizes([size for size in sizes if size not in early], due, budget_s)
+        later = [size for size in sizes if size not in early]
+        self._take_in_search(later)
+        half = len(sizes) // 2 - len(early)
+        self._measure_sizes(later[:half], due, budget_s)
+        self._measure_sizes(later[half:], due, _sooner(budget_s, effort.sizes_seconds))
         self._compare_all(compared, budget_s)
         self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
@@ -282,16 +287,14 @@ class RangeRun:
     def _compared_sizes(self) -> list[int]:
         """Return sizes at which answers are compared with a library's call.
 
-        The largest comes first: it loads the GPU most. Every second one follows at the end, in what time is
-        left.
+        The largest comes first, which loads the GPU most, then a few that span all, then those in between.
         """
         cells = [cell for cell in self._cells if self._baseline.is_uneven(cell.size)]
         count = self.request.effort.compared
-        sizes = first_sizes(cells, count)[::-1] if cells and count > 0 else []
-        return [*sizes[::2], *sizes[1::2]]
+        return coarse_first(first_sizes(cells, count)[::-1]) if cells and count > 0 else []
 
     def _compare_all(self, sizes: Sequence[int], budget_s: float | None) -> None:
-        """Time answers in turns with the baseline, each beside another that may be faster."""
+        """Time answers in turns with the baseline, each beside others that may be faster."""
         if not self._estimates.measured:
             return
         answer_at, effort = self._answer_at(self._answers()), self.request.effort
@@ -303,13 +306,13 @@ class RangeRun:
                 self._compare(request, size, answer_at(size))
 
     def _compare(self, request: SizeRequest, size: int, answer: Config) -> None:
-        """Time ``answer`` and its rival at ``size``: by how much it is ahead, and of the baseline."""
+        """Time ``answer``, its rivals and the baseline in turns at ``size``."""
         expected = self._estimates.estimate(size, answer)
         if expected is None:
             return
         run = self._screening.start(request)
         try:
-            run.screen([answer, *self._rival(size, answer)])
+            run.screen([answer, *self._closest_rivals(size, answer)])
         except PROBLEM_FAILURES as error:
             self._error = error
         timings = {config: each.timing for config, each in run.attempts.items() if each.timing is not None}
@@ -325,13 +328,15 @@ class RangeRun:
             self._estimates.learn_errors(size, {c: unit * timing.paired.mid for c, timing in timings.items()})
         self._tell("compared")
 
-    def _rival(self, size: int, answer: Config) -> list[Config]:
-        """Return the config of another kernel that is most likely to be faster, if there is one."""
+    def _closest_rivals(self, size: int, answer: Config) -> list[Config]:
+        """Return the configs of a few other kernels that are most likely to be faster at ``size``."""
         kernel = self._kernel_of(answer)
         near = range_answers.rivals(self._estimates, size, self._kernel_of)
         others = (config for config in near if self._kernel_of(config) != kernel)
-        found = {c: each for c in others if (each := self._estimates.estimate(size, c)) is not None}
-        return [min(found, key=lambda c: found[c].cautious_us)] if found else []
+        found = {
+            c: each.cautious_us for c in others if (each := self._estimates.estimate(size, c)) is not None
+        }
+        return sorted(found, key=found.__getitem__)[:_RIVALS]
 
     def _measure_random(self, budget_s: float | None) -> None:
         """Measure how good the answers are at sizes that had no part in choosing them."""
@@ -446,6 +451,11 @@ class RangeRun:
                 elapsed_s=self._clock() - self._start,
             )
         )
+
+
+def _sooner(limit_s: float | None, other_s: float) -> float:
+    """Return the sooner of two limits, of which the first may be none."""
+    return other_s if limit_s is None else min(limit_s, other_s)
 
 
 def untuned_range(request: RangeRequest, setting: Setting) -> RangeResult:
