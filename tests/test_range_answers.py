@@ -130,7 +130,8 @@ def test_what_was_compared_decides_where_the_library_changes_between_sizes() -> 
     uneven = Baseline(nothing_expected, lambda size: parse_problem(f"gemm {size}x4096x4096 bf16 kk"))
     assert uneven.is_uneven(400) and not uneven.is_uneven(50)
     ratio_at = ratios(results, known, uneven, lambda _: 0.97)
-    assert ratio_at(400, A) == ratio_at(300, A) == 0.97
+    assert ratio_at(150, A) == 0.97
+    assert ratio_at(400, A) == ratio_at(300, A) == pytest.approx(0.97 / uneven.doubt(400))
     even = Baseline(nothing_expected, few_operations)
     assert not even.is_uneven(400)
     assert ratios(results, known, even, lambda _: 0.97)(400, A) == pytest.approx(1.2)

@@ -72,6 +72,11 @@ def proposals(
     return found
 
 
+def ranked(*asked: Any, workers: int) -> dict[AnyProblem, list[Config]]:
+    """The proposals, by however many processes."""
+    return proposals(*asked)
+
+
 @pytest.fixture(autouse=True)
 def _quick_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def contenders(*given: Any, **more: Any) -> list[Config]:
@@ -79,7 +84,7 @@ def _quick_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         _NAMED.update((config.digest, config) for config in found)
         return found
 
-    monkeypatch.setattr("cutegen.tuning.range_proposals.rank_all", proposals)
+    monkeypatch.setattr("cutegen.tuning.range_proposals.rank_all", ranked)
     monkeypatch.setattr("cutegen.tuning.range_run.contenders", contenders)
 
 
