@@ -37,7 +37,8 @@ class RangeEffort:
         proposed: Kernels proposed at each.
         kernels: Kernels to compile, at most.
         sizes: Sizes that are measured first, spread over the range.
-        sizes_seconds: None of the second half of these is begun this many seconds after the run began.
+        sizes_seconds: None of the second half of these that lie among the compared ones is begun this many
+            seconds after the run began.
         compared: Sizes at which answers are then compared with a library's call, one after the other.
         doubtful: Most sizes that are measured after these, where an answer may be wrong.
         random: Sizes taken at random to see how good the answers are.

@@ -117,18 +117,25 @@ class RangeRun:
         compared = self._compared_sizes()
         self._planned = len(sizes) + effort.doubtful + len(compared) + effort.random
         self._submit(sizes)
-        due = self._at_nearest(incumbents, sizes)
-        early = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
-        self._measure_sizes(early, due, budget_s)
-        later = [size for size in sizes if size not in early]
-        self._take_in_search(later)
-        half = len(sizes) // 2 - len(early)
-        self._measure_sizes(later[:half], due, budget_s)
-        self._measure_sizes(later[half:], due, _sooner(budget_s, effort.sizes_seconds))
+        self._measure_first(sizes, self._at_nearest(incumbents, sizes), budget_s)
         self._compare_all(compared, budget_s)
         self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
         return self._conclude()
+
+    def _measure_first(
+        self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
+    ) -> None:
+        """Measure ``sizes``: some while the space is still being ranked, and last what is compared anyway."""
+        effort = self.request.effort
+        early = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
+        self._measure_sizes(early, due, budget_s)
+        later = [size for size in sizes if size not in early]
+        self._take_in_search(later)
+        second_half = later[len(sizes) // 2 - len(early) :]
+        last = [size for size in second_half if effort.compared and self._baseline.is_uneven(size)]
+        self._measure_sizes([size for size in later if size not in last], due, budget_s)
+        self._measure_sizes(last, due, _sooner(budget_s, effort.sizes_seconds))
 
     def _measure_sizes(
         self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
