@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -19,7 +20,7 @@ from cutegen.arch import Arch
 from cutegen.build.store import Store
 from cutegen.cli import main as cli
 from cutegen.cli.range_report import range_lines
-from cutegen.errors import NoWinnerError, UsageError
+from cutegen.errors import NoWinnerError, ProblemError, UsageError
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.ranges import Range, parse_range
 from cutegen.families.registry import find_space, space_of
@@ -587,3 +588,19 @@ def test_the_report_says_what_calls_leave_to_the_library() -> None:
     problems = [Problem(m, 7168, 2048) for m in (8, 20, 64, 500)]
     left = [look_up(table, p, find_space("gemm", ARCH), 132, "expected").config is None for p in problems]
     assert left == [False, True, False, True]
+
+
+def test_an_error_of_the_ranking_is_raised_and_nothing_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The space is ranked in a daemon thread: a process that is interrupted ends at once."""
+    threads = []
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        threads.append(threading.current_thread())
+        raise ProblemError("no config computes it")
+
+    monkeypatch.setattr("cutegen.tuning.range_proposals.rank_all", refuse)
+    with pytest.raises(ProblemError, match="no config computes it"):
+        Rig(tmp_path).tune()
+    assert [thread.daemon for thread in threads] == [True]

@@ -71,7 +71,7 @@ class Baseline:
         return self._is_library_call(size, _UNEVEN)
 
     def doubt(self, size: int) -> float:
-        """Return by which factor a lead over it, measured in a few rounds, is to be taken for less."""
+        """Return by which factor a lead over it at ``size`` is to be taken for less."""
         return _SUSTAINED if self._is_library_call(size, _INTENSITY) else 1.0
 
     def _is_library_call(self, size: int, intensity: float) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from itertools import islice
+from threading import Thread
 
 from cutegen.build.parallelism import default_workers
 from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
@@ -38,6 +39,8 @@ _NEARBY = 2
 Submit = Callable[[Iterable[tuple[Problem, Config]]], None]
 #: Configs that compete, each with the sizes at which it was proposed.
 Pool = dict[Config, list[int]]
+#: The configs that the whole space has for each problem, the best first.
+_Ranked = dict[Problem, list[Config]]
 
 
 class RangeProposals:
@@ -58,7 +61,7 @@ class RangeProposals:
         self._kernels: dict[Config, None] = {}
         self._proposals: dict[int, list[Config]] = {}
         self._searched_problems: Mapping[int, Problem] = {}
-        self._search: Future[dict[Problem, list[Config]]] | None = None
+        self._search: Future[_Ranked] | None = None
 
     def incumbents(self, table: Table | None) -> dict[int, list[Config]]:
         """Return cutegen's own configs that ``table`` names now, by size."""
@@ -100,17 +103,11 @@ class RangeProposals:
         proposals = {size: self._likely(problem) for size, problem in problems.items()}
         self._proposals = proposals
         asked = self._asked(problems, proposals)
-        thread = ThreadPoolExecutor(1, thread_name_prefix="cutegen-range")
-        self._search = thread.submit(
-            rank_all,
-            [*asked.values()],
-            base.arch,
-            base.sm_count,
-            effort.proposed,
-            base.fixed or None,
-            workers=min(_RANKERS, default_workers()),
+        workers, fixed = min(_RANKERS, default_workers()), base.fixed or None
+        wanted, count = [*asked.values()], effort.proposed
+        self._search = _in_background(
+            lambda: rank_all(wanted, base.arch, base.sm_count, count, fixed, workers=workers)
         )
-        thread.shutdown(wait=False)
         self._searched_problems = asked
         first = self._shortlist(proposals, round(_DEFAULTS * (effort.kernels - len(self._kernels))))
         submit(self._most_urgent_first(set(first), proposals))
@@ -248,6 +245,20 @@ class RangeProposals:
             problem = self._request.range.at(size)
             if kernel in kernels and problem is not None:
                 yield problem, config
+
+
+def _in_background(work: Callable[[], _Ranked]) -> Future[_Ranked]:
+    """Return what ``work`` will return, from a thread that no process waits for when it ends."""
+    found: Future[_Ranked] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            found.set_exception(error)
+
+    Thread(target=run, name="cutegen-range", daemon=True).start()
+    return found
 
 
 def coarse_first(sizes: Sequence[int]) -> list[int]:
