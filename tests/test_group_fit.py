@@ -41,18 +41,13 @@ def lost(name: str, family: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "family", "at_least"),
-    [
-        ("untuned_products_21", "grouped_gemm", 0.965),
-        ("untuned_products_21", "grouped_gated_gemm", 0.97),
-        ("untuned_products_before", "grouped_gemm", 0.98),
-    ],
-)
-def test_choices_among_timed_kernels_are_near_the_fastest(name: str, family: str, at_least: float) -> None:
+@pytest.mark.parametrize("family", STRATEGIES)
+@pytest.mark.parametrize("name", ["untuned_products_21", "untuned_grouped_113", "untuned_grouped_127"])
+def test_choices_among_timed_kernels_are_near_the_fastest(name: str, family: str) -> None:
+    """The fit knows these times; what it loses on others, its provenance tells."""
     ratios = lost(name, family)
-    assert len(ratios) >= 20
-    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) >= at_least
+    assert len(ratios) >= 40
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) >= 0.98 and min(ratios) >= 0.85
 
 
 TILES = (
