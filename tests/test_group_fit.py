@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,13 @@ def lost(name: str, family: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("family", STRATEGIES)
-@pytest.mark.parametrize("name", ["untuned_products_21", "untuned_grouped_113", "untuned_grouped_127"])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("untuned_products_before", "grouped_gemm"),
+        *product(("untuned_products_21", "untuned_grouped_113", "untuned_grouped_127"), STRATEGIES),
+    ],
+)
 def test_choices_among_timed_kernels_are_near_the_fastest(name: str, family: str) -> None:
     """The fit knows these times; what it loses on others, its provenance tells."""
     ratios = lost(name, family)

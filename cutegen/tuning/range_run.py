@@ -237,6 +237,7 @@ class RangeRun:
         return self._estimates.measured.get(size, {})
 
     def _drop_failed(self, run: CandidateRunner) -> None:
+        """Let what failed compete no more; who contends is worked out anew after every run."""
         self._contended.clear()
         for config, attempt in run.attempts.items():
             if attempt.done and not attempt.ok:
@@ -253,12 +254,11 @@ class RangeRun:
                 self._keys[self._kernel_of(config)] = attempt.artifact_key
                 measured = range_answers.Measured(attempt.timing, attempt.trial)
                 self._results.setdefault(size, {})[config] = measured
-        self._drop_failed(run)
         if times:
             self._estimates.learn(size, times)
-            self._contended.clear()
         else:
             self._given_up.add(size)
+        self._drop_failed(run)
 
     def _measure_doubtful(self, budget_s: float | None) -> None:
         """Measure where an answer may be wrong, a few sizes at a time: each tells of the next."""
@@ -325,7 +325,6 @@ class RangeRun:
         timings = {config: each.timing for config, each in run.attempts.items() if each.timing is not None}
         self._ran |= run.ran
         self._outcomes += run.outcomes()
-        self._drop_failed(run)
         self._compared.learn(
             size, {c: timing.ratio for c, timing in timings.items() if timing.ratio is not None}
         )
@@ -333,6 +332,7 @@ class RangeRun:
             # Under load all take longer than in the rounds of other sizes: only their relation tells.
             unit = expected.time_us / timings[answer].paired.mid
             self._estimates.learn_errors(size, {c: unit * timing.paired.mid for c, timing in timings.items()})
+        self._drop_failed(run)
         self._tell("compared")
 
     def _closest_rivals(self, size: int, answer: Config) -> list[Config]:

@@ -15,6 +15,7 @@ __all__ = [
     "GEMM_ONLY_KNOBS",
     "activation_of",
     "batched_gemm",
+    "equal_tiles",
     "gemm_of",
     "has_factors",
     "with_gemm_knobs",
@@ -51,6 +52,12 @@ def batched_gemm(problem: DeclaredProblem) -> Problem:
     margin = math.sqrt(mean) * (_SMALL_MARGIN if mean < _SMALL else 1)
     rows = math.ceil(mean + margin) if problem.g > 1 else total
     return gemm_of(problem, min(rows, problem.m), groups)
+
+
+def equal_tiles(problem: DeclaredProblem, height: int) -> int:
+    """Return how many tiles of ``height`` rows its batches have together."""
+    gemm = batched_gemm(problem)
+    return gemm.batch * -(-gemm.m // height)
 
 
 def gemm_of(problem: DeclaredProblem, rows: int, groups: int) -> Problem:

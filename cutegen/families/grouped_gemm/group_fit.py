@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.trees import Trees
-from cutegen.families.grouped_gemm.batched_gemm import activation_of, batched_gemm
+from cutegen.families.grouped_gemm.batched_gemm import activation_of, equal_tiles
 from cutegen.families.grouped_gemm.group_rows import groups_with_rows, row_tiles, total_rows
 from cutegen.space import Config
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cutegen.families.gemm.perf_model.trees import Array
 
-__all__ = ["FEATURES", "FILE", "GroupFit", "describe", "equal_tiles", "load_group_fit"]
+__all__ = ["FEATURES", "FILE", "GroupFit", "describe", "load_group_fit"]
 
 FILE = Path(__file__).with_name("fit_sm_90a.json")
 #: What trees may ask of a candidate. Logarithms are natural ones; rows and columns are those of the output,
@@ -159,12 +159,6 @@ class _Drawn(NamedTuple):
 def _columns(problem: DeclaredProblem) -> int:
     """Return the columns that are multiplied: gated GEMMs have two for each of the output."""
     return int(problem.n) * (2 if activation_of(problem) else 1)
-
-
-def equal_tiles(problem: DeclaredProblem, height: int) -> int:
-    """Return the tiles of equal groups along the rows."""
-    gemm = batched_gemm(problem)
-    return gemm.batch * -(-gemm.m // height)
 
 
 @lru_cache(maxsize=256)

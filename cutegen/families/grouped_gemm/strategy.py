@@ -19,10 +19,11 @@ from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_
 from cutegen.families.grouped_gemm.batched_gemm import (
     activation_of,
     batched_gemm,
+    equal_tiles,
     with_gemm_knobs,
     without_gemm_knobs,
 )
-from cutegen.families.grouped_gemm.group_fit import equal_tiles, load_group_fit
+from cutegen.families.grouped_gemm.group_fit import load_group_fit
 from cutegen.families.grouped_gemm.group_rows import is_masked, mean_rows, row_tiles
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Query, Space, Value
