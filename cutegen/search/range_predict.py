@@ -17,12 +17,11 @@ __all__ = ["Predictions", "unproven"]
 
 #: By how much kernels that are no default candidates take longer than predicted, as a logarithm, where they
 #: are chosen since they are predicted to be fast: of many the model likes best what it is most wrong about.
-#: The first up to so many rows, the second from so many on, and in proportion between. Source: on 35 shapes
-#: of 146 to 7628 rows on an H200 the four kernels of the whole space that were expected to be fastest took
-#: 0.03 longer in the mean than default candidates beside them, as predictions have both; on three shapes
-#: 0.1 or more (docs/results/middle_kernels.json.xz). Where one was predicted to be ahead by 0.04 or more,
-#: one was on seven shapes of eight, by up to 0.14. With 0.1, as it was, ranges hardly tried them.
-_UNPROVEN, _UNPROVEN_FROM, _UNPROVEN_TO = (0.05, 0.03), 256, 448
+#: The first up to so many rows, the second from so many on, and in proportion between. Source: on 36 shapes
+#: of two matrices and 210 to 6942 rows on an H200 the kernel of the whole space that was expected to be
+#: fastest took longer than the first default candidate, as predictions have both, by 0.01 to 0.02 in the mean
+#: up to 512 rows; beyond, it did not (docs/results/wide_tiles.json.xz). An earlier fit needed 0.05 and 0.03.
+_UNPROVEN, _UNPROVEN_FROM, _UNPROVEN_TO = (0.02, 0.005), 256, 512
 
 
 def unproven(size: int) -> float:

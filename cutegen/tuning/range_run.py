@@ -43,7 +43,7 @@ __all__ = ["RangeRun", "untuned_range"]
 
 #: Where all contenders fail, others are tried this often.
 _FURTHER_TRIES = 2
-#: The first of so many parts of the sizes are measured while the whole space is still being ranked.
+#: Up to the first of so many parts of the sizes are measured while the whole space is still being ranked.
 _EARLY = 4
 #: Kernels that are compared with the baseline beside the answer.
 _RIVALS = 3
@@ -128,14 +128,26 @@ class RangeRun:
     ) -> None:
         """Measure ``sizes``: some while the space is still being ranked, and last what is compared anyway."""
         effort = self.request.effort
-        early = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
-        self._measure_sizes(early, due, budget_s)
+        early = self._measure_until_ranked(sizes[: len(sizes) // _EARLY], due, budget_s)
         later = [size for size in sizes if size not in early]
         self._take_in_search(later)
         second_half = later[len(sizes) // 2 - len(early) :]
         last = [size for size in second_half if effort.compared and self._baseline.is_uneven(size)]
         self._measure_sizes([size for size in later if size not in last], due, budget_s)
         self._measure_sizes(last, due, _sooner(budget_s, effort.sizes_seconds))
+
+    def _measure_until_ranked(
+        self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
+    ) -> list[int]:
+        """Measure default candidates at ``sizes`` until the space is ranked; return which sizes came to it."""
+        measured: list[int] = []
+        known = [size for size in sizes if not self._proposals.waits(size)]
+        for size in ready_first(known, self._is_compiled, _AHEAD):
+            if self._proposals.is_ranked:
+                break
+            self._measure_sizes([size], due, budget_s)
+            measured.append(size)
+        return measured
 
     def _measure_sizes(
         self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
