@@ -102,9 +102,13 @@ def test_a_lead_over_a_library_counts_for_less_where_the_power_limit_may_decide(
     assert best_ratios(results, baseline) == pytest.approx({1: 1.2 / doubt})
 
 
+def same_kernel(config: Config) -> Config:
+    return config
+
+
 def test_ratios_of_compared_sizes_are_interpolated_between_them() -> None:
     """On logarithmic axes; near one alone, its own; none far from all that were compared."""
-    found = ComparedRatios()
+    found = ComparedRatios(same_kernel)
     assert found.between(lambda _: A)(100) is None
     found.learn(100, {A: 1.0, B: 0.9})
     found.learn(121, {A: 1.21})
@@ -117,10 +121,27 @@ def test_ratios_of_compared_sizes_are_interpolated_between_them() -> None:
 
 
 def test_another_answer_than_those_compared_counts_as_the_slowest() -> None:
-    found = ComparedRatios()
+    found = ComparedRatios(same_kernel)
     found.learn(100, {A: 1.2, B: 0.9})
     other = A.replace(split_k=2)
     assert found.between(lambda _: other)(100) == pytest.approx(0.9)
+
+
+def test_where_the_answer_changes_only_its_own_kernel_tells_its_ratio() -> None:
+    """Not that of before, which fitted in one tile; where neither side has it, the slower answer counts."""
+    found = ComparedRatios(same_kernel)
+    found.learn(120, {A: 1.1})
+    found.learn(140, {B: 0.95})
+    assert found.between(lambda size: A if size <= 128 else B)(130) == pytest.approx(0.95)
+    assert found.between(lambda size: A if size <= 128 else B)(122) == pytest.approx(1.1)
+    other = A.replace(split_k=2)
+    assert found.between({120: A, 130: other, 140: B}.__getitem__)(130) == pytest.approx(0.95)
+
+
+def test_of_a_kernel_the_better_order_of_tiles_counts() -> None:
+    found = ComparedRatios(lambda config: config.replace(split_k=1))
+    found.learn(100, {A: 1.2, A.replace(split_k=2): 1.3})
+    assert found.between(lambda _: A)(100) == pytest.approx(1.3)
 
 
 def test_what_was_compared_decides_where_the_library_changes_between_sizes() -> None:

@@ -40,9 +40,7 @@ from cutegen.tuning import AutoTuner, Effort, RangeEffort, RangeResult, TuneResu
 from cutegen.tuning.backends import Backends
 
 WEIGHT = "gemm 1..8192x7168x2048 bf16 kk"
-SMALL = RangeEffort(
-    ranked=12, proposed=4, kernels=16, sizes=8, doubtful=4, random=3, contenders=6, compared=5
-)
+SMALL = RangeEffort(ranked=12, proposed=4, kernels=16, sizes=8, doubtful=4, random=3, contenders=6, loaded=5)
 #: Every config that was proposed or measured, by its name.
 _NAMED: dict[str, Config] = {}
 
@@ -129,7 +127,7 @@ def sizes_of(whole: Range, count: int) -> Iterator[int]:
 @pytest.mark.parametrize("world", [0, 1])
 def test_the_answers_are_near_the_best_at_sizes_that_nobody_measured(tmp_path: Path, world: int) -> None:
     """Within 2 % of the best of all candidates in the geometric mean, though the model is further off."""
-    effort = RangeEffort(ranked=56, sizes=36, doubtful=16, compared=20)
+    effort = RangeEffort(ranked=56, sizes=36, doubtful=16, loaded=20)
     rig = Rig(tmp_path, world=world, range_effort=effort)
     entry = rig.tune().entry
     pool = {_NAMED[name] for _, names in rig.bench.timed for name in names}

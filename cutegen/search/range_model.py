@@ -41,7 +41,7 @@ _UNLIKE = 0.6
 #: Weight of what alike configs taught, beside a measurement at the very size.
 _SHARED_WEIGHT = 0.3
 #: By how much an estimate may be off that no measurement of the config supports, as a logarithm.
-_DOUBT = 0.06
+_DOUBT = 0.03
 
 
 class Estimate(NamedTuple):
@@ -86,10 +86,6 @@ class Estimates:
     def learn(self, size: int, times_us: Mapping[Config, float]) -> None:
         """Take in what configs took at ``size``, measured beside each other."""
         self._measured.setdefault(size, {}).update(times_us)
-        self.learn_errors(size, times_us)
-
-    def learn_errors(self, size: int, times_us: Mapping[Config, float]) -> None:
-        """Take in what configs took at ``size``, which do not tell what is fastest there."""
         self._around.clear()
         self._sizes.add(size)
         for config, took in times_us.items():

@@ -36,7 +36,7 @@ _CELLS = 64
 _ASIDE = 3
 #: A config is worth a place among the answers if it shortens them by this fraction in the geometric mean, or
 #: one of them by the second.
-_WORTH, _WORTH_ONCE = 0.001, 0.02
+_WORTH, _WORTH_ONCE = 0.0002, 0.005
 #: By how much a prediction is off, and how much slower than the best it is to have no kernel at all, both as
 #: logarithms. Source: the fit to a sweep of an H200, on (n, k) and kernels that were left out.
 _ERROR, _NOTHING = 0.03, 0.3

@@ -1,8 +1,8 @@
-"""How fast a library's call is beside the answers of a range, compared at many sizes one after the other.
+"""How fast a library's call is beside the answers of a range, timed at many sizes one after the other.
 
 A library changes its kernel between sizes. And where the power limit decides, a ratio from a few rounds says
 little: which of two kernels is slowed down more depends on the load of the second before. So the GPU is
-loaded until its clock settles, then answers and the call take turns, a few rounds at each size.
+loaded until its clock settles, then candidates and the call take turns, a few rounds at each size.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ _FAR = 0.35
 
 
 class ComparedRatios:
-    """The call's time over that of configs, at sizes where both were timed in turns."""
+    """The call's time over that of kernels, at sizes where both were timed in turns.
 
-    def __init__(self) -> None:
-        self._found: dict[int, Mapping[Config, float]] = {}
+    Args:
+        kernel_of: The part of a config that is compiled in, which names its kernel.
+    """
+
+    def __init__(self, kernel_of: Callable[[Config], Config]) -> None:
+        self._kernel_of = kernel_of
+        self._found: dict[int, dict[Config, float]] = {}
 
     @property
     def sizes(self) -> set[int]:
@@ -32,36 +37,47 @@ class ComparedRatios:
         return {*self._found}
 
     def learn(self, size: int, ratios: Mapping[Config, float]) -> None:
-        """Take in the ratios of the configs that were timed at ``size``."""
-        if ratios:
-            self._found[size] = dict(ratios)
+        """Take in the ratios of the configs that were timed at ``size``; of a kernel the best counts."""
+        for config, ratio in ratios.items():
+            known = self._found.setdefault(size, {})
+            kernel = self._kernel_of(config)
+            known[kernel] = max(ratio, known.get(kernel, 0.0))
 
     def between(self, answer_at: Callable[[int], Config]) -> Callable[[int], float | None]:
-        """Return what gives the ratio of a size's answer: measured, or interpolated on logarithmic axes.
+        """Return what gives the ratio of a size's answer: measured, or estimated from the sizes around it.
 
-        None far from sizes that were compared. A size whose answer is another one than those that were timed
-        there counts as its slowest.
+        Where its kernel was timed on both sides the ratio is interpolated on logarithmic axes, where on one,
+        it is the ratio there. Else it is the least of the answers on either side, and where these were not
+        timed, of all kernels. None far from sizes where anything was timed.
 
         Args:
             answer_at: The config that answers a size.
         """
         sizes = sorted(self._found)
-        found = [self._found[size] for size in sizes]
-        logs = [
-            log(ratios.get(answer_at(size), min(ratios.values())))
-            for size, ratios in zip(sizes, found, strict=True)
-        ]
 
         def ratio_at(size: int) -> float | None:
             at = bisect_left(sizes, size)
-            around = [*range(max(at - 1, 0), min(at + 1, len(sizes)))]
-            near = [place for place in around if abs(log2(size / sizes[place])) <= _FAR]
+            around = sizes[max(at - 1, 0) : at + 1]
             if at < len(sizes) and sizes[at] == size:
-                near = [at]
-            if len(near) < 2:
-                return exp(logs[near[0]]) if near else None
-            below, above = near
-            share = log(size / sizes[below]) / log(sizes[above] / sizes[below])
-            return exp((1 - share) * logs[below] + share * logs[above])
+                around = [size]
+            near = [other for other in around if abs(log2(size / other)) <= _FAR]
+            kernel = self._kernel_of(answer_at(size))
+            same = {other: self._found[other][kernel] for other in near if kernel in self._found[other]}
+            if same:
+                return _interpolated(size, same)
+            return min((self._of_answer(other, answer_at) for other in near), default=None)
 
         return ratio_at
+
+    def _of_answer(self, size: int, answer_at: Callable[[int], Config]) -> float:
+        found = self._found[size]
+        return found.get(self._kernel_of(answer_at(size)), min(found.values()))
+
+
+def _interpolated(size: int, ratios: Mapping[int, float]) -> float:
+    """Return the ratio at ``size`` from that at one or two others."""
+    below, above = min(ratios), max(ratios)
+    if below == above:
+        return ratios[below]
+    share = log(size / below) / log(above / below)
+    return exp((1 - share) * log(ratios[below]) + share * log(ratios[above]))

@@ -25,9 +25,9 @@ from cutegen.tuning.range_request import RangeRequest
 __all__ = ["RangeProposals", "coarse_first"]
 
 #: Default candidates are proposed as a search for so many kernels would: eight. They are this share of the
-#: kernels. Source: predictions, for two matrices and sizes from 257 to 512: the best of the kernels is 2.3 % and
-#: 0.6 % behind the best of the space with 0.6, and the space ranked at one size in three; 0.5 % and 0.5 % with
-#: 0.4 at every size, since tiles have to fit each size.
+#: kernels. Source: predictions, for two matrices and sizes from 257 to 512: the best of the kernels is 2.3 %
+#: and 0.6 % behind the best of the space with 0.6, and the space ranked at one size in three; 0.5 % and 0.5 %
+#: with 0.4 and the space ranked at every size, since tiles have to fit each size.
 _LIKELY_OF, _DEFAULTS = 24, 0.4
 #: Most processes that rank: the compiler needs the other cores.
 _RANKERS = 6

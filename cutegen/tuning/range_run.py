@@ -1,4 +1,4 @@
-"""The loop for a range: propose, compile, measure few sizes, compare, measure where answers are in doubt."""
+"""The loop for a range: propose, compile, measure some sizes, larger ones under load, then where in doubt."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from math import log2
+from math import exp, log, log2
+from statistics import fmean
 
 from cutegen.build.render import Source
 from cutegen.errors import CutegenError, NoWinnerError
 from cutegen.families.registry import find_family, find_space
 from cutegen.family import Problem
+from cutegen.measure.timing import Timing
 from cutegen.records.range_entry import RangeEntry
 from cutegen.runtime.answer_lookup import MEASURED_LEAD
 from cutegen.search.defaults import default_config
@@ -45,8 +47,6 @@ __all__ = ["RangeRun", "untuned_range"]
 _FURTHER_TRIES = 2
 #: Up to the first of so many parts of the sizes are measured while the whole space is still being ranked.
 _EARLY = 4
-#: Kernels that are compared with the baseline beside the answer.
-_RIVALS = 3
 #: How many sizes ahead are searched for one whose kernels are all compiled: a look takes some 10 ms.
 _AHEAD = 6
 #: Doubtful sizes that are chosen at a time. To find them takes a tenth of a second, in which the GPU idles.
@@ -84,7 +84,7 @@ class RangeRun:
         self._results: dict[int, dict[Config, range_answers.Measured]] = {}
         self._keys: dict[Config, str] = {}
         self._regrets: dict[int, float] = {}
-        self._compared = ComparedRatios()
+        self._compared = ComparedRatios(self._kernel_of)
         self._outcomes: Counter[str] = Counter()
         self._error: CutegenError | None = None
         self._contended: dict[int, list[Config]] = {}
@@ -112,51 +112,59 @@ class RangeRun:
         self._children.start_bench()
         incumbents = self._proposals.incumbents(self._setting.load_table())
         self._pool = self._proposals.choose(incumbents, self._submit_kernels)
-        effort = self.request.effort
-        sizes = coarse_first(first_sizes(self._cells, effort.sizes))
-        compared = self._compared_sizes()
-        self._planned = len(sizes) + effort.doubtful + len(compared) + effort.random
-        self._submit(sizes)
-        self._measure_first(sizes, self._at_nearest(incumbents, sizes), budget_s)
-        self._compare_all(compared, budget_s)
+        effort, sizes, loaded = self.request.effort, self._first_sizes(), self._loaded_sizes()
+        self._planned = len(sizes) + len(loaded) + effort.doubtful + effort.random
+        self._submit([*sizes, *loaded])
+        due = self._at_nearest(incumbents, [*sizes, *loaded])
+        early = self._measure_until_ranked(sizes, due, budget_s)
+        self._take_in_search([*sizes, *loaded])
+        self._measure_sizes([size for size in sizes if size not in early], "sizes", due, budget_s)
+        self._measure_sizes(loaded, "loaded", due, _sooner(budget_s, effort.seconds))
         self._measure_doubtful(budget_s)
         self._measure_random(budget_s)
         return self._conclude()
 
-    def _measure_first(
-        self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
-    ) -> None:
-        """Measure ``sizes``: some while the space is still being ranked, and last what is compared anyway."""
-        effort = self.request.effort
-        early = self._measure_until_ranked(sizes[: len(sizes) // _EARLY], due, budget_s)
-        later = [size for size in sizes if size not in early]
-        self._take_in_search(later)
-        second_half = later[len(sizes) // 2 - len(early) :]
-        last = [size for size in second_half if effort.compared and self._baseline.is_uneven(size)]
-        self._measure_sizes([size for size in later if size not in last], due, budget_s)
-        self._measure_sizes(last, due, _sooner(budget_s, effort.sizes_seconds))
+    def _first_sizes(self) -> list[int]:
+        """Return sizes at even distances that are measured in short rounds, the ends first."""
+        sizes = first_sizes(self._cells, self.request.effort.sizes)
+        return coarse_first([size for size in sizes if not self._is_loaded(size)])
+
+    def _loaded_sizes(self) -> list[int]:
+        """Return sizes that are measured under load, beside a library's call.
+
+        The largest comes first, which loads the GPU most, then a few that span all, then those in between.
+        """
+        cells = [cell for cell in self._cells if self._is_loaded(cell.size)]
+        return coarse_first(first_sizes(cells, self.request.effort.loaded)[::-1]) if cells else []
+
+    def _is_loaded(self, size: int) -> bool:
+        return self.request.effort.loaded > 0 and self._baseline.is_uneven(size)
 
     def _measure_until_ranked(
         self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
     ) -> list[int]:
-        """Measure default candidates at ``sizes`` until the space is ranked; return which sizes came to it."""
+        """Measure default candidates until the space is ranked; return at which of ``sizes`` that was."""
         measured: list[int] = []
-        known = [size for size in sizes if not self._proposals.waits(size)]
+        known = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
         for size in ready_first(known, self._is_compiled, _AHEAD):
             if self._proposals.is_ranked:
                 break
-            self._measure_sizes([size], due, budget_s)
+            self._measure_sizes([size], "sizes", due, budget_s)
             measured.append(size)
         return measured
 
     def _measure_sizes(
-        self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
+        self,
+        sizes: Sequence[int],
+        stage: str,
+        due: Mapping[int, Sequence[Config]],
+        budget_s: float | None,
     ) -> None:
         """Measure the contenders at ``sizes``; of a budget that has run out the two ends take no notice."""
         ends = (self._cells[0].size, self._cells[-1].size)
         for size in ready_first(sizes, self._is_compiled, _AHEAD):
             if size in ends or not self._late(budget_s):
-                self._measure(size, "sizes", also=due.get(size, ()))
+                self._measure(size, stage, also=due.get(size, ()))
 
     def _take_in_search(self, sizes: Sequence[int]) -> None:
         """Let the kernels of the whole space compete at ``sizes`` too; waits until it is ranked."""
@@ -189,6 +197,7 @@ class RangeRun:
         """Ask the compiler for every kernel, those that the first sizes need before the others."""
         for at, size in enumerate(sizes):
             self._children.submit(self._sources_at(size), urgent=at < 2)
+        self._submit_kernels((self._problem_at(at[0]), config) for config, at in self._pool.items())
 
     def _sources_at(self, size: int) -> list[Source]:
         """Return the kernels of what is to be measured at ``size``."""
@@ -206,12 +215,13 @@ class RangeRun:
         return self._contended[size]
 
     def _contenders_by_estimate(self, size: int) -> list[Config]:
+        effort, loaded = self.request.effort, self._is_loaded(size)
         nearest = {config: min(abs(log2(size / at)) for at in sizes) for config, sizes in self._pool.items()}
         return contenders(
             self._estimates,
             size,
             sorted(nearest, key=nearest.__getitem__),
-            self.request.effort.contenders,
+            effort.loaded_contenders if loaded else effort.contenders,
             kernel_of=self._kernel_of,
             is_proven=self._predict.is_proven,
         )
@@ -231,7 +241,7 @@ class RangeRun:
 
     def _measure(self, size: int, stage: str, *, also: Iterable[Config] = ()) -> Mapping[Config, float]:
         """Measure the contenders at ``size`` beside each other; return microseconds of those that work."""
-        request = self.request.at(size)
+        request = self._request_at(size)
         if request is None:
             return {}
         run = self._screening.start(request)
@@ -248,6 +258,11 @@ class RangeRun:
         self._tell(stage)
         return self._estimates.measured.get(size, {})
 
+    def _request_at(self, size: int) -> SizeRequest | None:
+        if self._is_loaded(size):
+            return self.request.under_load(size, first=not self._compared.sizes)
+        return self.request.at(size)
+
     def _drop_failed(self, run: CandidateRunner) -> None:
         """Let what failed compete no more; who contends is worked out anew after every run."""
         self._contended.clear()
@@ -259,18 +274,28 @@ class RangeRun:
     def _take_in(self, size: int, run: CandidateRunner) -> None:
         self._ran |= run.ran
         self._outcomes += run.outcomes()
-        times: dict[Config, float] = {}
+        found: dict[Config, range_answers.Measured] = {}
         for config, attempt in run.attempts.items():
             if attempt.timing is not None:
-                times[config] = attempt.timing.paired.mid
                 self._keys[self._kernel_of(config)] = attempt.artifact_key
-                measured = range_answers.Measured(attempt.timing, attempt.trial)
-                self._results.setdefault(size, {})[config] = measured
-        if times:
-            self._estimates.learn(size, times)
+                found[config] = range_answers.Measured(attempt.timing, attempt.trial)
+        if found:
+            self._results.setdefault(size, {}).update(found)
+            self._learn(size, {config: each.timing for config, each in found.items()})
         else:
             self._given_up.add(size)
         self._drop_failed(run)
+
+    def _learn(self, size: int, timings: Mapping[Config, Timing]) -> None:
+        """Take in timings at ``size``; under load all take longer, so only their relation counts."""
+        times = {config: timing.paired.mid for config, timing in timings.items()}
+        if self._is_loaded(size):
+            ratios = {c: timing.ratio for c, timing in timings.items() if timing.ratio is not None}
+            self._compared.learn(size, ratios)
+            known = {c: each for c in times if (each := self._estimates.estimate(size, c)) is not None}
+            slower = exp(fmean(log(times[c] / each.time_us) for c, each in known.items())) if known else 1.0
+            times = {config: us / slower for config, us in times.items()}
+        self._estimates.learn(size, times)
 
     def _measure_doubtful(self, budget_s: float | None) -> None:
         """Measure where an answer may be wrong, a few sizes at a time: each tells of the next."""
@@ -299,63 +324,8 @@ class RangeRun:
         if not find_family(low.family).is_library_call(low):
             return []
         ratios = range_answers.best_ratios(self._results, self._baseline)
-        if self.request.effort.compared:
-            cells = [cell for cell in cells if not self._baseline.is_uneven(cell.size)]
+        cells = [cell for cell in cells if not self._is_loaded(cell.size)]
         return most_disputed(ratios, cells, 1 - MEASURED_LEAD, _DOUBTFUL_AT_A_TIME // 4)
-
-    def _compared_sizes(self) -> list[int]:
-        """Return sizes at which answers are compared with a library's call.
-
-        The largest comes first, which loads the GPU most, then a few that span all, then those in between.
-        """
-        cells = [cell for cell in self._cells if self._baseline.is_uneven(cell.size)]
-        count = self.request.effort.compared
-        return coarse_first(first_sizes(cells, count)[::-1]) if cells and count > 0 else []
-
-    def _compare_all(self, sizes: Sequence[int], budget_s: float | None) -> None:
-        """Time answers in turns with the baseline, each beside others that may be faster."""
-        if not self._estimates.measured:
-            return
-        answer_at, effort = self._answer_at(self._answers()), self.request.effort
-        for at, size in enumerate(sizes):
-            if self._late(effort.seconds) or self._late(budget_s):
-                return
-            request = self.request.comparison(size, first=at == 0)
-            if request is not None:
-                self._compare(request, size, answer_at(size))
-
-    def _compare(self, request: SizeRequest, size: int, answer: Config) -> None:
-        """Time ``answer``, its rivals and the baseline in turns at ``size``."""
-        expected = self._estimates.estimate(size, answer)
-        if expected is None:
-            return
-        run = self._screening.start(request)
-        try:
-            run.screen([answer, *self._closest_rivals(size, answer)])
-        except PROBLEM_FAILURES as error:
-            self._error = error
-        timings = {config: each.timing for config, each in run.attempts.items() if each.timing is not None}
-        self._ran |= run.ran
-        self._outcomes += run.outcomes()
-        self._compared.learn(
-            size, {c: timing.ratio for c, timing in timings.items() if timing.ratio is not None}
-        )
-        if answer in timings:
-            # Under load all take longer than in the rounds of other sizes: only their relation tells.
-            unit = expected.time_us / timings[answer].paired.mid
-            self._estimates.learn_errors(size, {c: unit * timing.paired.mid for c, timing in timings.items()})
-        self._drop_failed(run)
-        self._tell("compared")
-
-    def _closest_rivals(self, size: int, answer: Config) -> list[Config]:
-        """Return the configs of a few other kernels that are most likely to be faster at ``size``."""
-        kernel = self._kernel_of(answer)
-        near = range_answers.rivals(self._estimates, size, self._kernel_of)
-        others = (config for config in near if self._kernel_of(config) != kernel)
-        found = {
-            c: each.cautious_us for c in others if (each := self._estimates.estimate(size, c)) is not None
-        }
-        return sorted(found, key=found.__getitem__)[:_RIVALS]
 
     def _measure_random(self, budget_s: float | None) -> None:
         """Measure how good the answers are at sizes that had no part in choosing them."""
@@ -452,14 +422,14 @@ class RangeRun:
             arch=setting.arch.name,
             device=setting.device.name if setting.device else "",
             outcomes=dict(self._outcomes),
-            sizes=len(self._compared.sizes | {*self._results}),
+            sizes=len(self._results),
             kernels=len(self._keys),
             seconds=self._clock() - self._start,
             reused=reused,
         )
 
     def _tell(self, stage: str) -> None:
-        done = len(self._results) + len(self._compared.sizes) + len(self._given_up)
+        done = len(self._results) + len(self._given_up)
         self._observe(
             Progress(
                 problem=self.request.range.low,
