@@ -76,10 +76,10 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 #: (docs/results/middle_kernels.json.xz), where the best of all before was 2.4 % behind the best of twice
 #: as many. 128x24 and 128x32 with two warpgroups: where tiles of 64 make a second wave, 9216 columns by 18
 #: and 30 rows, they take 12 % less than all others (docs/results/range_check_9216x3072.json). Of 40
-#: that came one by one, as the fit predicts them to gain most on 2162 random products of more than 64 rows, 33
-#: are here. On 268 others the choice was a new one on 72, where it took 2.0 % less time in the geometric mean.
-#: Seven are left out, tiles that are not swapped and share nothing in a cluster: four of these lost where they
-#: were chosen (docs/results/wide_tiles.json.xz).
+#: that came one by one, as the fit predicts them to gain most on 2162 random products of more than 64 rows,
+#: 33 are here. On 268 others the choice was a new one on 72, where it took 2.0 % less time in the geometric
+#: mean. Seven are left out, tiles that are not swapped and share nothing in a cluster: four of these lost
+#: where they were chosen (docs/results/wide_tiles.json.xz).
 DEFAULT_CANDIDATES = (
     ((64, 80), (1, 1), 1, 2, ""),
     ((64, 80), (2, 1), 1, 2, ""),
