@@ -163,3 +163,18 @@ def test_problems_of_a_kind_share_a_signature() -> None:
         assert problem in kin and len(set(kin)) == len(kin) > 10
         assert {p.signature for p in kin} == {problem.signature}
         assert kin[0].flops < problem.flops < kin[-1].flops
+
+
+def test_families_that_borrow_candidates_take_those_that_were_measured_there() -> None:
+    """Further ones are for GEMMs alone."""
+    arch = find_arch("sm_90a")
+    knobs = ("tile_shape_mn", "cluster_shape_mn", "mma_warpgroups", "pingpong", "swap_ab")
+    wide = ((128, 216), (2, 1), 2, False, True)
+    for line, has in (
+        ("gemm 512x4096x4096 bf16 kk", True),
+        ("gated_gemm 512x4096x4096", False),
+        ("grouped_gemm 512x4096x4096x8", False),
+    ):
+        problem = parse_problem(line)
+        candidates = list(find_space(problem.family, arch).default_candidates(problem))
+        assert candidates and (wide in [tuple(c.get(knob) for knob in knobs) for c in candidates]) == has

@@ -129,7 +129,7 @@ def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     Our own follow.
     """
     plain = plain_gemm(problem)
-    known = map(Config, gemm.default_candidates(plain))
+    known = map(Config, gemm.borrowed_candidates(plain))
     found = (halved(config) for config in known if config.pair("cluster_shape_mn") != LONG)
     yield from (
         dict(config) for config in dict.fromkeys(found) if config is not None and not _is_tall(config)

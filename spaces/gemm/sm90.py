@@ -6,8 +6,9 @@ the problem and its second along m.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from typing import TypeAlias
 
 from cutegen.arch import Arch, resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
@@ -47,6 +48,8 @@ LONE_ACCUMULATORS = 200
 """Accumulator registers that a thread may hold when it owns 240 (208 wide tiles spill; see the rule)."""
 MAX_STORE_BUFFERS = 4
 MAX_STREAM_PARTS = 32
+#: Tile, cluster, warpgroups, k tile in lines of 128 bytes, kind.
+_Candidate: TypeAlias = tuple[tuple[int, int], tuple[int, int], int, int, str]
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(8, 257, 8)),
@@ -75,38 +78,24 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 #: (docs/results/middle_m.json), and 13 kernels on 35 shapes of 146 to 7628 rows
 #: (docs/results/middle_kernels.json.xz), where the best of all before was 2.4 % behind the best of twice
 #: as many. 128x24 and 128x32 with two warpgroups: where tiles of 64 make a second wave, 9216 columns by 18
-#: and 30 rows, they take 12 % less than all others (docs/results/range_check_9216x3072.json). Of 40
-#: that came one by one, as the fit predicts them to gain most on 2162 random products of more than 64 rows,
-#: 33 are here. On 268 others the choice was a new one on 72, where it took 2.0 % less time in the geometric
-#: mean. Seven are left out, tiles that are not swapped and share nothing in a cluster: four of these lost
-#: where they were chosen (docs/results/wide_tiles.json.xz).
+#: and 30 rows, they take 12 % less than all others (docs/results/range_check_9216x3072.json).
 DEFAULT_CANDIDATES = (
     ((64, 80), (1, 1), 1, 2, ""),
     ((64, 80), (2, 1), 1, 2, ""),
-    ((64, 88), (2, 1), 1, 1, ""),
     ((64, 144), (2, 1), 1, 1, "pingpong"),
     ((64, 160), (2, 1), 1, 1, ""),
     ((64, 176), (2, 1), 1, 1, ""),
     ((64, 192), (2, 1), 1, 1, "pingpong"),
-    ((64, 208), (2, 1), 1, 1, ""),
-    ((64, 224), (2, 1), 1, 1, ""),
     ((128, 112), (2, 1), 2, 1, ""),
     ((128, 128), (1, 1), 1, 1, "pingpong"),
     ((128, 128), (2, 1), 1, 1, "pingpong"),
-    ((128, 136), (1, 1), 1, 1, "pingpong"),
     ((128, 144), (2, 1), 1, 1, "pingpong"),
-    ((128, 152), (1, 1), 1, 1, "pingpong"),
-    ((128, 160), (1, 1), 1, 1, "pingpong"),
-    ((128, 176), (2, 1), 1, 1, "pingpong"),
     ((128, 192), (2, 1), 1, 1, "pingpong"),
     ((128, 200), (1, 1), 1, 1, "pingpong"),
     ((128, 224), (2, 1), 2, 1, ""),
     ((192, 96), (1, 1), 1, 1, "pingpong"),
-    ((192, 104), (1, 1), 1, 1, "pingpong"),
     ((192, 112), (1, 1), 3, 1, ""),
     ((192, 128), (1, 2), 1, 1, "pingpong"),
-    ((192, 144), (1, 1), 3, 1, ""),
-    ((192, 168), (1, 1), 3, 1, ""),
     ((64, 8), (1, 1), 1, 2, "swapped"),
     ((64, 8), (4, 1), 1, 2, "swapped"),
     ((64, 16), (1, 1), 1, 2, "pingpong swapped"),
@@ -128,17 +117,13 @@ DEFAULT_CANDIDATES = (
     ((64, 88), (1, 2), 1, 1, "swapped"),
     ((64, 96), (2, 1), 1, 2, "swapped"),
     ((64, 96), (4, 1), 1, 1, "swapped"),
-    ((64, 104), (1, 2), 1, 1, "swapped"),
     ((64, 104), (2, 2), 1, 1, "swapped"),
-    ((64, 112), (1, 2), 1, 1, "swapped"),
     ((64, 128), (4, 1), 1, 1, "swapped"),
     ((64, 136), (1, 2), 1, 1, "swapped"),
     ((64, 144), (1, 2), 1, 1, "swapped"),
     ((64, 152), (1, 1), 1, 1, "swapped"),
-    ((64, 152), (1, 2), 1, 1, "pingpong swapped"),
     ((64, 160), (1, 1), 1, 1, "swapped"),
     ((64, 168), (1, 1), 1, 1, "swapped"),
-    ((64, 168), (1, 2), 1, 1, "pingpong swapped"),
     ((64, 192), (1, 1), 1, 1, "swapped"),
     ((64, 232), (1, 1), 1, 1, "swapped"),
     ((128, 8), (4, 1), 2, 2, "swapped"),
@@ -148,13 +133,11 @@ DEFAULT_CANDIDATES = (
     ((128, 72), (1, 2), 2, 1, "swapped"),
     ((128, 80), (1, 1), 1, 1, "swapped"),
     ((128, 80), (1, 2), 2, 1, "swapped"),
-    ((128, 88), (1, 2), 2, 1, "swapped"),
     ((128, 88), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 96), (1, 1), 2, 1, "swapped"),
     ((128, 96), (1, 2), 2, 1, "swapped"),
     ((128, 104), (1, 1), 2, 1, "swapped"),
     ((128, 104), (1, 2), 1, 1, "pingpong swapped"),
-    ((128, 104), (1, 2), 2, 1, "swapped"),
     ((128, 104), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 112), (1, 1), 2, 1, "swapped"),
     ((128, 112), (1, 2), 2, 1, "swapped"),
@@ -163,7 +146,6 @@ DEFAULT_CANDIDATES = (
     ((128, 120), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 128), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 136), (1, 1), 1, 1, "pingpong swapped"),
-    ((128, 136), (1, 2), 1, 1, "pingpong swapped"),
     ((128, 136), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 144), (1, 1), 2, 1, "swapped"),
     ((128, 144), (1, 2), 2, 1, "swapped"),
@@ -172,34 +154,18 @@ DEFAULT_CANDIDATES = (
     ((128, 152), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 160), (1, 1), 2, 1, "swapped"),
     ((128, 160), (1, 2), 2, 1, "swapped"),
-    ((128, 160), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 168), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 176), (1, 1), 2, 1, "swapped"),
     ((128, 176), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 184), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 192), (2, 1), 1, 1, "pingpong swapped"),
     ((128, 200), (1, 1), 1, 1, "pingpong swapped"),
-    ((128, 216), (2, 1), 2, 1, "swapped"),
-    ((128, 248), (2, 1), 2, 1, "swapped"),
     ((192, 72), (1, 2), 3, 1, "swapped"),
-    ((192, 80), (1, 2), 3, 1, "swapped"),
     ((192, 88), (1, 1), 1, 1, "pingpong swapped"),
-    ((192, 88), (1, 2), 3, 1, "swapped"),
-    ((192, 96), (1, 2), 3, 1, "swapped"),
-    ((192, 104), (1, 2), 1, 1, "pingpong swapped"),
     ((192, 112), (1, 1), 3, 1, "swapped"),
     ((192, 112), (1, 2), 3, 1, "swapped"),
-    ((192, 120), (1, 2), 1, 1, "pingpong swapped"),
-    ((192, 120), (2, 1), 1, 1, "pingpong swapped"),
-    ((192, 128), (1, 1), 3, 1, "swapped"),
-    ((192, 136), (1, 2), 3, 1, "swapped"),
     ((192, 144), (1, 1), 3, 1, "swapped"),
-    ((192, 152), (1, 1), 3, 1, "swapped"),
-    ((192, 160), (1, 2), 3, 1, "swapped"),
-    ((192, 168), (1, 1), 3, 1, "swapped"),
-    ((256, 80), (1, 1), 2, 1, "swapped"),
     ((256, 88), (2, 1), 2, 1, "swapped"),
-    ((256, 104), (2, 1), 2, 1, "swapped"),
     ((256, 112), (1, 1), 2, 1, "swapped"),
     ((64, 128), (2, 1), 1, 1, "split"),
     ((64, 8), (1, 1), 1, 2, "swapped split"),
@@ -214,6 +180,46 @@ DEFAULT_CANDIDATES = (
     ((128, 96), (1, 2), 2, 1, "swapped split"),
     ((128, 104), (1, 2), 2, 1, "swapped split"),
     ((128, 144), (1, 1), 2, 1, "swapped split"),
+)
+#: The same, more of them for GEMMs alone: families that borrow candidates have not been measured with these.
+#: Source: 40 came one by one as the fit predicts them to gain most on 2162 random products of more than 64
+#: rows. On 268 others the choice was a new one on 72, where it took 2.0 % less time in the geometric mean.
+#: Seven are left out, tiles that are not swapped and share nothing in a cluster: four of these lost where
+#: they were chosen (docs/results/wide_tiles.json.xz).
+FURTHER_CANDIDATES = (
+    ((64, 88), (2, 1), 1, 1, ""),
+    ((64, 208), (2, 1), 1, 1, ""),
+    ((64, 224), (2, 1), 1, 1, ""),
+    ((128, 136), (1, 1), 1, 1, "pingpong"),
+    ((128, 152), (1, 1), 1, 1, "pingpong"),
+    ((128, 160), (1, 1), 1, 1, "pingpong"),
+    ((128, 176), (2, 1), 1, 1, "pingpong"),
+    ((192, 104), (1, 1), 1, 1, "pingpong"),
+    ((192, 144), (1, 1), 3, 1, ""),
+    ((192, 168), (1, 1), 3, 1, ""),
+    ((64, 104), (1, 2), 1, 1, "swapped"),
+    ((64, 112), (1, 2), 1, 1, "swapped"),
+    ((64, 152), (1, 2), 1, 1, "pingpong swapped"),
+    ((64, 168), (1, 2), 1, 1, "pingpong swapped"),
+    ((128, 88), (1, 2), 2, 1, "swapped"),
+    ((128, 104), (1, 2), 2, 1, "swapped"),
+    ((128, 136), (1, 2), 1, 1, "pingpong swapped"),
+    ((128, 160), (2, 1), 1, 1, "pingpong swapped"),
+    ((128, 216), (2, 1), 2, 1, "swapped"),
+    ((128, 248), (2, 1), 2, 1, "swapped"),
+    ((192, 80), (1, 2), 3, 1, "swapped"),
+    ((192, 88), (1, 2), 3, 1, "swapped"),
+    ((192, 96), (1, 2), 3, 1, "swapped"),
+    ((192, 104), (1, 2), 1, 1, "pingpong swapped"),
+    ((192, 120), (1, 2), 1, 1, "pingpong swapped"),
+    ((192, 120), (2, 1), 1, 1, "pingpong swapped"),
+    ((192, 128), (1, 1), 3, 1, "swapped"),
+    ((192, 136), (1, 2), 3, 1, "swapped"),
+    ((192, 152), (1, 1), 3, 1, "swapped"),
+    ((192, 160), (1, 2), 3, 1, "swapped"),
+    ((192, 168), (1, 1), 3, 1, "swapped"),
+    ((256, 80), (1, 1), 2, 1, "swapped"),
+    ((256, 104), (2, 1), 2, 1, "swapped"),
 )
 #: The same for 8-bit operands. Source: 30 kernels timed on 70 shapes on an H200, in bf16; the model chooses
 #: best among these, in the geometric mean.
@@ -545,10 +551,22 @@ def choose_default(space: Space, problem: Problem) -> Config:
 
 def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
     """Yield what is chosen from before anybody measured; the rest of each is the default's."""
+    yield from borrowed_candidates(problem)
+    if DTYPE_BYTES[problem.ab_dtype] > 1:
+        yield from _candidates(problem, FURTHER_CANDIDATES)
+
+
+def borrowed_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
+    """Yield those that families whose tiles are alike choose from, too."""
     promoted = [((128, 128), (1, 1), 2, 2, "")] if problem.promote else []
     narrow = DTYPE_BYTES[problem.ab_dtype] == 1
-    likely = DEFAULT_CANDIDATES_8_BIT if narrow else DEFAULT_CANDIDATES
-    for tile, cluster, warpgroups, lines, kind in (*promoted, *likely):
+    yield from _candidates(
+        problem, (*promoted, *(DEFAULT_CANDIDATES_8_BIT if narrow else DEFAULT_CANDIDATES))
+    )
+
+
+def _candidates(problem: Problem, likely: Iterable[_Candidate]) -> Iterator[dict[str, Value]]:
+    for tile, cluster, warpgroups, lines, kind in likely:
         yield {
             "tile_shape_mn": tile,
             "tile_k": lines * 128 // DTYPE_BYTES[problem.ab_dtype],

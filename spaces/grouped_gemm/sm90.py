@@ -231,7 +231,7 @@ def with_few_tiles(config: Config, problem: Any) -> Config:
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
     """Yield the GEMM's, or those of gated GEMMs, without those that cut k, then our own."""
     one = batched_gemm(problem)
-    theirs = gated.default_candidates(one) if activation_of(problem) else gemm.default_candidates(one)
+    theirs = gated.default_candidates(one) if activation_of(problem) else gemm.borrowed_candidates(one)
     own = (_of_product(with_gemm_knobs(knobs), problem) for knobs in _own(problem))
     more = GATED_COVERING if activation_of(problem) else COVERING
     covering = (config.replace(use_tma_store=not problem.unaligned) for config in more)
