@@ -33,7 +33,9 @@ __all__ = [
 #: A size is answered by one of the fastest kernels of each of the nearest measured sizes: how many of both.
 #: Each counts once, with its fastest config: else the orders of tiles of one or two kernels take all places.
 #: Source: six runs of four matrices on an H200, each size from 257 on answered from the others: 1.6 % behind
-#: the best of its contenders in the geometric mean, 1.9 % with the fastest six configs; less in each run.
+#: the best of its contenders in the geometric mean, 1.9 % with the fastest six configs; less in each run. Of
+#: eight sizes, since loaded ones are close to one another: on simulated GPUs answers for 1025 to 2048 rows
+#: are 1.8 % behind the best of 120 kernels, and 2.2 % with four and twice the doubt of today.
 _BEST, _NEAREST = 8, 8
 
 
@@ -42,7 +44,7 @@ _BEST, _NEAREST = 8, 8
 #: five runs on an H200, from 129 rows on: the ratios at which one kernel and the call settled were 2 % under
 #: the range's estimates up to 2000 rows, and 3 to 8 % beyond. With this, calls of each run would have been
 #: as fast or faster in the geometric mean, and so would the slowest (docs/tuning.md, "Ranges").
-#: So it is with leads of compared sizes: on 8448x4352 and 10752x3840, 100 random sizes each, calls would have
+#: So it is with leads of loaded sizes: on 8448x4352 and 10752x3840, 100 random sizes each, calls would have
 #: been at 1.024 and 1.012 of it without this and at 1.026 and 1.012 with it, at worst at 0.915 and 0.891
 #: without and at 1.000 and 0.975 with it.
 _SUSTAINED, _INTENSITY = 1.05, 200
@@ -184,14 +186,14 @@ def ratios(
 ) -> Callable[[int, Config], float | None]:
     """Return the baseline's time over a config's: measured, or with both times estimated.
 
-    Where a library's call changes between sizes it is what was compared at many of them. Leads may count for
+    Where a library's call changes between sizes it is what was timed under load at many. Leads may count for
     less than they say, as :data:`_SUSTAINED` says.
 
     Args:
         results: What was measured in a few rounds.
         estimates: What configs take elsewhere.
         baseline: What is known of the baseline.
-        compared: The ratio of a size's answer as it was compared; None if it was not.
+        compared: The ratio of a size's answer by what was timed under load; None where nothing was.
     """
     times = {size: each.timing.paired.mid * ratio for size, each, ratio in _fastest(results)}
     sizes = sorted(times)
