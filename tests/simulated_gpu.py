@@ -42,6 +42,8 @@ class SimulatedGpu:
         self.range = whole
         self.space = find_space(whole.low.family, ARCH)
         self.predict = Predictions(whole, self.space, ARCH.nominal_sm_count)
+        #: By how much all takes longer at present.
+        self.pace = 1.0
         self._seed = seed
         self._error = error
         # Tests ask for the same ones by the ten thousand.
@@ -60,7 +62,7 @@ class SimulatedGpu:
         errors += self._drift(size, shape)
         errors += self._draw("tiles", view, tiles) if tiles < 6 else 0.0
         unused = 1 - size / (tiles * tile) if tiles > 1 else 0.0
-        return predicted * exp(self._error * errors) * (1 + 0.3 * unused / tiles)
+        return self.pace * predicted * exp(self._error * errors) * (1 + 0.3 * unused / tiles)
 
     def torch_us(self, size: int) -> float:
         """Return what the library takes, off our default by errors of its own."""
@@ -68,7 +70,7 @@ class SimulatedGpu:
         assert problem is not None
         base = self.predict(size, default_config(self.space, problem))
         assert base is not None
-        return base * exp(0.05 * self._drift(size, "torch"))
+        return self.pace * base * exp(0.05 * self._drift(size, "torch"))
 
     def _drift(self, size: int, what: str) -> float:
         at = log2(size)

@@ -12,6 +12,7 @@ import pytest
 from cutegen.families.registry import parse_problem
 from cutegen.family import Problem
 from cutegen.measure.timing import Timing
+from cutegen.search.interpolation import interpolated
 from cutegen.search.range_model import Estimates
 from cutegen.space import Config
 from cutegen.tuning.compared_ratios import ComparedRatios
@@ -100,6 +101,14 @@ def test_a_lead_over_a_library_counts_for_less_where_the_power_limit_may_decide(
     results = {1: {A: measured(10.0, 1.2)}}
     assert ratios(results, estimates({1: {A: 10.0}}), baseline)(1, A) == pytest.approx(1.2 / doubt)
     assert best_ratios(results, baseline) == pytest.approx({1: 1.2 / doubt})
+
+
+def test_beyond_known_sizes_the_outermost_value_counts() -> None:
+    """Between two it lies on a straight line of both logarithms; without any there is none."""
+    known = {10: 1.0, 1000: 4.0}
+    assert [interpolated(size, [10, 1000], known) for size in (1, 10, 1000, 5000)] == [1.0, 1.0, 4.0, 4.0]
+    assert interpolated(100, [10, 1000], known) == pytest.approx(2.0)
+    assert interpolated(100, [], {}) is None
 
 
 def same_kernel(config: Config) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.ranges import Range, parse_range
 from cutegen.families.registry import find_space, space_of
 from cutegen.family import Problem as AnyProblem
+from cutegen.measure import Candidate, TimingRun
+from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.range_entry import Piece, RangeEntry
@@ -36,7 +39,7 @@ from cutegen.search import range_plan
 from cutegen.search.defaults import default_set, predictor
 from cutegen.search.range_predict import Predictions
 from cutegen.space import Config
-from cutegen.tuning import AutoTuner, Effort, RangeEffort, RangeResult, TuneResult
+from cutegen.tuning import AutoTuner, Effort, RangeEffort, RangeResult, TuneResult, range_request
 from cutegen.tuning.backends import Backends
 
 WEIGHT = "gemm 1..8192x7168x2048 bf16 kk"
@@ -145,6 +148,27 @@ def test_the_answers_are_near_the_best_at_sizes_that_nobody_measured(tmp_path: P
     assert geometric_mean(mine) < 1.02 < geometric_mean(models)
     assert sorted(mine)[-6] < 1.1
     assert len(rig.bench.sizes) <= 36 + 16 + 20 + 8 + 1
+
+
+class SlowUnderLoad(SimulatedBench):
+    """Times on a GPU on which all takes a third longer once it is loaded."""
+
+    def time(self, candidates: Sequence[Candidate], policy: Policy, keep: Sequence[str] = ()) -> TimingRun:
+        """Time as asked."""
+        self.gpu.pace = 4 / 3 if policy.rounds == range_request._LOADED_ROUNDS else 1.0
+        return super().time(candidates, policy, keep)
+
+
+def test_how_much_longer_all_takes_under_load_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that were timed under load are not slower for that beside those that were not."""
+    usual = Rig(tmp_path / "usual").tune().entry.pieces
+    monkeypatch.setattr(sys.modules[__name__], "SimulatedBench", SlowUnderLoad)
+    rig = Rig(tmp_path / "slow")
+    found = rig.tune().entry.pieces
+    assert any(policy.rounds == range_request._LOADED_ROUNDS for policy, _ in rig.bench.timed)
+    assert [(p.first, p.config, p.source) for p in found] == [(p.first, p.config, p.source) for p in usual]
 
 
 def test_the_table_says_what_was_measured(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from math import exp, log, log2
+from math import log2
 
+from cutegen.search.interpolation import interpolated
 from cutegen.space import Config
 
 __all__ = ["ComparedRatios"]
@@ -64,7 +65,7 @@ class ComparedRatios:
             kernel = self._kernel_of(answer_at(size))
             same = {other: self._found[other][kernel] for other in near if kernel in self._found[other]}
             if same:
-                return _interpolated(size, same)
+                return interpolated(size, sorted(same), same)
             return min((self._of_answer(other, answer_at) for other in near), default=None)
 
         return ratio_at
@@ -72,12 +73,3 @@ class ComparedRatios:
     def _of_answer(self, size: int, answer_at: Callable[[int], Config]) -> float:
         found = self._found[size]
         return found.get(self._kernel_of(answer_at(size)), min(found.values()))
-
-
-def _interpolated(size: int, ratios: Mapping[int, float]) -> float:
-    """Return the ratio at ``size`` from that at one or two others."""
-    below, above = min(ratios), max(ratios)
-    if below == above:
-        return ratios[below]
-    share = log(size / below) / log(above / below)
-    return exp((1 - share) * log(ratios[below]) + share * log(ratios[above]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, log2
@@ -12,6 +11,7 @@ from cutegen.family import Problem
 from cutegen.measure.statistics import TIE_BAND, geometric_mean
 from cutegen.measure.timing import Timing
 from cutegen.records.range_entry import Piece, Point, Regret
+from cutegen.search.interpolation import interpolated
 from cutegen.search.range_model import Estimates
 from cutegen.search.range_plan import Cell, few_configs, settle
 from cutegen.space import Config
@@ -190,12 +190,13 @@ def ratios(
     less than they say, as :data:`_SUSTAINED` says.
 
     Args:
-        results: What was measured in a few rounds.
-        estimates: What configs take elsewhere.
+        results: What was measured.
+        estimates: What configs take there and elsewhere.
         baseline: What is known of the baseline.
         compared: The ratio of a size's answer by what was timed under load; None where nothing was.
     """
-    times = {size: each.timing.paired.mid * ratio for size, each, ratio in _fastest(results)}
+    # Beside estimates only times count that are as long as these: under load all are longer.
+    times = {size: estimates.measured[size][config] * ratio for size, config, ratio in _fastest(results)}
     sizes = sorted(times)
 
     def ratio_at(size: int, config: Config) -> float | None:
@@ -220,12 +221,13 @@ def best_ratios(results: Results, baseline: Baseline) -> dict[int, float]:
     return {size: ratio / baseline.doubt(size) for size, _, ratio in _fastest(results)}
 
 
-def _fastest(results: Results) -> Iterator[tuple[int, Measured, float]]:
+def _fastest(results: Results) -> Iterator[tuple[int, Config, float]]:
     """Yield each size where the baseline was timed, the fastest config, and the baseline's time over its."""
     for size, found in results.items():
-        each = min(found.values(), key=lambda measured: measured.timing.paired.mid)
-        if each.timing.ratio is not None:
-            yield size, each, each.timing.ratio
+        config = min(found, key=lambda config: found[config].timing.paired.mid)
+        ratio = found[config].timing.ratio
+        if ratio is not None:
+            yield size, config, ratio
 
 
 def _baseline_us(
@@ -236,7 +238,7 @@ def _baseline_us(
     A library changes its kernel between two sizes, and its time then goes up or down by a tenth. What is
     expected knows of some of these steps, mended by how far it is off nearby.
     """
-    between = _between(size, sizes, times_us)
+    between = interpolated(size, sizes, times_us)
     expected = baseline.expected_us(size)
     if between is None or expected is None:
         return between
@@ -248,18 +250,6 @@ def _baseline_us(
             errors += weight * log(times_us[other] / there)
             weights += weight
     return min(between, expected * exp(errors / weights)) if weights else between
-
-
-def _between(size: int, sizes: Sequence[int], times_us: Mapping[int, float]) -> float | None:
-    """Return the time at ``size``, interpolated linearly between its neighbours on logarithmic axes."""
-    if not sizes:
-        return None
-    at = bisect_left(sizes, size)
-    below, above = sizes[max(at - 1, 0)], sizes[min(at, len(sizes) - 1)]
-    if below == above:
-        return times_us[above]
-    share = log(size / below) / log(above / below)
-    return exp((1 - share) * log(times_us[below]) + share * log(times_us[above]))
 
 
 def points(

@@ -120,7 +120,6 @@ class RangeProposals:
         others = spaces_beside(self._space)
         return problem is not None and any(not other.explain(problem, {}) for other in others)
 
-    @property
     def is_ranked(self) -> bool:
         """Whether :meth:`searched` would return at once."""
         return self._search is None or self._search.done()

@@ -116,11 +116,14 @@ class RangeRun:
         self._planned = len(sizes) + len(loaded) + effort.doubtful + effort.random
         self._submit([*sizes, *loaded])
         due = self._at_nearest(incumbents, [*sizes, *loaded])
-        early = self._measure_until_ranked(sizes, due, budget_s)
+        known = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
+        is_ranked = self._proposals.is_ranked
+        early = self._measure_sizes(known, "sizes", due, budget_s, until=is_ranked)
         self._take_in_search([*sizes, *loaded])
         self._measure_sizes([size for size in sizes if size not in early], "sizes", due, budget_s)
-        self._measure_sizes(loaded, "loaded", due, _sooner(budget_s, effort.seconds))
-        self._measure_doubtful(budget_s)
+        limit_s = effort.seconds if budget_s is None else min(budget_s, effort.seconds)
+        self._measure_sizes(loaded, "loaded", due, limit_s)
+        self._measure_doubtful(limit_s)
         self._measure_random(budget_s)
         return self._conclude()
 
@@ -140,31 +143,27 @@ class RangeRun:
     def _is_loaded(self, size: int) -> bool:
         return self.request.effort.loaded > 0 and self._baseline.is_uneven(size)
 
-    def _measure_until_ranked(
-        self, sizes: Sequence[int], due: Mapping[int, Sequence[Config]], budget_s: float | None
-    ) -> list[int]:
-        """Measure default candidates until the space is ranked; return at which of ``sizes`` that was."""
-        measured: list[int] = []
-        known = [size for size in sizes[: len(sizes) // _EARLY] if not self._proposals.waits(size)]
-        for size in ready_first(known, self._is_compiled, _AHEAD):
-            if self._proposals.is_ranked:
-                break
-            self._measure_sizes([size], "sizes", due, budget_s)
-            measured.append(size)
-        return measured
-
     def _measure_sizes(
         self,
         sizes: Sequence[int],
         stage: str,
         due: Mapping[int, Sequence[Config]],
         budget_s: float | None,
-    ) -> None:
-        """Measure the contenders at ``sizes``; of a budget that has run out the two ends take no notice."""
-        ends = (self._cells[0].size, self._cells[-1].size)
+        *,
+        until: Callable[[], bool] = lambda: False,
+    ) -> set[int]:
+        """Measure the contenders at ``sizes``; of a budget that has run out the two ends take no notice.
+
+        Stops before the size at which ``until`` holds, and returns the sizes before it.
+        """
+        ends, before = (self._cells[0].size, self._cells[-1].size), set[int]()
         for size in ready_first(sizes, self._is_compiled, _AHEAD):
+            if until():
+                break
+            before.add(size)
             if size in ends or not self._late(budget_s):
                 self._measure(size, stage, also=due.get(size, ()))
+        return before
 
     def _take_in_search(self, sizes: Sequence[int]) -> None:
         """Let the kernels of the whole space compete at ``sizes`` too; waits until it is ranked."""
@@ -297,15 +296,14 @@ class RangeRun:
             times = {config: us / slower for config, us in times.items()}
         self._estimates.learn(size, times)
 
-    def _measure_doubtful(self, budget_s: float | None) -> None:
+    def _measure_doubtful(self, limit_s: float) -> None:
         """Measure where an answer may be wrong, a few sizes at a time: each tells of the next."""
-        effort = self.request.effort
-        left = effort.doubtful
-        while left > 0:
+        left = self.request.effort.doubtful
+        while left > 0 and not self._late(limit_s):
             sizes = self._doubtful(min(left, _DOUBTFUL_AT_A_TIME))
             left -= len(sizes)
             for size in sizes:
-                if self._late(effort.seconds) or self._late(budget_s):
+                if self._late(limit_s):
                     return
                 self._measure(size, "doubtful")
             if not sizes:
@@ -440,11 +438,6 @@ class RangeRun:
                 elapsed_s=self._clock() - self._start,
             )
         )
-
-
-def _sooner(limit_s: float | None, other_s: float) -> float:
-    """Return the sooner of two limits, of which the first may be none."""
-    return other_s if limit_s is None else min(limit_s, other_s)
 
 
 def untuned_range(request: RangeRequest, setting: Setting) -> RangeResult:
