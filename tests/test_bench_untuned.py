@@ -99,7 +99,7 @@ def test_without_a_gpu_it_says_so(
 
 def test_every_answer_knows_the_settings_that_leave_it_to_pytorch() -> None:
     """The strict setting leaves whatever the default one leaves."""
-    found = bench_untuned.asked(argparse.Namespace(count=40, others=5, seed=2), H200)
+    found = bench_untuned.asked(argparse.Namespace(count=40, others=5, seed=2), H200.arch, H200.sm_count)
     assert len(found) == 40 + 5 * (len(KINDS) - 1) and len({one.problem for one in found}) == len(found)
     assert all("torch" in one.left_to_torch for one in found if "expected" in one.left_to_torch)
     assert any(one.left_to_torch for one in found) and not all(one.left_to_torch for one in found)

@@ -49,6 +49,7 @@ from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.timing import Timing
+from cutegen.records.calibrations import packaged_arch
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config
 from cutegen.space import Config, Launch
@@ -227,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
     kernels = Kernels(store, build="allow")
     rows: list[dict[str, Json]] = []
     _write(args, device, policy, everything, rows)  # a file that the rows cannot join is refused now
-    plan = _plan(shapes, device.arch, device.sm_count, args)
+    plan = _plan(shapes, packaged_arch(device), device.sm_count, args)
     compilation = Compilation(store, device.arch, _pairs(plan))
     compilation.begin()
     problems = [shape.problem for shape in shapes]
@@ -264,7 +265,7 @@ def _choices(
     """Yield the config of each problem: its default if nothing is tuned, else the winner."""
     if args.candidates == 1:
         for problem in problems:
-            space = find_space(problem.family, device.arch)
+            space = find_space(problem.family, packaged_arch(device))
             yield Choice(default_config(space, problem, device.sm_count), {})
         return
     with AutoTuner(
@@ -335,7 +336,7 @@ def _entrants(
     problem: Problem, chosen: Config, kernels: Kernels, device: Device, args: argparse.Namespace
 ) -> Iterator[tuple[str, Candidate]]:
     """Yield everything to time, by its name in the results."""
-    space = find_space(problem.family, device.arch)
+    space = find_space(problem.family, packaged_arch(device))
     default = default_config(space, problem, device.sm_count)
     configs = {OWN: chosen, **({DEFAULT: default} if default != chosen else {})}
     for name, config in configs.items():

@@ -33,6 +33,7 @@ from cutegen.digest import Json
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.device import Device, present_device
+from cutegen.records.calibrations import packaged_arch
 from cutegen.runtime import answer_lookup, warming
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.kernel_cache import Kernels
@@ -228,7 +229,7 @@ def _slowest(parts: Sequence[_Parts]) -> list[Json]:
 
 def _choices(device: Device, shapes: Sequence[tuple[int, int, int]]) -> list[float]:
     """Return microseconds of the choice among default kernels, of shapes that were not asked for before."""
-    space, times = find_space("gemm", device.arch), []
+    space, times = find_space("gemm", packaged_arch(device)), []
     for shape in shapes:
         problem = Problem(*shape)
         began = time.perf_counter()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from cutegen.arch import Arch
 from cutegen.build.store import Store
 from cutegen.cli.args import positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
@@ -33,6 +34,7 @@ from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
+from cutegen.records.calibrations import calibrated_arch
 from cutegen.runtime.answer_lookup import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
@@ -65,15 +67,21 @@ class Asked:
     left_to_torch: tuple[str, ...]
 
 
-def asked(args: argparse.Namespace, device: Device) -> list[Asked]:
-    """Return what to measure, in random order: whoever stops early has some of everything."""
-    space = find_space("gemm", device.arch)
+def asked(args: argparse.Namespace, arch: Arch, sm_count: int) -> list[Asked]:
+    """Return what to measure, in random order: whoever stops early has some of everything.
+
+    Args:
+        args: The command line.
+        arch: The target, with the calibration that the answers follow from.
+        sm_count: SMs of the GPU.
+    """
+    space = find_space("gemm", arch)
     found = []
     for kind in KINDS:
         for problem in draw(kind, args.count if kind == next(iter(KINDS)) else args.others, args.seed):
-            config = look_up(None, problem, space, device.sm_count, "none").config
+            config = look_up(None, problem, space, sm_count, "none").config
             assert config is not None
-            left = [look_up(None, problem, space, device.sm_count, f).config is None for f in FALLBACKS]
+            left = [look_up(None, problem, space, sm_count, f).config is None for f in FALLBACKS]
             named = tuple(name for name, is_left in zip(FALLBACKS, left, strict=True) if is_left)
             found.append(Asked(kind, problem, config, named))
     random.Random(args.seed).shuffle(found)
@@ -132,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     begun, device = time.monotonic(), present_device()
     store = Store.at(args.cache_dir)
-    everything = asked(args, device)
+    everything = asked(args, calibrated_arch(store.root, device), device.sm_count)
     compilation = Compilation(store, device.arch, [(one.problem, one.config) for one in everything])
     compilation.begin()
     if args.compile_only:

@@ -42,6 +42,7 @@ from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
+from cutegen.records.calibrations import packaged_arch
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config, strategy_of
 from cutegen.search.strategies import rank
@@ -270,7 +271,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--out is missing: give the results file, or --compile-for to compile only")
     begun, device = time.monotonic(), present_device()
     store = Store.at(args.cache_dir)
-    plan = _plan(args, device.arch, device.sm_count)
+    plan = _plan(args, packaged_arch(device), device.sm_count)
     compilation = _compilation(args, device.arch, plan)
     compilation.begin()
     policy = Policy(

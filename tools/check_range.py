@@ -36,6 +36,7 @@ from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
+from cutegen.records.calibrations import packaged_arch
 from cutegen.records.table import Table
 from cutegen.runtime.answer_lookup import DEFAULT_FALLBACK, Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
@@ -230,12 +231,12 @@ def meets_power_limit(problem: Problem) -> bool:
 
 def answer_of(table: Table, problem: Problem, device: Device) -> Answer:
     """Return what the table answers, whatever the baseline takes."""
-    return look_up(table, problem, find_space(problem.family, device.arch), device.sm_count, "none")
+    return look_up(table, problem, find_space(problem.family, packaged_arch(device)), device.sm_count, "none")
 
 
 def is_left(table: Table, problem: Problem, device: Device) -> bool:
     """Return whether calls with default settings leave ``problem`` to the baseline."""
-    space = find_space(problem.family, device.arch)
+    space = find_space(problem.family, packaged_arch(device))
     return look_up(table, problem, space, device.sm_count, table.fallback or DEFAULT_FALLBACK).config is None
 
 

@@ -265,10 +265,15 @@ def default_views() -> set[str]:
     return {str(safe.replace(**knobs, **_RUN_TIME)) for knobs in space.default_candidates(problem)}
 
 
+def weights(points: Points) -> Array:
+    """Return how much each point counts in a fit."""
+    counts = np.where(points.default, _DEFAULT_WEIGHT, 1.0) * np.where(points.settled, _SETTLED_WEIGHT, 1.0)
+    return np.asarray(nearness(points.behind_best) * counts)
+
+
 def train(points: Points, chosen: NDArray[np.bool_]) -> Trees:
     """Return trees fitted to some of the points: first those that order kernels, then those of the level."""
-    counts = np.where(points.default, _DEFAULT_WEIGHT, 1.0) * np.where(points.settled, _SETTLED_WEIGHT, 1.0)
-    weight = (nearness(points.behind_best) * counts)[chosen]
+    weight = weights(points)[chosen]
     features, wanted = points.features[chosen], np.log(points.us / points.roofline_us)[chosen]
     order = boosted(SETTINGS, features, wanted, weight, points.shape[chosen])
     left = wanted - order.predict(features)

@@ -41,6 +41,7 @@ from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
+from cutegen.records.calibrations import calibrated_arch
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Space, as_flag
 from tools.benchmark.compiled import compiled_candidate
@@ -61,9 +62,9 @@ _OTHERS = {
 }
 _FEW, _MANY, _OF_MANY = (1, 32), (33, 8192), 0.8
 #: Products that take longer are left out: they teach no more than smaller ones.
-_MOST_FLOPS = 2e12
+_MOST_FLOPS = 4e12
 #: Of the kernels of a product so many are drawn from those that follow the first ones.
-_DRAWN, _DRAWN_OF = 1, 10
+_DRAWN, _DRAWN_OF = 2, 16
 #: Of the first kernels so many run in the other order too, where both axes have several tiles.
 _REORDERED = 2
 
@@ -166,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     device = present_device()
     store = Store.at(args.cache_dir)
-    plan = Plan.of(args, device.arch, device.sm_count)
+    plan = Plan.of(args, calibrated_arch(store.root, device), device.sm_count)
     _describe(plan)
     policy = Policy(
         rounds=args.rounds,
@@ -238,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json[.xz]")
     parser.add_argument("--count", type=positive_int, default=600, help="products of the first kind (600)")
-    parser.add_argument("--kernels", type=positive_int, default=5, help="of each, beside one by chance (5)")
+    parser.add_argument("--kernels", type=positive_int, default=5, help="of each, beside two by chance (5)")
     parser.add_argument("--settle", type=positive_float, default=0.03, help="longest burn-in, seconds (0.03)")
     parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured")

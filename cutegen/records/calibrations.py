@@ -16,13 +16,14 @@ from cutegen.families.gemm.perf_model.calibration_file import (
 )
 from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine, is_measured
+from cutegen.families.gemm.perf_model.packaged import packaged_calibration
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.measure.device import Device
 from cutegen.records.paths import calibration_path
 from cutegen.system.documents import read_bytes
 from cutegen.text import printable, shown
 
-__all__ = ["calibrated_arch", "made_on", "require_calibration"]
+__all__ = ["calibrated_arch", "made_on", "packaged_arch", "require_calibration"]
 
 _log = logging.getLogger("cutegen")
 
@@ -69,7 +70,8 @@ def require_calibration(path: Path, device: Device) -> Calibration:
 def calibrated_arch(root: Path, device: Device) -> Arch:
     """Return the target for a GPU, with the calibration that the cache folder ``root`` has of it.
 
-    One that cannot be used counts as none, with one warning.
+    One that cannot be used counts as none, with one warning. Where there is none, the package may have one of
+    such GPUs.
     """
     path = calibration_path(root, device)
     try:
@@ -77,10 +79,16 @@ def calibrated_arch(root: Path, device: Device) -> Arch:
         # A time alone may be that of two files: disks count them in steps.
         version: tuple[int, ...] = (status.st_ino, status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError):
-        return device.arch
+        return packaged_arch(device)
     except OSError:
         version = ()  # it is there and cannot be read, which the warning says
     found = _usable(path, version, device)
+    return packaged_arch(device) if found is None else with_calibration(device.arch, found)
+
+
+def packaged_arch(device: Device) -> Arch:
+    """Return the target for a GPU, with what the package knows of the speed of such GPUs."""
+    found = packaged_calibration(device.name)
     return device.arch if found is None else with_calibration(device.arch, found)
 
 

@@ -19,17 +19,17 @@ from pathlib import Path
 from cutegen import __version__
 from cutegen.digest import Json, digest
 from cutegen.errors import DeviceError, MeasureError
-from cutegen.families.gemm.perf_model.fitted import is_fitted, load_fit
+from cutegen.families.gemm.perf_model.fitted import fit_of, is_fitted
 from cutegen.families.gemm.perf_model.fitting import MachineRefit, Measured, Refit, refit, refit_machine
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.strategy import defaults_by_time
-from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
+from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device
 from cutegen.measure.statistics import median
-from cutegen.records.calibrations import made_on
+from cutegen.records.calibrations import made_on, packaged_arch
 from cutegen.space import Config
 from cutegen.system.publish import publish
 from cutegen.tuning.candidate_runner import PROBLEM_FAILURES
@@ -128,7 +128,7 @@ class CalibrationRun:
         if device is None:
             raise DeviceError("a calibration measures the GPU at hand, and there is none")
         self._device = device
-        self._arch = device.arch  # proposals must not follow from an earlier calibration
+        self._arch = packaged_arch(device)  # proposals must not follow from an earlier calibration
         self._problems = designed(problems)
         find_machine(self._arch)  # refuses a target without a model
         self._fitted = is_fitted(self._problems[0], self._arch)
@@ -209,7 +209,7 @@ class CalibrationRun:
         sms = self._device.sm_count
         fit: Refit | MachineRefit
         if self._fitted:
-            fit = refit(found, sms, load_fit(), load_torch_mm())
+            fit = refit(found, sms, fit_of(self._arch), torch_mm_of(self._arch))
         else:
             fit = refit_machine(found, self._space, sms)
         points = sum(len(each.us) for each in found)

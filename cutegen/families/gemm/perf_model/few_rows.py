@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, sqrt
 from pathlib import Path
@@ -14,7 +14,9 @@ from pathlib import Path
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.errors import ArchError
+from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.roofline import Rates
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
@@ -79,6 +81,15 @@ def fitted(arch: str) -> Constants:
     return Constants(**found["constants"])
 
 
+def scaled(constants: Constants, rates: Rates) -> Constants:
+    """Return what is believed of a GPU that is so fast beside the one of ``constants``."""
+    return replace(
+        constants,
+        bytes_us=constants.bytes_us * rates.memory,
+        l2_bytes_us=constants.l2_bytes_us * rates.clock,
+    )
+
+
 @cache
 def is_fitted(arch: Arch) -> bool:
     """Return whether such kernels were measured on ``arch``."""
@@ -92,7 +103,7 @@ class FewRowsEstimator:
         problem: What is computed.
         arch: The target.
         sm_count: SMs of the GPU.
-        constants: Of the GPU; those fitted for ``arch`` by default.
+        constants: Of the main GPU of ``arch``; those fitted by default. A calibration scales them.
 
     Raises:
         ArchError: Nothing is known of that architecture's speed.
@@ -102,8 +113,10 @@ class FewRowsEstimator:
         self, problem: Problem, arch: Arch, sm_count: int, constants: Constants | None = None
     ) -> None:
         self._problem, self._arch, self._sm_count = problem, arch, sm_count
-        self._believed = constants or fitted(arch.name)
-        self._mhz = find_machine(arch).boost_mhz
+        known = constants or fitted(arch.name)
+        rates = fit_of(arch).rates
+        self._believed = scaled(known, rates)
+        self._mhz = find_machine(arch).boost_mhz * rates.clock
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
         self._bytes = problem.min_bytes
         self._elements = _LOAD_BYTES // DTYPE_BYTES[problem.ab_dtype]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[numpy.float64]
 
-__all__ = ["MachineRefit", "Measured", "Refit", "refit", "refit_machine"]
+__all__ = ["MachineRefit", "Measured", "Refit", "find_rates", "refit", "refit_machine"]
 
 #: Few and shallow: there are some thousand points at most.
 _TREES = Boosting(trees=60, depth=4, rate=0.15, hold=6.0, borders=24)
@@ -135,7 +135,7 @@ def refit(measured: Sequence[Measured], sm_count: int, start: Fit, torch_start: 
     matrix = np.array([pairs.setdefault((m.problem.n, m.problem.k), len(pairs)) for m in measured])
     weight = nearness(behind_best(shape, us))
     shipped = _predict(measured, sm_count, start, start.rates)[0]
-    rates = _find_rates(measured, sm_count, start, np.log(us), weight)
+    rates = find_rates(measured, sm_count, start)
     logs, features = _predict(measured, sm_count, start, rates)
     wanted, fold = np.log(us) - logs, folds(matrix)
     left_out = _left_out(_TREES, features, wanted, weight, fold[shape])
@@ -204,10 +204,13 @@ def refit_machine(measured: Sequence[Measured], space: Space, sm_count: int) -> 
     return MachineRefit(best, {**judged, "taken": "factors"})
 
 
-def _find_rates(
-    measured: Sequence[Measured], sm_count: int, fit: Fit, wanted: Doubles, weight: Doubles
-) -> Rates:
-    """Return the rates under which the fit is least off, found by steps that become smaller."""
+def find_rates(measured: Sequence[Measured], sm_count: int, fit: Fit) -> Rates:
+    """Return the rates under which ``fit`` is least off ``measured``, found by steps that become smaller."""
+    import numpy as np
+
+    us = np.concatenate([np.array(each.us, float) for each in measured])
+    shape = np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+    wanted, weight = np.log(us), nearness(behind_best(shape, us))
 
     def error(rates: Rates) -> float:
         off = abs(wanted - _predict(measured, sm_count, fit, rates)[0])
