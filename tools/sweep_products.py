@@ -6,6 +6,7 @@ than few, since there the choice is harder. The first kernels run with their til
 where that makes a difference: what the order is worth is a rule beside the fit.
 
     python tools/sweep_products.py --seed 5 --stop-after 110 --out docs/results/gemm_products_h200.json.xz
+    python tools/sweep_products.py --least-rows 600 --every-order --out docs/results/gemm_orders_h100.json.xz
 
 Each kernel is checked against fp64 the first time that it is timed. tools/fit_gemm.py reads the file.
 """
@@ -21,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ class Plan:
         for kind, share in {"bf16 kk": 100, **_OTHERS}.items():
             count = max(1, args.count * share // 100)
             many = round(_OF_MANY * count)
-            drawn = draw(kind, many, args.seed, _MANY) + draw(kind, count - many, args.seed, _FEW)
+            many_rows = (max(_MANY[0], args.least_rows), _MANY[1])
+            drawn = draw(kind, many, args.seed, many_rows)
+            drawn += [] if args.least_rows > _FEW[1] else draw(kind, count - many, args.seed, _FEW)
             rng.shuffle(drawn)
             for problem in drawn:
                 if problem.flops <= _MOST_FLOPS:
@@ -91,7 +94,8 @@ class Plan:
                     likely = [config for _, config in islice(best, args.kernels + _DRAWN_OF)]
                     rest = likely[args.kernels :]
                     configs = likely[: args.kernels] + rng.sample(rest, min(_DRAWN, len(rest)))
-                    configs += reordered(space, problem, sm_count, configs[:_REORDERED])
+                    order = every_order if args.every_order else reordered
+                    configs += order(space, problem, sm_count, configs[:_REORDERED])
                     plan.asked.append((kind, problem, configs))
         return plan
 
@@ -112,6 +116,18 @@ def reordered(space: Space, problem: Problem, sm_count: int, configs: Sequence[C
         clusters = tiling.geometry(config)
         if min(clusters.clusters_m, clusters.clusters_n) > 1:
             found.append(config.replace(raster_along_m=not as_flag(config["raster_along_m"])))
+    return found
+
+
+def every_order(space: Space, problem: Problem, sm_count: int, configs: Sequence[Config]) -> list[Config]:
+    """Return ``configs`` whose tiles take several waves in all other orders."""
+    tiling, found = Tiling(problem, sm_count, find_machine(space.arch)), []
+    orders = [*product(space.domains["swizzle_size"], space.domains["raster_along_m"])]
+    for config in configs:
+        clusters = tiling.geometry(config)
+        if clusters.clusters > clusters.resident:
+            others = (config.replace(swizzle_size=size, raster_along_m=along) for size, along in orders)
+            found += [other for other in others if other != config]
     return found
 
 
@@ -240,6 +256,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json[.xz]")
     parser.add_argument("--count", type=positive_int, default=600, help="products of the first kind (600)")
     parser.add_argument("--kernels", type=positive_int, default=5, help="of each, beside two by chance (5)")
+    parser.add_argument("--least-rows", type=positive_int, default=1, metavar="M", help="of a product (1)")
+    parser.add_argument("--every-order", action="store_true", help="first kernels run in all orders of tiles")
     parser.add_argument("--settle", type=positive_float, default=0.03, help="longest burn-in, seconds (0.03)")
     parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured")
