@@ -38,9 +38,6 @@ _RUN, _NARROW = 64, 32
 #: Swapped kernels read C along its columns: with beta and more rows than this they are not likely. Source:
 #: two such products on an H200 took 1.4 and 1.9 times as long as predicted, others 1.13 times at most.
 _SWAPPED_C = 32
-#: Where device memory is slower than so much of the H200's, tiles of several waves follow each other in bands
-#: of so many.
-_SLOW_MEMORY, _BANDS = 0.85, (2, 4)
 #: Splits of k are tried that fill the GPU so many times over.
 _ROUNDS = (1, 2)
 
@@ -90,9 +87,6 @@ class KernelSet:
         self._machine = find_machine(space.arch)
         orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
         self._orders: list[_Order] = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
-        slow = self._fit.rates.memory < _SLOW_MEMORY
-        #: Of tiles that take several waves.
-        self._of_waves = [order for order in self._orders if order[0] in _BANDS] if slow else self._orders
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
@@ -142,7 +136,7 @@ class KernelSet:
         geometry = tiling.geometry(config)
         one_wave = geometry.clusters <= geometry.resident
         if not one_wave and not tiling.fits_l2:
-            return tiling.cheapest(config, self._of_waves)
+            return tiling.cheapest(config, self._orders)
         swizzle, along = self._orders[0]
         if split == 1 and overlapping and min(geometry.clusters_m, geometry.clusters_n) > 1:
             rows, columns = tiling.sizes(config.flag("swap_ab"))
