@@ -37,7 +37,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device, present_device
@@ -98,6 +98,17 @@ class Plan:
                     configs += order(space, problem, sm_count, configs[:_REORDERED])
                     plan.asked.append((kind, problem, configs))
         return plan
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Return what a file names: a JSON list of products, each with a list of configs."""
+        asked = [
+            (parse_problem(words), [Config.parse(text) for text in configs])
+            for words, configs in json.loads(path.read_text(encoding="utf-8"))
+        ]
+        return cls(
+            [(" ".join(str(p).split()[2:]), p, configs) for p, configs in asked if isinstance(p, Problem)]
+        )
 
     def wanted(self, first: bool) -> list[tuple[Problem, Config]]:
         """Return problems with configs to be compiled: those of the first kind, or of the others."""
@@ -183,7 +194,10 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     device = present_device()
     store = Store.at(args.cache_dir)
-    plan = Plan.of(args, calibrated_arch(store.root, device), device.sm_count)
+    if args.plan is not None:
+        plan = Plan.read(args.plan)
+    else:
+        plan = Plan.of(args, calibrated_arch(store.root, device), device.sm_count)
     _describe(plan)
     policy = Policy(
         rounds=args.rounds,
@@ -256,6 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=file_path, required=True, metavar="FILE.json[.xz]")
     parser.add_argument("--count", type=positive_int, default=600, help="products of the first kind (600)")
     parser.add_argument("--kernels", type=positive_int, default=5, help="of each, beside two by chance (5)")
+    parser.add_argument("--plan", type=Path, metavar="FILE.json", help="products and configs to time instead")
     parser.add_argument("--least-rows", type=positive_int, default=1, metavar="M", help="of a product (1)")
     parser.add_argument("--every-order", action="store_true", help="first kernels run in all orders of tiles")
     parser.add_argument("--settle", type=positive_float, default=0.03, help="longest burn-in, seconds (0.03)")
