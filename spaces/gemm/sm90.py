@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from cutegen.arch import Arch, resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
+from cutegen.families.gemm.perf_model.fitted import has_slow_memory
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Launch, Rule, Space, Value
 
@@ -220,6 +221,45 @@ FURTHER_CANDIDATES = (
     ((192, 168), (1, 1), 3, 1, "swapped"),
     ((256, 80), (1, 1), 2, 1, "swapped"),
     ((256, 104), (2, 1), 2, 1, "swapped"),
+)
+#: The same where memory is slower than the H200's beside multiprocessors: clusters of four thread blocks share
+#: what limits those. Source: 413 kernels timed at least twice, or in smaller clusters, on 243 products on an
+#: H100 (docs/results/gemm_wide_h100.json.xz); 30 came one by one as the fit predicts them to gain most on 980
+#: random products, large gains counted more, and two that the library has and exact tuning chose, 128x104 and
+#: 128x136.
+SLOW_MEMORY_CANDIDATES = (
+    ((64, 104), (4, 1), 1, 1, ""),
+    ((64, 160), (4, 1), 1, 1, ""),
+    ((64, 184), (4, 1), 1, 1, ""),
+    ((128, 256), (2, 1), 2, 1, ""),
+    ((192, 152), (1, 2), 3, 1, ""),
+    ((192, 192), (2, 1), 3, 1, ""),
+    ((256, 160), (2, 2), 2, 1, ""),
+    ((64, 8), (1, 2), 1, 2, "swapped"),
+    ((64, 16), (1, 2), 1, 2, "swapped"),
+    ((64, 32), (1, 2), 1, 2, "swapped"),
+    ((64, 32), (1, 4), 1, 2, "swapped"),
+    ((64, 56), (1, 4), 1, 2, "swapped"),
+    ((64, 136), (4, 1), 1, 1, "swapped"),
+    ((64, 160), (4, 1), 1, 1, "swapped"),
+    ((64, 184), (4, 1), 1, 1, "swapped"),
+    ((64, 224), (4, 1), 1, 1, "swapped"),
+    ((128, 96), (4, 1), 2, 1, "swapped"),
+    ((128, 104), (4, 1), 2, 1, "swapped"),
+    ((128, 136), (4, 1), 2, 1, "swapped"),
+    ((128, 160), (4, 1), 2, 1, "swapped"),
+    ((128, 176), (4, 1), 2, 1, "swapped"),
+    ((128, 200), (1, 2), 2, 1, "swapped"),
+    ((128, 208), (1, 2), 2, 1, "swapped"),
+    ((128, 224), (2, 1), 2, 1, "swapped"),
+    ((192, 72), (1, 4), 3, 1, "swapped"),
+    ((192, 96), (1, 4), 3, 1, "swapped"),
+    ((192, 160), (2, 1), 3, 1, "swapped"),
+    ((192, 160), (2, 2), 3, 1, "swapped"),
+    ((192, 168), (1, 2), 3, 1, "swapped"),
+    ((192, 192), (4, 1), 3, 1, "swapped"),
+    ((256, 128), (2, 1), 2, 1, "swapped"),
+    ((256, 144), (2, 1), 2, 1, "swapped"),
 )
 #: The same for 8-bit operands. Source: 30 kernels timed on 70 shapes on an H200, in bf16; the model chooses
 #: best among these, in the geometric mean.
@@ -556,6 +596,13 @@ def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
         yield from _candidates(problem, FURTHER_CANDIDATES)
 
 
+def slow_memory_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
+    """Yield :func:`default_candidates` and those for GPUs with slow memory."""
+    yield from default_candidates(problem)
+    if DTYPE_BYTES[problem.ab_dtype] > 1:
+        yield from _candidates(problem, SLOW_MEMORY_CANDIDATES)
+
+
 def borrowed_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
     """Yield those that families whose tiles are alike choose from, too."""
     promoted = [((128, 128), (1, 1), 2, 2, "")] if problem.promote else []
@@ -592,5 +639,5 @@ def build_space(arch: Arch) -> Space:
         launch=launch,
         compile_view=compile_view,
         run_time_knobs=RUN_TIME_KNOBS,
-        default_candidates=default_candidates,
+        default_candidates=slow_memory_candidates if has_slow_memory(arch) else default_candidates,
     )

@@ -66,6 +66,15 @@ def _own_candidates(space: Space, asked: Space, problem: DeclaredProblem) -> tup
     return tuple(knobs for knobs in space.default_candidates(problem) if Config(knobs) not in theirs)
 
 
+@lru_cache(maxsize=256)
+def _default_views(space: Space, problem: DeclaredProblem) -> frozenset[Config]:
+    """Return the kernels that a warm-up compiles: of what the GEMM tries, those that were measured here."""
+    safe = space.default(problem)
+    return frozenset(
+        space.compile_view(safe.replace(**knobs)) for knobs in space.default_candidates(problem)
+    )
+
+
 class GroupedStrategy(BorrowedStrategy):
     """Chooses configs of grouped GEMMs by predicted time; of what the GEMM tries some cut k."""
 
@@ -134,10 +143,12 @@ class GroupedStrategy(BorrowedStrategy):
 
     def _defaults(self, space: Space, problem: DeclaredProblem, sm_count: int) -> Iterator[Config]:
         """Yield the GEMM's default candidates that are ours, the fastest predicted first."""
-        seen = set()
+        seen, kernels = set(), _default_views(space, problem.with_sizes(m=1))
         for theirs in defaults_by_time(self.asked_space(space, problem), self._as_gemm(problem), sm_count):
             config = without_gemm_knobs(theirs)
-            if theirs["split_k"] == 1 and config not in seen and space.is_valid(problem, config):
+            if theirs["split_k"] != 1 or config in seen or space.compile_view(config) not in kernels:
+                continue
+            if space.is_valid(problem, config):
                 seen.add(config)
                 yield config
 

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cutegen.arch import Arch, Calibration
 from cutegen.errors import StoreError
 from cutegen.families.gemm.perf_model.calibration_file import read_calibration
-from cutegen.families.gemm.perf_model.roofline import FEATURES, H200, Cover, KernelColumns, Rates, rooflines
+from cutegen.families.gemm.perf_model.roofline import (
+    FEATURES,
+    H200,
+    Cover,
+    KernelColumns,
+    Rates,
+    is_slow,
+    rooflines,
+)
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
@@ -40,6 +48,7 @@ __all__ = [
     "fit_of",
     "fitted_times_us",
     "fitted_us",
+    "has_slow_memory",
     "is_fitted",
     "load_fit",
     "read_fit",
@@ -169,6 +178,15 @@ def fit_of(arch: Arch) -> Fit:
         StoreError: The file of its calibration cannot be read, or is none.
     """
     return load_fit() if arch.calibration is None else _calibrated(arch.calibration)
+
+
+def has_slow_memory(arch: Arch) -> bool:
+    """Return whether the memory of the GPU that ``arch`` is calibrated for limits it more than the H200's.
+
+    Raises:
+        StoreError: The file of its calibration cannot be read, or is none.
+    """
+    return arch.calibration is not None and arch.name == load_fit().arch and is_slow(fit_of(arch).rates)
 
 
 @lru_cache(maxsize=8)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
-from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
+from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, is_slow, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
@@ -35,6 +35,10 @@ _SPLIT_TILES, _SWAPPED_ROWS = 1024, 6144
 #: an odd multiple of it, which is swizzled in 64 bytes, four took 0.88 to 1.6 times as long as predicted, 1.2
 #: in the mean; with multiples of 64 and more than 64 columns 0.93 to 1.03.
 _RUN, _NARROW = 64, 32
+#: The same where memory is slow and thread blocks share what they load. Source: 71 such tiles of an odd
+#: multiple of 32 columns took 2 % longer than predicted on an H100, 9 alone 8 %, and 155 of an odd multiple
+#: of 16 columns 12 to 25 % (docs/results/gemm_wide_h100.json.xz). Not measured on an H200.
+_SHARED_RUN = 32
 #: Swapped kernels read C along its columns: with beta and more rows than this they are not likely. Source:
 #: two such products on an H200 took 1.4 and 1.9 times as long as predicted, others 1.13 times at most.
 _SWAPPED_C = 32
@@ -79,7 +83,8 @@ class KernelSet:
         self._least = np.where(c.sharing[::-1] > 1, c.sides / 2, 0)
         #: Kernels whose tiles cut an operand into runs of too few bytes; one at least reads such an operand.
         along_n = np.where(c.swap_ab, problem.layout[0] == "m", problem.layout[1] == "n")
-        self._short_runs = along_n & (c.tiles[1] % _RUN != 0)
+        run = np.where((c.sharing[1] > 1) & is_slow(self._fit.rates), _SHARED_RUN, _RUN)
+        self._short_runs = along_n & (c.tiles[1] % run != 0)
         self._any_short = bool(self._short_runs.any())
         self._native: NativeModel | None = None
         #: Complete configs by kernel, ``split_k`` and order of tiles: problems ask for the same few again.

@@ -26,6 +26,7 @@ __all__ = [
     "KernelColumns",
     "Rates",
     "Scalars",
+    "is_slow",
     "lying",
     "memory_us",
     "rooflines",
@@ -51,6 +52,8 @@ FEATURES = (
     "inside_n", "steps_log", "sms_busy", "waves", "runs_along_m", "runs_along_n",
 )  # fmt: skip
 _STATIC = 9
+#: Of the H200's memory bandwidth. The H100's is 0.7 of it.
+_SLOW = 0.85
 
 
 class Rates(NamedTuple):
@@ -66,6 +69,15 @@ class Rates(NamedTuple):
 
 
 H200 = Rates()
+
+
+def is_slow(rates: Rates) -> bool:
+    """Return whether device memory and L2 limit a GPU more than the H200.
+
+    There clusters of four thread blocks that share what they load pay most, and other tiles are in question.
+    Source: an H100, the only such GPU that was measured.
+    """
+    return rates.memory < _SLOW
 
 
 class KernelColumns:
