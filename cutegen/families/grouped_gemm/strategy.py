@@ -70,9 +70,7 @@ def _own_candidates(space: Space, asked: Space, problem: DeclaredProblem) -> tup
 def _default_views(space: Space, problem: DeclaredProblem) -> frozenset[Config]:
     """Return the kernels that a warm-up compiles: of what the GEMM tries, those that were measured here."""
     safe = space.default(problem)
-    return frozenset(
-        space.compile_view(safe.replace(**knobs)) for knobs in space.default_candidates(problem)
-    )
+    return frozenset(space.compile_view(safe.replace(**knobs)) for knobs in space.default_candidates(problem))
 
 
 class GroupedStrategy(BorrowedStrategy):
