@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.arch import find_arch
+from cutegen.arch import find_arch, with_calibration
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.judging import choices
+from cutegen.families.gemm.perf_model.packaged import packaged_calibration
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.grouped_gemm.group_fit import FEATURES, FILE, describe
 from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
@@ -45,7 +46,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
 _OLD_STORE = ("untuned_products_before", "untuned_products", "untuned_products_21", "untuned_grouped_71")
 #: Of listed sizes, timed in more and longer rounds: each counts as so many others.
 _LISTED, _LISTED_WEIGHT = ("grouped_gemm", "grouped_gemm_large", "grouped_gated_gemm"), 3.0
-_DRAWN = tuple(f"untuned_grouped_{seed}" for seed in (91, 101, 113, 127, 137))
+_DRAWN = tuple(f"untuned_grouped_{seed}" for seed in (91, 101, 113, 127, 137, 139))
 RESULTS = (*_OLD_STORE, *_DRAWN, *_LISTED)
 ARCH, SM_COUNT = find_arch("sm_90a"), 132
 #: Of each of the fits whose mean is taken: one alone chooses worse on what it has not seen.
@@ -87,9 +88,11 @@ def points(names: Sequence[str] = RESULTS) -> list[Point]:
 def _of_file(name: str) -> Iterator[Point]:
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     strategies = {"grouped_gemm": GroupedStrategy, "grouped_gated_gemm": GatedGroupedStrategy}
+    calibration = packaged_calibration(found["gpu"])
+    arch = ARCH if calibration is None else with_calibration(ARCH, calibration)
     for row in found["rows"]:
         strategy = strategies.get(row["problem"].split()[0])
-        own = None if strategy is None else strategy.of(ARCH)
+        own = None if strategy is None else strategy.of(arch)
         if own is None:
             continue
         problem = parse_problem(row["problem"])
@@ -98,7 +101,7 @@ def _of_file(name: str) -> Iterator[Point]:
             continue
         timed = row.get("times") or row["tried"]
         configs = [Config.parse(words) for words in timed]
-        predict = own.predictor(find_space(problem.family, ARCH), problem, SM_COUNT, configs)
+        predict = own.predictor(find_space(problem.family, arch), problem, SM_COUNT, configs)
         equal = [predict(config) or math.inf for config in configs]
         known = [at for at, us in enumerate(equal) if math.isfinite(us)]
         if len(known) > 1:
@@ -181,7 +184,7 @@ def document(found: Sequence[Point], judgement: dict[str, Any]) -> str:
     """Return the text of the file: the trees of all problems, and where they come from."""
     trees = fitted(*_arrays(found))
     provenance = {
-        "gpu": "NVIDIA H200",
+        "gpu": "NVIDIA H200; of untuned_grouped_139.json NVIDIA H100 80GB HBM3",
         "results": list(dict.fromkeys(point.source for point in found)),
         "problems": len(found),
         "candidates": sum(len(point.us) for point in found),

@@ -224,8 +224,8 @@ FURTHER_CANDIDATES = (
 )
 #: The same where memory is slower than the H200's: clusters of four thread blocks share what that limits.
 #: Source: 413 kernels timed at least twice, or in smaller clusters, on 243 products on an H100
-#: (docs/results/gemm_wide_h100.json.xz); 30 came one by one as the fit predicts them to gain most on 980 random
-#: products, large gains counted more, and 128x104 and 128x136, of which exact tuning chose the first.
+#: (docs/results/gemm_wide_h100.json.xz); 30 came one by one as the fit predicts them to gain most on 980
+#: random products, large gains counted more, and 128x104 and 128x136, of which exact tuning chose the first.
 SLOW_MEMORY_CANDIDATES = (
     ((64, 104), (4, 1), 1, 1, ""),
     ((64, 160), (4, 1), 1, 1, ""),
