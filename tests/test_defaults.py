@@ -178,3 +178,19 @@ def test_families_that_borrow_candidates_take_those_that_were_measured_there() -
         problem = parse_problem(line)
         candidates = list(find_space(problem.family, arch).default_candidates(problem))
         assert candidates and (further in [tuple(c.get(knob) for knob in knobs) for c in candidates]) == has
+
+
+@pytest.mark.parametrize("family", ["grouped_gemm", "grouped_gated_gemm"])
+def test_grouped_gemms_answer_with_kernels_that_a_warm_up_compiles(family: str) -> None:
+    """The GEMM has candidates that were not measured there."""
+    rng = Random(family)
+    space = find_space(family, find_arch("sm_90a"))
+    warm: dict[object, set[Config]] = {}
+    for _ in range(60):
+        sizes = f"{rng.randint(1, 20000)}x{8 * rng.randint(16, 500)}x{8 * rng.randint(16, 900)}"
+        problem = parse_problem(f"{family} {sizes}x{rng.randint(2, 64)} bf16")
+        if problem.signature not in warm:
+            kernels = default_set(space, problem, 132)
+            warm[problem.signature] = {space.compile_view(config) for _, config in kernels}
+        config = default_config(space, problem, 132)
+        assert space.compile_view(config) in warm[problem.signature], f"{problem}: {config}"

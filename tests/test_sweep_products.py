@@ -103,6 +103,35 @@ def test_first_kernels_run_in_both_orders_where_both_axes_have_several_tiles() -
     assert other == config.replace(raster_along_m=not config["raster_along_m"])
 
 
+def test_every_order_is_asked_of_kernels_that_take_several_waves() -> None:
+    """Each once, and none of kernels that take one."""
+    space = find_space("gemm", find_arch("sm_90a"))
+    problem = Problem(4096, 4096, 512)
+    config = space.default(problem).replace(tile_shape_mn=(128, 128), cluster_shape_mn=(1, 1))
+    others = sweep_products.every_order(space, problem, 132, [config])
+    orders = {(c["swizzle_size"], c["raster_along_m"]) for c in [config, *others]}
+    assert len(orders) == len(others) + 1 == 8
+    assert not sweep_products.every_order(space, Problem(512, 1024, 512), 132, [config])
+
+
+def test_a_plan_says_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of products drawn at random."""
+    for name, fake in (("present_device", lambda: H200), ("Bench", FakeBench)):
+        monkeypatch.setattr(sweep_products, name, fake)
+    monkeypatch.setattr(sweep_products, "Compilation", FakeCompilation)
+    monkeypatch.setattr(sweep_products, "compiled_candidate", _candidate)
+    problem = Problem.parse("gemm 296x4096x512 bf16 mk")
+    default = find_space("gemm", find_arch("sm_90a")).default(problem)
+    config = default.replace(tile_shape_mn=(64, 128), mma_warpgroups=1)
+    plan, out = tmp_path / "plan.json", tmp_path / "out.json"
+    plan.write_text(json.dumps([[str(problem), [str(config)]]]))
+    words = ["--out", str(out), "--plan", str(plan), "--commit", "0" * 40]
+    assert sweep_products.main(words) == 0
+    [row] = json.loads(out.read_text())["rows"]
+    assert (row["kind"], row["problem"]) == ("bf16 mk", str(problem))
+    assert row["points"] == [{"config": str(config), "us": 2.0}]
+
+
 def test_a_dry_run_says_how_much_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And writes nothing."""
     words = ["--out", str(tmp_path / "out.json"), "--count", "20", "--dry-run"]

@@ -81,7 +81,7 @@ def fitted(arch: str) -> Constants:
     return Constants(**found["constants"])
 
 
-def scaled(constants: Constants, rates: Rates) -> Constants:
+def _scaled(constants: Constants, rates: Rates) -> Constants:
     """Return what is believed of a GPU that is so fast beside the one of ``constants``."""
     return replace(
         constants,
@@ -115,7 +115,7 @@ class FewRowsEstimator:
         self._problem, self._arch, self._sm_count = problem, arch, sm_count
         known = constants or fitted(arch.name)
         rates = fit_of(arch).rates
-        self._believed = scaled(known, rates)
+        self._believed = _scaled(known, rates)
         self._mhz = find_machine(arch).boost_mhz * rates.clock
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
         self._bytes = problem.min_bytes

@@ -1,0 +1,145 @@
+"""What the package knows of GPUs beside the H200: who gets it, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_kernels import H200
+
+from cutegen.arch import find_arch
+from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator
+from cutegen.families.gemm.perf_model.fitted import fit_of, has_slow_memory, read_fit
+from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
+from cutegen.families.gemm.perf_model.packaged import packaged_calibration, packaged_path
+from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm, read_torch_mm, torch_mm_us
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space, find_spaces, parse_problem
+from cutegen.measure.statistics import geometric_mean
+from cutegen.records.calibrations import calibrated_arch, packaged_arch, require_calibration
+from cutegen.records.paths import calibration_path
+from cutegen.search.defaults import predictor
+from cutegen.space import Config, Space, as_integer
+from tools.fit_gemm import read_products
+from tools.fit_hopper import PRODUCTS
+
+H100 = replace(H200, name="NVIDIA H100 80GB HBM3")
+ARCH = packaged_arch(H100)
+SPACE = find_space("gemm", ARCH)
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H800"]
+)
+def test_gpus_of_the_line_of_the_h100_share_its_calibration(name: str) -> None:
+    found = packaged_calibration(name)
+    assert found is not None and found == packaged_calibration(H100.name)
+    assert packaged_arch(replace(H100, name=name)) is ARCH
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA B200"])
+def test_others_follow_the_main_product(name: str) -> None:
+    device = replace(H200, name=name)
+    assert packaged_path(name) is None and packaged_arch(device) is device.arch
+
+
+def test_a_calibration_of_the_user_comes_before_the_package(tmp_path: Path) -> None:
+    """And the package again if that one is of another driver, with a warning."""
+    assert calibrated_arch(tmp_path, H100) is ARCH
+    shipped = packaged_path(H100.name)
+    assert shipped is not None
+    own = json.loads(shipped.read_text())
+    own["rates"]["memory"] = 0.5
+    path = calibration_path(tmp_path, H100)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(own))
+    assert fit_of(calibrated_arch(tmp_path, H100)).rates.memory == 0.5
+    own["made_on"]["cuda_driver"] = "12.0"
+    path.write_text(json.dumps(own))
+    assert calibrated_arch(tmp_path, H100) is ARCH
+
+
+def test_the_file_is_one_that_a_calibration_writes() -> None:
+    """So it is also what ``calibrate --use`` takes, and says where it comes from."""
+    path = packaged_path(H100.name)
+    assert path is not None
+    require_calibration(path, replace(H100, sm_count=132, cuda_driver_version="13.0"))
+    fit = read_fit(path)
+    assert fit.rates.memory < 0.8 and fit.provenance["gpu"] == H100.name
+    regret = fit.provenance["regret"]
+    assert regret["trees"]["first"] < 0.015 < 0.025 < regret["shipped"]["first"]
+    assert read_torch_mm(path).trees is not load_torch_mm().trees
+
+
+def test_it_tells_what_products_took_that_were_recorded_there() -> None:
+    """The H200's fit is 8 % off in the mean, and chooses kernels twice as far behind the best."""
+    rows = read_products(PRODUCTS[:1])[::10]
+    regret: dict[str, list[float]] = {"own": [], "h200": []}
+    off: dict[str, list[float]] = {"own": [], "h200": []}
+    for row in rows:
+        problem, points = row["problem"], dict(row["points"])
+        for name, arch in (("own", ARCH), ("h200", find_arch("sm_90a"))):
+            predict = predictor(find_space("gemm", arch), problem, 132, list(points))
+            chosen = min(points, key=lambda config: predict(config) or math.inf)
+            regret[name].append(points[chosen] / min(points.values()))
+            took = torch_mm_us(problem, arch, 132)
+            assert took is not None
+            off[name].append(max(row["reference_us"] / took, took / row["reference_us"]))
+    means = {name: geometric_mean(values) for name, values in regret.items()}
+    assert means["own"] < 1.012 < 1.017 < means["h200"]
+    assert geometric_mean(off["own"]) < 1.05 < 1.1 < geometric_mean(off["h200"])
+
+
+def test_kernels_of_few_rows_take_longer_where_memory_is_slower() -> None:
+    """A large matrix by the ratio of the rates, and a small one less so."""
+    space = next(each for each in find_spaces("gemm", ARCH) if each.algorithm == "few_rows")
+
+    def longer(problem: Problem) -> float:
+        config = next(Config(dict(knobs)) for knobs in space.default_candidates(problem))
+        registers = as_integer(space.derive(config, problem, ARCH)["registers"])
+        here, there = (
+            FewRowsEstimator(problem, arch, 132).time_us(config, registers)
+            for arch in (ARCH, find_arch("sm_90a"))
+        )
+        return here / there
+
+    slower = 1 / fit_of(ARCH).rates.memory
+    assert longer(Problem(1, 57344, 8192)) == pytest.approx(slower, rel=0.03)
+    assert 1.0 < longer(Problem(1, 1024, 2048)) < 0.8 * slower
+
+
+def test_slow_memory_brings_candidates_whose_clusters_share_more() -> None:
+    """Of GEMMs alone, and only where a calibration says so."""
+    plain, problem = find_space("gemm", find_arch("sm_90a")), Problem(512, 4096, 4096)
+    assert has_slow_memory(ARCH) and not has_slow_memory(find_arch("sm_90a"))
+    ours, theirs = (default_kernels(space, problem) for space in (SPACE, plain))
+    assert ours[: len(theirs)] == theirs and 20 < len(ours) - len(theirs) < 40
+    fours = [c for c in ours[len(theirs) :] if math.prod(c.pair("cluster_shape_mn")) == 4]
+    assert len(fours) >= 12 and len(set(ours)) == len(ours)
+    for line in ("gated_gemm 512x4096x4096", "grouped_gemm 512x4096x4096x8"):
+        asked = parse_problem(line)
+        assert [*find_space(asked.family, ARCH).default_candidates(asked)] == [
+            *find_space(asked.family, find_arch("sm_90a")).default_candidates(asked)
+        ]
+
+
+def test_shared_tiles_of_odd_multiples_of_32_columns_suit_operands_along_them() -> None:
+    """On such a GPU; tiles of other widths suit on none, nor do those that nobody shares."""
+
+    problem = Problem.parse("gemm 296x4096x5120 bf16 mk")
+
+    def beyond(space: Space, *, shared: bool) -> set[int]:
+        """Return by how much widths are beyond multiples of 64."""
+        likely = (config for _, config in kernel_set(space, problem, 132).by_time(problem, rest=False))
+        return {
+            config.pair("tile_shape_mn")[1] % 64
+            for config in likely
+            if config.flag("swap_ab") and (config.pair("cluster_shape_mn")[0] > 1) == shared
+        }
+
+    assert beyond(SPACE, shared=True) == {0, 32} and beyond(SPACE, shared=False) == {0}
+    plain = find_space("gemm", find_arch("sm_90a"))
+    assert beyond(plain, shared=True) == beyond(plain, shared=False) == {0}
