@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from fake_kernels import H200
 
 from cutegen.arch import find_arch
+from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gated_gemm.gated_fit import GatedFit, load_gated_fit
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator
 from cutegen.families.gemm.perf_model.fitted import fit_of, has_slow_memory, read_fit
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
@@ -21,7 +25,7 @@ from cutegen.families.registry import find_space, find_spaces, parse_problem
 from cutegen.measure.statistics import geometric_mean
 from cutegen.records.calibrations import calibrated_arch, packaged_arch, require_calibration
 from cutegen.records.paths import calibration_path
-from cutegen.search.defaults import predictor
+from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Space, as_integer
 from tools.fit_gemm import read_products
 from tools.fit_hopper import PRODUCTS
@@ -143,3 +147,48 @@ def test_shared_tiles_of_odd_multiples_of_32_columns_suit_operands_along_them() 
     assert beyond(SPACE, shared=True) == {0, 32} and beyond(SPACE, shared=False) == {0}
     plain = find_space("gemm", find_arch("sm_90a"))
     assert beyond(plain, shared=True) == beyond(plain, shared=False) == {0}
+
+
+def _gated(name: str) -> Iterator[tuple[DeclaredProblem, dict[Config, float]]]:
+    """Yield gated GEMMs of a results file, and microseconds of kernels with tensor cores."""
+    path = PRODUCTS[0].with_name(f"{name}.json")
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        problem = parse_problem(row["problem"])
+        times = {Config.parse(text): us for text, us in row["times"].items()}
+        assert isinstance(problem, DeclaredProblem)
+        yield problem, {config: us for config, us in times.items() if not config.algorithm}
+
+
+@pytest.mark.parametrize("name", ["untuned_products_141", "untuned_products_155"])
+def test_choices_among_timed_gated_gemms_are_near_the_fastest(name: str) -> None:
+    """The fit knows these times; what it loses on others, its provenance tells."""
+    space, fit, lost = find_space("gated_gemm", ARCH), load_gated_fit(), []
+    for problem, times in _gated(name):
+        configs = [*times]
+        predict = predictor(space, problem, 132, configs)
+        assert predict is not None
+        slower = fit.slower(plain_gemm(problem), configs, ARCH, 132)
+        own = [(predict(config) or math.inf) * by for config, by in zip(configs, slower, strict=True)]
+        lost.append(min(times.values()) / times[configs[own.index(min(own))]])
+    assert len(lost) > 30 and geometric_mean(lost) > 0.98 and min(lost) > 0.9
+    left_out = fit.provenance["fastest_over_chosen"][f"{name}.json"]
+    assert left_out["trees_left_out"]["geometric_mean"] > left_out["equal_groups"]["geometric_mean"]
+
+
+def test_gated_gemms_are_chosen_by_their_fit_where_memory_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by rules elsewhere."""
+    problem = parse_problem("gated_gemm 700x2000x3000 bf16")
+    spaces = [find_space("gated_gemm", arch) for arch in (ARCH, find_arch("sm_90a"))]
+    before = [default_config(space, problem, 132) for space in spaces]
+    trees = load_gated_fit().trees
+    against = GatedFit({}, replace(trees, leaves=-20 * trees.leaves))
+    monkeypatch.setattr("cutegen.families.gated_gemm.strategy.load_gated_fit", lambda: against)
+    after = [default_config(space, problem, 132) for space in spaces]
+    assert after[0] != before[0] and after[1] == before[1]
+
+
+def test_few_rows_of_small_gates_need_no_tensor_cores() -> None:
+    """On four rows, where CTAs of many threads leave most multiprocessors idle."""
+    problem = parse_problem("gated_gemm 4x624x1152 bf16")
+    config = default_config(find_space("gated_gemm", ARCH), problem, 132)
+    assert config.algorithm == "few_rows" and config["threads_per_cta"] == 128

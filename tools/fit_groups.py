@@ -31,13 +31,13 @@ from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.packaged import packaged_calibration
 from cutegen.families.gemm.perf_model.trees import Trees
-from cutegen.families.grouped_gemm.group_fit import FEATURES, FILE, describe
+from cutegen.families.grouped_gemm.group_fit import FILE, describe
 from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.space import Config
 from tools.fit_gemm import lines
 
-__all__ = ["RESULTS", "Point", "left_out", "lost", "points"]
+__all__ = ["RESULTS", "Point", "document", "judged", "left_out", "lost", "points"]
 
 Doubles = NDArray[np.float64]
 
@@ -62,6 +62,7 @@ class Point:
 
     Attributes:
         source: The results file.
+        gpu: On which it was measured.
         problem: The problem.
         us: Microseconds of each candidate.
         equal_us: What the batched GEMM of equal groups is predicted to take with each.
@@ -69,6 +70,7 @@ class Point:
     """
 
     source: str
+    gpu: str
     problem: DeclaredProblem
     us: Doubles
     equal_us: Doubles
@@ -77,7 +79,8 @@ class Point:
     @property
     def matrices(self) -> tuple[str, int, int, int]:
         """What sizes of one drawing share."""
-        return (self.problem.family, int(self.problem.n), int(self.problem.k), int(self.problem.g))
+        sizes = self.problem.sizes
+        return (self.problem.family, sizes["n"], sizes["k"], sizes.get("g", 1))
 
 
 def points(names: Sequence[str] = RESULTS) -> list[Point]:
@@ -108,7 +111,7 @@ def _of_file(name: str) -> Iterator[Point]:
             kept, equal_us = [configs[at] for at in known], [equal[at] for at in known]
             features = describe(problem, kept, equal_us, SM_COUNT).T.astype(float)
             times = np.array([*timed.values()])[known]
-            yield Point(name, problem, times, np.array(equal_us), features)
+            yield Point(name, found["gpu"], problem, times, np.array(equal_us), features)
 
 
 def wanted(point: Point) -> Doubles:
@@ -129,9 +132,9 @@ def lost(found: Sequence[Point], logs: Doubles) -> Doubles:
     return np.array([each.min() / each[0] for each in times])
 
 
-def fitted(features: Doubles, want: Doubles, weight: Doubles) -> Trees:
+def fitted(features: Doubles, want: Doubles, weight: Doubles, boosting: Boosting = BOOSTING) -> Trees:
     """Return trees whose sum is near ``want``: the mean of a few fits, each of which draws anew."""
-    settings = [replace(BOOSTING, seed=seed) for seed in range(_FITS)]
+    settings = [replace(boosting, seed=seed) for seed in range(_FITS)]
     return reduce(Trees.joined, [each.fit(features, want, weight).scaled(1 / _FITS) for each in settings])
 
 
@@ -142,7 +145,7 @@ def _arrays(found: Sequence[Point]) -> tuple[Doubles, Doubles, Doubles]:
     return features, want, weight
 
 
-def left_out(found: Sequence[Point]) -> Doubles:
+def left_out(found: Sequence[Point], boosting: Boosting = BOOSTING) -> Doubles:
     """Return corrections of all candidates by trees that have not seen their matrices."""
     names = list(dict.fromkeys(point.matrices for point in found))
     matrix = np.concatenate([np.full(len(p.us), names.index(p.matrices)) for p in found])
@@ -154,7 +157,7 @@ def left_out(found: Sequence[Point]) -> Doubles:
             there = fold == number
             if not there.any():
                 continue
-            trees = fitted(features[~there], want[~there], weight[~there])
+            trees = fitted(features[~there], want[~there], weight[~there], boosting)
             columns = np.ascontiguousarray(features[there].T.astype(np.float32))
             sums[there] += (trees.sums(columns) + trees.base) / _DIVISIONS
     return sums
@@ -168,10 +171,11 @@ def _summary(ratios: Doubles) -> dict[str, float]:
     }
 
 
-def judged(found: Sequence[Point]) -> dict[str, Any]:
+def judged(found: Sequence[Point], boosting: Boosting = BOOSTING) -> dict[str, Any]:
     """Return how good the choice is by the time of equal groups alone, and with trees left out."""
     logs = np.log(np.concatenate([point.equal_us for point in found]))
-    ways = {"equal_groups": lost(found, logs), "trees_left_out": lost(found, logs + left_out(found))}
+    corrected = logs + left_out(found, boosting)
+    ways = {"equal_groups": lost(found, logs), "trees_left_out": lost(found, corrected)}
     parts = {"all": np.full(len(found), True)}
     for family in dict.fromkeys(point.problem.family for point in found):
         parts[family] = np.array([point.problem.family == family for point in found])
@@ -180,15 +184,15 @@ def judged(found: Sequence[Point]) -> dict[str, Any]:
     return {name: {way: _summary(r[here]) for way, r in ways.items()} for name, here in parts.items()}
 
 
-def document(found: Sequence[Point], judgement: dict[str, Any]) -> str:
+def document(found: Sequence[Point], judgement: dict[str, Any], boosting: Boosting = BOOSTING) -> str:
     """Return the text of the file: the trees of all problems, and where they come from."""
-    trees = fitted(*_arrays(found))
+    trees = fitted(*_arrays(found), boosting)
     provenance = {
-        "gpu": "NVIDIA H200; of untuned_grouped_139.json NVIDIA H100 80GB HBM3",
+        "gpu": list(dict.fromkeys(point.gpu for point in found)),
         "results": list(dict.fromkeys(point.source for point in found)),
         "problems": len(found),
         "candidates": sum(len(point.us) for point in found),
-        "features": len(FEATURES),
+        "features": found[0].features.shape[1],
         "fastest_over_chosen": judgement,
     }
     return lines({"arch": ARCH.name, "provenance": provenance, **trees.to_json()})

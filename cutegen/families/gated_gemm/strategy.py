@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from cutegen.arch import Arch
+from cutegen.families.gated_gemm.gated_fit import load_gated_fit
 from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
+from cutegen.families.gemm.perf_model.fitted import has_slow_memory, is_fitted
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.space import Config, Space
 from cutegen.strategy import Default
@@ -77,7 +80,20 @@ class GatedGemmStrategy(BorrowedStrategy):
         if not likely:
             return Default(space.default(problem))
         predict = self.predictor(space, problem, sm_count, likely)
-        return Default(min(likely, key=lambda c: (predict(c) or math.inf) * _slower(c, problem, sm_count)))
+        slower = self._beside_plain(space, problem, sm_count, likely)
+        times = [
+            (predict(config) or math.inf) * factor for config, factor in zip(likely, slower, strict=True)
+        ]
+        return Default(likely[times.index(min(times))])
+
+    def _beside_plain(
+        self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config]
+    ) -> Sequence[float]:
+        """Return how much longer each kernel takes than the GEMM's model says."""
+        gemm = plain_gemm(problem)
+        if has_slow_memory(space.arch) and is_fitted(gemm, space.arch):
+            return load_gated_fit().slower(gemm, configs, space.arch, sm_count)
+        return [_slower(config, problem, sm_count) for config in configs]
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""

@@ -1,0 +1,95 @@
+"""Fit what gated GEMMs take beside plain ones of as many columns, for GPUs with slow memory.
+
+python tools/fit_gated.py            # on (n, k) that were left out, beside the plain GEMM's time
+python tools/fit_gated.py --write    # write cutegen/families/gated_gemm/fit_slow_memory.json as well
+
+Times are those that tools/bench_untuned_families.py and tools/bench_family.py wrote, of H200s too: there the
+choice by these trees is as good as that by the rules that are in use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import with_calibration
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.families.declared import DeclaredProblem
+from cutegen.families.gated_gemm.gated_fit import FILE, describe
+from cutegen.families.gated_gemm.plain_gemm import plain_gemm
+from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
+from cutegen.families.gemm.perf_model.boosting import Boosting
+from cutegen.families.gemm.perf_model.packaged import packaged_calibration
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.space import Config
+from tools.fit_groups import ARCH, FOLDER, SM_COUNT, Point, document, judged
+
+#: Larger trees choose no better on what they have not seen.
+BOOSTING = Boosting(trees=60, depth=4, rate=0.12, hold=6.0, borders=24, asked=0.4, sampled=0.7)
+RESULTS = (
+    "untuned_products_before",
+    "untuned_products",
+    "untuned_products_21",
+    "gated_gemm",
+    "untuned_products_141",
+    "untuned_products_155",
+)
+
+
+def points() -> list[Point]:
+    """Return what was recorded of gated GEMMs with tensor cores."""
+    return [point for name in RESULTS for point in _of_file(name)]
+
+
+def _of_file(name: str) -> Iterator[Point]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    gpu = found.get("gpu") or found["conditions"]["gpu"]["name"]
+    calibration = packaged_calibration(gpu)
+    arch = ARCH if calibration is None else with_calibration(ARCH, calibration)
+    space, strategy = find_space("gated_gemm", arch), GatedGemmStrategy.of(arch)
+    assert strategy is not None
+    for row in found["rows"]:
+        timed = row.get("times") or row.get("tried")
+        if not row["problem"].startswith("gated_gemm ") or not isinstance(timed, dict):
+            continue
+        problem = parse_problem(row["problem"])
+        assert isinstance(problem, DeclaredProblem)
+        times = {config: us for text, us in timed.items() if not (config := Config.parse(text)).algorithm}
+        predict = strategy.predictor(space, problem, SM_COUNT, [*times])
+        plain = {config: us for config in times if math.isfinite(us := predict(config) or math.inf)}
+        if len(plain) > 1:
+            features = describe(plain_gemm(problem), [*plain], arch, SM_COUNT).T.astype(float)
+            took = np.array([times[config] for config in plain])
+            yield Point(name, gpu, problem, took, np.array([*plain.values()]), features)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit; print how good it is, and write the fit if asked to."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write the fit of all problems")
+    args = parser.parse_args(argv)
+
+    def run() -> int:
+        found = points()
+        judgement = judged(found, BOOSTING)
+        print(json.dumps(judgement, indent=1))
+        if args.write:
+            FILE.write_text(document(found, judgement, BOOSTING), encoding="utf-8")
+        return EXIT_OK
+
+    return run_command(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
