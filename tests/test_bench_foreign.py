@@ -161,7 +161,7 @@ def test_a_row_has_kernels_baselines_and_copies_by_their_names(monkeypatch: pyte
     shape, bench, anything = (
         NamedProblem("row", problem),
         Times(),
-        SimpleNamespace(arch=find_arch("sm_90a"), sm_count=132),
+        SimpleNamespace(name="NVIDIA H200", arch=find_arch("sm_90a"), sm_count=132),
     )
     choice = bench_family.Choice(result.config, bench_family._how(result))
     row: Any = bench_family._contest(bench, shape, choice, anything, anything, Policy(), args)
