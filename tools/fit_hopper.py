@@ -204,6 +204,18 @@ def _measured(row: dict[str, Any]) -> Measured:
     return Measured(row["problem"], configs, us, row["reference_us"])
 
 
+def judged(own: Recorded, as_h200: Recorded, kernels: Samples, torch_off: Array) -> dict[str, Any]:
+    """Return the regret of the choice by the H200's fit and on matrices left out, and the library's error."""
+    start = load_fit()
+    sums = start.trees.sums(np.ascontiguousarray(as_h200.features.T, np.float32))
+    ways: dict[str, Array] = {
+        "shipped": np.log(as_h200.roofline_us) + sums,
+        "trees": np.log(own.roofline_us) + kernels.left_out(fit_gemm.SETTINGS),
+    }
+    found = {name: regret(regrets(own.shape, own.us, np.exp(logs))) for name, logs in ways.items()}
+    return {**found, "taken": "trees", "torch_mm_error": round(float(torch_off.std()), 3)}
+
+
 def main() -> int:
     """Fit; print how good it is, and write the calibration if asked to."""
     parser = argparse.ArgumentParser(
@@ -214,37 +226,28 @@ def main() -> int:
     document = json.loads(lzma.decompress(PRODUCTS[0].read_bytes()))
     gpu, rows = document["conditions"]["gpu"], [*map(_suiting, read_products(PRODUCTS))]
     sm_count = gpu["sm_count"]
-    start = load_fit()
-    rates = find_rates([_measured(row) for row in rows], sm_count, start)
+    rates = find_rates([_measured(row) for row in rows], sm_count, load_fit())
     own = recorded(rows, sm_count, rates)
-    found, sweep = fit_gemm.load(fit_gemm.SWEEP)
-    kernels = kernel_samples(own, found, sweep)
+    kernels = kernel_samples(own, *fit_gemm.load(fit_gemm.SWEEP))
     of_torch, torch_off = torch_mm(own, sm_count)
-    at_start = recorded(rows, sm_count, start.rates)
-    as_h200 = np.log(at_start.roofline_us) + start.trees.sums(
-        np.ascontiguousarray(at_start.features.T, np.float32)
-    )
-    corrected = np.log(own.roofline_us) + kernels.left_out(fit_gemm.SETTINGS)
-    judged = {
-        **{
-            name: regret(regrets(own.shape, own.us, np.exp(logs)))
-            for name, logs in (("shipped", as_h200), ("trees", corrected))
-        },
-        "taken": "trees",
-        "torch_mm_error": round(float(torch_off.std()), 3),
-    }
-    print(json.dumps({"rates": rates._asdict(), **judged}, indent=1))
+    judgement = judged(own, recorded(rows, sm_count, load_fit().rates), kernels, torch_off)
+    print(json.dumps({"rates": rates._asdict(), **judgement}, indent=1))
     if args.write:
         order, said = kernels.shipped(fit_gemm.SETTINGS)
         trees = order.joined(level(own, kernels.wanted[: kernels.own] - said))
         path = packaged_path(gpu["name"])
         assert path is not None
-        path.write_text(lines(_document(document, own, rates, judged, trees, of_torch)), encoding="utf-8")
+        path.write_text(lines(_document(document, own, rates, judgement, trees, of_torch)), encoding="utf-8")
     return 0
 
 
 def _document(
-    products: dict[str, Any], own: Recorded, rates: Rates, judged: dict[str, Any], trees: Trees, torch: Trees
+    products: dict[str, Any],
+    own: Recorded,
+    rates: Rates,
+    judgement: dict[str, Any],
+    trees: Trees,
+    torch: Trees,
 ) -> dict[str, Any]:
     """Return what :func:`cutegen.families.gemm.perf_model.fitted.read_fit` reads."""
     gpu = products["conditions"]["gpu"]
@@ -256,7 +259,7 @@ def _document(
         "beside": load_fit().provenance["sweep"],
         "shapes": len(own.problems),
         "points": len(own.us),
-        "regret": judged,
+        "regret": judgement,
     }
     return {
         "arch": load_fit().arch,
