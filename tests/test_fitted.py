@@ -107,7 +107,7 @@ _STRICT = {
 
 
 def _plain_choice(problem: Problem) -> Config | None:
-    """The fastest default kernel: 48 trees choose eight, all trees order these."""
+    """The fastest default kernel: 48 trees choose sixteen, all trees order these."""
     fit, configs = load_fit(), []
     tiling = Tiling(problem, 132, find_machine(SPACE.arch))
     for kernel in default_kernels(SPACE, problem):
@@ -121,7 +121,7 @@ def _plain_choice(problem: Problem) -> Config | None:
     fine = coarse + fit.trees.sums(features, 48)
     broken = [{violation.rule for violation in SPACE.explain(problem, config)} for config in configs]
     order = sorted(range(len(configs)), key=lambda i: (bool(broken[i] & _STRICT), coarse[i]))
-    best = sorted(order[:8], key=lambda i: (bool(broken[i] & _STRICT), fine[i])) + order[8:]
+    best = sorted(order[:16], key=lambda i: (bool(broken[i] & _STRICT), fine[i])) + order[16:]
     chosen = next((configs[i] for i in best if not broken[i]), None)
     if chosen is None:
         return None
