@@ -34,7 +34,7 @@ from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
-from cutegen.records.calibrations import calibrated_arch
+from cutegen.records.calibrations import packaged_arch
 from cutegen.runtime.answer_lookup import look_up
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config
@@ -72,7 +72,7 @@ def asked(args: argparse.Namespace, arch: Arch, sm_count: int) -> list[Asked]:
 
     Args:
         args: The command line.
-        arch: The target, with the calibration that the answers follow from.
+        arch: The target, with what the package knows of the GPU.
         sm_count: SMs of the GPU.
     """
     space = find_space("gemm", arch)
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     begun, device = time.monotonic(), present_device()
     store = Store.at(args.cache_dir)
-    everything = asked(args, calibrated_arch(store.root, device), device.sm_count)
+    everything = asked(args, packaged_arch(device), device.sm_count)
     compilation = Compilation(store, device.arch, [(one.problem, one.config) for one in everything])
     compilation.begin()
     if args.compile_only:

@@ -9,7 +9,6 @@ choice by these trees is as good as that by the rules that are in use.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -21,17 +20,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.arch import with_calibration
-from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.gated_fit import FILE, describe
 from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
 from cutegen.families.gemm.perf_model.boosting import Boosting
-from cutegen.families.gemm.perf_model.packaged import packaged_calibration
+from cutegen.families.gemm.perf_model.packaged import arch_for
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.space import Config
-from tools.fit_groups import ARCH, FOLDER, SM_COUNT, Point, document, judged
+from tools.fit_groups import ARCH, FOLDER, SM_COUNT, Point, fit
 
 #: Larger trees choose no better on what they have not seen.
 BOOSTING = Boosting(trees=60, depth=4, rate=0.12, hold=6.0, borders=24, asked=0.4, sampled=0.7)
@@ -53,8 +50,7 @@ def points() -> list[Point]:
 def _of_file(name: str) -> Iterator[Point]:
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     gpu = found.get("gpu") or found["conditions"]["gpu"]["name"]
-    calibration = packaged_calibration(gpu)
-    arch = ARCH if calibration is None else with_calibration(ARCH, calibration)
+    arch = arch_for(ARCH, gpu)
     space, strategy = find_space("gated_gemm", arch), GatedGemmStrategy.of(arch)
     assert strategy is not None
     for row in found["rows"]:
@@ -74,21 +70,7 @@ def _of_file(name: str) -> Iterator[Point]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit; print how good it is, and write the fit if asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--write", action="store_true", help="write the fit of all problems")
-    args = parser.parse_args(argv)
-
-    def run() -> int:
-        found = points()
-        judgement = judged(found, BOOSTING)
-        print(json.dumps(judgement, indent=1))
-        if args.write:
-            FILE.write_text(document(found, judgement, BOOSTING), encoding="utf-8")
-        return EXIT_OK
-
-    return run_command(run)
+    return fit(argv, __doc__, points, FILE, BOOSTING)
 
 
 if __name__ == "__main__":

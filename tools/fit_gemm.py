@@ -29,7 +29,7 @@ from cutegen.families.gemm.perf_model import judging
 from cutegen.families.gemm.perf_model.fitted import FILE
 from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, nearness
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
-from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
+from cutegen.families.gemm.perf_model.roofline import FEATURES, H200, KernelColumns, rooflines, rooflines_of
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
@@ -235,8 +235,7 @@ def with_products(found: dict[str, Any], points: Points, rows: Sequence[dict[str
     for row in rows:
         problem, configs = row["problem"], [config for config, _ in row["points"]]
         names = [str(c.replace(split_k=2 if c["split_k"] != 1 else 1, **_RUN_TIME)) for c in configs]
-        splits = np.array([config["split_k"] for config in configs], np.float32)
-        time, features = rooflines(problem, KernelColumns(configs, found["sm_count"]), splits)
+        time, features = rooflines_of(problem, configs, found["sm_count"], H200)
         matrix = pairs.setdefault((problem.n, problem.k), len(pairs))
         own = {
             "shape": [len(sizes)] * len(configs), "weights": [matrix] * len(configs),

@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cutegen.arch import find_arch, with_calibration
+from cutegen.arch import find_arch
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.judging import choices
-from cutegen.families.gemm.perf_model.packaged import packaged_calibration
+from cutegen.families.gemm.perf_model.packaged import arch_for
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.grouped_gemm.group_fit import FILE, describe
 from cutegen.families.grouped_gemm.strategy import GatedGroupedStrategy, GroupedStrategy
@@ -37,7 +37,7 @@ from cutegen.families.registry import find_space, parse_problem
 from cutegen.space import Config
 from tools.fit_gemm import lines
 
-__all__ = ["RESULTS", "Point", "document", "judged", "left_out", "lost", "points"]
+__all__ = ["RESULTS", "Point", "fit", "left_out", "lost", "points"]
 
 Doubles = NDArray[np.float64]
 
@@ -91,8 +91,7 @@ def points(names: Sequence[str] = RESULTS) -> list[Point]:
 def _of_file(name: str) -> Iterator[Point]:
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     strategies = {"grouped_gemm": GroupedStrategy, "grouped_gated_gemm": GatedGroupedStrategy}
-    calibration = packaged_calibration(found["gpu"])
-    arch = ARCH if calibration is None else with_calibration(ARCH, calibration)
+    arch = arch_for(ARCH, found["gpu"])
     for row in found["rows"]:
         strategy = strategies.get(row["problem"].split()[0])
         own = None if strategy is None else strategy.of(arch)
@@ -132,7 +131,7 @@ def lost(found: Sequence[Point], logs: Doubles) -> Doubles:
     return np.array([each.min() / each[0] for each in times])
 
 
-def fitted(features: Doubles, want: Doubles, weight: Doubles, boosting: Boosting = BOOSTING) -> Trees:
+def fitted(features: Doubles, want: Doubles, weight: Doubles, boosting: Boosting) -> Trees:
     """Return trees whose sum is near ``want``: the mean of a few fits, each of which draws anew."""
     settings = [replace(boosting, seed=seed) for seed in range(_FITS)]
     return reduce(Trees.joined, [each.fit(features, want, weight).scaled(1 / _FITS) for each in settings])
@@ -145,7 +144,7 @@ def _arrays(found: Sequence[Point]) -> tuple[Doubles, Doubles, Doubles]:
     return features, want, weight
 
 
-def left_out(found: Sequence[Point], boosting: Boosting = BOOSTING) -> Doubles:
+def left_out(found: Sequence[Point], boosting: Boosting) -> Doubles:
     """Return corrections of all candidates by trees that have not seen their matrices."""
     names = list(dict.fromkeys(point.matrices for point in found))
     matrix = np.concatenate([np.full(len(p.us), names.index(p.matrices)) for p in found])
@@ -171,7 +170,7 @@ def _summary(ratios: Doubles) -> dict[str, float]:
     }
 
 
-def judged(found: Sequence[Point], boosting: Boosting = BOOSTING) -> dict[str, Any]:
+def judged(found: Sequence[Point], boosting: Boosting) -> dict[str, Any]:
     """Return how good the choice is by the time of equal groups alone, and with trees left out."""
     logs = np.log(np.concatenate([point.equal_us for point in found]))
     corrected = logs + left_out(found, boosting)
@@ -184,7 +183,7 @@ def judged(found: Sequence[Point], boosting: Boosting = BOOSTING) -> dict[str, A
     return {name: {way: _summary(r[here]) for way, r in ways.items()} for name, here in parts.items()}
 
 
-def document(found: Sequence[Point], judgement: dict[str, Any], boosting: Boosting = BOOSTING) -> str:
+def document(found: Sequence[Point], judgement: dict[str, Any], boosting: Boosting) -> str:
     """Return the text of the file: the trees of all problems, and where they come from."""
     trees = fitted(*_arrays(found), boosting)
     provenance = {
@@ -198,23 +197,32 @@ def document(found: Sequence[Point], judgement: dict[str, Any], boosting: Boosti
     return lines({"arch": ARCH.name, "provenance": provenance, **trees.to_json()})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit; print how good it is, and write the fit if asked to."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def fit(
+    argv: Sequence[str] | None,
+    about: str | None,
+    points: Callable[[], Sequence[Point]],
+    file: Path,
+    boosting: Boosting,
+) -> int:
+    """Run a command that fits ``points``: print how good that is, and write ``file`` if asked to."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the fit of all problems")
     args = parser.parse_args(argv)
 
     def run() -> int:
         found = points()
-        judgement = judged(found)
+        judgement = judged(found, boosting)
         print(json.dumps(judgement, indent=1))
         if args.write:
-            FILE.write_text(document(found, judgement), encoding="utf-8")
+            file.write_text(document(found, judgement, boosting), encoding="utf-8")
         return EXIT_OK
 
     return run_command(run)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit; print how good it is, and write the fit if asked to."""
+    return fit(argv, __doc__, points, FILE, BOOSTING)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from cutegen.families.gemm.perf_model.fitted import load_fit
 from cutegen.families.gemm.perf_model.fitting import Measured, find_rates
 from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, nearness, regret, regrets
 from cutegen.families.gemm.perf_model.packaged import packaged_path
-from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, Rates, rooflines
+from cutegen.families.gemm.perf_model.roofline import FEATURES, Rates, rooflines_of
 from cutegen.families.gemm.perf_model.torch_mm import describe
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
@@ -76,9 +76,7 @@ def recorded(rows: Sequence[dict[str, Any]], sm_count: int, rates: Rates) -> Rec
     """Return rows of :func:`tools.fit_gemm.read_products` as arrays."""
     times, features = [], []
     for row in rows:
-        configs = [config for config, _ in row["points"]]
-        splits = np.array([config["split_k"] for config in configs], np.float32)
-        time, asked = rooflines(row["problem"], KernelColumns(configs, sm_count, rates), splits)
+        time, asked = rooflines_of(row["problem"], [c for c, _ in row["points"]], sm_count, rates)
         times.append(time)
         features.append(asked.T)
     counts = [len(row["points"]) for row in rows]
@@ -168,11 +166,7 @@ def torch_mm(own: Recorded, sm_count: int) -> tuple[Trees, Array]:
     described = [describe(p.m, p.n, p.k, sm_count, p.layout) for p in own.problems]
     rough, features = (np.array(column) for column in zip(*described, strict=True))
     wanted, fold = np.log(own.torch_us / rough), folds(_matrices(own.problems, {}))
-    off = wanted.copy()
-    for number in range(FOLDS):
-        there = fold == number
-        trees = boosted(fit_torch_mm.SETTINGS, features[~there], wanted[~there])
-        off[there] -= trees.predict(features[there])
+    off = wanted - fit_torch_mm.left_out_sums(features, wanted, fold)
     trees = as_arrays(boosted(fit_torch_mm.SETTINGS, features, wanted), fit_torch_mm.DEPTH)
     return Trees.of(trees, features.shape[1]), off
 

@@ -74,12 +74,18 @@ def expected(found: dict[str, Any], timed: Sequence[dict[str, Any]]) -> tuple[Ar
     pairs: dict[tuple[int, int], int] = {}
     fold = folds(np.array([pairs.setdefault((p.n, p.k), len(pairs)) for p in problems]))
     wanted = np.log(took / rough)
-    logs = np.log(rough)
-    for number in range(fold.max() + 1):
-        there = fold == number
-        logs[there] += boosted(SETTINGS, features[~there], wanted[~there]).predict(features[there])
+    logs = np.log(rough) + left_out_sums(features, wanted, fold)
     trees = as_arrays(boosted(SETTINGS, features, wanted), DEPTH)
     return took, np.exp(logs), answered(trees, features.shape[1] - 1)
+
+
+def left_out_sums(features: Array, wanted: Array, fold: NDArray[np.intp]) -> Array:
+    """Return what trees say of ``wanted`` that have not seen its fold."""
+    found = np.zeros(len(wanted))
+    for number in range(fold.max() + 1):
+        there = fold == number
+        found[there] = boosted(SETTINGS, features[~there], wanted[~there]).predict(features[there])
+    return found
 
 
 def defaults(points: Points) -> tuple[Array, Array]:

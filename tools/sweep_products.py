@@ -42,7 +42,7 @@ from cutegen.measure import Bench
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
-from cutegen.records.calibrations import calibrated_arch
+from cutegen.records.calibrations import packaged_arch
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.space import Config, Space, as_flag
 from tools.benchmark.compiled import compiled_candidate
@@ -75,6 +75,11 @@ class Plan:
     """What is timed: products in order, each with its configs."""
 
     asked: list[tuple[str, Problem, list[Config]]] = field(default_factory=list)
+
+    @classmethod
+    def asked_for(cls, args: argparse.Namespace, arch: Arch, sm_count: int) -> Plan:
+        """Return what the command line names, or draws."""
+        return cls.of(args, arch, sm_count) if args.plan is None else cls.read(args.plan)
 
     @classmethod
     def of(cls, args: argparse.Namespace, arch: Arch, sm_count: int) -> Plan:
@@ -189,15 +194,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     begun = time.monotonic()
     if args.dry_run:
-        plan = Plan.of(args, find_arch("sm_90a"), find_arch("sm_90a").nominal_sm_count)
+        plan = Plan.asked_for(args, find_arch("sm_90a"), find_arch("sm_90a").nominal_sm_count)
         _describe(plan)
         return EXIT_OK
     device = present_device()
     store = Store.at(args.cache_dir)
-    if args.plan is not None:
-        plan = Plan.read(args.plan)
-    else:
-        plan = Plan.of(args, calibrated_arch(store.root, device), device.sm_count)
+    plan = Plan.asked_for(args, packaged_arch(device), device.sm_count)
     _describe(plan)
     policy = Policy(
         rounds=args.rounds,

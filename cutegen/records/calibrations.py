@@ -16,7 +16,7 @@ from cutegen.families.gemm.perf_model.calibration_file import (
 )
 from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine, is_measured
-from cutegen.families.gemm.perf_model.packaged import packaged_calibration
+from cutegen.families.gemm.perf_model.packaged import arch_for
 from cutegen.families.gemm.perf_model.torch_mm import torch_mm_of
 from cutegen.measure.device import Device
 from cutegen.records.paths import calibration_path
@@ -88,8 +88,7 @@ def calibrated_arch(root: Path, device: Device) -> Arch:
 
 def packaged_arch(device: Device) -> Arch:
     """Return the target for a GPU, with what the package knows of the speed of such GPUs."""
-    found = packaged_calibration(device.name)
-    return device.arch if found is None else with_calibration(device.arch, found)
+    return arch_for(device.arch, device.name)
 
 
 @lru_cache(maxsize=64)

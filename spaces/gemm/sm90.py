@@ -7,6 +7,7 @@ the problem and its second along m.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import TypeAlias
 
@@ -588,18 +589,13 @@ def choose_default(space: Space, problem: Problem) -> Config:
     )
 
 
-def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
+def default_candidates(
+    problem: Problem, further: Iterable[_Candidate] = FURTHER_CANDIDATES
+) -> Iterator[dict[str, Value]]:
     """Yield what is chosen from before anybody measured; the rest of each is the default's."""
     yield from borrowed_candidates(problem)
     if DTYPE_BYTES[problem.ab_dtype] > 1:
-        yield from _candidates(problem, FURTHER_CANDIDATES)
-
-
-def slow_memory_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
-    """Yield :func:`default_candidates` and those for GPUs with slow memory."""
-    yield from default_candidates(problem)
-    if DTYPE_BYTES[problem.ab_dtype] > 1:
-        yield from _candidates(problem, SLOW_MEMORY_CANDIDATES)
+        yield from _candidates(problem, further)
 
 
 def borrowed_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
@@ -628,6 +624,7 @@ def _candidates(problem: Problem, likely: Iterable[_Candidate]) -> Iterator[dict
 
 def build_space(arch: Arch) -> Space:
     """Return the space of Hopper GEMMs bound to ``arch``."""
+    further = (*FURTHER_CANDIDATES, *(SLOW_MEMORY_CANDIDATES if has_slow_memory(arch) else ()))
     return Space(
         family="gemm",
         arch=arch,
@@ -638,5 +635,5 @@ def build_space(arch: Arch) -> Space:
         launch=launch,
         compile_view=compile_view,
         run_time_knobs=RUN_TIME_KNOBS,
-        default_candidates=slow_memory_candidates if has_slow_memory(arch) else default_candidates,
+        default_candidates=partial(default_candidates, further=further),
     )

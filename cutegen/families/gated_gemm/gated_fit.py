@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.arch import Arch
 from cutegen.families.gemm.perf_model.fitted import fit_of
-from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
+from cutegen.families.gemm.perf_model.roofline import FEATURES, rooflines_of
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
@@ -64,7 +64,4 @@ def load_gated_fit() -> GatedFit:
 
 def describe(gemm: Problem, configs: Sequence[Config], arch: Arch, sm_count: int) -> Array:
     """Return what the trees ask about: the features of the GEMM's fit, a column for each kernel."""
-    import numpy as np
-
-    splits = np.array([config.integer("split_k") for config in configs], np.float32)
-    return rooflines(gemm, KernelColumns(configs, sm_count, fit_of(arch).rates), splits)[1]
+    return rooflines_of(gemm, configs, sm_count, fit_of(arch).rates)[1]

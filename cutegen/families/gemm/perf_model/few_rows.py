@@ -16,7 +16,6 @@ from cutegen.dtypes import DTYPE_BYTES
 from cutegen.errors import ArchError
 from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
-from cutegen.families.gemm.perf_model.roofline import Rates
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
@@ -81,13 +80,11 @@ def fitted(arch: str) -> Constants:
     return Constants(**found["constants"])
 
 
-def _scaled(constants: Constants, rates: Rates) -> Constants:
-    """Return what is believed of a GPU that is so fast beside the one of ``constants``."""
-    return replace(
-        constants,
-        bytes_us=constants.bytes_us * rates.memory,
-        l2_bytes_us=constants.l2_bytes_us * rates.clock,
-    )
+@cache
+def _believed(arch: Arch) -> Constants:
+    """Return the constants of the GPU that ``arch`` is calibrated for."""
+    known, rates = fitted(arch.name), fit_of(arch).rates
+    return replace(known, bytes_us=known.bytes_us * rates.memory, l2_bytes_us=known.l2_bytes_us * rates.clock)
 
 
 @cache
@@ -103,7 +100,7 @@ class FewRowsEstimator:
         problem: What is computed.
         arch: The target.
         sm_count: SMs of the GPU.
-        constants: Of the main GPU of ``arch``; those fitted by default. A calibration scales them.
+        constants: Of the GPU; by default those fitted for ``arch``, scaled by its calibration.
 
     Raises:
         ArchError: Nothing is known of that architecture's speed.
@@ -113,10 +110,8 @@ class FewRowsEstimator:
         self, problem: Problem, arch: Arch, sm_count: int, constants: Constants | None = None
     ) -> None:
         self._problem, self._arch, self._sm_count = problem, arch, sm_count
-        known = constants or fitted(arch.name)
-        rates = fit_of(arch).rates
-        self._believed = _scaled(known, rates)
-        self._mhz = find_machine(arch).boost_mhz * rates.clock
+        self._believed = constants or _believed(arch)
+        self._mhz = find_machine(arch).boost_mhz * fit_of(arch).rates.clock
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
         self._bytes = problem.min_bytes
         self._elements = _LOAD_BYTES // DTYPE_BYTES[problem.ab_dtype]

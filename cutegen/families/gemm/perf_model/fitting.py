@@ -24,7 +24,7 @@ from cutegen.families.gemm.perf_model.judging import (
     regret,
     regrets,
 )
-from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, Rates, rooflines
+from cutegen.families.gemm.perf_model.roofline import FEATURES, Rates, rooflines_of
 from cutegen.families.gemm.perf_model.torch_mm import TorchMm, describe
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
@@ -129,8 +129,7 @@ def refit(measured: Sequence[Measured], sm_count: int, start: Fit, torch_start: 
     """
     import numpy as np
 
-    us = np.concatenate([np.array(each.us, float) for each in measured])
-    shape = np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+    us, shape = _timed(measured)
     pairs: dict[tuple[int, int], int] = {}
     matrix = np.array([pairs.setdefault((m.problem.n, m.problem.k), len(pairs)) for m in measured])
     weight = nearness(behind_best(shape, us))
@@ -151,15 +150,21 @@ def refit(measured: Sequence[Measured], sm_count: int, start: Fit, torch_start: 
     )
 
 
+def _timed(measured: Sequence[Measured]) -> tuple[Doubles, NDArray[numpy.intp]]:
+    """Return the microseconds of all points, and the number of each one's problem."""
+    import numpy as np
+
+    us = np.concatenate([np.array(each.us, float) for each in measured])
+    return us, np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+
+
 def _predict(measured: Sequence[Measured], sm_count: int, fit: Fit, rates: Rates) -> tuple[Doubles, Doubles]:
     """Return the logarithms of predicted times, and the features of each point as a row."""
     import numpy as np
 
     logs, rows = [], []
     for each in measured:
-        columns = KernelColumns(each.configs, sm_count, rates)
-        splits = np.array([config["split_k"] for config in each.configs], np.float32)
-        time, features = rooflines(each.problem, columns, splits)
+        time, features = rooflines_of(each.problem, each.configs, sm_count, rates)
         logs.append(np.log(time.astype(float)) + fit.trees.sums(features) + fit.trees.base)
         rows.append(features.T)
     return np.concatenate(logs), np.concatenate(rows).astype(float)
@@ -172,8 +177,7 @@ def refit_machine(measured: Sequence[Measured], space: Space, sm_count: int) -> 
     """
     import numpy as np
 
-    us = np.concatenate([np.array(each.us, float) for each in measured])
-    shape = np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+    us, shape = _timed(measured)
     weight, start = nearness(behind_best(shape, us)), find_machine(space.arch)
     derived = [[space.derive(c, each.problem, space.arch) for c in each.configs] for each in measured]
 
@@ -208,8 +212,7 @@ def find_rates(measured: Sequence[Measured], sm_count: int, fit: Fit) -> Rates:
     """Return the rates under which ``fit`` is least off ``measured``, found by steps that become smaller."""
     import numpy as np
 
-    us = np.concatenate([np.array(each.us, float) for each in measured])
-    shape = np.repeat(np.arange(len(measured)), [len(each.us) for each in measured])
+    us, shape = _timed(measured)
     wanted, weight = np.log(us), nearness(behind_best(shape, us))
 
     def error(rates: Rates) -> float:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING, TypeAlias
 
-from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
+from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of, has_slow_memory
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
-from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, is_slow, scalars
+from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
@@ -83,7 +83,7 @@ class KernelSet:
         self._least = np.where(c.sharing[::-1] > 1, c.sides / 2, 0)
         #: Kernels whose tiles cut an operand into runs of too few bytes; one at least reads such an operand.
         along_n = np.where(c.swap_ab, problem.layout[0] == "m", problem.layout[1] == "n")
-        run = np.where((c.sharing[1] > 1) & is_slow(self._fit.rates), _SHARED_RUN, _RUN)
+        run = np.where((c.sharing[1] > 1) & has_slow_memory(space.arch), _SHARED_RUN, _RUN)
         self._short_runs = along_n & (c.tiles[1] % run != 0)
         self._any_short = bool(self._short_runs.any())
         self._native: NativeModel | None = None

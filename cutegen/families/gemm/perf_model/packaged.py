@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from cutegen.arch import Calibration
+from cutegen.arch import Arch, Calibration, with_calibration
 from cutegen.families.gemm.perf_model.calibration_file import calibration_digest
 
-__all__ = ["packaged_calibration", "packaged_path"]
+__all__ = ["arch_for", "packaged_calibration", "packaged_path"]
 
 _FOLDER = Path(__file__).with_name("gpus")
 #: Files by how names of GPUs begin, as NVML reports them. All parts of one line have tensor cores and L2 of
@@ -34,3 +34,9 @@ def packaged_calibration(gpu: str) -> Calibration | None:
     """Return the calibration for the product that NVML calls ``gpu``, if the package has one."""
     path = packaged_path(gpu)
     return None if path is None else Calibration(str(path), calibration_digest(path.read_bytes()))
+
+
+def arch_for(arch: Arch, gpu: str) -> Arch:
+    """Return ``arch`` with what the package knows of the product that NVML calls ``gpu``."""
+    found = packaged_calibration(gpu)
+    return arch if found is None else with_calibration(arch, found)

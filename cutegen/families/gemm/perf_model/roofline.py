@@ -26,10 +26,10 @@ __all__ = [
     "KernelColumns",
     "Rates",
     "Scalars",
-    "is_slow",
     "lying",
     "memory_us",
     "rooflines",
+    "rooflines_of",
     "scalars",
 ]
 
@@ -52,8 +52,6 @@ FEATURES = (
     "inside_n", "steps_log", "sms_busy", "waves", "runs_along_m", "runs_along_n",
 )  # fmt: skip
 _STATIC = 9
-#: Of the H200's memory bandwidth. The H100's is 0.7 of it.
-_SLOW = 0.85
 
 
 class Rates(NamedTuple):
@@ -69,15 +67,6 @@ class Rates(NamedTuple):
 
 
 H200 = Rates()
-
-
-def is_slow(rates: Rates) -> bool:
-    """Return whether device memory and L2 limit a GPU more than the H200.
-
-    There clusters of four thread blocks that share what they load pay most, and other tiles are in question.
-    Source: an H100, the only such GPU that was measured.
-    """
-    return rates.memory < _SLOW
 
 
 class KernelColumns:
@@ -297,3 +286,13 @@ def rooflines(
     found[24], found[25], found[26] = np.log(steps), busy / c.sms, np.minimum(waves, one.most_waves)
     found[27:29] = c.runs(sides)
     return time.astype(np.float32), found
+
+
+def rooflines_of(
+    problem: Problem, configs: Sequence[Mapping[str, Any]], sm_count: int, rates: Rates
+) -> tuple[Array, Array]:
+    """Return what :func:`rooflines` says of complete configs, which split k as they say."""
+    import numpy as np
+
+    splits = np.array([config["split_k"] for config in configs], np.float32)
+    return rooflines(problem, KernelColumns(configs, sm_count, rates), splits)
