@@ -114,7 +114,9 @@ def test_every_order_is_asked_of_kernels_that_take_several_waves() -> None:
     assert not sweep_products.every_order(space, Problem(512, 1024, 512), 132, [config])
 
 
-def test_a_plan_says_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_what_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Instead of products drawn at random."""
     for name, fake in (("present_device", lambda: H200), ("Bench", FakeBench)):
         monkeypatch.setattr(sweep_products, name, fake)
@@ -126,6 +128,8 @@ def test_a_plan_says_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     plan, out = tmp_path / "plan.json", tmp_path / "out.json"
     plan.write_text(json.dumps([[str(problem), [str(config)]]]))
     words = ["--out", str(out), "--plan", str(plan), "--commit", "0" * 40]
+    assert sweep_products.main([*words, "--dry-run"]) == 0 and not out.exists()
+    assert capsys.readouterr().out.startswith("1 products, 1 points")
     assert sweep_products.main(words) == 0
     [row] = json.loads(out.read_text())["rows"]
     assert (row["kind"], row["problem"]) == ("bf16 mk", str(problem))
