@@ -148,7 +148,7 @@ def _matrices(problems: Sequence[Problem], known: dict[tuple[int, int], int]) ->
 
 def kernel_samples(own: Recorded, found: dict[str, Any], sweep: fit_gemm.Points) -> Samples:
     """Return what is known of kernels, on the GPU and on the H200."""
-    others = fit_gemm.with_products(found, sweep, [*read_products(), *fit_gemm.read_middle()])
+    others = fit_gemm.with_products(found, sweep, fit_gemm.read_others())
     known: dict[tuple[int, int], int] = {}
     ours = _matrices(own.problems, known)[own.shape]
     theirs = _matrices([Problem(*mnk) for mnk in others.sizes], known)[others.shape]

@@ -13,7 +13,6 @@ import argparse
 import importlib
 import json
 import lzma
-import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,9 @@ from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -44,7 +46,7 @@ LATER = ROOT / "tests" / "data" / "tried_later_on_h200.json"
 SHAPES = ROOT / "tools" / "shapes"
 FAMILIES = ("cross_entropy", "layernorm", "rmsnorm_quantized", "softmax")
 #: Where the search begins: a latency of memory, and tenths of a microsecond.
-START = Terms(0.4, 0.8, 0.5, 0.3, 0.05, 0.1, 0.1, 0.8, 0.1, 0.03, 2.5, 17.0, 1.15, 0.5, 3.0)
+START = Terms(0.4, 0.8, 0.5, 0.3, 0.1, 0.05, 0.1, 0.1, 0.8, 0.1, 0.03, 2.5, 17.0, 1.15, 0.5, 3.0)
 #: Registers are not searched: without values, for each, for weights, and where CTAs share a row. Source:
 #: ptxas, the kernels of which the times are.
 _REGISTERS = {
@@ -53,7 +55,9 @@ _REGISTERS = {
     "layernorm": (17.0, 1.6, 1.0, 6.0),
     "cross_entropy": (26.0, 1.24, 0.5, 4.0),
 }
-_STEPS, _WALKS = 2500, 4
+_STEPS, _WALKS = 20_000, 6
+#: Of a step: the share of the terms that move, and by how much of themselves, at first and at last.
+_MOVED, _WIDTH, _NARROWER = 0.3, 0.35, 0.08
 _LEVEL = 0.02
 """Weight of an error that all configs of a problem share, which does not change the choice."""
 _CHOICE = 2.0
@@ -66,6 +70,9 @@ _PEELED_SINCE, _PEELED_THEN = "2026-11-24T02", ("softmax", "cross_entropy")
 """Rows that start anywhere were read as vectors in results since then, of these families."""
 _LEAST_OVERLAP = 1.3
 """Below it times would add up, which they do not."""
+
+
+Doubles = NDArray[np.float64]
 
 
 class Kernel(NamedTuple):
@@ -162,52 +169,93 @@ def counted(space: Space, problem: Problem, config: Config) -> Counts:
     return counts_of(config, problem, derived, loaded(problem, config), ARCH, registers)
 
 
-def error(terms: Terms, timed: Sequence[Timed]) -> float:
+class Table(NamedTuple):
+    """The kernels of some problems, those of a problem behind one another, as arrays of a number for each.
+
+    Attributes:
+        counts: What is counted of them.
+        logs: Logarithms of their microseconds.
+        small: Of how much longer those with parts of a warp take.
+        may: Whether each may be a default; all of a problem that has no such kernel.
+        first: Of each problem, where its kernels begin.
+        problem: The problem of each kernel.
+        kernels: Of each problem, how many.
+        weight: Of each problem.
+    """
+
+    counts: Counts
+    logs: Doubles
+    small: Doubles
+    may: NDArray[np.bool_]
+    first: NDArray[np.intp]
+    problem: NDArray[np.intp]
+    kernels: Doubles
+    weight: Doubles
+
+
+def table(timed: Sequence[Timed]) -> Table:
+    """Return the kernels of ``timed`` as arrays."""
+    kernels = [kernel for each in timed for kernel in each.kernels]
+    many = np.array([len(each.kernels) for each in timed])
+    first, problem = np.cumsum(many) - many, np.repeat(np.arange(len(many)), many)
+    usual = np.array([kernel.usual for kernel in kernels])
+    return Table(
+        counts=Counts(*np.array([kernel.counts for kernel in kernels], float).T),
+        logs=np.log([kernel.us for kernel in kernels]),
+        small=np.log([of_small_group(kernel.config) for kernel in kernels]),
+        may=usual | ~np.logical_or.reduceat(usual, first)[problem],
+        first=first,
+        problem=problem,
+        kernels=many.astype(float),
+        weight=np.array([each.weight for each in timed]),
+    )
+
+
+def error(terms: Terms, known: Table) -> float:
     """Return how far expectations are from times, and how much longer the choices take than the best."""
-    total, weights = 0.0, 0.0
-    for (_, kernels, weight), ratio in zip(timed, ratios(terms, timed), strict=True):
-        logs = [math.log(microseconds(kernel.counts, terms) / kernel.us) for kernel in kernels]
-        mean = sum(logs) / len(logs)
-        apart = sum((one - mean) ** 2 for one in logs) / len(logs) + _LEVEL * mean**2
-        total += weight * (apart - _CHOICE * math.log(ratio) + _WORST * math.log(ratio) ** 2)
-        weights += weight
-    return total / weights
+    expected = np.log(microseconds(known.counts, terms))
+    off = expected - known.logs
+    mean = np.add.reduceat(off, known.first) / known.kernels
+    apart = np.add.reduceat((off - mean[known.problem]) ** 2, known.first) / known.kernels
+    lost = np.log(_ratios(expected, known))
+    found = apart + _LEVEL * mean**2 - _CHOICE * lost + _WORST * lost**2
+    return float((known.weight * found).sum() / known.weight.sum())
 
 
-def ratios(terms: Terms, timed: Sequence[Timed]) -> list[float]:
+def ratios(terms: Terms, known: Table) -> Doubles:
     """Return for each problem the best time over that of the config that ``terms`` choose, of usual ones."""
-    found = []
-    for _, kernels, _ in timed:
-        usual = [kernel for kernel in kernels if kernel.usual] or kernels
-        choice = min(
-            usual,
-            key=lambda kernel: microseconds(kernel.counts, terms) * of_small_group(kernel.config),
-        )
-        found.append(min(kernel.us for kernel in usual) / choice.us)
-    return found
+    return _ratios(np.log(microseconds(known.counts, terms)), known)
+
+
+def _ratios(expected: Doubles, known: Table) -> Doubles:
+    times = np.where(known.may, expected + known.small, np.inf)
+    least = times == np.minimum.reduceat(times, known.first)[known.problem]
+    choice = np.minimum.reduceat(np.where(least, np.arange(len(times)), len(times)), known.first)
+    best = np.minimum.reduceat(np.where(known.may, known.logs, np.inf), known.first)
+    return np.asarray(np.exp(best - known.logs[choice]))
 
 
 def fitted(timed: Sequence[Timed], steps: int = _STEPS, walks: int = _WALKS) -> Terms:
     """Return the terms of a family that the best of some random walks finds, the same for the same times."""
-    begins = (START, shipped(timed[0].problem.family))
-    found = [_walked(begins[seed % 2], timed, steps, seed) for seed in range(walks)]
-    return min(found, key=lambda terms: error(terms, timed))
+    registers = _REGISTERS[timed[0].problem.family]
+    known = table(timed)
+    found = [_walked(registers, known, steps, seed) for seed in range(walks)]
+    return min(found, key=lambda terms: error(terms, known))
 
 
-def _walked(start: Terms, timed: Sequence[Timed], steps: int, seed: int) -> Terms:
+def _walked(registers: Sequence[float], known: Table, steps: int, seed: int) -> Terms:
     """Return where a random walk ends that takes every step which lessens the error."""
-    chance = random.Random(seed)
-    known = _REGISTERS[timed[0].problem.family]
-    best = Terms(*[*(value or 0.05 for value in astuple(start)[: -len(known)]), *known])
-    least = error(best, timed)
+    chance = np.random.default_rng(seed)
+    free = np.array(astuple(START)[: -len(registers)])
+    best = Terms(*free, *registers)
+    least = error(best, known)
     for step in range(steps):
-        width = 0.35 * 0.6 ** (5 * step // steps)
-        free = astuple(best)[: -len(known)]
-        some = [v * math.exp(chance.gauss(0, width)) if chance.random() < 0.4 else v for v in free]
-        terms = Terms(*[*some, *known])
-        if terms.overlap < _LEAST_OVERLAP or (now := error(terms, timed)) >= least:
-            continue
-        best, least = terms, now
+        width = _WIDTH * _NARROWER ** (step / steps)
+        moved = chance.random(len(free)) < _MOVED
+        there = free * np.where(moved, np.exp(chance.normal(0, width, len(free))), 1.0)
+        terms = Terms(*there, *registers)
+        if terms.overlap >= _LEAST_OVERLAP and (now := error(terms, known)) < least:
+            free, best, least = there, terms, now
     return best
 
 
@@ -218,9 +266,9 @@ def shipped(family: str) -> Terms:
     return found
 
 
-def _says(timed: Sequence[Timed], found: Sequence[float]) -> str:
+def _says(timed: Sequence[Timed], found: Sequence[float] | Doubles) -> str:
     worst = sorted(zip(found, (str(each.problem) for each in timed), strict=True))[:4]
-    return f"{geometric_mean(found):.4f} of the best in {len(found)}; worst " + ", ".join(
+    return f"{geometric_mean([*found]):.4f} of the best in {len(found)}; worst " + ", ".join(
         f"{ratio:.3f} {problem}" for ratio, problem in worst
     )
 
@@ -230,10 +278,10 @@ def run(args: argparse.Namespace) -> int:
     if args.family not in FAMILIES:
         raise UsageError(f"family {args.family!r} has no such terms; valid: {', '.join(FAMILIES)}")
     timed = measured(args.family)
-    print(f"now {args.family}: {_says(timed, ratios(shipped(args.family), timed))}")
+    print(f"now {args.family}: {_says(timed, ratios(shipped(args.family), table(timed)))}")
     terms = fitted(timed, args.steps)
     print(", ".join(f"{field.name}={getattr(terms, field.name):.3g}" for field in fields(Terms)))
-    print(f"{args.family}: {_says(timed, ratios(terms, timed))}")
+    print(f"{args.family}: {_says(timed, ratios(terms, table(timed)))}")
     if args.leave_out:
         widths = sorted({each.problem.sizes["n"] for each in timed})
         random.Random(1).shuffle(widths)
@@ -244,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
         left = [
             ratio
             for part in parts
-            for ratio in ratios(fitted([each for each in timed if each not in part], args.steps), part)
+            for ratio in ratios(fitted([each for each in timed if each not in part], args.steps), table(part))
         ]
         print(f"left out of the fit: {_says([each for part in parts for each in part], left)}")
     return EXIT_OK

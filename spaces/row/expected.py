@@ -33,6 +33,7 @@ class Terms:
         cta: From a CTA's first load to its last store.
         exchange: More of it where warps exchange their sums.
         cluster: More for each doubling of the CTAs that share a row.
+        messages: More for every 64 messages to a CTA of those that share a row: each warp sends one to each.
         access: More for each access of a thread.
         threads: More for each 256 threads of a CTA.
         late: More where a weight is loaded behind the sums.
@@ -50,6 +51,7 @@ class Terms:
     cta: float
     exchange: float
     cluster: float
+    messages: float
     access: float
     threads: float
     late: float
@@ -68,6 +70,7 @@ class Counts(NamedTuple):
 
     Attributes:
         doublings: Of the CTAs that share a row.
+        messages: To a CTA from those that share its row, in 64.
         accesses: Of a thread.
         threads: Of a CTA, in 256.
         exchanges: Whether warps exchange sums: 1, or 0.
@@ -80,6 +83,7 @@ class Counts(NamedTuple):
     """
 
     doublings: float
+    messages: float
     accesses: int
     threads: float
     exchanges: int
@@ -106,6 +110,7 @@ def counts_of(
     ctas = -(-problem.m // config.integer("rows_per_cta")) * cluster_n / arch.nominal_sm_count
     return Counts(
         doublings=math.log2(cluster_n),
+        messages=threads / _WARP * cluster_n / 64 if cluster_n > 1 else 0.0,
         accesses=accesses,
         threads=threads / 256,
         exchanges=int(config.integer("threads_per_row") > _WARP),
@@ -120,7 +125,8 @@ def counts_of(
 
 def microseconds(counts: Counts, terms: Terms) -> float:
     """Return what a kernel with these counts is expected to take."""
-    each = terms.cta + terms.cluster * counts.doublings + terms.access * counts.accesses
+    each = terms.cta + terms.cluster * counts.doublings + terms.messages * counts.messages
+    each += terms.access * counts.accesses
     each += terms.threads * counts.threads + terms.exchange * counts.exchanges + terms.late * counts.late
     each += terms.smem * counts.smem + terms.volume * counts.volume
     one_by_one = each * counts.waves + terms.start * counts.ctas
