@@ -171,12 +171,11 @@ def test_choices_among_timed_gated_gemms_are_near_the_fastest(name: str) -> None
         own = [(predict(config) or math.inf) * by for config, by in zip(configs, slower, strict=True)]
         lost.append(min(times.values()) / times[configs[own.index(min(own))]])
     assert len(lost) > 30 and geometric_mean(lost) > 0.98 and min(lost) > 0.9
-    left_out = fit.provenance["fastest_over_chosen"][f"{name}.json"]
+    left_out = fit.provenance["fastest_over_chosen"]["all"]
     assert left_out["trees_left_out"]["geometric_mean"] > left_out["equal_groups"]["geometric_mean"]
 
 
-def test_gated_gemms_are_chosen_by_their_fit_where_memory_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And by rules elsewhere."""
+def test_gated_gemms_are_chosen_by_their_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = parse_problem("gated_gemm 700x2000x3000 bf16")
     spaces = [find_space("gated_gemm", arch) for arch in (ARCH, find_arch("sm_90a"))]
     before = [default_config(space, problem, 132) for space in spaces]
@@ -184,7 +183,7 @@ def test_gated_gemms_are_chosen_by_their_fit_where_memory_is_slow(monkeypatch: p
     against = GatedFit({}, replace(trees, leaves=-20 * trees.leaves))
     monkeypatch.setattr("cutegen.families.gated_gemm.strategy.load_gated_fit", lambda: against)
     after = [default_config(space, problem, 132) for space in spaces]
-    assert after[0] != before[0] and after[1] == before[1]
+    assert after[0] != before[0] and after[1] != before[1]
 
 
 def test_few_rows_of_small_gates_need_no_tensor_cores() -> None:

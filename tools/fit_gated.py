@@ -1,10 +1,9 @@
-"""Fit what gated GEMMs take beside plain ones of as many columns, for GPUs with slow memory.
+"""Fit what gated GEMMs take beside plain ones of as many columns.
 
 python tools/fit_gated.py            # on (n, k) that were left out, beside the plain GEMM's time
-python tools/fit_gated.py --write    # write cutegen/families/gated_gemm/fit_slow_memory.json as well
+python tools/fit_gated.py --write    # write cutegen/families/gated_gemm/fit_sm_90a.json as well
 
-Times are those that tools/bench_untuned_families.py and tools/bench_family.py wrote, of H200s too: there the
-choice by these trees is as good as that by the rules that are in use.
+Times are those that tools/bench_untuned_families.py and tools/bench_family.py wrote, of H200s and H100s.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ RESULTS = (
     "gated_gemm",
     "untuned_products_141",
     "untuned_products_155",
+    "untuned_products_167",
 )
 
 

@@ -43,6 +43,7 @@ SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
 PRODUCTS = (
     *(_RESULTS / f"untuned_seed{seed}.json.xz" for seed in (11, 20261123, 20261122, 12, 13)),
     _RESULTS / "gemm_products_h200.json.xz",
+    _RESULTS / "gemm_products_h200_171.json.xz",
 )
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.

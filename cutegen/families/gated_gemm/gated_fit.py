@@ -1,7 +1,7 @@
-"""What gated GEMMs take beside plain ones of as many columns where memory is slow, as fitted to measurements.
+"""What gated GEMMs take beside plain ones of as many columns, as fitted to measurements.
 
 Trees, which ``tools/fit_gated.py`` fits to recorded times, ask what the GEMM's fit asks. They tell the
-candidates of one problem apart. On other GPUs rules of thumb do (``strategy.py``).
+candidates of one problem apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE", "GatedFit", "describe", "load_gated_fit"]
 
-FILE = Path(__file__).with_name("fit_slow_memory.json")
+FILE = Path(__file__).with_name("fit_sm_90a.json")
 
 
 @dataclass(frozen=True)

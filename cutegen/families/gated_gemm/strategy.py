@@ -12,48 +12,18 @@ from cutegen.families.gated_gemm.gated_fit import load_gated_fit
 from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
-from cutegen.families.gemm.perf_model.fitted import has_slow_memory, is_fitted
+from cutegen.families.gemm.perf_model.fitted import is_fitted
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
 from cutegen.space import Config, Space
 from cutegen.strategy import Default
 
-__all__ = ["GatedGemmStrategy", "no_turns"]
+__all__ = ["GatedGemmStrategy"]
 
 #: So many default candidates are compared.
 _LOOKED_AT = 12
-#: From so many rows on swapped tiles take longer than those of a plain GEMM: 1.02, 1.03 and 1.05 times as
-#: long as the same tile unswapped, which by the fit takes as long. Source: 1024 and 4096 rows of Llama-3 on
-#: an H200 (docs/results/gated_gemm.json).
-_MANY_ROWS, _SWAPPED = 2048, 1.03
-#: Tiles that are not cut along k and leave this share of the SMs idle take longer than the GEMM's fit says.
-#: Source: 60 random problems and up to 16 kernels each on an H200; with this factor the choice among the
-#: kernels of matrices that were left out is at 0.987 of the fastest in geometric mean and never under 0.93,
-#: without it at 0.979 and 0.73.
-_IDLE, _FEW_TILES = 0.45, 1.12
-#: Swapped tiles of so many rows whose warpgroups do not take turns: nothing hides their epilogue. Source: as
-#: above, and of groups docs/results/grouped_gated_gemm.json.
-_HIGH, _NO_TURNS = 64, 1.03
 #: Kernels without tensor cores take less time than predicted for a single row, others of it more. Source:
 #: weights of Llama-3 and 1x3656x3648 on an H200, 0.94 to 0.98 of what is predicted.
 _ONE_ROW = 0.95
-
-
-def no_turns(config: Config) -> float:
-    """Return how much longer a kernel takes than the GEMM's model says by whether warpgroups take turns."""
-    high = config.flag("swap_ab") and config.pair("tile_shape_mn")[1] >= _HIGH
-    return _NO_TURNS if high and not config.flag("pingpong") else 1.0
-
-
-def _slower(config: Config, problem: Any, sm_count: int) -> float:
-    """Return how much longer a kernel takes than the GEMM's model says, by what is known of gated GEMMs."""
-    swapped, gemm = config.flag("swap_ab"), plain_gemm(problem)
-    sizes = (gemm.n, gemm.m) if swapped else (gemm.m, gemm.n)
-    tiles = math.prod(
-        -(-size // extent) for size, extent in zip(sizes, config.pair("tile_shape_mn"), strict=True)
-    )
-    few = config["split_k"] == 1 and tiles <= (1 - _IDLE) * sm_count
-    many = swapped and problem.m >= _MANY_ROWS
-    return no_turns(config) * (_FEW_TILES if few else 1.0) * (_SWAPPED if many else 1.0)
 
 
 class GatedGemmStrategy(BorrowedStrategy):
@@ -89,11 +59,11 @@ class GatedGemmStrategy(BorrowedStrategy):
     def _beside_plain(
         self, space: Space, problem: Any, sm_count: int, configs: Sequence[Config]
     ) -> Sequence[float]:
-        """Return how much longer each kernel takes than the GEMM's model says."""
+        """Return how much longer each kernel takes than the GEMM's model says; 1 where nothing is fitted."""
         gemm = plain_gemm(problem)
-        if has_slow_memory(space.arch) and is_fitted(gemm, space.arch):
+        if is_fitted(gemm, space.arch):
             return load_gated_fit().slower(gemm, configs, space.arch, sm_count)
-        return [_slower(config, problem, sm_count) for config in configs]
+        return [1.0] * len(configs)
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""

@@ -12,7 +12,6 @@ from itertools import islice
 
 from cutegen.arch import Arch
 from cutegen.families.declared import DeclaredProblem
-from cutegen.families.gated_gemm.strategy import no_turns
 from cutegen.families.gemm.perf_model.borrowed import BorrowedStrategy
 from cutegen.families.gemm.perf_model.fitted import is_fitted
 from cutegen.families.gemm.perf_model.strategy import GemmStrategy, defaults_by_time
@@ -40,6 +39,15 @@ _LOOKED_AT = 12
 _MANY, _SHORT, _TALL, _ALONE = 128, 1.1, 1.05, 1.03
 #: Mean rows of a group from which uneven groups make more tiles. Source: as above.
 _UNEVEN = 64
+#: Swapped tiles of so many rows whose warpgroups do not take turns: nothing hides their epilogue. Source: an
+#: H200, docs/results/grouped_gated_gemm.json.
+_HIGH, _NO_TURNS = 64, 1.03
+
+
+def _no_turns(config: Config) -> float:
+    """Return how much longer a gated kernel takes than equal groups do by whether warpgroups take turns."""
+    high = config.flag("swap_ab") and config.pair("tile_shape_mn")[1] >= _HIGH
+    return _NO_TURNS if high and not config.flag("pingpong") else 1.0
 
 
 def _slower(config: Config, problem: DeclaredProblem) -> float:
@@ -156,7 +164,7 @@ class GatedGroupedStrategy(GroupedStrategy):
 
     def slower(self, config: Config, problem: DeclaredProblem) -> float:
         """Return what a prediction is multiplied by, as for groups and for gated GEMMs."""
-        return super().slower(config, problem) * no_turns(config)
+        return super().slower(config, problem) * _no_turns(config)
 
     def tile(self, config: Config, size: str) -> int:
         """Return the extent of a tile of the output along m or n; along n half of it are gates."""
