@@ -338,7 +338,7 @@ def test_without_a_compiler_refinement_varies_what_kernels_take_as_arguments(arc
 
 def test_what_is_likely_everywhere_is_of_the_whole_space_and_of_the_default_candidates() -> None:
     """Half of twelve are default candidates; no two are one kernel; a tile comes twice at most."""
-    problem = Problem(182, 5632, 3072)
+    problem = Problem(461, 8448, 4352)
     found = GemmStrategy().likely(Query(SPACE, problem, 132), 16, everywhere=True)
     defaults = [config for _, config in islice(kernel_set(SPACE, problem, 132).by_time(problem), 6)]
     others = [config for config in found if config not in defaults]
@@ -346,7 +346,7 @@ def test_what_is_likely_everywhere_is_of_the_whole_space_and_of_the_default_cand
     assert set(defaults) < set(found) and len(others) == 6
     assert all(sum(c["tile_shape_mn"] == o["tile_shape_mn"] for c in others) <= 2 for o in others)
     times = [fitted_us(problem, config, 132) for config in found]
-    assert min(times) == fitted_us(problem, others[0], 132) < 0.98 * fitted_us(problem, defaults[0], 132)
+    assert min(times) == fitted_us(problem, others[0], 132) < 0.95 * fitted_us(problem, defaults[0], 132)
     kept = GemmStrategy().likely(Query.of(SPACE, problem, 132, {"use_pdl": (False,)}), 16, everywhere=True)
     assert kept and not any(config["use_pdl"] for config in kept)
 

@@ -67,13 +67,13 @@ def test_a_larger_set_is_no_worse(results: dict[str, Any]) -> None:
 
 
 def test_a_worse_model_is_seen() -> None:
-    """One that takes the memory for four times as fast chooses worse than the shipped one."""
+    """One that takes the memory for a quarter as fast chooses worse than the shipped one."""
     found, points, configs = replay.read(SWEEP, EVERY)
     everything, firsts = np.ones(len(points.us), bool), []
-    for fit in (load_fit(), Fit("sm_90a", {}, load_fit().trees, Rates(memory=4.0))):
+    for fit in (load_fit(), Fit("sm_90a", {}, load_fit().trees, Rates(memory=0.25))):
         predicted = replay.by_fit(fit, points, configs, found["sm_count"])
         firsts.append(replay.model_regret(replay.Sweep(points, configs, predicted), everything)["first"])
-    assert firsts[1] > 1.2 * firsts[0]
+    assert firsts[1] > 1.3 * firsts[0]
 
 
 def test_a_model_that_has_not_seen_the_matrices_chooses_worse(monkeypatch: pytest.MonkeyPatch) -> None:

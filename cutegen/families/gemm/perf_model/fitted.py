@@ -60,9 +60,9 @@ _LOOKED_AT = (
     "tile_shape_mn", "cluster_shape_mn", "tile_k", "swap_ab", "pingpong", "mma_warpgroups", "use_pdl",
 )  # fmt: skip
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind. Of
-#: 1,400 random products, by the fits of the H200 and of the H100, two get another kernel than all trees
-#: would choose, predicted to take 0.7 % longer at most. Of the best 8 alone 28 would, 6 % at most; and with
-#: 32 trees of the fit before one got a kernel that they predict to take 9 % longer (163x64640x7168, measured
+#: 1,400 random products, by the fits of the H200 and of the H100, six get another kernel than all trees
+#: would choose, predicted to take 0.7 % longer at most. Of the best 8 alone 56 would, 6.4 % at most; and with
+#: 32 trees of a fit before one got a kernel that they predict to take 9 % longer (163x64640x7168, measured
 #: at 0.83 of torch.mm).
 FIRST_TREES, KEPT = 48, 16
 #: Larger than any difference of logarithms of times.
