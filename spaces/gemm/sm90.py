@@ -25,6 +25,7 @@ from .hopper_resources import (
     consumers,
     empty_arrivals,
     epilogue_columns,
+    loaded_columns,
     stage_bytes,
     store_bytes,
 )
@@ -342,6 +343,7 @@ def stages_fit_shared_memory(
     tile_k: int,
     mma_warpgroups: int,
     pingpong: bool,
+    swap_ab: bool,
     use_tma_store: bool,
     problem: Problem,
     arch: Arch,
@@ -350,7 +352,7 @@ def stages_fit_shared_memory(
     fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
     buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
     return (
-        BARRIER_BYTES + 2 * buffers + tail + 3 * stage_bytes(tile_shape_mn, tile_k, problem)
+        BARRIER_BYTES + 2 * buffers + tail + 3 * stage_bytes(tile_shape_mn, tile_k, swap_ab, problem)
         <= arch.smem_bytes
     )
 
@@ -510,7 +512,7 @@ def derive(
     staged = config.flag("use_tma_store") and not split
     singles = not staged and (config.flag("swap_ab") or problem.unaligned_out)
     columns, tail = epilogue_columns(stored, staged, singles)
-    of_tiles = stage_bytes(tile, tile_k, problem)
+    of_tiles = stage_bytes(tile, tile_k, config.flag("swap_ab"), problem)
     per_stage = of_tiles + beside_tiles
     per_round, tail_bytes = store_bytes(stored, mma_warpgroups, pingpong, staged, problem)
     # The single buffer of a last piece is reused after `stored // columns` other stores, so no more
@@ -523,6 +525,7 @@ def derive(
         "groups": 2 if pingpong else 1,
         "split": split,
         "stages": stages,
+        "loaded_n": loaded_columns(tile[1], config.flag("swap_ab"), problem),
         "expected_bytes": of_tiles,
         "empty_arrivals": empty_arrivals(config.pair("cluster_shape_mn"), mma_warpgroups),
         "epi_n": columns,

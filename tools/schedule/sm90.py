@@ -90,7 +90,7 @@ class HopperProtocol:
             promote=problem.promote,
             empty_arrivals=number["empty_arrivals"],
             bytes_a=tile[0] * element,
-            bytes_b=tile[1] * element,
+            bytes_b=number["loaded_n"] * element,
             expected_bytes=number["expected_bytes"],
             store_buffers=number["epi_stages"] if staged else 0,
             pieces=pieces,
@@ -258,4 +258,7 @@ class _Rings:
     stages: list[list[int]]
 
 
-_NUMBERS = ("stages", "groups", "epi_n", "epi_tail", "epi_stages", "empty_arrivals", "expected_bytes")
+_NUMBERS = (
+    *("stages", "groups", "epi_n", "epi_tail", "epi_stages"),
+    *("empty_arrivals", "loaded_n", "expected_bytes"),
+)
