@@ -31,9 +31,10 @@ from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, 
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.roofline import FEATURES, H200, KernelColumns, rooflines, rooflines_of
 from cutegen.families.gemm.perf_model.trees import Trees
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import LAYOUTS, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
+from spaces.gemm.hopper_resources import loaded_columns
 
 _RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
@@ -44,7 +45,12 @@ PRODUCTS = (
     *(_RESULTS / f"untuned_seed{seed}.json.xz" for seed in (11, 20261123, 20261122, 12, 13)),
     _RESULTS / "gemm_products_h200.json.xz",
     _RESULTS / "gemm_products_h200_171.json.xz",
+    _RESULTS / "gemm_products_h200_197.json.xz",
+    _RESULTS / "gemm_products_h200_mn.json.xz",
 )
+#: Of which so many columns a tile's were loaded a multiple, where an operand is contiguous along them: 8 in
+#: files without an entry, which tiles have anyway. Kernels that load other columns today are left out.
+_LOADED_THEN = {"gemm_products_h200_mn": 32, "gemm_products_h100_mn": 32}
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.
 MIDDLE = _RESULTS / "middle_m.json"
@@ -182,6 +188,8 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
                 for config in [Config.parse(point["config"])]
                 if not config.algorithm
             ]
+            line = _LOADED_THEN.get(path.name.partition(".")[0], 8)
+            points = [(config, us) for config, us in points if _loads_as_then(problem, config, line)]
             if points and problem.epilogue == Problem(8, 8, 8).epilogue and not problem.unaligned_out:
                 points = in_order(problem, points)
                 reference_us = row["reference_us"]
@@ -189,6 +197,13 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
                     {"problem": problem, "reference_us": reference_us, "points": points, "behind": False}
                 )
     return found
+
+
+def _loads_as_then(problem: Problem, config: Config, line: int) -> bool:
+    """Return whether a kernel loads as many columns as when they were a multiple of ``line``."""
+    width, swap = config.pair("tile_shape_mn")[1], config.flag("swap_ab")
+    along = problem.layout[0] == "m" if swap else problem.layout[1] == "n"
+    return not along or width <= 32 or loaded_columns(width, swap, problem) == -(-width // line) * line
 
 
 def read_middle(path: Path = MIDDLE) -> list[dict[str, Any]]:
@@ -279,9 +294,13 @@ def _matrix_of_shapes(points: Points) -> list[int]:
 def default_views() -> set[str]:
     """Return the kernels among which defaults are chosen, as sweeps name them."""
     space = find_space("gemm", find_arch("sm_90a"))
-    problem = Problem(4096, 4096, 4096)
-    safe = space.default(problem)
-    return {str(safe.replace(**knobs, **_RUN_TIME)) for knobs in space.default_candidates(problem)}
+    problems = [Problem(4096, 4096, 4096, layout=layout) for layout in LAYOUTS]
+    safe = space.default(problems[0])
+    return {
+        str(safe.replace(**knobs, **_RUN_TIME))
+        for problem in problems
+        for knobs in space.default_candidates(problem)
+    }
 
 
 def weights(points: Points) -> Array:

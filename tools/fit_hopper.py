@@ -37,11 +37,13 @@ from tools.fit_gemm import Array, answered, as_arrays, boosted, lines, read_prod
 
 _RESULTS = fit_gemm.SWEEP.parent
 #: Default kernels on products drawn at random; and others, most of which share what they load among four
-#: thread blocks, on products of few and medium numbers of rows. Both by tools/sweep_products.py.
-PRODUCTS = (_RESULTS / "gemm_products_h100.json.xz", _RESULTS / "gemm_wide_h100.json.xz")
-#: Tiles of more columns than this and no multiple of it are left out where an operand is contiguous along
-#: them: they are cut into runs of few bytes, of which the trees know nothing.
-_RUN = 32
+#: thread blocks, on products of few and medium numbers of rows; and products with an operand that is not
+#: contiguous along k. All by tools/sweep_products.py.
+PRODUCTS = (
+    _RESULTS / "gemm_products_h100.json.xz",
+    _RESULTS / "gemm_wide_h100.json.xz",
+    _RESULTS / "gemm_products_h100_mn.json.xz",
+)
 #: How much a point counts beside one of the H200. Source: on matrices left out the choice is 1.1 % behind the
 #: best with 10 and with 30, and 1.3 % with 4 and without the question about the GPU.
 _WEIGHT = 10.0
@@ -181,18 +183,6 @@ def level(own: Recorded, left: Array) -> Trees:
     )
 
 
-def _suiting(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without kernels whose tiles cut an operand into runs of too few bytes."""
-    layout = row["problem"].layout
-    points = []
-    for config, us in row["points"]:
-        columns, swapped = config.pair("tile_shape_mn")[1], config.flag("swap_ab")
-        along = layout[0] == "m" if swapped else layout[1] == "n"
-        if not along or columns <= _RUN or columns % _RUN == 0:
-            points.append((config, us))
-    return {**row, "points": points}
-
-
 def _measured(row: dict[str, Any]) -> Measured:
     configs, us = zip(*row["points"], strict=True)
     return Measured(row["problem"], configs, us, row["reference_us"])
@@ -218,7 +208,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the fit of all points")
     args = parser.parse_args()
     document = json.loads(lzma.decompress(PRODUCTS[0].read_bytes()))
-    gpu, rows = document["conditions"]["gpu"], [*map(_suiting, read_products(PRODUCTS))]
+    gpu, rows = document["conditions"]["gpu"], read_products(PRODUCTS)
     sm_count = gpu["sm_count"]
     rates = find_rates([_measured(row) for row in rows], sm_count, load_fit())
     own = recorded(rows, sm_count, rates)

@@ -223,6 +223,50 @@ FURTHER_CANDIDATES = (
     ((192, 168), (1, 1), 3, 1, "swapped"),
     ((256, 80), (1, 1), 2, 1, "swapped"),
     ((256, 104), (2, 1), 2, 1, "swapped"),
+    ((64, 72), (2, 1), 1, 2, ""),
+    ((64, 128), (1, 2), 1, 1, ""),
+    ((64, 32), (1, 2), 1, 2, "swapped"),
+    ((64, 40), (1, 1), 1, 2, "swapped"),
+    ((64, 40), (1, 2), 1, 2, "swapped"),
+    ((64, 40), (4, 1), 1, 2, "swapped"),
+    ((64, 120), (1, 2), 1, 1, "swapped"),
+    ((128, 88), (4, 1), 2, 1, "swapped"),
+    ((128, 208), (2, 1), 2, 1, "swapped"),
+    ((128, 224), (2, 1), 2, 1, "swapped"),
+    ((128, 232), (1, 1), 2, 1, "swapped"),
+    ((192, 176), (1, 1), 3, 1, "swapped"),
+)
+#: The same where an operand is contiguous along m or n: larger clusters share what such a tile loads, which is
+#: more. Source: TODO
+ALONG_COLUMNS_CANDIDATES = (
+    ((64, 72), (2, 2), 1, 2, ""),
+    ((64, 144), (1, 4), 1, 1, ""),
+    ((64, 144), (4, 1), 1, 1, ""),
+    ((64, 144), (2, 2), 1, 1, ""),
+    ((64, 192), (4, 1), 1, 1, ""),
+    ((64, 216), (4, 1), 1, 1, "pingpong"),
+    ((128, 160), (1, 2), 1, 1, "pingpong"),
+    ((128, 200), (2, 1), 1, 1, "pingpong"),
+    ((192, 152), (1, 2), 3, 1, ""),
+    ((64, 32), (1, 4), 1, 2, "swapped"),
+    ((64, 80), (4, 1), 1, 2, "swapped"),
+    ((128, 8), (2, 1), 2, 2, "swapped"),
+    ((128, 16), (4, 1), 2, 2, "swapped"),
+    ((128, 32), (4, 1), 2, 2, "swapped"),
+    ((128, 64), (2, 2), 2, 1, "swapped"),
+    ((128, 64), (4, 1), 2, 1, "swapped"),
+    ((128, 96), (2, 2), 2, 1, "swapped"),
+    ((128, 104), (4, 1), 2, 1, "swapped"),
+    ((128, 120), (4, 1), 1, 1, "pingpong swapped"),
+    ((128, 144), (4, 1), 1, 1, "pingpong swapped"),
+    ((128, 200), (2, 1), 1, 1, "pingpong swapped"),
+    ((192, 24), (4, 1), 3, 2, "swapped"),
+    ((192, 80), (2, 2), 3, 1, "swapped"),
+    ((192, 96), (4, 1), 1, 1, "pingpong swapped"),
+    ((192, 160), (2, 1), 3, 1, "swapped"),
+    ((256, 136), (2, 1), 2, 1, "swapped"),
+    ((256, 144), (2, 1), 2, 1, "swapped"),
+    ((256, 168), (1, 2), 2, 1, "swapped"),
 )
 #: The same where memory is slower than the H200's: clusters of four thread blocks share what that limits.
 #: Source: 413 kernels timed at least twice, or in smaller clusters, on 243 products on an H100
@@ -598,7 +642,8 @@ def default_candidates(
     """Yield what is chosen from before anybody measured; the rest of each is the default's."""
     yield from borrowed_candidates(problem)
     if DTYPE_BYTES[problem.ab_dtype] > 1:
-        yield from _candidates(problem, further)
+        along = () if problem.layout == "kk" else ALONG_COLUMNS_CANDIDATES
+        yield from _candidates(problem, dict.fromkeys((*further, *along)))
 
 
 def borrowed_candidates(problem: Problem) -> Iterator[dict[str, Value]]:

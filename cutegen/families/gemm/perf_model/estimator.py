@@ -35,11 +35,6 @@ _LINE_BYTES = 128  # of L2
 _LANES = 128  # fp32 lanes of one SM
 _FEW_ROWS = 16384  # with more rows in flight their addresses spread over the channels by themselves
 _STREAM_PARTS = 32  # more are not worth adding up
-#: An operand that is contiguous along a tile's columns comes in runs: where these are no multiple of so many
-#: bytes, shared memory is swizzled in 32 bytes or not at all, and a step takes so many times as long. Source:
-#: on an H200, in bursts, tiles of 112, 152, 176 and 200 columns of two such products took 1.4 to 1.7 times as
-#: long as others, 160 and 192 columns no longer than 256.
-_RUN_BYTES, _SHORT_RUN = 64, 1.6
 #: Least clocks of a block of k whose sums leave the tensor cores, to be multiplied by factors. Source: tiles
 #: of 64x32 on an H200, 13.3 us for 56 blocks one after another at 1980 MHz, less launch and first loads.
 _FACTORS_CLK = 300
@@ -174,9 +169,10 @@ class Estimator:
         rows, cols = self._tiling.sizes(swap)
         line = tile_k * self._in_bytes
         # Each 64-row slab reads its rows of A and the whole of B; loads write every row, outside ones too.
-        smem_bytes = (tile_m + tile_m // 64 * tile_n + tile_m + tile_n) * line
+        loaded = derived.get("loaded_n", tile_n)
+        smem_bytes = (tile_m + tile_m // 64 * tile_n + tile_m + loaded) * line
         slow_m, slow_n = (self._slow_b, self._slow_a) if swap else (self._slow_a, self._slow_b)
-        side_m, side_n = min(tile_m, rows) / cn * line, min(tile_n, cols) / cm * line
+        side_m, side_n = min(tile_m, rows) / cn * line, min(loaded, cols) / cm * line
         step_bytes = side_m + side_n
         shape = self._tiling.geometry(config)
         groups = 1 if pingpong else config.get("mma_warpgroups", 1)
@@ -195,7 +191,7 @@ class Estimator:
             step_bytes=side_m * slow_m + side_n * slow_n,
             step_heat=shape.blocks * (step_bytes * machine.l2_flops + smem_bytes * machine.smem_flops),
             latency_us=machine.latency_us / derived["stages"],
-            sync=(1.0 + machine.cluster_wait * (shape.blocks - 1)) * self._short_runs(tile_n, swap),
+            sync=1.0 + machine.cluster_wait * (shape.blocks - 1),
             launch_us=launch_us + (0.15 if shape.blocks > 1 else 0.0),
             epilogue=machine.epilogue_clk + moved / rate + self._epilogue_clocks(area),
             split_epilogue=machine.epilogue_clk + area * 4 / store,
@@ -222,12 +218,6 @@ class Estimator:
         """By how much an operand that is contiguous along ``axis`` loads more slowly from L2."""
         pitch = getattr(self.problem, axis) * self._in_bytes
         return 1.0 if pitch % _LINE_BYTES == 0 else self._machine.split_line
-
-    def _short_runs(self, tile_n: int, swap: bool) -> float:
-        """By how much steps take longer where the operand of a tile's columns is cut into too short runs."""
-        axis = LAYOUTS[self.problem.layout][0 if swap else 1]
-        run = tile_n * self._in_bytes
-        return _SHORT_RUN if axis != "k" and run > _RUN_BYTES and run % _RUN_BYTES else 1.0
 
     def _multiply(self, area: int, tile_k: int, overlaps: bool) -> float:
         """Clocks of the tensor cores for one k step; 8-bit operands go twice as fast.

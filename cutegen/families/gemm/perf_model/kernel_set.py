@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import TYPE_CHECKING, TypeAlias
 
-from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of, has_slow_memory
+from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
@@ -29,16 +29,6 @@ __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 
 #: What the space's rules allow at most; whoever they forbid the more is asked last, so few are asked in vain.
 _SPLIT_TILES, _SWAPPED_ROWS = 1024, 6144
-#: Columns of a tile that an operand which is contiguous along them needs a multiple of: else shared memory
-#: is swizzled in 32 bytes or not at all, and TMA moves so few at a time. Source: untuned products of layout
-#: mn on an H200: of more than 32 columns without a multiple of 32 they were at 0.42 to 0.82 of torch.mm. With
-#: an odd multiple of it, which is swizzled in 64 bytes, four took 0.88 to 1.6 times as long as predicted, 1.2
-#: in the mean; with multiples of 64 and more than 64 columns 0.93 to 1.03.
-_RUN, _NARROW = 64, 32
-#: The same where memory is slow and thread blocks share what they load. Source: 71 such tiles of an odd
-#: multiple of 32 columns took 2 % longer than predicted on an H100, 9 alone 8 %, and 155 of an odd multiple
-#: of 16 columns 12 to 25 % (docs/results/gemm_wide_h100.json.xz). Not measured on an H200.
-_SHARED_RUN = 32
 #: Swapped kernels read C along its columns: with beta and more rows than this they are not likely. Source:
 #: two such products on an H200 took 1.4 and 1.9 times as long as predicted, others 1.13 times at most.
 _SWAPPED_C = 32
@@ -81,11 +71,6 @@ class KernelSet:
         self._part = 4 * c.tile_k[self._whole :]
         #: What the kernel's m and n must be above, so that clusters are not more than twice as tall or wide.
         self._least = np.where(c.sharing[::-1] > 1, c.sides / 2, 0)
-        #: Kernels whose tiles cut an operand into runs of too few bytes; one at least reads such an operand.
-        along_n = np.where(c.swap_ab, problem.layout[0] == "m", problem.layout[1] == "n")
-        run = np.where((c.sharing[1] > 1) & has_slow_memory(space.arch), _SHARED_RUN, _RUN)
-        self._short_runs = along_n & (c.tiles[1] % run != 0)
-        self._any_short = bool(self._short_runs.any())
         self._native: NativeModel | None = None
         #: Complete configs by kernel, ``split_k`` and order of tiles: problems ask for the same few again.
         self._complete: dict[tuple[int, int, _Order], Config] = {}
@@ -174,8 +159,8 @@ class KernelSet:
         self._native = NativeModel(
             opened,
             c,
-            {**arrays, "short_runs": self._short_runs},
-            {**numbers, "split_tiles": _SPLIT_TILES, "narrow": _NARROW, "most_split": self._most},
+            arrays,
+            {**numbers, "split_tiles": _SPLIT_TILES, "most_split": self._most},
             self._whole,
             self._kept,
             self._fit,
@@ -200,7 +185,7 @@ class KernelSet:
 
     def _splits(self, problem: Problem, cover: Cover) -> tuple[Array, NDArray[numpy.bool_]]:
         """``split_k`` of each kernel, which fills the GPU as far as there are k steps for it; and whether
-        the kernel is valid by those rules of the space that forbid most, and suits the layout."""
+        the kernel is valid by those rules of the space that forbid most."""
         import numpy as np
 
         first, c = self._whole, self._columns
@@ -208,8 +193,6 @@ class KernelSet:
         likely = inside[0] & inside[1]
         if not self._swapped_is_likely(problem):
             likely &= ~c.swap_ab
-        if self._any_short:
-            likely &= ~(self._short_runs & (cover.extents[1] > _NARROW))
         count = cover.total[first:]
         most = np.minimum(self._most, np.floor(np.float32(problem.k) / self._part))
         splits = np.ones(len(likely), np.float32)

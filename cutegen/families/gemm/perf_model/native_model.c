@@ -27,9 +27,9 @@ struct kernels {
     const double *tiles, *sides, *blocks, *resident, *sum_us, *inner_us, *mma_us, *epilogue_us,
         *least, *filling;
     const float *tile_k, *part;
-    const uint8_t *swap_ab, *pingpong, *short_runs;
+    const uint8_t *swap_ab, *pingpong;
     const int32_t *rows;
-    double sms, l2_us, l2_us_sm, fixed_us, reduce_us, most_waves, most_clusters, split_tiles, narrow;
+    double sms, l2_us, l2_us_sm, fixed_us, reduce_us, most_waves, most_clusters, split_tiles;
     float most_split, last;
 };
 
@@ -76,7 +76,6 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
         const double total = clusters_m * clusters_n * p->batch;
         int likely = rows > c->least[at] && columns > c->least[count + at];
         likely &= p->swapped || !c->swap_ab[at];
-        likely &= !(c->short_runs[at] && columns > c->narrow);
         float split = 1.0f;
         if (at >= c->whole) {
             const float enough = floorf(p->k / c->part[at - c->whole]);

@@ -37,11 +37,10 @@ _LANES = 8
 
 _ARRAYS = (
     "tiles", "sides", "blocks", "resident", "sum_us", "inner_us", "mma_us", "epilogue_us",
-    "least", "filling", "tile_k", "part", "swap_ab", "pingpong", "short_runs", "rows",
+    "least", "filling", "tile_k", "part", "swap_ab", "pingpong", "rows",
 )  # fmt: skip
 _NUMBERS = (
     "sms", "l2_us", "l2_us_sm", "fixed_us", "reduce_us", "most_waves", "most_clusters", "split_tiles",
-    "narrow",
 )  # fmt: skip
 
 
@@ -177,7 +176,7 @@ class NativeModel:
         doubles = {name: getattr(kernels, name) for name in (*names, "epilogue_us")}
         doubles |= {name: arrays[name] for name in ("least", "filling")}
         floats = {"tile_k": kernels.tile_k, "part": arrays["part"]}
-        flags = {"swap_ab": kernels.swap_ab, "pingpong": kernels.pingpong, "short_runs": arrays["short_runs"]}
+        flags = {"swap_ab": kernels.swap_ab, "pingpong": kernels.pingpong}
         #: The library reads what these hold, so they live as long as this does.
         self._held: dict[str, NDArray[Any]] = {
             **{name: np.ascontiguousarray(array, np.float64) for name, array in doubles.items()},
