@@ -236,8 +236,10 @@ FURTHER_CANDIDATES = (
     ((128, 232), (1, 1), 2, 1, "swapped"),
     ((192, 176), (1, 1), 3, 1, "swapped"),
 )
-#: The same where an operand is contiguous along m or n: larger clusters share what such a tile loads, which is
-#: more. Source: TODO
+#: The same where an operand is contiguous along m or n: more thread blocks share what such a tile loads, which
+#: is more. Source: 377 kernels timed on 174 products on an H200
+#: (docs/results/gemm_products_h200_mn.json.xz); 28 came one by one as the fit predicts them to gain most on
+#: 600 random products.
 ALONG_COLUMNS_CANDIDATES = (
     ((64, 72), (2, 2), 1, 2, ""),
     ((64, 144), (1, 4), 1, 1, ""),
@@ -385,6 +387,7 @@ def pingpong_has_one_warpgroup_per_tile(mma_warpgroups: int, pingpong: bool) -> 
 def stages_fit_shared_memory(
     tile_shape_mn: tuple[int, int],
     tile_k: int,
+    cluster_shape_mn: tuple[int, int],
     mma_warpgroups: int,
     pingpong: bool,
     swap_ab: bool,
@@ -395,10 +398,9 @@ def stages_fit_shared_memory(
     """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
     fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
     buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
-    return (
-        BARRIER_BYTES + 2 * buffers + tail + 3 * stage_bytes(tile_shape_mn, tile_k, swap_ab, problem)
-        <= arch.smem_bytes
-    )
+    loaded = loaded_columns(tile_shape_mn, cluster_shape_mn, swap_ab, problem)
+    of_tiles = stage_bytes(tile_shape_mn[0], loaded, tile_k, problem)
+    return BARRIER_BYTES + 2 * buffers + tail + 3 * of_tiles <= arch.smem_bytes
 
 
 def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> bool:
@@ -556,7 +558,8 @@ def derive(
     staged = config.flag("use_tma_store") and not split
     singles = not staged and (config.flag("swap_ab") or problem.unaligned_out)
     columns, tail = epilogue_columns(stored, staged, singles)
-    of_tiles = stage_bytes(tile, tile_k, config.flag("swap_ab"), problem)
+    loaded = loaded_columns(tile, config.pair("cluster_shape_mn"), config.flag("swap_ab"), problem)
+    of_tiles = stage_bytes(tile[0], loaded, tile_k, problem)
     per_stage = of_tiles + beside_tiles
     per_round, tail_bytes = store_bytes(stored, mma_warpgroups, pingpong, staged, problem)
     # The single buffer of a last piece is reused after `stored // columns` other stores, so no more
@@ -569,7 +572,7 @@ def derive(
         "groups": 2 if pingpong else 1,
         "split": split,
         "stages": stages,
-        "loaded_n": loaded_columns(tile[1], config.flag("swap_ab"), problem),
+        "loaded_n": loaded,
         "expected_bytes": of_tiles,
         "empty_arrivals": empty_arrivals(config.pair("cluster_shape_mn"), mma_warpgroups),
         "epi_n": columns,
