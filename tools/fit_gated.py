@@ -23,15 +23,11 @@ from cutegen.families.declared import DeclaredProblem
 from cutegen.families.gated_gemm.gated_fit import FILE, describe
 from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
-from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.packaged import arch_for
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.space import Config
-from tools.fit_groups import ARCH, FOLDER, SM_COUNT, Point, fit
+from tools.fit_groups import ARCH, BOOSTING, FOLDER, SM_COUNT, Point, fit
 
-#: Smaller trees choose worse on what they have not seen: 60 of depth 4 at 0.985 of the fastest, and 0.795 at
-#: worst.
-BOOSTING = Boosting(trees=120, depth=5, rate=0.12, hold=4.0, borders=24, asked=0.4, sampled=0.7)
 RESULTS = (
     "untuned_products_before",
     "untuned_products",
@@ -41,6 +37,7 @@ RESULTS = (
     "untuned_products_155",
     "untuned_products_167",
     "untuned_products_181",
+    "untuned_products_193",
 )
 
 

@@ -50,13 +50,15 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_223.json.xz",
 )
 #: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
-#: contiguous along them; 8 in other files, which tiles have anyway. Kernels that load other columns today are
-#: left out.
+#: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
+#: Kernels that load other columns today are left out.
 _LOADED_THEN = {
     "gemm_products_h200_mn": 32,
     "gemm_products_h100_mn": 32,
     "gemm_products_h200_223": 64,
     "gemm_products_h100_223": 64,
+    "gemm_products_h100_227": 0,
+    "gemm_products_h100_227_own": 0,
 }
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.
@@ -208,10 +210,12 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
 
 def _loads_as_then(problem: Problem, config: Config, line: int) -> bool:
     """Return whether a kernel loads as many columns as when they were a multiple of ``line``."""
-    tile, cluster, swap = (*map(config.pair, ("tile_shape_mn", "cluster_shape_mn")), config.flag("swap_ab"))
-    width, along = tile[1], problem.layout[0] == "m" if swap else problem.layout[1] == "n"
-    then = width if width % 32 == 0 else -(-width // line) * line
-    return not along or width < 32 or loaded_columns(tile, cluster, swap, problem) == then
+    tile, cluster = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
+    width, swap = tile[1], config.flag("swap_ab")
+    along = problem.layout[0] == "m" if swap else problem.layout[1] == "n"
+    if not (line and along) or width % 32 == 0 or width < 32:
+        return True
+    return loaded_columns(tile, cluster, swap, problem) == -(-width // line) * line
 
 
 def read_middle(path: Path = MIDDLE) -> list[dict[str, Any]]:

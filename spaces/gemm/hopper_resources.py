@@ -51,7 +51,7 @@ def loaded_columns(
 
     Source: an H200, 1900 kernels timed both ways, lines of 64 bytes beside those of 128. They take 5 % less
     time for 96 columns, 3 % for 160 and 224; thread blocks that share a load take 6 % less for 72 to 88
-    columns, and as long for more; one alone takes 3 % more for 72 to 88, 10 to 17 % more for 136, 152 and 200.
+    columns, and as long for more; one alone takes 3 % more for 72 to 88, 12 to 17 % more for 136, 152, 200.
     """
     width = tile_shape_mn[1]
     contiguous = problem.layout[0] == "m" if swap_ab else problem.layout[1] == "n"

@@ -236,12 +236,13 @@ FURTHER_CANDIDATES = (
     ((128, 232), (1, 1), 2, 1, "swapped"),
     ((192, 176), (1, 1), 3, 1, "swapped"),
 )
-#: The same where an operand is contiguous along m or n: more thread blocks share what such a tile loads, which
-#: is more. Source: 377 kernels timed on 174 products on an H200
-#: (docs/results/gemm_products_h200_mn.json.xz); 28 came one by one as the fit predicts them to gain most on
-#: 600 random products.
+#: The same where an operand is contiguous along m or n: more thread blocks share what such a tile loads,
+#: which is more. Source: 693 kernels timed on 353 products on an H200
+#: (docs/results/gemm_products_h200_mn.json.xz, gemm_products_h200_223.json.xz); 34 came one by one as the fit
+#: predicts them to gain most on 600 random products.
 ALONG_COLUMNS_CANDIDATES = (
     ((64, 72), (2, 2), 1, 2, ""),
+    ((64, 96), (2, 2), 1, 1, ""),
     ((64, 144), (1, 4), 1, 1, ""),
     ((64, 144), (4, 1), 1, 1, ""),
     ((64, 144), (2, 2), 1, 1, ""),
@@ -249,6 +250,7 @@ ALONG_COLUMNS_CANDIDATES = (
     ((64, 216), (4, 1), 1, 1, "pingpong"),
     ((128, 160), (1, 2), 1, 1, "pingpong"),
     ((128, 200), (2, 1), 1, 1, "pingpong"),
+    ((128, 256), (1, 2), 2, 1, ""),
     ((192, 152), (1, 2), 3, 1, ""),
     ((64, 32), (1, 4), 1, 2, "swapped"),
     ((64, 80), (4, 1), 1, 2, "swapped"),
@@ -262,12 +264,16 @@ ALONG_COLUMNS_CANDIDATES = (
     ((128, 120), (4, 1), 1, 1, "pingpong swapped"),
     ((128, 144), (4, 1), 1, 1, "pingpong swapped"),
     ((128, 200), (2, 1), 1, 1, "pingpong swapped"),
+    ((128, 232), (2, 1), 2, 1, "swapped"),
     ((192, 24), (4, 1), 3, 2, "swapped"),
     ((192, 80), (2, 2), 3, 1, "swapped"),
     ((192, 96), (4, 1), 1, 1, "pingpong swapped"),
+    ((192, 128), (2, 1), 1, 1, "pingpong swapped"),
     ((192, 160), (2, 1), 3, 1, "swapped"),
+    ((192, 176), (2, 1), 3, 1, "swapped"),
     ((256, 136), (2, 1), 2, 1, "swapped"),
     ((256, 144), (2, 1), 2, 1, "swapped"),
+    ((256, 152), (2, 1), 2, 1, "swapped"),
     ((256, 168), (1, 2), 2, 1, "swapped"),
 )
 #: The same where memory is slower than the H200's: clusters of four thread blocks share what that limits.

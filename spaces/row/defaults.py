@@ -335,15 +335,23 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
         ):
             chosen = config.replace(pdl="early")  # what the end must keep leaves room for fewer CTAs
         if not space.explain(problem, chosen):
-            return in_pairs(space, problem, chosen) if problem.m <= by.pairs else chosen
+            least, most = (rows * sm_count for rows in by.half_warps)
+            if problem.m <= by.pairs:
+                return in_pairs(space, problem, chosen, WARP)
+            return in_pairs(space, problem, chosen, 8) if least < problem.m <= most else chosen
     return Config({knob: values[0] for knob, values in space.domains.items()})
 
 
-def in_pairs(space: Space, problem: Any, config: Config) -> Config:
-    """Return the config with two rows at a time for each warp that has one; ``config`` if that is none."""
-    if config["threads_per_row"] != WARP:
+def in_pairs(space: Space, problem: Any, config: Config, threads: int) -> Config:
+    """Return the config with two rows at a time, if so many ``threads`` have a row; ``config`` if not.
+
+    A warp has twice the rows then. Fewer threads are doubled, and a CTA keeps its rows.
+    """
+    if config["threads_per_row"] != threads:
         return config
-    paired = config.replace(rows_per_thread=2, rows_per_cta=2 * config.integer("rows_per_cta"))
+    rows = config.integer("rows_per_cta")
+    more = {"rows_per_cta": 2 * rows} if threads == WARP else {"threads_per_row": 2 * threads}
+    paired = config.replace(rows_per_thread=2, **more)
     return config if space.explain(problem, paired) else paired
 
 

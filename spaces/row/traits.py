@@ -61,6 +61,8 @@ class DefaultByTerms:
         lane_values: Most values that a thread should hold of a row with a weight that one warp has alone,
             where rows are few; None for as many as the rules allow.
         pairs: Up to so many rows, of which a warp has each, go two at a time.
+        half_warps: Between so many rows for each multiprocessor, those of which eight threads would have each
+            go two at a time to sixteen.
     """
 
     terms: Terms
@@ -68,3 +70,4 @@ class DefaultByTerms:
     few_in_smem: int | None = None
     lane_values: int | None = None
     pairs: int = 0
+    half_warps: tuple[int, int] = (0, 0)
