@@ -38,6 +38,7 @@ RESULTS = (
     "untuned_products_167",
     "untuned_products_181",
     "untuned_products_193",
+    "untuned_products_239",
 )
 
 

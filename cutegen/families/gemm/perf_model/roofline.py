@@ -41,8 +41,8 @@ _SMEM_BYTES_CLK = 128 / 0.6
 _L2_BYTES_US, _L2_BYTES_US_SM = 17e6, 0.2e6
 _HBM_BYTES_US = 4.4e6
 _EPILOGUE_CLK, _STORE_BYTES_CLK = 600.0, 14.0
-#: Elements of a line of L2; what :func:`lying` says of operands with ragged rows along k.
-_LINE, _RAGGED_K = 64, -1.0
+#: Elements of a line of L2 and of a sector of it; what :func:`lying` says of operands with ragged rows along k.
+_LINE, _SECTOR, _RAGGED_K = 64, 16, -1.0
 _FIXED_US, _REDUCE_US, _REDUCE_BYTES_US = 2.3, 1.0, 5e6
 #: What the trees ask about, in the order of the rows of the array. Names ending in _log are logarithms.
 FEATURES = (
@@ -149,7 +149,7 @@ class KernelColumns:
         if found is None:
             along = self.runs(sides)
             # A piece of a ragged row lies in one line more than its bytes fill: one, or two of a wide k tile.
-            lines = np.where(along == _RAGGED_K, 1 + _LINE / self.tile_k, np.where(along == 2, 2, 1))
+            lines = np.where(along == _RAGGED_K, 1 + _LINE / self.tile_k, np.where(along >= 2, 2, 1))
             found = self._loads[sides] = self.load_bytes * lines
         return found
 
@@ -163,16 +163,20 @@ class KernelColumns:
 
 
 def lying(m: int, n: int, k: int, layout: str) -> tuple[float, float]:
-    """Return for A along m, and for B along n: 0 if it is contiguous along k, else 1; -1 and 2 if ragged.
+    """Return for A along m, and for B along n: 0 if it is contiguous along k, else 1; -1, 2 and 3 if ragged.
 
     Rows are ragged that do not all begin at multiples of 128 bytes: each piece that TMA fetches touches one
-    line more.
+    line more. Along m and n, pieces are short: 3 says that rows begin within the 32 bytes of a sector, too.
     """
     along_k = _RAGGED_K if k % _LINE else 0.0
     return (
-        1.0 + (m % _LINE != 0) if layout[0] == "m" else along_k,
-        1.0 + (n % _LINE != 0) if layout[1] == "n" else along_k,
+        _ragged(m) if layout[0] == "m" else along_k,
+        _ragged(n) if layout[1] == "n" else along_k,
     )
+
+
+def _ragged(size: int) -> float:
+    return 1.0 + (size % _LINE != 0) + (size % _SECTOR != 0)
 
 
 class Scalars(NamedTuple):
