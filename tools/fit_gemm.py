@@ -48,6 +48,7 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_197.json.xz",
     _RESULTS / "gemm_products_h200_mn.json.xz",
     _RESULTS / "gemm_products_h200_223.json.xz",
+    _RESULTS / "gemm_products_h200_257.json.xz",
 )
 #: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
 #: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
@@ -57,6 +58,7 @@ _LOADED_THEN = {
     "gemm_products_h100_mn": 32,
     "gemm_products_h200_223": 64,
     "gemm_products_h100_223": 64,
+    "gemm_products_h200_257": 0,
     "gemm_products_h100_227": 0,
     "gemm_products_h100_227_own": 0,
 }

@@ -41,7 +41,7 @@ _SMEM_BYTES_CLK = 128 / 0.6
 _L2_BYTES_US, _L2_BYTES_US_SM = 17e6, 0.2e6
 _HBM_BYTES_US = 4.4e6
 _EPILOGUE_CLK, _STORE_BYTES_CLK = 600.0, 14.0
-#: Elements of a line of L2 and of a sector of it; what :func:`lying` says of operands with ragged rows along k.
+#: Elements of a line of L2 and of its sectors; what :func:`lying` says of operands with ragged rows along k.
 _LINE, _SECTOR, _RAGGED_K = 64, 16, -1.0
 _FIXED_US, _REDUCE_US, _REDUCE_BYTES_US = 2.3, 1.0, 5e6
 #: What the trees ask about, in the order of the rows of the array. Names ending in _log are logarithms.
