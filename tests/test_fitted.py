@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import lzma
-from itertools import islice
+import math
+from itertools import islice, product
 from pathlib import Path
 from statistics import fmean
 
@@ -26,6 +27,7 @@ from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.table import Table
 from cutegen.runtime.answer_lookup import Answer, look_up
 from cutegen.space import Config
+from spaces.gemm.hopper_resources import loaded_columns
 from tools import replay
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
@@ -146,16 +148,34 @@ def test_c_is_not_read_along_columns_of_wide_tiles() -> None:
         assert swapped[1] == (swapped[0] and m <= 32)
 
 
-def test_operands_along_n_are_not_cut_into_short_runs() -> None:
-    """Where an operand is contiguous along the kernel's n, tiles have whole 128 bytes of it or all."""
-    for layout in ("kk", "kn", "mn", "mk"):
-        for m in (8, 80, 104, 280, 600, 3984, 8000):
-            problem = Problem(m, 6144, 4096, layout=layout)
-            found = kernel_set(SPACE, problem, 132).fastest(problem)
-            assert found is not None
-            config = found.config
-            along_n = layout[0] == "m" if config["swap_ab"] else layout[1] == "n"
-            assert not along_n or m <= 32 or config.pair("tile_shape_mn")[1] % 64 == 0
+def test_operands_along_m_and_n_have_candidates_of_their_own() -> None:
+    """More thread blocks share what their tiles load; other layouts and other families do without."""
+    plain = default_kernels(SPACE, Problem(512, 4096, 4096))
+    for layout in ("kn", "mn", "mk"):
+        found = default_kernels(SPACE, Problem(512, 4096, 4096, layout=layout))
+        own = found[len(plain) :]
+        assert found[: len(plain)] == plain and len(set(found)) == len(found)
+        assert len(own) > 30 and sum(math.prod(c.pair("cluster_shape_mn")) == 4 for c in own) > 15
+        problem = Problem(456, 5120, 4096, layout=layout)
+        likely = kernel_set(SPACE, problem, 132).by_time(problem, rest=False)
+        widths = {config.pair("tile_shape_mn")[1] % 64 for _, config in likely}
+        assert widths == {*range(0, 64, 8)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "clusters", "loaded"),
+    [
+        *((32, 1, 32), (40, 1, 64), (72, 1, 128), (72, 2, 96), (88, 4, 96), (96, 1, 96), (104, 2, 128)),
+        *((136, 1, 192), (136, 2, 192), (160, 1, 160), (200, 4, 256), (224, 2, 224), (256, 1, 256)),
+    ],
+)
+def test_whole_lines_are_loaded(columns: int, clusters: int, loaded: int) -> None:
+    """Where an operand is contiguous along columns of the tile; otherwise as many as it has."""
+    for layout, swap in product(("kk", "kn", "mn", "mk"), (False, True)):
+        problem = Problem(512, 4096, 4096, layout=layout)
+        along = layout[0] == "m" if swap else layout[1] == "n"
+        found = loaded_columns((128, columns), (clusters, 1), swap, problem)
+        assert found == (loaded if along else columns)
 
 
 def test_the_provenance_is_that_of_the_sweep() -> None:
@@ -170,7 +190,7 @@ def test_the_provenance_is_that_of_the_sweep() -> None:
 def test_replayed_defaults_are_near_the_best() -> None:
     """A fifth of the sweep: the first choice among timed defaults, against the best timed kernel."""
     found, points, configs = replay.read(SWEEP, 5)
-    assert len({points.kernel[i] for i in np.flatnonzero(points.default)}) == 101  # of 133
+    assert len({points.kernel[i] for i in np.flatnonzero(points.default)}) == 112  # of 145
     predicted = replay.by_fit(load_fit(), points, configs, found["sm_count"])
     places = np.flatnonzero(points.default)
     first = [places[order[0]] for order in choices(points.shape[places], predicted[places])]

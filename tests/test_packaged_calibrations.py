@@ -17,7 +17,7 @@ from cutegen.families.gated_gemm.gated_fit import GatedFit, load_gated_fit
 from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator
 from cutegen.families.gemm.perf_model.fitted import fit_of, has_slow_memory, read_fit
-from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
+from cutegen.families.gemm.perf_model.kernel_set import default_kernels
 from cutegen.families.gemm.perf_model.packaged import packaged_calibration, packaged_path
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm, read_torch_mm, torch_mm_us
 from cutegen.families.gemm.problem import Problem
@@ -26,7 +26,7 @@ from cutegen.measure.statistics import geometric_mean
 from cutegen.records.calibrations import calibrated_arch, packaged_arch, require_calibration
 from cutegen.records.paths import calibration_path
 from cutegen.search.defaults import default_config, predictor
-from cutegen.space import Config, Space, as_integer
+from cutegen.space import Config, as_integer
 from tools.fit_gemm import read_products
 from tools.fit_hopper import PRODUCTS
 
@@ -130,25 +130,6 @@ def test_slow_memory_brings_candidates_whose_clusters_share_more() -> None:
         ]
 
 
-def test_shared_tiles_of_odd_multiples_of_32_columns_suit_operands_along_them() -> None:
-    """On such a GPU; tiles of other widths suit on none, nor do those that nobody shares."""
-
-    problem = Problem.parse("gemm 296x4096x5120 bf16 mk")
-
-    def beyond(space: Space, *, shared: bool) -> set[int]:
-        """Return by how much widths are beyond multiples of 64."""
-        likely = (config for _, config in kernel_set(space, problem, 132).by_time(problem, rest=False))
-        return {
-            config.pair("tile_shape_mn")[1] % 64
-            for config in likely
-            if config.flag("swap_ab") and (config.pair("cluster_shape_mn")[0] > 1) == shared
-        }
-
-    assert beyond(SPACE, shared=True) == {0, 32} and beyond(SPACE, shared=False) == {0}
-    plain = find_space("gemm", find_arch("sm_90a"))
-    assert beyond(plain, shared=True) == beyond(plain, shared=False) == {0}
-
-
 def _gated(name: str) -> Iterator[tuple[DeclaredProblem, dict[Config, float]]]:
     """Yield gated GEMMs of a results file, and microseconds of kernels with tensor cores."""
     path = PRODUCTS[0].with_name(f"{name}.json")
@@ -172,7 +153,7 @@ def test_choices_among_timed_gated_gemms_are_near_the_fastest(name: str) -> None
         lost.append(min(times.values()) / times[configs[own.index(min(own))]])
     assert len(lost) > 30 and geometric_mean(lost) > 0.98 and min(lost) > 0.9
     left_out = fit.provenance["fastest_over_chosen"][f"{name}.json"]
-    assert left_out["trees_left_out"]["geometric_mean"] > left_out["equal_groups"]["geometric_mean"]
+    assert left_out["trees_left_out"]["geometric_mean"] > 0.97
 
 
 def test_gated_gemms_are_chosen_by_their_fit(monkeypatch: pytest.MonkeyPatch) -> None:

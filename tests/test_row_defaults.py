@@ -26,7 +26,7 @@ def test_defaults_are_near_the_best_that_was_tried(family: str) -> None:
         own = [kernel.us for kernel in kernels if _is_timed(space, problem, kernel.config, default)]
         found += [min(kernel.us for kernel in kernels) / us for us in own]
     assert len(found) >= len(timed) / 3
-    assert geometric_mean(found) > 0.975 and min(found) > 0.79, sorted(found)[:5]
+    assert geometric_mean(found) > 0.975 and min(found) > 0.76, sorted(found)[:5]
 
 
 @pytest.mark.parametrize(("rows", "at_a_time"), [(1, 2), (8, 2), (9, 1)])

@@ -39,6 +39,7 @@ RESULTS = (
     "untuned_products_181",
     "untuned_products_193",
     "untuned_products_239",
+    "untuned_products_269",
 )
 
 
