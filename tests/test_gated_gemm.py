@@ -293,7 +293,8 @@ def test_every_problem_has_a_default_and_it_is_checked_on_a_tail() -> None:
 def test_few_rows_have_kernels_without_tensor_cores() -> None:
     """Whose model says when they answer; a warp has both rows of the weights that an output needs."""
     few = find_space("gated_gemm", SPACE.arch, algorithm="few_rows")
-    for line, answers in (("1x14336x4096 bf16", "few_rows"), ("8x14336x4096 bf16", "")):
+    small = [(f"{sizes} bf16", "few_rows") for sizes in ("2x528x640", "3x640x768", "4x624x1152")]
+    for line, answers in (("1x14336x4096 bf16", "few_rows"), ("8x14336x4096 bf16", ""), *small):
         problem = parse_problem(f"gated_gemm {line}")
         assert default_config(SPACE, problem, 132).algorithm == answers
         assert bool(few.explain(problem, {})) == (not answers)

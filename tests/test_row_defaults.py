@@ -36,6 +36,15 @@ def test_a_warp_takes_few_short_rows_two_at_a_time(rows: int, at_a_time: int) ->
     assert space.default(parse_problem(f"layernorm {rows}x144 bf16"))["rows_per_thread"] == at_a_time
 
 
+@pytest.mark.parametrize(
+    ("rows", "threads", "at_a_time"), [(8448, 16, 1), (8449, 16, 2), (16896, 16, 2), (16897, 8, 1)]
+)
+def test_half_a_warp_takes_two_of_many_short_rows(rows: int, threads: int, at_a_time: int) -> None:
+    """LayerNorm of 152 and 168 elements: 9536 and 12083 rows take 11 and 15 % less so, 27201 as long."""
+    found = find_space("layernorm", ARCH).default(parse_problem(f"layernorm {rows}x168 bf16"))
+    assert (found["threads_per_row"], found["rows_per_thread"]) == (threads, at_a_time)
+
+
 def _is_timed(space: Space, problem: Problem, config: Config, default: Config) -> bool:
     """Whether the time of a config is that of the default, or of one that differs in when the next may start,
     unless that changes how many CTAs must find room."""

@@ -39,7 +39,7 @@ LANE_VALUES = 24
 #: 3 % more.
 PAIRS = 8
 #: Source: an H200 (docs/results/untuned_rows_61.json, untuned_rows_191.json): 9536 to 13043 rows of 144 to
-#: 184 elements take 3 to 18 % less so, 23000 and more 1 % less to 3 % more.
+#: 184 elements take 3 to 15 % less so, 23000 and more 1 % less to 3 % more.
 HALF_WARPS = (64, 128)
 
 

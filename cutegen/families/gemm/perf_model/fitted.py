@@ -185,7 +185,7 @@ def fit_of(arch: Arch) -> Fit:
 def has_slow_memory(arch: Arch) -> bool:
     """Return whether memory and L2 limit the GPU that ``arch`` is calibrated for more than the H200.
 
-    There clusters of four thread blocks that share what they load pay most, and other tiles are in question.
+    There clusters of four thread blocks that share what they load pay most.
     Source: an H100, the only such GPU that was measured.
 
     Raises:
