@@ -152,8 +152,10 @@ def test_choices_among_timed_gated_gemms_are_near_the_fastest(name: str) -> None
         own = [(predict(config) or math.inf) * by for config, by in zip(configs, slower, strict=True)]
         lost.append(min(times.values()) / times[configs[own.index(min(own))]])
     assert len(lost) > 30 and geometric_mean(lost) > 0.98 and min(lost) > 0.9
-    left_out = fit.provenance["fastest_over_chosen"][f"{name}.json"]
-    assert left_out["trees_left_out"]["geometric_mean"] > 0.97
+    known = fit.provenance["fastest_over_chosen"]
+    assert known[f"{name}.json"]["trees_left_out"]["geometric_mean"] > 0.97
+    left_out = known["all"]
+    assert left_out["trees_left_out"]["geometric_mean"] > left_out["equal_groups"]["geometric_mean"] + 0.003
 
 
 def test_gated_gemms_are_chosen_by_their_fit(monkeypatch: pytest.MonkeyPatch) -> None:
