@@ -34,7 +34,7 @@ from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import LAYOUTS, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
-from spaces.gemm.hopper_resources import loaded_columns
+from spaces.gemm.hopper_resources import lies_along_columns, loaded_columns
 
 _RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
@@ -214,8 +214,7 @@ def _loads_as_then(problem: Problem, config: Config, line: int) -> bool:
     """Return whether a kernel loads as many columns as when they were a multiple of ``line``."""
     tile, cluster = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
     width, swap = tile[1], config.flag("swap_ab")
-    along = problem.layout[0] == "m" if swap else problem.layout[1] == "n"
-    if not (line and along) or width % 32 == 0 or width < 32:
+    if not line or width % 32 == 0 or width < 32 or not lies_along_columns(swap, problem):
         return True
     return loaded_columns(tile, cluster, swap, problem) == -(-width // line) * line
 

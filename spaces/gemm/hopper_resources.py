@@ -40,6 +40,11 @@ def accumulators(tile_shape_mn: tuple[int, int], mma_warpgroups: int) -> int:
     return tile_shape_mn[0] * tile_shape_mn[1] // (WARPGROUP * mma_warpgroups)
 
 
+def lies_along_columns(swap_ab: bool, problem: Problem) -> bool:
+    """Return whether the operand of a tile's columns is contiguous along them."""
+    return problem.layout[0] == "m" if swap_ab else problem.layout[1] == "n"
+
+
 def loaded_columns(
     tile_shape_mn: tuple[int, int], cluster_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem
 ) -> int:
@@ -55,9 +60,8 @@ def loaded_columns(
     152 and 200.
     """
     width = tile_shape_mn[1]
-    contiguous = problem.layout[0] == "m" if swap_ab else problem.layout[1] == "n"
     longest, shortest = (line // DTYPE_BYTES[problem.ab_dtype] for line in (LONGEST_LINE, SHORTEST_LINE))
-    if not contiguous or width <= shortest:
+    if width <= shortest or not lies_along_columns(swap_ab, problem):
         return width
     short = width % shortest == 0 or (cluster_shape_mn[0] > 1 and width < longest + shortest)
     line = shortest if short else longest
