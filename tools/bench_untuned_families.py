@@ -3,8 +3,9 @@
     python tools/bench_untuned_families.py --seed 3 --out docs/results/untuned_families.json
 
 For each family, widths (or heads) and numbers of rows are drawn at random; options are the family's own. The
-default config is timed beside the others that a search would try, in the same rounds, launches back to back.
-Each kernel is checked against fp64 first, on few rows. How launches overlap is left as the default has it.
+default config is timed beside the others that a search would try, in the same rounds and in the launch
+context for which winners are chosen. Each kernel is checked against fp64 first, on few rows. How launches
+overlap is left as the default has it.
 
     python tools/bench_untuned_families.py gated_gemm --candidates 12 --cache-dir DIR --compile-for sm_90a
 
@@ -38,7 +39,7 @@ from cutegen.errors import CutegenError, UsageError
 from cutegen.families.registry import find_family, find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Bench
-from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
@@ -281,7 +282,7 @@ def run(args: argparse.Namespace) -> int:
         clock="burst",
         settle_s=0.02,
         precision=0.0,
-        context=BACK_TO_BACK,
+        context=args.context,
     )
     found = DrawnRows(UNTUNED_FAMILIES, device, args.commit, policy, _drawing(args))
     with Bench(engine=BARE_ENGINE) as bench:
@@ -323,6 +324,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KNOB=V1,V2",
         help="try only these values, in families that have the knob, beside the default; repeatable",
+    )
+    parser.add_argument(
+        "--context", choices=CONTEXTS, default=DEFAULT_CONTEXT, help="what runs before a launch"
     )
     parser.add_argument("--round-us", type=positive_float, default=1000.0, help="of each entry (1000)")
     parser.add_argument(
