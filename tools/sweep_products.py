@@ -39,7 +39,7 @@ from cutegen.families.gemm.perf_model.traffic import Tiling
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure import Bench
-from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.records.calibrations import packaged_arch
@@ -206,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
         min_rounds=args.rounds,
         round_us=1500.0,
         settle_s=args.settle,
-        context=BACK_TO_BACK,
+        context=args.context,
     )
     first, others = (Compilation(store, device.arch, plan.wanted(is_first)) for is_first in (True, False))
     first.begin()
@@ -275,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plan", type=Path, metavar="FILE.json", help="products and configs to time instead")
     parser.add_argument("--least-rows", type=positive_int, default=1, metavar="M", help="of a product (1)")
     parser.add_argument("--every-order", action="store_true", help="first kernels run in all orders of tiles")
+    parser.add_argument("--context", choices=CONTEXTS, default=BACK_TO_BACK, help="what runs before a launch")
     parser.add_argument("--settle", type=positive_float, default=0.03, help="longest burn-in, seconds (0.03)")
     parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
     parser.add_argument("--dry-run", action="store_true", help="say what would be measured")
