@@ -49,6 +49,7 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_mn.json.xz",
     _RESULTS / "gemm_products_h200_223.json.xz",
     _RESULTS / "gemm_products_h200_257.json.xz",
+    _RESULTS / "gemm_products_h200_401.json.xz",
 )
 #: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
 #: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
@@ -61,6 +62,7 @@ _LOADED_THEN = {
     "gemm_products_h200_257": 0,
     "gemm_products_h100_227": 0,
     "gemm_products_h100_227_own": 0,
+    "gemm_products_h200_401": 0,
 }
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.
@@ -190,6 +192,7 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
     for path in paths:
         data = path.read_bytes()
         document = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
+        behind = document["conditions"]["policy"].get("context") == "behind"
         for row in document["rows"]:
             problem = Problem.parse(row["problem"])
             alone = {"config": row.get("config"), "us": row["reference_us"] / row.get("ratio", 1.0)}
@@ -205,7 +208,7 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
                 points = in_order(problem, points)
                 reference_us = row["reference_us"]
                 found.append(
-                    {"problem": problem, "reference_us": reference_us, "points": points, "behind": False}
+                    {"problem": problem, "reference_us": reference_us, "points": points, "behind": behind}
                 )
     return found
 
