@@ -468,6 +468,10 @@ class Family(ABC):
         """Return the microseconds that fused operations add to the predicted time of a kernel."""
         return 0.0
 
+    def hidden_us(self, problem: OwnProblem) -> float:
+        """Return the microseconds that launches back to back hide of a kernel, which predictions leave out."""
+        return 0.0
+
     def doubt(self, problem: OwnProblem) -> float:
         """Return the factor by which a predicted lead over PyTorch must exceed the usual one to count."""
         return 1.0
