@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
+from cutegen.dtypes import TMA_ALIGN_BYTES
 from cutegen.errors import UsageError
 from cutegen.text import shown
 
@@ -178,8 +179,9 @@ class Argument:
         kind: What the kernel does with it.
         dtype: Short name of the element type; for a scalar ``fp32`` or ``int32``.
         shape: Sizes of a tensor; empty for other arguments.
-        aligned: Whether every row starts at a multiple of 16 bytes; if not, checks use odd pitches.
+        aligned: Whether every row starts at a multiple of ``align_bytes``; if not, checks use odd pitches.
         may_alias: Inputs whose memory an output may share; checks run without aliasing and with each of them.
+        align_bytes: At multiples of how many bytes rows start if they are aligned; checks use no larger ones.
     """
 
     name: str
@@ -188,6 +190,7 @@ class Argument:
     shape: tuple[int, ...] = ()
     aligned: bool = True
     may_alias: tuple[str, ...] = ()
+    align_bytes: int = TMA_ALIGN_BYTES
 
 
 @dataclass(frozen=True)

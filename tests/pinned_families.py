@@ -74,6 +74,7 @@ LINES = (
     "softmax 64x4096 bf16",
     "layernorm 64x4096 bf16 bias=none stats",
     "rmsnorm_quantized 64x4096 bf16",
+    "rmsnorm_quantized 7x1000 bf16",
     "cross_entropy 64x32000 bf16 lse",
     "cross_entropy 64x32000 bf16 gradient smoothing",
     "rope 64x32x8x128x64x1 bf16",

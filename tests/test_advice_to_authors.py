@@ -116,6 +116,19 @@ def test_the_rule_of_aligned_rows_names_tensors_and_ways_out(
     assert "Rows of q, y must" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_kernel_may_need_less_than_16_bytes_of_a_tensor(declaration: Path) -> None:
+    """What it is compiled for, and what its rule says."""
+    family = load(
+        declaration, 'write("y", "bf16", ("m", "n"))', 'write("y", "bf16", ("m", "n"), align_bytes=8)'
+    )
+    space = registry.find_space(family.name, ARCH)
+    assert "multiples of 16 bytes (8 of y), unless" in " ".join(rule.reason for rule in space.rules)
+    problem = family.parse("dequantize_blocks 4096x8192")
+    text = render(problem, space.default(problem), ARCH).text
+    (y,) = (line for line in text.splitlines() if "cutlass.BFloat16, (" in line)
+    assert "divisibility=4" in y and "assumed_align=8" in y
+
+
 def test_a_lint_without_problems_finds_nothing_unused(
     declaration: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

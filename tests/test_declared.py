@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="inputs are torch tensors")
 
 from cutegen.dtypes import torch_dtype  # noqa: E402
-from cutegen.errors import FamilyError, ProblemError  # noqa: E402
+from cutegen.errors import FamilyError, OperandError, ProblemError  # noqa: E402
+from cutegen.families.calls import describe_call  # noqa: E402
 from cutegen.families.declared import (  # noqa: E402
     DeclaredFamily,
     DeclaredProblem,
@@ -143,6 +144,34 @@ def test_rows_of_odd_length_are_unaligned_by_themselves() -> None:
     assert asked.unaligned and asked.with_sizes(n=16).unaligned and asked != even
 
 
+EIGHTS = (X, write("y", "e4m3", ("m", "n"), align_bytes=8))
+
+
+@pytest.mark.parametrize(("n", "unaligned"), [(8, False), (16, False), (24, False), (12, True), (9, True)])
+def test_rows_are_aligned_where_their_argument_declares(n: int, unaligned: bool) -> None:
+    """Each argument for itself: 12 elements of bf16 have 24 bytes."""
+    declared = family(arguments=EIGHTS)
+    assert declared.parse(f"toy 4x{n}x1 bf16").unaligned == unaligned
+    assert declared.option("unaligned").meaning == "rows do not start at multiples of 16 bytes (8 of y)"
+    assert TOY.option("unaligned").meaning == "rows do not start at multiples of 16 bytes"
+
+
+def test_calls_are_aligned_where_their_arguments_declare() -> None:
+    declared = family(arguments=(read("x", "e4m3", ("m", "n"), aligned=True, align_bytes=8), *EIGHTS[1:]))
+    memory = torch.zeros(512, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+    def posed(x: tuple[int, int], y: tuple[int, int]) -> DeclaredProblem:
+        """Pitch and start of each."""
+        at = {"x": x, "y": y}
+        tensors = {name: memory.as_strided((4, 24), (step, 1), start) for name, (step, start) in at.items()}
+        return describe_call(declared, tensors, frozenset("y"), device_type="cpu")
+
+    assert not posed((24, 8), (40, 136)).unaligned
+    assert posed((24, 8), (28, 136)).unaligned and posed((24, 8), (24, 132)).unaligned
+    with pytest.raises(OperandError, match=r"x .* at byte 4 of 8: every row must start at a multiple of 8 "):
+        posed((24, 4), (24, 136))
+
+
 def test_bytes_and_operations_are_counted_from_the_arguments() -> None:
     """Each tensor once, what is updated in place twice."""
     problem = TOY.parse("toy 64x128x1 bf16 weight=fp32 stats")
@@ -201,6 +230,12 @@ def test_arguments_follow_the_options() -> None:
         ({"arguments": (read("x", "fp32", ("n", "m")),)}, "argument x: rows='m' must be its first size"),
         ({"arguments": (X, scalar("eps", "fp32", 1e-6))}, r"eps: values are 1e-06; give two numbers"),
         ({"arguments": (X, scalar("eps", "fp32", ("1", 2)))}, r"values are \('1', 2\); give two numbers"),
+        (
+            {"arguments": (X, write("y", "fp32", ("m", "n"), align_bytes=12))},
+            "argument y: align_bytes=12 must be a power of two, at most 16; valid: 1, 2, 4, 8, 16",
+        ),
+        ({"arguments": (update("y", "fp32", ("m",), align_bytes=32),)}, "align_bytes=32 must be a power"),
+        ({"arguments": (read("x", "fp32", ("m",), align_bytes=True),)}, "align_bytes=True must be a power"),
         ({"rows": "k"}, "rows='k' is no size; sizes: m, n, groups"),
     ],
 )

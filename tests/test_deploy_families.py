@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from cutegen.build.store import Store
 from cutegen.deploy import family_calls, pin_table
 from cutegen.errors import PinError
 from cutegen.families import registry, strides
+from cutegen.families.calls import describe_call
 from cutegen.families.gemm.problem import Problem
 from cutegen.runtime.kernel_cache import Kernels
 
@@ -182,6 +184,61 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "no memory": (NORM, lambda v, t: {"x": replace(v["x"], address=0)}, "an operand has no memory"),
     "a gradient": (NORM, lambda v, t: {"weight": replace(v["weight"], requires_grad=True)}, "requires grad"),
 }
+
+
+EIGHTS = "rmsnorm_quantized 7x1000 bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "moved", "pitch", "aligned"),
+    [
+        *(("out", 8, 1000, True), ("out", 0, 1016, True), ("out", 4, 1000, False), ("out", 0, 1004, False)),
+        *(("x", 8, 1000, False), ("x", 0, 1004, False), ("x", 16, 1008, True)),
+    ],
+)
+def test_rows_start_where_their_argument_declares(
+    deployed: Path, log: Path, name: str, moved: int, pitch: int, aligned: bool
+) -> None:
+    """Those of fp8 at multiples of 8 bytes, of bf16 at multiples of 16; the package decides likewise."""
+    deployment, torch = load(deployed)
+    values = values_of(EIGHTS, torch)
+    tensor = replace(values[name], address=values[name].address + moved, strides=(pitch, 1))
+    values[name] = tensor
+    given = {name: value for name, value in values.items() if hasattr(value, "strides")}
+    family: Any = registry.find_family("rmsnorm_quantized")
+    problem = describe_call(family, given, frozenset({"out", "scale"}))
+    assert str(problem) == EIGHTS + ("" if aligned else " unaligned")
+    if aligned:
+        call(deployment, EIGHTS, values)
+        assert log.read_text().count("call") == 1
+        return
+    with pytest.raises(RuntimeError, match=r"no kernel of rmsnorm_quantized .* unaligned; "):
+        call(deployment, EIGHTS, values)
+
+
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_a_manifest_without_alignments_means_16_bytes(
+    deployed: Path, tmp_path: Path, log: Path, unaligned: bool
+) -> None:
+    """Folders have it that were pinned when there were no others; 1000 bytes of fp8 were unaligned then."""
+    copy = Path(shutil.copytree(deployed, tmp_path / "deploy"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    family = manifest["families"]["rmsnorm_quantized"]
+    assert {a["name"]: a.pop("align_bytes") for a in family["arguments"] if "align_bytes" in a} == {"out": 8}
+    for record in family["kernels"]:
+        record["unaligned"] = unaligned and record["problem"] == EIGHTS
+    text = json.dumps(manifest).encode()
+    (copy / "manifest.json").write_bytes(text)
+    loader = copy / "pinned.py"
+    digest = hashlib.sha256((deployed / "manifest.json").read_bytes()).hexdigest()
+    loader.write_text(loader.read_text().replace(digest, hashlib.sha256(text).hexdigest()))
+    deployment, torch = load(copy)
+    if unaligned:
+        call(deployment, EIGHTS, values_of(EIGHTS, torch))
+        assert log.read_text().count("call") == 1
+        return
+    with pytest.raises(RuntimeError, match=r"no kernel of rmsnorm_quantized is pinned for m=7 n=1000"):
+        call(deployment, EIGHTS, values_of(EIGHTS, torch))
 
 
 @pytest.mark.parametrize("warm", [False, True])

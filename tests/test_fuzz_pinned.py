@@ -207,6 +207,7 @@ BROKEN_FAMILIES: dict[str, tuple[Any, str]] = {
             *(("dims", value) for value in (["k"], 7, [["m"]], None, [])),
             *(("optional", value) for value in (1, None)),
             *(("may_alias", value) for value in ([7], 7, None)),
+            *(("align_bytes", value) for value in (0, 7, 32, "8", True, None)),
         )
     },
     **{

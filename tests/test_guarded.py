@@ -177,6 +177,16 @@ def test_a_fresh_output_is_as_a_caller_would_make_it() -> None:
         assert tensor.shape == (3, columns) and tensor.stride() == (pitch, 1)
 
 
+@pytest.mark.parametrize(("align_bytes", "gap", "start"), [(16, 16, 0), (8, 8, 8), (1, 1, 1)])
+def test_rows_are_no_more_aligned_than_kernels_must_bear(align_bytes: int, gap: int, start: int) -> None:
+    """Nor is where the output starts, if that is less than 16 bytes."""
+    output = Guarded(Argument("y", "out", "e4m3", (3, 32), align_bytes=align_bytes), CPU, gaps=True)
+    assert output.tensor.stride() == (32 + gap, 1) and output.tensor.storage_offset() % 16 == start
+    odd = Argument("y", "out", "e4m3", (3, 29), aligned=False, align_bytes=align_bytes)
+    assert Guarded(odd, CPU, gaps=True).tensor.stride() == (33, 1)
+    assert Guarded(odd, CPU, gaps=True).tensor.storage_offset() % 16 == 1
+
+
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
 def test_an_output_counts_as_left_alone_only_if_that_is_certain(dtype: str) -> None:
     """One poisoned element is enough where no kernel writes it, else all must be."""

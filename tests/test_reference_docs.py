@@ -11,10 +11,12 @@ import pytest
 import cutegen
 from cutegen.arch import ARCHES, find_arch
 from cutegen.cli.report import document
+from cutegen.deploy.described import describe
 from cutegen.errors import ConfigError, ResourceError
 from cutegen.families.gemm.perf_model import accuracy
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import SOURCES, families, find_family, find_space
+from cutegen.families.rmsnorm_quantized.family import RMSNORM_QUANTIZED
 from cutegen.measure.timing import Timing
 from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.trials import TrialStore
@@ -97,7 +99,7 @@ def test_the_accuracy_of_the_model_is_that_of_the_results_file() -> None:
 
 
 def test_the_formats_name_every_field(tmp_path: Path) -> None:
-    """Of tables, of trials, of the JSON of a run, and of timings."""
+    """Of tables, of trials, of the JSON of a run, of timings, and of the arguments of a pinned family."""
     text = (api_reference.ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     named = set(re.findall(r"[`\"](\w+)[`\"]", text))
     row = Row(Config({"tile": 1}), timing=Timing(1.0, 1.0, 1.0, 9))
@@ -110,4 +112,7 @@ def test_the_formats_name_every_field(tmp_path: Path) -> None:
     fields |= run[0].keys() | rows[0].keys()
     with TrialStore(tmp_path / "trials.db") as trials:
         fields |= {column[1] for column in trials._db.execute("PRAGMA table_info(trials)")}
+    arguments = describe(RMSNORM_QUANTIZED)["arguments"]
+    assert isinstance(arguments, list)
+    fields |= {key for argument in arguments if isinstance(argument, dict) for key in argument}
     assert sorted(fields - named) == []

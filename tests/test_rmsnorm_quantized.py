@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disassembly import disassembled
 from row_compile import REGISTERS, build, require_predicted, ring
 
 from cutegen.arch import ARCHES, find_arch
 from cutegen.build import Builder
 from cutegen.build.render import render
+from cutegen.dtypes import torch_dtype
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.families.rmsnorm_quantized.family import LEAST_SCALE, RMSNORM_QUANTIZED
 
@@ -40,6 +43,8 @@ KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"threads_per_row": 16, "rows_per_thread": 2, "rows_per_cta": 16},
     ),
     ("sm_90a", "16x1001 bf16", {"pdl": "late"}),
+    ("sm_90a", f"4096x2024 bf16 {ALL}", {}),
+    ("sm_90a", "2201x40008 fp16 weight=fp32", {**ring(512, 1, 4)}),
     ("sm_90a", f"256x32768 bf16 weight=fp32 {ALL}", {**REGISTERS, "threads_per_row": 256, "cluster_n": 4}),
     ("sm_90a", "1x262143 bf16", {}),
     ("sm_90a", f"2048x65536 bf16 {ALL}", {}),
@@ -95,6 +100,56 @@ def test_behind_a_residual_and_into_given_tensors(gpu: FakeFamilies) -> None:
     assert got is q and h is residual and torch.equal(h, total.bfloat16())
     want = norm(total, w, 1e-6)
     assert torch.allclose(scale.double(), want.abs().amax(-1) / 448, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "unaligned"),
+    [
+        *((1000, "bf16", False), (1001, "bf16", True), (1004, "bf16", True)),
+        *((1000, "fp32", False), (1004, "fp32", True)),
+    ],
+)
+def test_rows_of_fp8_start_at_multiples_of_8_bytes(
+    gpu: FakeFamilies, n: int, dtype: str, unaligned: bool
+) -> None:
+    """Those of x at multiples of 16: 1004 elements of bf16 have 2008 bytes."""
+    line = f"rmsnorm_quantized 3x{n} {dtype}"
+    assert RMSNORM_QUANTIZED.parse(line).unaligned == unaligned
+    assert str(RMSNORM_QUANTIZED.parse(line)) == line
+    cutegen.rms_norm(tensor(3, n, dtype=torch_dtype(dtype)), quantize="e4m3")
+    assert gpu.compiled[-1].signature.unaligned == unaligned
+
+
+@pytest.mark.parametrize(
+    ("start", "pitch", "unaligned"), [(8, N + 8, False), (4, N + 8, True), (8, N + 4, True), (1, N, True)]
+)
+def test_a_view_takes_the_kernel_for_where_its_rows_start(
+    gpu: FakeFamilies, start: int, pitch: int, unaligned: bool
+) -> None:
+    memory = torch.zeros(4 * pitch, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    assert memory.data_ptr() % 16 == 0
+    q, want = memory.as_strided((3, N), (pitch, 1), start), cutegen.rms_norm(tensor(3, N), quantize="e4m3")[0]
+    got, _ = cutegen.rms_norm(tensor(3, N), quantize="e4m3", out=q)
+    assert got is q and torch.equal(got.float(), want.float())
+    assert [source.signature.unaligned for source in gpu.compiled] == [False, True][: 1 + unaligned]
+
+
+@pytest.mark.parametrize("moved", [4, 8])
+def test_rows_of_x_start_at_multiples_of_16_bytes(gpu: FakeFamilies, moved: int) -> None:
+    x = tensor(3 * N + moved)[moved:].view(3, N)
+    cutegen.rms_norm(x, quantize="e4m3")
+    assert gpu.compiled[-1].signature.unaligned == (moved == 4)
+
+
+def test_the_kernel_is_compiled_for_rows_of_fp8_at_multiples_of_8_bytes() -> None:
+    texts = {
+        line: render(problem, HOPPER.default(problem), HOPPER.arch).text
+        for line in ("64x1000 bf16", "64x1000 bf16 unaligned")
+        for problem in [RMSNORM_QUANTIZED.parse(f"rmsnorm_quantized {line}")]
+    }
+    aligned, unaligned = texts.values()
+    assert "ELEMENTS = 8 " in aligned and "divisibility=8), 1),\n            assumed_align=8," in aligned
+    assert "ELEMENTS = 1 " in unaligned and "divisibility=1), 1),\n            assumed_align=1," in unaligned
 
 
 def test_a_row_of_zeros_has_a_scale(gpu: FakeFamilies) -> None:
@@ -161,6 +216,19 @@ def test_a_kernel_takes_what_its_space_predicts_and_spills_nothing(compiler: Bui
     require_predicted(build("rmsnorm_quantized", KERNELS, compiler))
 
 
+@pytest.mark.dsl
+@pytest.mark.skipif(importlib.util.find_spec("cutlass") is None, reason="needs the CuTe DSL")
+@pytest.mark.parametrize(("line", "stores"), [("4096x2024 bf16", "STG.E.64"), ("4096x1000 fp32", "STG.E")])
+def test_what_16_bytes_hold_of_x_is_stored_at_once(
+    compiler: Builder, tmp_path: Path, line: str, stores: str
+) -> None:
+    """Besides the scales, of 4 bytes each."""
+    [kernel] = build("rmsnorm_quantized", [("sm_90a", line, {})], compiler)
+    [code] = disassembled([kernel.artifact], tmp_path)
+    assert {*re.findall(r"\bLDG\S*", code)} == {"LDG.E.128"}
+    assert {*re.findall(r"\bSTG\S*", code)} == {"STG.E", stores}
+
+
 def test_there_is_one_exchange() -> None:
     for line in ("16384x4096 bf16", "32768x32768 bf16", "1024x131072 bf16"):
         problem = parse_problem(f"rmsnorm_quantized {line}")
@@ -173,7 +241,7 @@ def test_there_is_one_exchange() -> None:
 def test_every_length_of_row_has_a_default(m: int, options: dict[str, Any]) -> None:
     for n in (1, 7, 17, 64, 128, 1000, 2880, 4099, 8192, 16384, 32771, 65536, 131_072, 262_143, 262_144):
         problem = RMSNORM_QUANTIZED.problem({"m": m, "n": n}, options)
-        assert problem.unaligned == bool(n % 16)  # rows of 8 bits start at multiples of 16 bytes, or anywhere
+        assert problem.unaligned == bool(n % 8)  # rows of 8 bits start at multiples of 8 bytes, or anywhere
         assert not HOPPER.explain(problem, HOPPER.default(problem)), problem
 
 

@@ -74,6 +74,21 @@ def test_a_fit_is_no_worse_than_where_it_begins() -> None:
     assert fit_rows.fitted(timed, 40, 1) == terms
 
 
+def test_rows_of_fp8_count_since_they_are_written_by_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lines are those of problems that were read element by element when older records were made."""
+
+    def widths() -> set[int]:
+        fit_rows.measured.cache_clear()
+        return {each.problem.sizes["n"] % 16 for each in fit_rows.measured("rmsnorm_quantized")}
+
+    old = [row for row in fit_rows._records("rmsnorm_quantized") if not row.by_eight]
+    monkeypatch.setattr(fit_rows, "_records", lambda family: old)
+    assert 0 in widths() and 8 not in widths()
+    monkeypatch.setattr(fit_rows, "_records", lambda family: [row._replace(by_eight=True) for row in old])
+    assert 8 in widths()
+    fit_rows.measured.cache_clear()
+
+
 def test_other_families_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert fit_rows.main(["rmsnorm"]) != 0
     assert "valid: cross_entropy" in capsys.readouterr().err

@@ -68,6 +68,8 @@ _LISTED = 4.0
 """Weight of the problems of tools/shapes, beside 1 of those that were drawn at random."""
 _PEELED_SINCE, _PEELED_THEN = "2026-11-24T02", ("softmax", "cross_entropy")
 """Rows that start anywhere were read as vectors in results since then, of these families."""
+_BY_EIGHT_SINCE = "2026-11-27T12:20"
+"""Rows of fp8 that start at multiples of 8 bytes, not of 16, are written as vectors in results since then."""
 _LEAST_OVERLAP = 1.3
 """Below it times would add up, which they do not."""
 
@@ -92,19 +94,34 @@ class Timed(NamedTuple):
     weight: float
 
 
-def _records(family: str) -> Iterator[tuple[Mapping[str, Any], bool, bool]]:
-    """Yield the rows of records, whether they are older than kernels of rows of two warps that take few
-    barriers, and whether they were timed with rows that start anywhere read as vectors."""
+class _Record(NamedTuple):
+    """A row of a record, and what was so when it was measured.
+
+    Attributes:
+        row: As it was written.
+        before: Whether it is older than kernels of rows of two warps that take few barriers.
+        peeled: Whether rows that start anywhere were read as vectors.
+        by_eight: Whether rows of fp8 that start at multiples of 8 bytes were written as vectors.
+    """
+
+    row: Mapping[str, Any]
+    before: bool
+    peeled: bool
+    by_eight: bool
+
+
+def _records(family: str) -> Iterator[_Record]:
     for row in json.loads(lzma.decompress(TRIED.read_bytes()))[family]["rows"]:
-        yield row, True, False
+        yield _Record(row, True, False, False)
     for row in json.loads(LATER.read_text()).get(family, {"rows": []})["rows"]:
-        yield row, False, True
+        yield _Record(row, False, True, False)
     for path in sorted((ROOT / "docs" / "results").glob("untuned_rows*.json")):
         record = json.loads(path.read_text())
         peeled = record["measured_at"] > _PEELED_SINCE and family in _PEELED_THEN
+        by_eight = record["measured_at"] > _BY_EIGHT_SINCE
         for row in record["rows"]:
             if row["problem"].split()[0] == family:
-                yield row, "times" not in row, peeled
+                yield _Record(row, "times" not in row, peeled, by_eight)
 
 
 def _might_be_peeled(problem: Any) -> bool:
@@ -112,18 +129,26 @@ def _might_be_peeled(problem: Any) -> bool:
     return bool(problem.signature.unaligned and long)
 
 
+def _starts_at_eights(problem: Any) -> bool:
+    """Return whether rows of fp8 start at multiples of 8 bytes, not of 16, which no line says."""
+    return bool(problem.family == "rmsnorm_quantized" and problem.n % 16 == 8)
+
+
 @cache
 def measured(family: str) -> tuple[Timed, ...]:
     """Return the times of a family, of configs that are valid today.
 
     Records without all times are older than kernels of rows of two warps that take few barriers: those are
-    left out. So are rows that start anywhere, if they were timed as they are not read today.
+    left out. So are rows that start anywhere, or at multiples of 8 bytes, if they were timed as they are not
+    read or written today.
     """
     listed = {shape.problem for shape in read_shapes(SHAPES / f"{family}.toml", family)}
     space, found = find_space(family, ARCH), []
-    for row, before, peeled in _records(family):
+    for row, before, peeled, by_eight in _records(family):
         problem = parse_problem(row["problem"])
         if _might_be_peeled(problem) and peeled != is_peeled(problem):
+            continue
+        if _starts_at_eights(problem) and not by_eight:
             continue
         tried = row.get("tried") if "times" not in row else row["times"]
         times = {

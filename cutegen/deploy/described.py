@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from cutegen.digest import Json
-from cutegen.dtypes import TORCH_DTYPES
+from cutegen.dtypes import TMA_ALIGN_BYTES, TORCH_DTYPES
 from cutegen.families.declared import DeclaredFamily, DeclaredProblem, multiple
 from cutegen.families.declared.arguments import NONE
 from cutegen.family import Option
@@ -29,6 +29,7 @@ def describe(family: DeclaredFamily) -> dict[str, Json]:
                 "dims": list(a.dims),
                 "optional": bool(a.when),
                 **({"anywhere": True} if a.anywhere else {}),
+                **({"align_bytes": a.align_bytes} if a.align_bytes != TMA_ALIGN_BYTES else {}),
                 "may_alias": list(a.may_alias),
             }
             for a in family.declared_arguments

@@ -39,6 +39,7 @@ _TORCH_NAMES = {short: (name.partition(".")[2], bits) for name, (short, _, bits)
 _TENSORS = ("in", "out", "inout")
 _GIVEN = (*_TENSORS, "scalar")
 _KINDS = (*_GIVEN, "scratch", "launch")
+#: Aligned rows start at multiples of so many bytes, where the manifest has no ``align_bytes``.
 _ALIGNED_BYTES = 16
 #: So many kinds of call are kept; a thread that makes more starts over.
 _MOST_PLANS = 16384
@@ -54,6 +55,7 @@ class _Argument(NamedTuple):
     optional: bool
     may_alias: tuple[str, ...]
     anywhere: bool
+    align_bytes: int
 
 
 class _Plan(NamedTuple):
@@ -334,8 +336,8 @@ class FamilyCalls:
         wanted = {a.name for a, tensor in zip(self.tensors, tensors, strict=True) if tensor is not None}
         wanted |= {a.name for a in self.arguments if a.kind == "scalar" and words.get(a.name, True)}
         options = {name: words[name] for name in self._options}
-        anywhere = {a.name for a in self.tensors if a.anywhere}
-        unaligned = not all(_is_aligned(tensor) for name, tensor in given.items() if name not in anywhere)
+        bound = (a for a in self.tensors if a.name in given and not a.anywhere)
+        unaligned = not all(_is_aligned(given[a.name], a.align_bytes) for a in bound)
 
         def fits(record: dict[str, Any]) -> bool:
             self.require_record(record)
@@ -393,9 +395,9 @@ class FamilyCalls:
         return found
 
     def _is_odd(self, dtypes: dict[str, str], sizes: dict[str, int]) -> bool:
-        """Whether rows of some argument, one behind the other, do not start at multiples of 16 bytes."""
+        """Whether rows of some argument, one behind the other, do not start where aligned ones do."""
         return any(
-            a.dims[-1][0] * sizes[a.dims[-1][1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % _ALIGNED_BYTES
+            a.dims[-1][0] * sizes[a.dims[-1][1]] * _TORCH_NAMES[dtypes[a.name]][1] // 8 % a.align_bytes
             for a in self.tensors
             if a.name in dtypes and len(a.dims) > 1 and not a.anywhere
         )
@@ -416,6 +418,7 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
             item["optional"],
             tuple(item["may_alias"]),
             item.get("anywhere", False) is True,
+            item.get("align_bytes", _ALIGNED_BYTES),
         )
         right = (
             isinstance(made.name, str)
@@ -424,6 +427,8 @@ def _read_arguments(said: dict[str, Any]) -> tuple[_Argument, ...]:
             and bool(made.dims) == (made.kind in _TENSORS)
             and isinstance(made.optional, bool)
             and all(isinstance(other, str) for other in made.may_alias)
+            and type(made.align_bytes) is int
+            and made.align_bytes in (1, 2, 4, 8, _ALIGNED_BYTES)
         )
         if not right or made.name in {other.name for other in found}:
             raise ValueError(f"argument {made.name!r:.40} is not one that was pinned")
@@ -471,11 +476,11 @@ def _number(name: str, is_integer: bool, value: Any) -> float:
     return value
 
 
-def _is_aligned(tensor: Any) -> bool:
-    """Whether every row of a tensor starts at a multiple of 16 bytes."""
+def _is_aligned(tensor: Any, align_bytes: int) -> bool:
+    """Whether every row of a tensor starts at a multiple of so many bytes."""
     steps = [step for step, extent in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if extent > 1]
     places = (tensor.data_ptr(), *(step * tensor.element_size() for step in steps))
-    return not any(place % _ALIGNED_BYTES for place in places)
+    return not any(place % align_bytes for place in places)
 
 
 def _may_repeat(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TMA_ALIGN_BYTES, TORCH_DTYPES, short_dtype
+from cutegen.dtypes import DTYPE_BYTES, SHORT_NAMES, TORCH_DTYPES, short_dtype
 from cutegen.errors import OperandError, ProblemError
 from cutegen.families.declared import (
     Declared,
@@ -59,8 +59,8 @@ def describe_call(
         OperandError: A tensor cannot be an operand: names it, the rule, and what would be valid.
     """
     sizes, options = _collected(family, tensors, wanted, named, device_type)
-    anywhere = {a.name for a in family.declared_arguments if a.anywhere}
-    aligned = all(_is_aligned(name, tensor) for name, tensor in tensors.items() if name not in anywhere)
+    bound = (a for a in family.declared_arguments if a.name in tensors and not a.anywhere)
+    aligned = all(_is_aligned(tensors[a.name], a.align_bytes) for a in bound)
     missing = [size.name for size in family.sizes if size.name not in sizes and size.default is None]
     if missing:
         raise untold_size(family, missing[0])
@@ -217,10 +217,11 @@ def _check_place(
 
 
 def _require_aligned(declared: Declared, tensor: torch.Tensor) -> None:
-    if not _is_aligned(declared.name, tensor):
+    align = declared.align_bytes
+    if not _is_aligned(tensor, align):
         raise OperandError(
             f"{declared.name} has strides {tuple(tensor.stride())} and its data at byte "
-            f"{tensor.data_ptr() % TMA_ALIGN_BYTES} of 16: every row must start at a multiple of 16 bytes; "
+            f"{tensor.data_ptr() % align} of {align}: every row must start at a multiple of {align} bytes; "
             f"pass a copy with such rows, padded where {declared.dims[-1]} is no such multiple"
         )
 
@@ -283,12 +284,12 @@ def _take_dtype(
         raise OperandError(f"{name} has dtype {tensor.dtype} but others torch.{other}; they must agree")
 
 
-def _is_aligned(name: str, tensor: torch.Tensor) -> bool:
-    """Return whether every row of a tensor starts at a multiple of 16 bytes."""
+def _is_aligned(tensor: torch.Tensor, align_bytes: int) -> bool:
+    """Return whether every row of a tensor starts at a multiple of so many bytes."""
     if tensor.dim() < 2:
-        return bool(tensor.data_ptr() % TMA_ALIGN_BYTES == 0)
-    fits = is_aligned(tuple(tensor.shape), tensor.stride(), -1, tensor.element_size())
-    return fits and tensor.data_ptr() % TMA_ALIGN_BYTES == 0
+        return bool(tensor.data_ptr() % align_bytes == 0)
+    fits = is_aligned(tuple(tensor.shape), tensor.stride(), -1, tensor.element_size(), align_bytes)
+    return fits and tensor.data_ptr() % align_bytes == 0
 
 
 def output_shapes(problem: DeclaredProblem) -> dict[str, tuple[tuple[int, ...], str]]:

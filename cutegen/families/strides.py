@@ -54,10 +54,13 @@ def may_repeat(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return False
 
 
-def is_aligned(shape: Sequence[int], stride: Sequence[int], inner: int, size: int) -> bool:
-    """Whether every step but the contiguous one is a multiple of 16 bytes; axes of size 1 take no step."""
+def is_aligned(
+    shape: Sequence[int], stride: Sequence[int], inner: int, size: int, align_bytes: int = TMA_ALIGN_BYTES
+) -> bool:
+    """Whether every step but the contiguous one is a multiple of ``align_bytes``; axes of size 1 take no
+    step."""
     multiples = [
-        extent == 1 or step * size % TMA_ALIGN_BYTES == 0 for extent, step in zip(shape, stride, strict=True)
+        extent == 1 or step * size % align_bytes == 0 for extent, step in zip(shape, stride, strict=True)
     ]
     multiples[inner] = True
     return all(multiples)

@@ -32,7 +32,7 @@ NEVER = -(2**31) + 12345
 #: Byte of the poison of other integers, in each of two runs. Any value may be a right one there, but an
 #: element that holds the poison of its run in both runs was not written.
 _BYTES = (0x5B, 0xA4)
-#: Elements between rows that are not aligned; between others lie 16 bytes.
+#: Elements between rows that are not aligned; between others lie as few bytes as their alignment allows.
 _ODD_GAP = 3
 
 
@@ -66,7 +66,7 @@ class Guarded:
         strides, size, pitch = _strides(argument, dtype.itemsize, gaps)
         lead = -(-max(1024, 2 * pitch) // 64) * 64
         self.buffer = torch.empty(2 * lead + size, dtype=dtype, device=device)
-        offset = lead + (1 if gaps and not argument.aligned else 0)
+        offset = lead + (_odd_start(argument, dtype.itemsize) if gaps else 0)
         self.tensor = self.buffer.as_strided(argument.shape, strides, storage_offset=offset)
         self._initial = initial
         self._turn = 0
@@ -107,14 +107,21 @@ class Guarded:
         return any(bool((_is_poison(a, self._turn) & _is_poison(b, other._turn)).any()) for a, b in pairs)
 
 
+def _odd_start(argument: Argument, itemsize: int) -> int:
+    """Return at which element an output starts that is as little aligned as its kernels must bear."""
+    if not argument.aligned:
+        return 1
+    return argument.align_bytes // itemsize if argument.align_bytes < TMA_ALIGN_BYTES else 0
+
+
 def _strides(argument: Argument, itemsize: int, gaps: bool) -> tuple[tuple[int, ...], int, int]:
     """Return strides, the elements that they span, and the pitch of a row."""
     shape = argument.shape
     pitch = shape[-1]
     if len(shape) > 1:
         if gaps:
-            pitch += TMA_ALIGN_BYTES // itemsize if argument.aligned else _ODD_GAP
-        if not argument.aligned and pitch * itemsize % TMA_ALIGN_BYTES == 0:
+            pitch += max(1, argument.align_bytes // itemsize) if argument.aligned else _ODD_GAP
+        if not argument.aligned and pitch * itemsize % argument.align_bytes == 0:
             pitch += 1
     strides, size = [1], pitch
     for at in range(len(shape) - 2, -1, -1):

@@ -282,8 +282,8 @@ def fake_arguments():
         cute.runtime.make_fake_tensor(
             cutlass.Float8E4M3FN,
             (rows, N),
-            stride=(cute.sym_int64(divisibility=16), 1),
-            assumed_align=16,
+            stride=(cute.sym_int64(divisibility=8), 1),
+            assumed_align=8,
         ),
         cute.runtime.make_fake_tensor(cutlass.Float32, (rows,), stride=(1,), assumed_align=4),
         matrix(),

@@ -26,11 +26,17 @@ LINES = (
     "777x17 fp32",
     "301x4097 bf16 residual residual_out",
     "300x2880 bf16 unaligned",
+    "300x1000 bf16 residual residual_out",
+    "777x2024 fp16 weight=fp32",
+    "300x1000 fp32",
+    "129x40008 bf16",
+    "300x1000 bf16 unaligned",
 )
 #: Numbers of rows that are no multiple of a CTA's.
 MANY_ROWS = (
     "17001x1008 fp16 weight=none",
     "5001x7168 bf16",
+    "5001x2824 bf16",
     "2201x16384 bf16 weight=fp32",
     "801x40000 bf16 residual residual_out",
     "801x65536 fp32",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from cutegen.dtypes import TMA_ALIGN_BYTES
 from cutegen.errors import FamilyError, ProblemError
 from cutegen.family import Kind
 
@@ -18,6 +19,7 @@ __all__ = [
     "integers",
     "multiple",
     "read",
+    "row_starts",
     "scalar",
     "scratch",
     "update",
@@ -45,8 +47,10 @@ class Declared:
         may_alias: As :class:`cutegen.family.Argument` has it.
         values: Of a scalar: what it is in most runs, and in the check on awkward sizes.
         below: Of a tensor of integers: the size that those drawn for it stay below; empty for 128.
-        aligned: Whether kernels take it only with rows that start at multiples of 16 bytes.
+        aligned: Whether kernels take it only with rows that start at multiples of ``align_bytes``.
         anywhere: Whether its rows may start anywhere in every problem.
+        align_bytes: Its rows start at multiples of so many bytes in problems that are not ``unaligned``: a
+            power of two, at most 16. Fewer suffice where a kernel's accesses to it are narrower.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Declared:
     below: str = ""
     aligned: bool = False
     anywhere: bool = False
+    align_bytes: int = TMA_ALIGN_BYTES
 
     def is_present(self, options: Mapping[str, str | bool]) -> bool:
         """Return whether a problem of these options has it."""
@@ -99,27 +104,48 @@ def read(
     below: str = "",
     aligned: bool = False,
     anywhere: bool = False,
+    align_bytes: int = TMA_ALIGN_BYTES,
 ) -> Declared:
     """Declare a tensor that kernels only read; its integers, such as places in another, stay below a size.
 
     Its rows may start anywhere in problems that say ``unaligned``, unless it is always ``aligned``; in all of
-    them if ``anywhere``.
+    them if ``anywhere``. Elsewhere they start at multiples of ``align_bytes``.
     """
     return Declared(
-        name, "in", dtype, _dims(name, dims), when, below=below, aligned=aligned, anywhere=anywhere
+        *(name, "in", dtype, _dims(name, dims), when),
+        below=below,
+        aligned=aligned,
+        anywhere=anywhere,
+        align_bytes=align_bytes,
     )
 
 
 def write(
-    name: str, dtype: str, dims: Sequence[str], *, when: str = "", may_alias: Sequence[str] = ()
+    name: str,
+    dtype: str,
+    dims: Sequence[str],
+    *,
+    when: str = "",
+    may_alias: Sequence[str] = (),
+    align_bytes: int = TMA_ALIGN_BYTES,
 ) -> Declared:
-    """Declare a tensor that kernels write completely; it may be one of the inputs in ``may_alias``."""
-    return Declared(name, "out", dtype, _dims(name, dims), when, tuple(may_alias))
+    """Declare a tensor that kernels write completely; it may be one of the inputs in ``may_alias``.
+
+    Its rows start at multiples of ``align_bytes`` in problems that do not say ``unaligned``.
+    """
+    return Declared(name, "out", dtype, _dims(name, dims), when, tuple(may_alias), align_bytes=align_bytes)
 
 
-def update(name: str, dtype: str, dims: Sequence[str], *, when: str = "") -> Declared:
-    """Declare a tensor that kernels read and write in place."""
-    return Declared(name, "inout", dtype, _dims(name, dims), when)
+def update(
+    name: str,
+    dtype: str,
+    dims: Sequence[str],
+    *,
+    when: str = "",
+    align_bytes: int = TMA_ALIGN_BYTES,
+) -> Declared:
+    """Declare a tensor that kernels read and write in place; ``align_bytes`` as of :func:`write`."""
+    return Declared(name, "inout", dtype, _dims(name, dims), when, align_bytes=align_bytes)
 
 
 def _dims(name: str, dims: Sequence[str]) -> tuple[str, ...]:
@@ -156,3 +182,11 @@ def dtype_of(declared: Declared, options: Mapping[str, str | bool]) -> str:
     """Return the dtype of an argument in problems of these options."""
     named = str(options.get(declared.dtype, declared.dtype))
     return str(options["dtype"]) if named == SAME else named
+
+
+def row_starts(arguments: Iterable[Declared]) -> str:
+    """Return in words at multiples of how many bytes rows start in problems that are not ``unaligned``."""
+    bound = [a for a in arguments if a.dims and not (a.aligned or a.anywhere)]
+    most = max((a.align_bytes for a in bound), default=TMA_ALIGN_BYTES)
+    less = ", ".join(f"{a.align_bytes} of {a.name}" for a in bound if a.align_bytes < most)
+    return f"multiples of {most} bytes" + (f" ({less})" if less else "")

@@ -6,7 +6,7 @@ import keyword
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cutegen.dtypes import DTYPE_BYTES, TORCH_DTYPES
+from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, TORCH_DTYPES
 from cutegen.errors import FamilyError
 from cutegen.families.declared.arguments import NONE, SAME, Declared, multiple
 from cutegen.family import Option
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from cutegen.families.declared.family import DeclaredFamily
 
 __all__ = ["require_consistent"]
+
+#: What rows may start at multiples of: bytes.
+_ALIGNMENTS = tuple(2**power for power in range(TMA_ALIGN_BYTES.bit_length()))
 
 
 def require_consistent(family: DeclaredFamily, rows: str) -> None:
@@ -74,6 +77,9 @@ def _mistake(family: DeclaredFamily, argument: Declared) -> str:
         return f"values are {argument.values!r}; give two numbers, the usual one and another, as (1.0, -0.5)"
     if _is_tensor(argument) and not argument.dims:
         return f"a tensor has at least one size; sizes: {', '.join(sizes)}"
+    if type(argument.align_bytes) is not int or argument.align_bytes not in _ALIGNMENTS:
+        valid = ", ".join(map(str, _ALIGNMENTS))
+        return f"align_bytes={argument.align_bytes!r} must be a power of two, at most 16; valid: {valid}"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from cutegen.dtypes import TMA_ALIGN_BYTES, torch_dtype
+from cutegen.dtypes import torch_dtype
 from cutegen.family import Argument
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def with_gaps(values: torch.Tensor, argument: Argument) -> torch.Tensor:
     import torch
 
     dtype, device = values.dtype, values.device
-    extra = 3 if not argument.aligned else TMA_ALIGN_BYTES // dtype.itemsize
+    extra = 3 if not argument.aligned else max(1, argument.align_bytes // dtype.itemsize)
     width = argument.shape[-1] + extra
-    if not argument.aligned and width * dtype.itemsize % TMA_ALIGN_BYTES == 0:
+    if not argument.aligned and width * dtype.itemsize % argument.align_bytes == 0:
         width += 1
     fill = math.nan if dtype.is_floating_point else 0
     whole = torch.full((*argument.shape[:-1], width), fill, dtype=dtype, device=device)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
+from cutegen.dtypes import DTYPE_BYTES, short_dtype
 from cutegen.errors import FamilyError, ProblemError, UsageError
-from cutegen.families.declared.arguments import NONE, Declared, dtype_of, multiple
+from cutegen.families.declared.arguments import NONE, Declared, dtype_of, multiple, row_starts
 from cutegen.families.declared.consistent import require_consistent
 from cutegen.families.declared.drawing import draw
 from cutegen.families.declared.problem import UNALIGNED, DeclaredProblem
@@ -92,7 +92,7 @@ class DeclaredFamily(Family):
         self.name = name
         self.meaning = meaning
         self.sizes = sizes
-        self.options = (*options, Option(UNALIGNED, "rows do not start at multiples of 16 bytes"))
+        self.options = (*options, Option(UNALIGNED, f"rows do not start at {row_starts(arguments)}"))
         self.declared_arguments = arguments
         self._reference = reference
         self._rows = rows
@@ -182,9 +182,9 @@ class DeclaredFamily(Family):
         return value
 
     def is_odd(self, problem: DeclaredProblem) -> bool:
-        """Return whether rows that follow one another do not start at multiples of 16 bytes."""
+        """Return whether rows that follow one another do not start where aligned ones do."""
         return any(
-            len(a.shape) > 1 and a.shape[-1] * DTYPE_BYTES[a.dtype] % TMA_ALIGN_BYTES
+            len(a.shape) > 1 and a.shape[-1] * DTYPE_BYTES[a.dtype] % a.align_bytes
             for a in self.arguments(problem)
             if not (self._declared(a.name).aligned or self._declared(a.name).anywhere)
         )
@@ -214,6 +214,7 @@ class DeclaredFamily(Family):
                 a.shape(sizes),
                 aligned=a.aligned or not (a.anywhere or problem.unaligned),
                 may_alias=tuple(name for name in a.may_alias if name in names),
+                align_bytes=a.align_bytes,
             )
             for a in there
         )

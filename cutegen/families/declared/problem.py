@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UNALIGNED", "DeclaredProblem", "DeclaredSignature"]
 
-#: The word of a problem whose rows do not start at multiples of 16 bytes although their length is one.
+#: The word of a problem whose rows start anywhere although their length would let them be aligned.
 UNALIGNED = "unaligned"
 
 
@@ -27,7 +27,7 @@ class DeclaredSignature:
         family: Name of the family.
         fixed: The sizes that are compiled in.
         options: Every option; flags are True or False.
-        unaligned: Whether rows may start anywhere, not only at multiples of 16 bytes.
+        unaligned: Whether rows may start anywhere, not only at the multiples of bytes that arguments declare.
     """
 
     family: str

@@ -24,6 +24,8 @@ __all__ = ["LARGEST", "LEAST_SCALE", "RMSNORM_QUANTIZED"]
 LARGEST = 448.0
 #: The least scale: the smallest normal number of fp32, which a row of zeros gets.
 LEAST_SCALE = 2.0**-126
+#: Kernels load 16 bytes of x at a time and store as many elements: 8 bytes of fp8, of fp32 4.
+_OUT_ALIGN_BYTES = 8
 #: The second is large enough to change every scale, so that a kernel in which the first is compiled shows.
 _EPS = (1e-6, 0.25)
 
@@ -84,7 +86,7 @@ RMSNORM_QUANTIZED = DeclaredFamily(
         read("x", "dtype", ("m", "n")),
         read("weight", "weight", ("n",), when="weight"),
         read("residual", "dtype", ("m", "n"), when="residual"),
-        write("out", "e4m3", ("m", "n")),
+        write("out", "e4m3", ("m", "n"), align_bytes=_OUT_ALIGN_BYTES),
         write("scale", "fp32", ("m",)),
         write("residual_out", "dtype", ("m", "n"), when="residual_out", may_alias=("residual",)),
         scalar("eps", "fp32", _EPS),

@@ -91,9 +91,10 @@ def _parameter(argument: Argument, kernel: Kernel, problem: Any) -> _Parameter:
     aligned = argument.aligned and not problem.unaligned
     dims = _dims(kernel, argument)
     shape = [_extent(kernel, problem, *multiple(dim)) for dim in dims]
-    step = TMA_ALIGN_BYTES // width if aligned else 1
+    step = max(1, argument.align_bytes // width) if aligned else 1
     strides = [f"cute.sym_int64(divisibility={step})" for _ in dims[1:]] + ["1"]
-    align = TMA_ALIGN_BYTES if aligned and (len(dims) > 1 or argument.kind == "in") else width
+    starts = aligned and (len(dims) > 1 or argument.kind == "in")
+    align = max(width, argument.align_bytes) if starts else width
     fake = (
         f"cute.runtime.make_fake_tensor({_TYPES[argument.dtype]}, ({', '.join(shape)},), "
         f"stride=({', '.join(strides)},), assumed_align={align})"

@@ -163,7 +163,8 @@ class Kernel:
         takes_stream: Whether the entry takes a stream; if not, what it launches is given that of the call.
         rows: A size along which problems are independent: the reference is then worked out for some rows at a
             time, on the tensors that have it as their first dimension.
-        aligned: The kernel needs rows that start at multiples of 16 bytes. Others are then refused.
+        aligned: The kernel needs rows that start at multiples of 16 bytes, or of the ``align_bytes`` of an
+            argument. Others are then refused.
         any_order: Sums are added in order of arrival, so results may differ in their last bits.
         repeat: How a kernel that updates tensors is timed: ``restore``, the default, puts them back between
             timed spans; ``bounded`` goes on with what earlier launches left, whose values stay in their

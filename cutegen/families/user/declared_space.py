@@ -7,6 +7,7 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, SpaceError
+from cutegen.families.declared.arguments import row_starts
 from cutegen.families.user.call_text import compiled_names
 from cutegen.families.user.declaration import Kernel, Named
 from cutegen.families.user.scope import Scope, knobs_behind
@@ -95,8 +96,8 @@ def _aligned(kernel: Kernel) -> str:
     rows = [a.name for a in kernel.arguments if len(a.dims) > 1 and not (a.aligned or a.anywhere)]
     where = f"Rows of {', '.join(rows)}" if rows else "Tensors"
     return (
-        f"{where} must start at multiples of 16 bytes, unless the declaration says anywhere=True of a tensor "
-        "or aligned=False of the kernel."
+        f"{where} must start at {row_starts(kernel.arguments)}, unless the declaration says anywhere=True of "
+        "a tensor or aligned=False of the kernel."
     )
 
 
