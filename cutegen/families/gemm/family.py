@@ -296,7 +296,7 @@ class GemmFamily(Family):
         """Return more than 1 where A is contiguous along m.
 
         Source: on 168 such GEMMs on an H200, each (n, k) left out of the fits, expected ratios of times
-        are off by 15 %, on 1755 others by 7 %. Believed from a lead of 3 % on, like others, they come to
+        are off by 15 %, on 1755 others by 7 %. Believed from a lead of 3 % on they come to
         1.024 of torch.mm in the geometric mean, and 3.0 % are under 0.85; from 12 % on to 1.028, and 0.6 %.
         """
         return _DOUBT_ALONG_M if problem.layout[0] == "m" else 1.0
