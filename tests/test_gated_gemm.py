@@ -274,7 +274,7 @@ def test_the_default_is_near_the_fastest_that_was_measured(sizes: str) -> None:
     config, known = default_config(SPACE, parse_problem(f"gated_gemm {sizes} bf16"), 132), MEASURED[sizes]
     kind = [word for word, knob in (("swapped", "swap_ab"), ("pingpong", "pingpong")) if config.flag(knob)]
     (rows, columns), (along_m, along_n) = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
-    assert known[" ".join([f"{rows}x{columns}", f"{along_m}x{along_n}", *kind])] < 1.05 * min(known.values())
+    assert known[" ".join([f"{rows}x{columns}", f"{along_m}x{along_n}", *kind])] < 1.06 * min(known.values())
 
 
 def test_every_problem_has_a_default_and_it_is_checked_on_a_tail() -> None:

@@ -31,7 +31,7 @@ from cutegen.errors import CutegenError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure import Bench
-from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.records.calibrations import packaged_arch
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     add_out_argument(parser, required=True)
     parser.add_argument("--count", type=positive_int, default=300, help="products of the first kind (300)")
     parser.add_argument("--others", type=positive_int, default=20, help="of each other kind (20)")
-    parser.add_argument("--context", choices=CONTEXTS, default=BACK_TO_BACK)
+    parser.add_argument("--context", choices=CONTEXTS, default=DEFAULT_CONTEXT)
     parser.add_argument("--settle", type=positive_float, default=0.1, help="longest burn-in in seconds (0.1)")
     parser.add_argument("--compile-only", action="store_true", help="leave kernels in the cache")
     add_drawing_arguments(parser, rounds=9)

@@ -40,6 +40,8 @@ RESULTS = (
     "untuned_products_193",
     "untuned_products_239",
     "untuned_products_269",
+    "untuned_products_283",
+    "untuned_products_347",
 )
 
 

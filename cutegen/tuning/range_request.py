@@ -59,7 +59,7 @@ class RangeEffort:
     random: int = 4
     contenders: int = 10
     loaded_contenders: int = 6
-    seconds: float = 25.5
+    seconds: float = 24.0
 
 
 #: How much to try, by the names of :data:`~cutegen.tuning.request.EFFORTS`.
