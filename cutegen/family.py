@@ -472,7 +472,7 @@ class Family(ABC):
         return 0.0
 
     def hidden_us(self, problem: OwnProblem) -> float:
-        """Return the microseconds that launches back to back hide of a kernel, which predictions leave out."""
+        """Return the microseconds of a kernel that launches back to back hide and predictions leave out."""
         return 0.0
 
     def doubt(self, problem: OwnProblem) -> float:

@@ -141,7 +141,7 @@ def test_expectations_count_where_nothing_was_measured(monkeypatch: pytest.Monke
 
 
 def test_by_default_what_nobody_measured_goes_to_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Untuned sizes, and those that a neighbour answers, go to who is expected to be faster; tuned ones stay."""
+    """Untuned sizes, and those that a neighbour answers, go to the faster one; tuned ones stay."""
     predict, near = predictor(SPACE, PROBLEM, 132), replace(PROBLEM, m=127)
     monkeypatch.setattr(GEMM, "is_fitted", lambda *_: False)  # so that neighbours answer, however good
     assert predict is not None and DEFAULT_FALLBACK == "expected"
