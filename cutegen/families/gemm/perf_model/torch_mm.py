@@ -82,7 +82,11 @@ class TorchMm:
     _native: list[NativeTorch] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def time_us(self, m: int, n: int, k: int, sm_count: int, layout: str = "kk") -> float:
-        """Return microseconds of the product of m x k and k x n, in 16 bits, back to back."""
+        """Return microseconds of the product of m x k and k x n, in 16 bits.
+
+        That is behind another kernel by the fit that the package ships for the H200; back to back by the
+        fits of calibrations.
+        """
         import numpy as np
 
         if self._native:
