@@ -109,6 +109,15 @@ def test_what_is_fused_counts_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> 
         assert (ask(None, biased).config is not None) == kernel
 
 
+def test_what_launches_back_to_back_hide_counts_against_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lead of 0.2 us back to back is none behind another kernel; one of 0.6 us is."""
+    own = (predictor(SPACE, PROBLEM, 132) or (lambda _: None))(default_config(SPACE, PROBLEM, 132))
+    assert own is not None
+    for lead_us, kernel in ((0.2, False), (0.6, True)):
+        monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=own + lead_us: took)
+        assert (ask(None).config is not None) == kernel
+
+
 def test_leads_of_products_with_a_along_m_must_be_larger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expectations are off by twice as much there."""
     for layout, least in (("kk", 1.0), ("kn", 1.0), ("mn", 1.1), ("mk", 1.1)):
