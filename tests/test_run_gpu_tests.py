@@ -278,6 +278,15 @@ def test_events_that_were_cut_off_and_errors_behind_a_test(tmp_path: Path) -> No
     assert seconds_of_tests(facts) == {"a.py": 2.5}
 
 
+def test_results_do_not_say_where_files_are() -> None:
+    """Neither of errors nor of reasons; what follows the folders of modules stays."""
+    root, library = Path(__file__).parents[1], Path(json.__file__).parents[1]
+    text = f"{library}/pathlib.py:1015: no file '{root}/docs/new_family.md'"
+    short = "pathlib.py:1015: no file 'docs/new_family.md'"
+    found = summary([Ended("a.py::test_a", "failed", 1.0, text), Ended("a.py::test_b", "skipped", 0.0, text)])
+    assert found["bad"][0]["message"] == short and found["skipped"] == {short: 1}
+
+
 def test_documents_can_quote_a_results_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How many ended how, what is bad, why others were skipped, and where; other files are refused."""
     path, page = tmp_path / "gpu_tests.json", tmp_path / "page.md"

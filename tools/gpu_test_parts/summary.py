@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tools.gpu_test_parts.outcomes import OUTCOMES, Ended, file_of
 
-__all__ = ["GPU_TESTS", "counts", "seconds_of_tests", "summary"]
+__all__ = ["GPU_TESTS", "counts", "seconds_of_tests", "summary", "without_places"]
 
 #: What such a results file says that it is.
 GPU_TESTS = "gpu tests"
@@ -28,9 +29,9 @@ def summary(ended: Iterable[Ended]) -> dict[str, Any]:
     for each in results:
         files.setdefault(file_of(each.test), Counter())[each.outcome] += 1
         seconds[file_of(each.test)] += each.seconds  # type: ignore[assignment]
-    reasons = Counter(each.message for each in results if each.outcome == "skipped")
+    reasons = Counter(without_places(each.message) for each in results if each.outcome == "skipped")
     bad = [
-        {"test": each.test, "outcome": each.outcome, "message": each.message}
+        {"test": each.test, "outcome": each.outcome, "message": without_places(each.message)}
         for each in results
         if each.is_bad
     ]
@@ -43,6 +44,14 @@ def summary(ended: Iterable[Ended]) -> dict[str, Any]:
             for name, found in files.items()
         },
     }
+
+
+def without_places(message: str) -> str:
+    """Return an error with files as they are imported, without the folders of the machine that it is of."""
+    folders = {path.rstrip("/") for path in sys.path if path.startswith("/")} - {""}
+    for folder in sorted(folders, key=len, reverse=True):
+        message = message.replace(folder + "/", "")
+    return message
 
 
 def seconds_of_tests(facts: Mapping[str, Any]) -> dict[str, float]:
