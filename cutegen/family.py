@@ -271,6 +271,7 @@ class Family(ABC):
             of its name, whose configs have ``algorithm=NAME``, and templates in a folder of that name.
         default_is_its_authors: Whether the default config is the one that a kernel's author runs. If it
             fails the check, the reference or the declaration is wrong, and nothing is timed.
+        hidden_us: Microseconds of a kernel that launches back to back hide, and that predictions leave out.
         repeat: How kernels that update tensors in place are launched repeatedly while they are timed.
             ``restore``: the tensors are restored between timed spans, so that each launch gets what a caller
             passes. ``bounded``: launches continue with the results of earlier ones, whose values stay in
@@ -286,6 +287,7 @@ class Family(ABC):
     knobs: Mapping[str, str] = {}
     algorithms: tuple[str, ...] = ()
     default_is_its_authors: bool = False
+    hidden_us: float = 0.0
     repeat: Repeat = "restore"
 
     # -- problems
@@ -469,10 +471,6 @@ class Family(ABC):
 
     def fused_us(self, problem: OwnProblem) -> float:
         """Return the microseconds that fused operations add to the predicted time of a kernel."""
-        return 0.0
-
-    def hidden_us(self, problem: OwnProblem) -> float:
-        """Return the microseconds of a kernel that launches back to back hide and predictions leave out."""
         return 0.0
 
     def doubt(self, problem: OwnProblem) -> float:

@@ -103,7 +103,7 @@ def test_what_is_fused_counts_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> 
     biased = replace(PROBLEM, epilogue=Epilogue(bias="n"))
     own = (predictor(SPACE, biased, 132) or (lambda _: None))(default_config(SPACE, biased, 132))
     assert own is not None
-    own += 1.2 + GEMM.hidden_us(biased)
+    own += 1.2 + GEMM.hidden_us
     for torch_us, kernel in ((own * 0.99, False), (own * 1.01, True)):
         monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
         assert (ask(None, biased).config is not None) == kernel
@@ -124,7 +124,7 @@ def test_leads_of_products_with_a_along_m_must_be_larger(monkeypatch: pytest.Mon
         problem = replace(PROBLEM, layout=layout)
         own = (predictor(SPACE, problem, 132) or (lambda _: None))(default_config(SPACE, problem, 132))
         assert own is not None
-        own += GEMM.hidden_us(problem)
+        own += GEMM.hidden_us
         for lead in (least - 0.01, least + 0.01):
             monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=own * lead: took)
             assert (ask(None, problem).config is not None) == (lead > least), (layout, lead)
@@ -137,7 +137,7 @@ def test_expectations_count_where_nothing_was_measured(monkeypatch: pytest.Monke
     assert predict is not None
     own = predict(config)
     assert own is not None
-    own += GEMM.hidden_us(PROBLEM)
+    own += GEMM.hidden_us
     for torch_us, kernel in ((own, False), (own * 1.09, False), (own * 1.11, True), (None, True)):
         monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
         answer = ask(None, fallback="torch")
@@ -157,7 +157,7 @@ def test_by_default_what_nobody_measured_goes_to_the_faster_one(monkeypatch: pyt
     for source, config in ((None, default_config(SPACE, PROBLEM, 132)), (table((near, 1.2)), CONFIG)):
         own = predict(config)
         assert own is not None
-        own += GEMM.hidden_us(PROBLEM)
+        own += GEMM.hidden_us
         for torch_us, kernel in ((own * 0.99, False), (own * 1.01, True)):
             monkeypatch.setattr(GEMM, "baseline_us", lambda *_, took=torch_us: took)
             assert ask(source).config == (config if kernel else None)

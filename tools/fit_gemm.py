@@ -35,6 +35,7 @@ from cutegen.families.gemm.problem import LAYOUTS, Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config, Value
 from spaces.gemm.hopper_resources import lies_along_columns, loaded_columns
+from tools.benchmark.drawn import ran_behind
 
 _RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SWEEP = _RESULTS / "gemm_sweep_h200.json.xz"
@@ -198,7 +199,7 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
     for path in paths:
         data = path.read_bytes()
         document = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
-        behind = document["conditions"]["policy"].get("context") == "behind"
+        behind = ran_behind(document)
         for row in document["rows"]:
             problem = Problem.parse(row["problem"])
             alone = {"config": row.get("config"), "us": row["reference_us"] / row.get("ratio", 1.0)}

@@ -33,12 +33,12 @@ from cutegen.errors import UsageError
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.families.shapes import read_shapes
 from cutegen.family import Problem
-from cutegen.measure.context import DEFAULT_CONTEXT
 from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config, Space
 from spaces.row.defaults import is_usual, loaded, of_small_group
 from spaces.row.expected import Counts, Terms, counts_of, microseconds
 from spaces.row.sizes import ELEMENT_BYTES, PEELED_ROW, is_peeled
+from tools.benchmark.drawn import ran_behind
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCH = find_arch("sm_90a")
@@ -129,7 +129,7 @@ def _records(family: str) -> Iterator[_Record]:
         record = json.loads(path.read_text())
         peeled = record["measured_at"] > _PEELED_SINCE and family in _PEELED_THEN
         by_eight = record["measured_at"] > _BY_EIGHT_SINCE
-        behind = record["conditions"]["policy"].get("context") == DEFAULT_CONTEXT
+        behind = ran_behind(record)
         for row in record["rows"]:
             if row["problem"].split()[0] == family:
                 yield _Record(row, "times" not in row, peeled, by_eight, behind)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.digest import Json
@@ -15,7 +16,7 @@ from cutegen.measure.policy import Policy
 from tools.benchmark.arguments import add_commit_argument
 from tools.benchmark.environment import check_facts, conditions
 
-__all__ = ["DrawnRows", "add_drawing_arguments"]
+__all__ = ["DrawnRows", "add_drawing_arguments", "ran_behind"]
 
 
 def add_drawing_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
@@ -30,6 +31,11 @@ def add_drawing_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> No
     parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
     add_cache_argument(parser, "compiled kernels")
     add_commit_argument(parser)
+
+
+def ran_behind(document: Mapping[str, Any]) -> bool:
+    """Return whether launches of a results file were behind another kernel, not back to back."""
+    return bool(document["conditions"]["policy"].get("context") == "behind")
 
 
 @dataclass

@@ -45,8 +45,7 @@ __all__ = ["BLOCKS_GEMM", "BLOCK_SCALED_GEMM", "FEW_ROWS", "GEMM", "GemmFamily"]
 _PLAIN = Epilogue()
 #: Rows up to which what is fused costs little.
 _FEW_ROWS = 32
-#: See :meth:`GemmFamily.hidden_us` and :meth:`GemmFamily.doubt`.
-_HIDDEN_US = 0.4
+#: See :meth:`GemmFamily.doubt`.
 _DOUBT_ALONG_M = 1.1
 _UNMEASURED = (
     "Nothing was measured on this target: times are those of a model whose constants are from public sources "
@@ -74,6 +73,9 @@ class GemmFamily(Family):
     """
 
     metric = "TFLOP/s"
+    #: Source: an H200, medians beside what the fit says, behind another kernel: 0.5 us of 37 products of less
+    #: than 5 us, 0.4 of 77 up to 10 us, 0.1 of 33 up to 14 us; ``torch.mm`` takes no longer.
+    hidden_us = 0.4
     sizes = (
         Size("m", "rows of A and D"),
         Size("n", "columns of B and D"),
@@ -283,14 +285,6 @@ class GemmFamily(Family):
         if epilogue.activation:
             found += 0.3 + 1.3e-6 * elements * min(1.0, 1024 / max(problem.k, 1)) ** 2
         return found
-
-    def hidden_us(self, problem: Problem) -> float:
-        """Return what a kernel takes longer behind another one than behind itself.
-
-        Source: an H200, medians beside what the fit says: 0.5 us of 37 products of less than 5 us, 0.4 of 77
-        up to 10 us, 0.1 of 33 up to 14 us; ``torch.mm`` takes no longer.
-        """
-        return _HIDDEN_US
 
     def doubt(self, problem: Problem) -> float:
         """Return more than 1 where A is contiguous along m.
