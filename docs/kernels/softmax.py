@@ -326,7 +326,7 @@ def kernel(
     peak = max_over_warp(mine[ELEMENTS])
     total = sum_over_warp(sum_of([mine[i] for i in range(ELEMENTS)]) * power(mine[ELEMENTS], peak))
     highest, total = over_row(peak, total, sums[None, None, 0], arrived, rank, 0, thread)
-    factor = 1.0 / total
+    factor = cute.arch.rcp_approx(total)
     y_row = row_of(y, row, first)
     for turn in cutlass.range(2, unroll=1):
         scale_powers(x_part, y_row, highest, factor, thread + turn * (TURN * THREADS_PER_ROW), end, TURN)

@@ -34,6 +34,7 @@ LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
 SCALE = "scale_powers(x_part, y_row, highest, factor, thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 SIZE = "cutlass.min(TURN * THREADS_PER_ROW, end - at)"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
+RECIPROCAL = "cute.arch.rcp_approx(total)"
 CLAMPED = "cute.arch.fmax(max_over_warp(peak_of(h)), LOWEST)"
 WRONG = r"out(\[\d+.* should be|: \d+ of \d+ elements .*not finite or were never written)"
 #: Rows of a warp each, four in a CTA.
@@ -59,12 +60,12 @@ SHORT = {
     ),
     "nothing subtracted": Broken(CLAMPED, "cutlass.Float32(0.0)", WRONG),
     "what lies beyond the end counts": Broken("here.fill(-cutlass.Float32.inf)", "here.fill(0)", WRONG),
-    "a sum that is 1 % off": Broken("1.0 / total", "1.01 / total", WRONG),
+    "a sum that is 1 % off": Broken(RECIPROCAL, f"1.01 * {RECIPROCAL}", WRONG),
 }
 #: Rows of four warps: parts of a row may be all -inf.
 WIDE = {
     "-inf less -inf": Broken(CLAMPED, "max_over_warp(peak_of(h))", WRONG),
-    "a warp's largest value for the row's": Broken("power(peak, highest) / total", "1.0 / total", WRONG),
+    "a warp's largest value for the row's": Broken(f"power(peak, highest) * {RECIPROCAL}", RECIPROCAL, WRONG),
     "sums of warps are not scaled": Broken("t * power(p, highest)", "t", WRONG),
 }
 #: Rows in shared memory: 7 CTAs of a cluster have 1563 vectors, the last 1560, in 2 turns each.

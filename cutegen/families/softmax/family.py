@@ -31,12 +31,12 @@ def _reference(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def _tolerance(problem: DeclaredProblem, output: str, want: torch.Tensor) -> torch.Tensor:
-    """Rounding, the sum, the powers of two, and the three roundings of the argument of each.
+    """Rounding, the sum, its reciprocal, the powers of two, and the three roundings of the argument of each.
 
     The argument is max(x) - x, which is at most -ln(y); averaged over the sum it is at most ln(n).
     """
     arguments = want.clamp_min(1e-300).log_().neg_().add_(math.log(problem.n))
-    units = arguments.mul_(3).add_(math.log2(problem.n) + 8).mul_(_UNIT).add_(_POWERS * _EXP2_ERROR)
+    units = arguments.mul_(3).add_(math.log2(problem.n) + 9).mul_(_UNIT).add_(_POWERS * _EXP2_ERROR)
     return rounding_error(problem.dtype, want).add_(units.mul_(want)).add_(_FLUSHED)
 
 
