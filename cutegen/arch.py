@@ -165,12 +165,17 @@ def from_compute_capability(capability: tuple[int, int]) -> Arch:
     raise ArchError(f"no target for compute capability {major}.{minor}; supported: {known}")
 
 
-def resident_clusters(sm_count: int, blocks: int) -> int:
-    """Return how many clusters of ``blocks`` thread blocks run at once, one block per SM.
+def resident_clusters(sm_count: int, blocks: int, per_sm: int = 1) -> int:
+    """Return how many clusters of ``blocks`` thread blocks run at once, ``per_sm`` blocks on each SM.
 
     Clusters stay inside a GPC, and four do not divide the SMs of all of them; a persistent kernel
     with one cluster too many would run it alone, after all others, so this is rather too low than too high.
     Source: cuOccupancyMaxActiveClusters on one H200 of 132: 66, 30, 15 and 7 of 2, 4, 8 and 16 blocks. Chips
-    differ in where they lack SMs; up to 32 of four would fit elsewhere.
+    differ in where they lack SMs; up to 32 of four would fit elsewhere. Of several blocks per SM more find
+    room: 62, 30 and 14 of 4, 8 and 16 blocks for two, 124, 62 and 28 for four, 186, 92 and 42 for six.
     """
-    return max(1, (sm_count if blocks <= 2 else sm_count * 10 // 11) // blocks)
+    if blocks <= 2:
+        return max(1, sm_count * per_sm // blocks)
+    if per_sm == 1:
+        return max(1, sm_count * 10 // 11 // blocks)
+    return max(1, sm_count * (31 if blocks <= 8 else 28) * per_sm // (33 * blocks))

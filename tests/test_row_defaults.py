@@ -18,15 +18,19 @@ OPTIONS = {"cross_entropy": " gradient"}
 
 @pytest.mark.parametrize("family", fit_rows.FAMILIES)
 def test_defaults_are_near_the_best_that_was_tried(family: str) -> None:
-    """Without the short list, wherever the default was timed; and that is most of the problems."""
-    space, found = find_space(family, ARCH), []
+    """Without the short list, wherever the default was timed; and that is most of the problems. Back to back
+    short kernels also differ in how they overlap the next launch of themselves."""
+    space = find_space(family, ARCH)
     timed = fit_rows.measured(family)
-    for problem, kernels, _ in timed:
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for problem, kernels, _, behind in timed:
         default = space.default(problem)
         own = [kernel.us for kernel in kernels if _is_timed(space, problem, kernel.config, default)]
-        found += [min(kernel.us for kernel in kernels) / us for us in own]
-    assert len(found) >= len(timed) / 3
-    assert geometric_mean(found) > 0.975 and min(found) > 0.76, sorted(found)[:5]
+        found[behind] += [min(kernel.us for kernel in kernels) / us for us in own]
+    both = [*found[True], *found[False]]
+    assert len(both) >= len(timed) / 3 and geometric_mean(both) > 0.975
+    assert len(found[True]) >= 100 and min(found[True]) > 0.85, sorted(found[True])[:5]
+    assert min(found[False]) > 0.75, sorted(found[False])[:5]
 
 
 @pytest.mark.parametrize(("rows", "at_a_time"), [(1, 2), (8, 2), (9, 1)])

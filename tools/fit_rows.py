@@ -37,6 +37,7 @@ from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config, Space
 from spaces.row.defaults import is_usual, loaded, of_small_group
 from spaces.row.expected import Counts, Terms, counts_of, microseconds
+from spaces.row.registers import RegistersTaken
 from spaces.row.sizes import ELEMENT_BYTES, PEELED_ROW, is_peeled
 from tools.benchmark.drawn import ran_behind
 
@@ -47,16 +48,8 @@ LATER = ROOT / "tests" / "data" / "tried_later_on_h200.json"
 SHAPES = ROOT / "tools" / "shapes"
 FAMILIES = ("cross_entropy", "layernorm", "rmsnorm_quantized", "softmax")
 #: Where the search begins: a latency of memory, and tenths of a microsecond.
-START = Terms(0.4, 0.8, 0.5, 0.3, 0.1, 0.05, 0.1, 0.1, 0.8, 0.1, 0.03, 2.5, 17.0, 1.15, 0.5, 3.0)
-#: Registers are not searched: without values, for each, for weights, and where CTAs share a row. Source:
-#: ptxas, the kernels of which the times are.
-_REGISTERS = {
-    "softmax": (13.0, 1.14, 0.5, 3.0),
-    "rmsnorm_quantized": (17.2, 1.18, 0.5, 2.8),
-    "layernorm": (17.0, 1.6, 1.0, 6.0),
-    "cross_entropy": (26.0, 1.24, 0.5, 4.0),
-}
-_STEPS, _WALKS = 20_000, 6
+START = Terms(0.4, 0.8, 0.5, 0.3, 0.1, 0.05, 0.1, 0.1, 0.8, 0.1, 0.03, 2.5)
+_STEPS, _WALKS = 30_000, 8
 #: Of a step: the share of the terms that move, and by how much of themselves, at first and at last.
 _MOVED, _WIDTH, _NARROWER = 0.3, 0.35, 0.08
 _LEVEL = 0.02
@@ -95,11 +88,12 @@ class Kernel(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A problem, its kernels, and how much it weighs."""
+    """A problem, its kernels, how much it weighs, and whether launches were behind another kernel."""
 
     problem: Problem
     kernels: tuple[Kernel, ...]
     weight: float
+    behind: bool
 
 
 class _Record(NamedTuple):
@@ -178,7 +172,7 @@ def measured(family: str) -> tuple[Timed, ...]:
         )
         if len(kernels) > 1:
             weight = _LISTED if problem in listed else 1.0
-            found.append(Timed(problem, kernels, weight * _trust(kernels, behind)))
+            found.append(Timed(problem, kernels, weight * _trust(kernels, behind), behind))
     return tuple(found)
 
 
@@ -208,8 +202,7 @@ def _pair(row: Mapping[str, Any]) -> dict[str, float]:
 def counted(space: Space, problem: Problem, config: Config) -> Counts:
     """Return what a kernel is counted to have."""
     derived = space.derive(config, problem, ARCH)
-    registers = Terms(*[*astuple(START)[: -len(_REGISTERS[space.family])], *_REGISTERS[space.family]])
-    return counts_of(config, problem, derived, loaded(problem, config), ARCH, registers)
+    return counts_of(config, problem, derived, loaded(problem, config), ARCH, registers_of(space.family))
 
 
 class Table(NamedTuple):
@@ -280,23 +273,22 @@ def _ratios(expected: Doubles, known: Table) -> Doubles:
 
 def fitted(timed: Sequence[Timed], steps: int = _STEPS, walks: int = _WALKS) -> Terms:
     """Return the terms of a family that the best of some random walks finds, the same for the same times."""
-    registers = _REGISTERS[timed[0].problem.family]
     known = table(timed)
-    found = [_walked(registers, known, steps, seed) for seed in range(walks)]
+    found = [_walked(known, steps, seed) for seed in range(walks)]
     return min(found, key=lambda terms: error(terms, known))
 
 
-def _walked(registers: Sequence[float], known: Table, steps: int, seed: int) -> Terms:
+def _walked(known: Table, steps: int, seed: int) -> Terms:
     """Return where a random walk ends that takes every step which lessens the error."""
     chance = np.random.default_rng(seed)
-    free = np.array(astuple(START)[: -len(registers)])
-    best = Terms(*free, *registers)
+    free, best = np.array(astuple(START)), START
     least = error(best, known)
     for step in range(steps):
         width = _WIDTH * _NARROWER ** (step / steps)
         moved = chance.random(len(free)) < _MOVED
         there = free * np.where(moved, np.exp(chance.normal(0, width, len(free))), 1.0)
-        terms = Terms(*there, *registers)
+        # What is printed must choose as what was judged, and kernels are often level.
+        terms = Terms(*(float(f"{term:.3g}") for term in there))
         if terms.overlap >= _LEAST_OVERLAP and (now := error(terms, known)) < least:
             free, best, least = there, terms, now
     return best
@@ -306,6 +298,13 @@ def shipped(family: str) -> Terms:
     """Return the terms that the space of a family has."""
     module = importlib.import_module(f"spaces.{family}.space")
     found: Terms = module.TERMS
+    return found
+
+
+def registers_of(family: str) -> RegistersTaken:
+    """Return the registers that the space of a family expects."""
+    module = importlib.import_module(f"spaces.{family}.space")
+    found: RegistersTaken = module.REGISTERS
     return found
 
 

@@ -6,27 +6,28 @@ from cutegen.arch import Arch
 from cutegen.space import Space
 
 from ..row.expected import Terms
+from ..row.registers import RegistersTaken
 from ..row.shared import row_space
 from ..row.traits import DefaultByTerms, Registers, RowsInSmem
 
 #: Of Hopper; tools/fit_rows.py prints them.
 TERMS = Terms(
-    kernel=0.342,
-    cta=0.966,
-    exchange=0.261,
-    cluster=0.239,
-    messages=0.04,
-    access=0.0518,
-    threads=0.104,
-    late=0.26,
-    smem=0.275,
-    volume=0.45,
-    start=8.99e-06,
+    kernel=1.06,
+    cta=0.109,
+    exchange=0.0552,
+    cluster=0.339,
+    messages=2.13e-08,
+    access=0.091,
+    threads=0.303,
+    late=0.0764,
+    smem=0.435,
+    volume=0.458,
+    start=0.00684,
     overlap=1.3,
-    registers=26,
-    per_value=1.24,
-    per_weight=0.5,
-    shared=4,
+)
+#: tools/fit_row_registers.py prints them.
+REGISTERS = RegistersTaken(
+    working=8.47, per_value=1.86, per_weight=0.5, reading=13.9, per_sum=3.61, shared=7.17
 )
 #: It needs more registers than others. Source: an H200, where rows of 62 KiB take 30 % less time in shared
 #: memory, and those of 16 KiB 8 % less in that of one CTA; those above 16 KiB were not timed there.
@@ -43,5 +44,5 @@ def build_space(arch: Arch) -> Space:
         sums_of_row=4,
         registers=Registers(values_at_a_time=8, values_of_warps=(24, 32)),
         in_smem=IN_SMEM,
-        default=DefaultByTerms(TERMS),
+        default=DefaultByTerms(TERMS, REGISTERS),
     )

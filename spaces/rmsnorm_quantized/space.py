@@ -6,27 +6,28 @@ from cutegen.arch import Arch
 from cutegen.space import Space
 
 from ..row.expected import Terms
+from ..row.registers import RegistersTaken
 from ..row.shared import row_space
 from ..row.traits import DefaultByTerms, Registers
 
 #: Of Hopper; tools/fit_rows.py prints them.
 TERMS = Terms(
-    kernel=1.05,
-    cta=0.372,
-    exchange=0.0,
-    cluster=0.0812,
-    messages=0.288,
-    access=0.0429,
-    threads=0.0148,
-    late=0.042,
-    smem=1.54,
-    volume=0.303,
-    start=0.0234,
-    overlap=1.3,
-    registers=17.2,
-    per_value=1.18,
-    per_weight=0.5,
-    shared=2.8,
+    kernel=1.75,
+    cta=0.00256,
+    exchange=1.53e-08,
+    cluster=0.0729,
+    messages=0.21,
+    access=0.0111,
+    threads=0.283,
+    late=0.453,
+    smem=1.38,
+    volume=0.28,
+    start=0.0341,
+    overlap=1.84,
+)
+#: tools/fit_row_registers.py prints them.
+REGISTERS = RegistersTaken(
+    working=13.3, per_value=1.42, per_weight=0.5, reading=11.6, per_sum=0.675, shared=8
 )
 
 
@@ -40,5 +41,5 @@ def build_space(arch: Arch) -> Space:
         sums_of_row=2,
         registers=Registers(values_at_a_time=8),
         ring="leaves",
-        default=DefaultByTerms(TERMS),
+        default=DefaultByTerms(TERMS, REGISTERS),
     )

@@ -42,10 +42,16 @@ MANY_FOR_FOUR = 8
 eight threads take less time for 65 of them, and 1 % longer at most."""
 SHORT_KERNEL = 2**28
 """Bytes of all rows up to which a kernel may be short. Source: judgement."""
-ROWS_OF_GROUP_AT_LEAST, VERY_LONG_ROW = 12, 98_304
+ROWS_OF_GROUP_AT_LEAST, VERY_LONG_ROW = 10, 98_304
 """Rows for each group of threads that runs at a time, below which no ring is tried: half as many where
 groups stay and rows have more bytes than the second number. Source: judgement, between rows of 53 KiB, of
-which 7 for each group take 25 % longer than in registers, and those of 122 KiB."""
+which 7 for each group take 25 % longer than in registers, and those of 122 KiB. 708 and 719 rows of 29592 and
+27360 elements, 11 for each of 66 groups, take 11 and 28 % less than with 60 groups."""
+LEFT_IN_L2 = 36 * 2**20
+"""Bytes of all rows up to which no ring is tried: the kernel before may have left them in L2, where they are
+soon read. Source: an H200 with 50 MiB of L2, behind a kernel that writes the rows (untuned_rows_457.json):
+LayerNorm of 18 to 36 MB takes 13 to 32 % longer through a ring, of 39 MB and more as long, or up to 47 % less
+time."""
 MOST_APART = 0.5
 """Of the values of a ring's thread from 32, where doubling is 1."""
 RING_ROW = 40_960
@@ -252,14 +258,13 @@ def two_at_a_time(space: Space, problem: Any) -> Config | None:
 def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
     """Return the config whose rows come through a ring that had best be tried; None if rows had better not.
 
-    There must be 12 rows for each group that runs at a time; 6 where rows are very long and more than 8
-    groups run. Threads have about 32 values each. CTAs that stay have 512 threads and large clusters;
-    others have 256, and 16 rows and more for each such group. Source: an H200, LayerNorm: 117 rows of 94104
-    take 16 % less with 7 rows for each of 16 groups than in shared memory, 212 of 62616 with 7 for each of
-    32 groups 23 % less than in registers; with half the values for each thread 117 rows of 94104 take 68 %
-    longer.
+    There must be 10 rows for each group that runs at a time; 5 where rows are very long and more than 8
+    groups run; and more in all than the L2 may still have. Threads have about 32 values each. CTAs that stay
+    have 512 threads and large clusters; others have 256, and 16 rows and more for each such group. Source: an
+    H200, LayerNorm: with half the values for each thread 117 rows of 94104 take 68 % longer.
     """
-    if part_bytes(problem, 1) <= RING_ROW or not along_row(problem):
+    is_left = problem.m * part_bytes(problem, 1) * inputs(problem) <= LEFT_IN_L2
+    if part_bytes(problem, 1) <= RING_ROW or is_left or not along_row(problem):
         return None
 
     def distance(ring: tuple[Config, Derived]) -> tuple[float, ...]:
@@ -312,7 +317,7 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
 
     def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
         config, derived, per_thread = kernel
-        taken = expected_us(config, problem, derived, per_thread, space.arch, by.terms)
+        taken = expected_us(config, problem, derived, per_thread, space.arch, by.terms, by.registers)
         return taken * of_small_group(config)
 
     usual = [
@@ -373,7 +378,7 @@ def is_usual(problem: Any, config: Config, sm_count: int, lane_values: int | Non
 
 def reads_one_by_one(problem: Any, config: Config) -> bool:
     """Return whether threads of less than a warp read more than 8 single elements of a row each, or of one
-    warp more than 30.
+    warp more than 30 with at most one weight.
 
     Source: an H200 (docs/results/untuned_rows_53.json, untuned_rows_67.json). Softmax and LayerNorm of 223 to
     535 elements, 1 to 19000 rows: a whole warp takes as long as 16 threads or up to 36 % less, and 38 to 59 %
@@ -383,7 +388,7 @@ def reads_one_by_one(problem: Any, config: Config) -> bool:
     if access_elements(problem) > 1 or config["row_in"] != "registers":
         return False
     threads = config.integer("threads_per_row")
-    most = 8 if threads < WARP else 30
+    most = 8 if threads < WARP else 30 if len(along_row(problem)) < 2 else MAX_VALUES
     return threads <= WARP and values_per_thread(problem, threads, config.integer("cluster_n")) > most
 
 
@@ -408,12 +413,11 @@ def shares_needlessly(problem: Any, config: Config, sm_count: int) -> bool:
 
     Source: an H200, LayerNorm of 11K to 16K elements, 1500 to 8200 rows: one CTA, which loads the weight
     behind the sums, takes 8 to 13 % less. RMSNorm to fp8 of 11560 and 12199 elements, 1900 to 5200 rows: 7 to
-    20 % less; of 15576 and 15960, 26 to 29 % more.
+    20 % less; 2620 rows of 15472, 15 %; of 16480, 26 % more.
     """
     if not along_row(problem) or config["cluster_n"] == 1:
         return False
-    longest = 2 * LONG_ROW if "prefetch_weight" in config else 3 * LONG_ROW // 2
-    return part_bytes(problem, 1) <= longest and problem.m > 8 * sm_count
+    return part_bytes(problem, 1) <= 2 * LONG_ROW and problem.m > 8 * sm_count
 
 
 def waits_alone(problem: Any, config: Config, sm_count: int, lane_values: int) -> bool:

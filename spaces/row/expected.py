@@ -1,8 +1,9 @@
 """What a kernel over rows is expected to take: a few terms, by which the defaults are chosen.
 
-A multiprocessor has as many CTAs at a time as find room in its registers, threads and shared memory. Each of
-them waits for its loads, exchanges sums, and stores; so a kernel takes the longer of what the memory needs
-for all bytes and what the CTAs need one after another, and where these are alike a little more than either.
+A multiprocessor has as many CTAs at a time as find room in its registers, threads and shared memory; a GPU
+has fewer clusters at a time where their size does not divide the multiprocessors of each GPC. Each CTA waits
+for its loads, exchanges sums, and stores; so a kernel takes the longer of what the memory needs for all bytes
+and what the CTAs need one after another, and where these are alike a little more than either.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cutegen.arch import Arch
+from cutegen.arch import Arch, resident_clusters
 from cutegen.space import Config, as_integer
 from cutegen.space.space import Derived
+
+from .registers import RegistersTaken, resident_ctas
 
 __all__ = ["Counts", "Terms", "counts_of", "expected_us", "microseconds"]
 
 _BYTES_PER_US = 4.2e6
 """Of a copy. Source: an H200."""
-_MOST_CTAS, _MOST_THREADS = 32, 2048
-"""Of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications."""
 _WARP = 32
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the expectation is made of: microseconds, but for the last five. Source: tools/fit_rows.py.
+    """What the expectation is made of, in microseconds but for the last. Source: tools/fit_rows.py.
 
     Attributes:
         kernel: Of a kernel without rows.
@@ -36,15 +37,11 @@ class Terms:
         messages: More for every 64 messages to a CTA of those that share a row: each warp sends one to each.
         access: More for each access of a thread.
         threads: More for each 256 threads of a CTA.
-        late: More where a weight is loaded behind the sums.
+        late: More for each access of a thread where a weight is loaded behind the sums.
         smem: More where a row is in shared memory.
         volume: More for each 16 KiB that a CTA loads: a multiprocessor takes so much of it at a time.
         start: Between the starts of two CTAs on a multiprocessor.
         overlap: How far the longer of two times hides the other: an exponent, 1 for not at all.
-        registers: Of a thread without values.
-        per_value: Registers for each value of a row.
-        per_weight: Registers for each register of weights as they are loaded.
-        shared: Registers more where CTAs share a row.
     """
 
     kernel: float
@@ -59,10 +56,6 @@ class Terms:
     volume: float
     start: float
     overlap: float
-    registers: float
-    per_value: float
-    per_weight: float
-    shared: float
 
 
 class Counts(NamedTuple):
@@ -74,7 +67,7 @@ class Counts(NamedTuple):
         accesses: Of a thread.
         threads: Of a CTA, in 256.
         exchanges: Whether warps exchange sums: 1, or 0.
-        late: Whether a weight is loaded behind the sums: 1, or 0.
+        late: Accesses of a thread if a weight is loaded behind the sums, or 0.
         smem: Whether a row is in shared memory: 1, or 0.
         volume: What a CTA loads, in 16 KiB.
         waves: How many CTAs follow one another.
@@ -96,29 +89,29 @@ class Counts(NamedTuple):
 
 
 def counts_of(
-    config: Config, problem: Any, derived: Derived, loaded: tuple[int, int, int], arch: Arch, terms: Terms
+    config: Config,
+    problem: Any,
+    derived: Derived,
+    loaded: tuple[int, int, int],
+    arch: Arch,
+    registers: RegistersTaken,
 ) -> Counts:
-    """Return the counts of a kernel, for which only the registers among the terms matter; see expected_us."""
+    """Return the counts of a kernel; see expected_us."""
     values, accesses, weights = loaded
     threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
-    resident = as_integer(derived["min_blocks"])
-    if config["row_in"] == "registers" and resident == 1:
-        taken = terms.registers + terms.per_value * values + terms.per_weight * weights
-        taken += terms.shared if cluster_n > 1 else 0
-        room = arch.registers // (threads * 8 * math.ceil(taken / 8))
-        resident = max(1, min(_MOST_CTAS, _MOST_THREADS // threads, room))
-    ctas = -(-problem.m // config.integer("rows_per_cta")) * cluster_n / arch.nominal_sm_count
+    resident = resident_ctas(config, derived, values, weights, arch, registers)
+    clusters = -(-problem.m // config.integer("rows_per_cta"))
     return Counts(
         doublings=math.log2(cluster_n),
         messages=threads / _WARP * cluster_n / 64 if cluster_n > 1 else 0.0,
         accesses=accesses,
         threads=threads / 256,
         exchanges=int(config.integer("threads_per_row") > _WARP),
-        late=int(config.get("prefetch_weight") is False),
+        late=accesses if config.get("prefetch_weight") is False else 0,
         smem=int(config["row_in"] == "smem"),
         volume=threads * accesses / 1024,
-        waves=_waves(ctas / resident),
-        ctas=ctas,
+        waves=_waves(clusters / resident_clusters(arch.nominal_sm_count, cluster_n, resident)),
+        ctas=clusters * cluster_n / arch.nominal_sm_count,
         memory_us=problem.min_bytes / _BYTES_PER_US,
     )
 
@@ -135,7 +128,13 @@ def microseconds(counts: Counts, terms: Terms) -> float:
 
 
 def expected_us(
-    config: Config, problem: Any, derived: Derived, loaded: tuple[int, int, int], arch: Arch, terms: Terms
+    config: Config,
+    problem: Any,
+    derived: Derived,
+    loaded: tuple[int, int, int],
+    arch: Arch,
+    terms: Terms,
+    registers: RegistersTaken,
 ) -> float:
     """Return microseconds of a kernel.
 
@@ -146,8 +145,9 @@ def expected_us(
         loaded: Of one thread: its values, the accesses for them, and registers for weights that come early.
         arch: The GPU it runs on.
         terms: Of its family.
+        registers: Of its family.
     """
-    return microseconds(counts_of(config, problem, derived, loaded, arch, terms), terms)
+    return microseconds(counts_of(config, problem, derived, loaded, arch, registers), terms)
 
 
 def _waves(share: float) -> float:

@@ -109,3 +109,11 @@ def along_bytes(problem: Any, cluster_n: int) -> int:
 def slots(threads_per_row: int, cluster_n: int) -> int:
     """Return the places for partial sums of one row, rounded up to 16 bytes."""
     return -(-(threads_per_row // WARP * cluster_n) // 4) * 4
+
+
+def sums_of_lane(threads_per_row: int, cluster_n: int) -> int:
+    """Return how many warps' sums of a row each lane reads: all of up to 8, of more every 32nd."""
+    if threads_per_row <= WARP:
+        return 0
+    warps = threads_per_row // WARP * cluster_n
+    return warps if warps <= 8 else -(-warps // WARP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .expected import Terms
+from .registers import RegistersTaken
 
 __all__ = ["SHORT_FOR_SMEM", "DefaultByTerms", "Registers", "RowsInSmem"]
 
@@ -54,6 +55,7 @@ class DefaultByTerms:
 
     Attributes:
         terms: What they are expected to take.
+        registers: What a thread takes of them.
         turn: The knob ``turn`` of rows in shared memory, where both 2 and 4 are valid.
         few_in_smem: Bytes of shared memory that a CTA should use for its part of a row, with ``turn=4``,
             where there are more than half as many rows as multiprocessors and at most as many. None for no
@@ -66,6 +68,7 @@ class DefaultByTerms:
     """
 
     terms: Terms
+    registers: RegistersTaken
     turn: int = 2
     few_in_smem: int | None = None
     lane_values: int | None = None
