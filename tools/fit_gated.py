@@ -42,6 +42,8 @@ RESULTS = (
     "untuned_products_269",
     "untuned_products_283",
     "untuned_products_347",
+    "untuned_products_461",
+    "untuned_products_491",
 )
 
 

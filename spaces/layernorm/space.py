@@ -29,9 +29,6 @@ TERMS = Terms(
 REGISTERS = RegistersTaken(
     working=13.6, per_value=1.54, per_weight=1.06, reading=15.5, per_sum=7.73, shared=0.596
 )
-#: Source: an H200, 109 and 119 rows of 57480: CTAs of 512 threads with 56 KiB take 16 % less time than those
-#: of 256 with 28.
-FEW_IN_SMEM = 65_536
 #: Source: an H200: with 40 values and weights for each lane of a warp, a row of 1208 elements takes 36 %
 #: longer than on 64 threads, 568 rows 8 %; with 32 values, 12 rows of 816 elements 9 %, 203 rows 3 %.
 LANE_VALUES = 24
@@ -56,7 +53,6 @@ def build_space(arch: Arch) -> Space:
         default=DefaultByTerms(
             TERMS,
             REGISTERS,
-            few_in_smem=FEW_IN_SMEM,
             lane_values=LANE_VALUES,
             pairs=PAIRS,
             half_warps=HALF_WARPS,

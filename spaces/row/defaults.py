@@ -52,6 +52,11 @@ LEFT_IN_L2 = 36 * 2**20
 soon read. Source: an H200 with 50 MiB of L2, behind a kernel that writes the rows (untuned_rows_457.json):
 LayerNorm of 18 to 36 MB takes 13 to 32 % longer through a ring, of 39 MB and more as long, or up to 47 % less
 time."""
+IN_SMEM, FEW_IN_SMEM = 28_672, 20_480
+"""Bytes of a row that a CTA had best keep in shared memory, of many rows and of few. Source: an H200, behind
+another kernel (untuned_rows_457.json, untuned_rows_479.json): with 31 to 39 KiB for each CTA cross-entropy
+and softmax of many rows take 0 to 5 % less than with half of that, with 42 to 49 KiB 2 to 14 % more;
+LayerNorm of 85 to 124 rows takes 13 to 27 % less with 17 to 27 KiB than with twice that."""
 MOST_APART = 0.5
 """Of the values of a ring's thread from 32, where doubling is 1."""
 RING_ROW = 40_960
@@ -127,7 +132,9 @@ def few_for_smem(problem: Any, sm_count: int) -> bool:
     return bool(problem.m <= 2 * sm_count)
 
 
-def in_smem(space: Space, problem: Any, config: Config, first_turn: int = 4, wanted: int = 32_768) -> Config:
+def in_smem(
+    space: Space, problem: Any, config: Config, *, wanted: int = IN_SMEM, first_turn: int = 2
+) -> Config:
     """Return the config that keeps about the wanted bytes of a row in shared memory of a CTA, with about 128
     for a thread; ``config`` if rows are not aligned."""
     legal = [
@@ -194,7 +201,7 @@ def choose_default(space: Space, problem: Any) -> Config:
             config = min(legal, key=distance)
             if not smem_by_default(problem, config, sm_count):
                 return config
-            return in_smem(space, problem, config)
+            return in_smem(space, problem, config, first_turn=4)
     return Config(base)
 
 
@@ -294,15 +301,6 @@ def through_a_ring(space: Space, problem: Any, stays: bool) -> Config | None:
     return next((config for config, _ in rings if not space.explain(problem, config)), None)
 
 
-def of_few_in_smem(space: Space, problem: Any, config: Config) -> Config:
-    """Return the config that keeps about 16 KiB of each of few rows in shared memory of a CTA, in turns of
-    two; of four where it keeps more. Source: an H200, cross-entropy: 203 rows of 36096 take 17 % less with
-    18 KiB than with 36, in turns of four 15 %."""
-    found = in_smem(space, problem, config, 2, wanted=16_384)
-    large = staged_bytes(problem, found.integer("cluster_n")) > 24_576
-    return in_smem(space, problem, config, 4, wanted=16_384) if large else found
-
-
 def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: str) -> Config:
     """Return the valid config that is expected to take least, among those with the usual rows of a CTA.
 
@@ -329,11 +327,8 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
     others = () if usual else _kernels(space, problem.with_sizes(m=1))
     for config, derived, _ in sorted(usual or others, key=expected):
         if config["row_in"] == "smem":
-            if by.few_in_smem is not None and sm_count < 2 * problem.m <= 2 * sm_count:
-                return in_smem(space, problem, config, wanted=by.few_in_smem)
-            if few_for_smem(problem, sm_count):
-                return of_few_in_smem(space, problem, config)
-            return in_smem(space, problem, config, by.turn)
+            wanted = FEW_IN_SMEM if few_for_smem(problem, sm_count) else IN_SMEM
+            return in_smem(space, problem, config, wanted=wanted)
         chosen = config.replace(pdl=pdl)
         if as_integer(derived["min_blocks"]) > as_integer(
             space.derive(chosen, problem, space.arch)["min_blocks"]

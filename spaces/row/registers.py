@@ -15,6 +15,10 @@ __all__ = ["RegistersTaken", "ctas_with", "resident_ctas"]
 
 _MOST_CTAS, _MOST_THREADS = 32, 2048
 """Of a multiprocessor. Source: CUDA C++ Programming Guide, technical specifications."""
+_MOST_OF_CLUSTERS = 8
+"""The same of CTAs of clusters of two and more. Source: measured on an H200: of a kernel that only waits, in
+CTAs of 64 threads, 4224 run at a time, 32 on each multiprocessor; in clusters of 2, 4, 8 and 16 528, 248, 124
+and 58 clusters, which cuOccupancyMaxActiveClusters says, too."""
 _STEP = 8
 """Registers are given to threads in steps of so many. Source: CUDA occupancy calculator, for 9.0."""
 
@@ -64,12 +68,12 @@ def resident_ctas(
         arch: The GPU it runs on.
         taken: What kernels of the family take.
     """
-    asked, threads = as_integer(derived["min_blocks"]), as_integer(derived["threads"])
-    if config["row_in"] != "registers" or asked > 1:
-        return asked
+    found, threads = as_integer(derived["min_blocks"]), as_integer(derived["threads"])
     cluster_n = config.integer("cluster_n")
-    sums = sums_of_lane(config.integer("threads_per_row"), cluster_n)
-    return ctas_with(taken.of(values, weights, sums, cluster_n > 1), threads, arch)
+    if config["row_in"] == "registers" and found == 1:
+        sums = sums_of_lane(config.integer("threads_per_row"), cluster_n)
+        found = ctas_with(taken.of(values, weights, sums, cluster_n > 1), threads, arch)
+    return min(found, _MOST_OF_CLUSTERS) if cluster_n > 1 else found
 
 
 def ctas_with(registers: float, threads: int, arch: Arch) -> int:

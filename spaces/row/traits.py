@@ -56,10 +56,6 @@ class DefaultByTerms:
     Attributes:
         terms: What they are expected to take.
         registers: What a thread takes of them.
-        turn: The knob ``turn`` of rows in shared memory, where both 2 and 4 are valid.
-        few_in_smem: Bytes of shared memory that a CTA should use for its part of a row, with ``turn=4``,
-            where there are more than half as many rows as multiprocessors and at most as many. None for no
-            such exception.
         lane_values: Most values that a thread should hold of a row with a weight that one warp has alone,
             where rows are few; None for as many as the rules allow.
         pairs: Up to so many rows, of which a warp has each, go two at a time.
@@ -69,8 +65,6 @@ class DefaultByTerms:
 
     terms: Terms
     registers: RegistersTaken
-    turn: int = 2
-    few_in_smem: int | None = None
     lane_values: int | None = None
     pairs: int = 0
     half_warps: tuple[int, int] = (0, 0)

@@ -39,5 +39,5 @@ def build_space(arch: Arch) -> Space:
         weight=False,
         sums_of_row=2,
         registers=Registers(values_at_a_time=16),
-        default=DefaultByTerms(TERMS, REGISTERS, turn=4),
+        default=DefaultByTerms(TERMS, REGISTERS),
     )
