@@ -27,13 +27,14 @@ FILLED = 3
 """CTAs of 256 threads for each multiprocessor, below which too few threads wait for memory at a time. Source:
 an H200, where 238 rows of 1215 elements took 1.77 us in 1.8 CTAs, and 1.42 in 5.4."""
 
-PARTLY_LEFT = (2**26, 2**27)
+PARTLY_LEFT = {"activation": (66_000_000, 200_000_000), "gated": (48_000_000, 200_000_000)}
 """Bytes of all tensors between which the kernel before has left some of them in L2, but not all: what passes
-it by leaves room for the others. Source: an H200 with 50 MiB of L2, behind a kernel that writes what is read
-(untuned_gates_467.json): of 73 to 119 MB gates take up to 18 % less time so, activations up to 5 %, the
-backward of gates 4 %; of 56 MB and of 241 MB activations take 13 and 2 % more."""
-STREAMED = {"activation": 8, "gated": 8, "gated_backward": 0}
-"""CTAs for each multiprocessor of those kernels then. Source: the same times."""
+L2 by leaves room for the others. Source: an H200 with 50 MiB of L2, behind a kernel that writes what is read
+(untuned_gates_467.json, _499, _569): all 12 of such sizes that were timed so take less time than with the
+fastest kernel that does not, 1 to 13 %; activations of 47 to 56 MB 0 to 2 %; of 240 MB and more some do,
+others not."""
+MOSTLY_LEFT = 72_000_000
+"""Bytes up to which it has left most, so that few threads with several accesses each do."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "threads": (128, 256, 512),
@@ -73,6 +74,8 @@ LOADS = {"activation": 1, "activation_backward": 2, "gated": 2, "gated_backward"
 """Accesses for one vector of results: gate, or what is activated; up; backward the gradient."""
 STORES = {"activation": 1, "activation_backward": 1, "gated": 1, "gated_backward": 2}
 """Accesses that write one vector of each result."""
+BY_L2 = {"activation_backward": 200_000_000, "gated_backward": 2**27}
+"""Bytes of all tensors of backward kernels up to which gradients pass L2 by."""
 BYTES_OF_A_START = 5000
 """What memory moves in the time in which a CTA starts. Source: an H200, where 8173 rows of 3287 elements took
 1.2 ns for each CTA of 128 or 256 elements, at 4.2 TB/s."""
@@ -148,13 +151,31 @@ def choose_default(space: Space, problem: Any) -> Config:
     """
     if problem.signature.unaligned:
         return _with_long_tiles(space, problem, _base(256))
-    least, most = PARTLY_LEFT
-    if problem.family in STREAMED and least <= problem.min_bytes < most:
-        more: dict[str, Value] = {"vectors_per_thread": 2, "ctas_per_sm": STREAMED[problem.family]}
-        streamed = _base(128).replace(streamed=True, **more)
+    many = vectors(problem) >= BUSY * space.arch.nominal_sm_count
+    if problem.family in BY_L2:
+        return _backward(problem, many)
+    least, most = PARTLY_LEFT[problem.family]
+    if least <= problem.min_bytes < most:
+        shape = (
+            {"threads": 256, "vectors_per_thread": 4} if problem.min_bytes < MOSTLY_LEFT else {"threads": 512}
+        )
+        streamed = _base(256).replace(streamed=True, **shape)
         if not space.explain(problem, streamed):
             return streamed
-    return _base(256 if vectors(problem) >= BUSY * space.arch.nominal_sm_count else 128)
+    return _base(256 if many else 128)
+
+
+def _backward(problem: Any, many: bool) -> Config:
+    """Return the default of a backward kernel, whose gradients pass L2 by unless there are too many.
+
+    Source: an H200, behind a kernel that writes the gradient (untuned_gates_499.json, _569): 55 sizes of
+    gates up to 100 MB take between 6 % less and 1 % more time than the fastest kernel that stores through L2,
+    46 of activations up to 167 MB between 9 % less and 2 % more; of 247 MB and more gates take 3 to 22 %
+    longer. Activations take up to 4 % longer with 256 threads than with 128.
+    """
+    if problem.min_bytes >= BY_L2[problem.family]:
+        return _base(256)
+    return _base(256 if many and problem.family == "gated_backward" else 128).replace(streamed=True)
 
 
 def _base(threads: int) -> Config:
