@@ -191,7 +191,9 @@ def test_scale_factors_lie_behind_the_sums_in_tensor_memory(listings: list[tuple
         assert sorted(int(at, 16) for _, at in copies) == wanted, str(kernel)
         assert {"2CTA" in flag for flag, _ in copies} == {kernel.config["use_2cta_instrs"]}, str(kernel)
         asked = re.findall(
-            r"UMOV (UR\d+), (0x[0-9a-f]+) ;(?:\n.*){1,5}UTCATOMSWS\S*FIND_AND_SET\S* UP\d, \1,", listing
+            r"UMOV (UR\d+), (0x[0-9a-f]+) ;(?:\n.*){1,5}"
+            r"UTCATOMSWS\S*FIND_AND_SET\S* UP\d, UR\d+, \1 ",
+            listing,
         )
         assert {32 * int(parts, 16) for _, parts in asked} == {number(kernel, "tmem_columns")}, str(kernel)
 

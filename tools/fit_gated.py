@@ -44,6 +44,7 @@ RESULTS = (
     "untuned_products_347",
     "untuned_products_461",
     "untuned_products_491",
+    "untuned_products_557",
 )
 
 

@@ -3,7 +3,7 @@
 """y = exp(x - max(x)) / sum(exp(x - max(x))) for each row, on sm_90a.
 
 Rows of 131072 bf16 elements, fp32 arithmetic, rounded once.
-threads_per_row=256 rows_per_cta=1 rows_per_thread=1 cluster_n=8 row_in=smem turn=4 pdl=early
+threads_per_row=256 rows_per_cta=1 rows_per_thread=1 cluster_n=8 row_in=smem turn=2 pdl=early
 """
 
 import cuda.bindings.driver as cuda
@@ -23,7 +23,7 @@ STEPS = (PART + THREADS_PER_ROW - 1) // THREADS_PER_ROW  # vectors of one thread
 WHOLE_STEPS = 8  # of these, how many are inside every row
 GROUPS = 1  # groups of THREADS_PER_ROW threads, each on rows of its own
 THREADS = GROUPS * THREADS_PER_ROW
-TURN = 4  # vectors that a thread holds at a time
+TURN = 2  # vectors that a thread holds at a time
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
 SLOTS = 64  # room for them, aligned
@@ -44,7 +44,7 @@ def launch(
         block=(THREADS, 1, 1),
         cluster=(CLUSTER, 1, 1),
         stream=stream,
-        min_blocks_per_mp=4,
+        min_blocks_per_mp=6,
         preferred_smem_carveout=100,
         use_pdl=True,
     )
@@ -296,11 +296,11 @@ def kernel(
     smem = memory.SmemAllocator()
     x_part = smem.allocate_tensor(X, cute.make_layout((ELEMENTS, PART)), byte_alignment=16)
     sums = smem.allocate_tensor(cutlass.Float32, cute.make_layout((2, SLOTS, 1)), byte_alignment=16)
-    loaded = smem.allocate_array(cutlass.Int64, 2)
+    loaded = smem.allocate_array(cutlass.Int64, 4)
     arrived = smem.allocate_array(cutlass.Int64, 1)
     if thread == 0:
         cute.arch.mbarrier_init(arrived, 1)
-        for turn in cutlass.range_constexpr(2):
+        for turn in cutlass.range_constexpr(4):
             cute.arch.mbarrier_init(loaded + turn, 1)
         cute.arch.mbarrier_init_fence()
     cute.arch.cluster_arrive_relaxed()
@@ -310,7 +310,7 @@ def kernel(
     cute.arch.griddepcontrol_wait()
     x_row = row_of(x, row, first)
     if thread == 0:
-        for turn in cutlass.range_constexpr(2):
+        for turn in cutlass.range_constexpr(4):
             at = turn * TURN * THREADS_PER_ROW
             size = cutlass.max(0, cutlass.min(TURN * THREADS_PER_ROW, end - at)) * (ELEMENTS * X.width // 8)
             cute.arch.mbarrier_arrive_and_expect_tx(loaded + turn, 1 * size)
@@ -320,7 +320,7 @@ def kernel(
     mine = cute.make_rmem_tensor((ELEMENTS + 1,), cutlass.Float32)
     mine.fill(0.0)
     mine[ELEMENTS] = cutlass.Float32(LOWEST)
-    for turn in cutlass.range(2, unroll=1):
+    for turn in cutlass.range(4, unroll=1):
         cute.arch.mbarrier_wait(loaded + turn, 0)
         add_powers(x_part, thread + turn * (TURN * THREADS_PER_ROW), end, mine, TURN)
     peak = max_over_warp(mine[ELEMENTS])
@@ -328,7 +328,7 @@ def kernel(
     highest, total = over_row(peak, total, sums[None, None, 0], arrived, rank, 0, thread)
     factor = cute.arch.rcp_approx(total)
     y_row = row_of(y, row, first)
-    for turn in cutlass.range(2, unroll=1):
+    for turn in cutlass.range(4, unroll=1):
         scale_powers(x_part, y_row, highest, factor, thread + turn * (TURN * THREADS_PER_ROW), end, TURN)
 
 
