@@ -211,6 +211,8 @@ def test_multicast_saves_loads() -> None:
 def test_clusters_of_four_leave_some_multiprocessors_idle() -> None:
     """Of 132, an H200 holds 132, 66 and 30 clusters of one, two and four thread blocks."""
     assert [resident_clusters(132, blocks) for blocks in (1, 2, 4, 8, 16)] == [132, 66, 30, 15, 7]
+    assert [resident_clusters(132, blocks, 2) for blocks in (1, 2, 4, 8, 16)] == [264, 132, 62, 31, 14]
+    assert [resident_clusters(132, blocks, 8) for blocks in (4, 8, 16)] == [248, 124, 56]
     assert resident_clusters(1, 4) == 1
 
 
