@@ -156,10 +156,8 @@ def choose_default(space: Space, problem: Any) -> Config:
         return _backward(problem, many)
     least, most = PARTLY_LEFT[problem.family]
     if least <= problem.min_bytes < most:
-        shape = (
-            {"threads": 256, "vectors_per_thread": 4} if problem.min_bytes < MOSTLY_LEFT else {"threads": 512}
-        )
-        streamed = _base(256).replace(streamed=True, **shape)
+        wide = {"vectors_per_thread": 4} if problem.min_bytes < MOSTLY_LEFT else {"threads": 512}
+        streamed = _base(256).replace(streamed=True, **wide)
         if not space.explain(problem, streamed):
             return streamed
     return _base(256 if many else 128)

@@ -128,8 +128,9 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def choose_default(space: Space, problem: Any) -> Config:
-    """Return the config with one head per thread, or two where a thread waits for more than the head: for its
-    position, or for the sum of the others; with CTAs of 256 threads where there are many, and no norm.
+    """Return the config with one head per thread, or two where a second wave would be mostly empty, or where
+    a thread waits for more than the head: for its position, or for the sum of the others; with CTAs of 256
+    threads where there are many, and no norm.
 
     Source: an H200, where no config of 13 problems was more than 1 % faster (docs/results/rope.json), and the
     best of 12 took 0.6 % less in the geometric mean of 49 sizes (docs/results/untuned_gates_before.json).
@@ -137,14 +138,13 @@ def choose_default(space: Space, problem: Any) -> Config:
     many = threads_in_all(problem, 1) >= BUSY * space.arch.nominal_sm_count
     threads = 256 if many and not problem.signature.norm else 128
     base = Config({"threads": threads, "heads_per_thread": 1, "pdl": "early"})
-    config = base.replace(heads_per_thread=2)
-    waits = problem.signature.table == "positions" or problem.signature.norm
-    busy = threads_in_all(problem, 2) >= BUSY * space.arch.nominal_sm_count
     least, most = SECOND_WAVE
     each = threads_in_all(problem, 1) / space.arch.nominal_sm_count
-    if tail(problem) == 0 and least < each < most:
-        config, waits, busy = config.replace(threads=128), True, True
-    return config if waits and busy and not space.explain(problem, config) else base
+    alone = tail(problem) == 0 and least < each < most
+    config = base.replace(heads_per_thread=2, threads=128 if alone else threads)
+    waits = problem.signature.table == "positions" or problem.signature.norm
+    busy = threads_in_all(problem, 2) >= BUSY * space.arch.nominal_sm_count
+    return config if (alone or (waits and busy)) and not space.explain(problem, config) else base
 
 
 def build_space(arch: Arch) -> Space:
