@@ -32,11 +32,10 @@ from spaces.row.defaults import loaded
 from spaces.row.registers import RegistersTaken, ctas_with
 from spaces.row.sizes import sums_of_lane
 from tools.benchmark.kernel_store import kernel_store
-from tools.fit_rows import ARCH, FAMILIES, Doubles, measured, registers_of
+from tools.benchmark.random_walk import Doubles, RandomWalk
+from tools.fit_rows import ARCH, FAMILIES, measured, registers_of
 
-_STEPS = 6000
-_MOVED, _WIDTH, _NARROWER = 0.4, 0.2, 0.05
-"""Of a step: the share of the numbers that move, and by how much of themselves, at first and at last."""
+_WALK = RandomWalk(steps=6000, moved=0.4, width=0.2, narrower=0.05)
 _LEVEL = 0.002
 """Weight of a register that is off, beside the logarithm of how far the CTAs that find room are."""
 
@@ -88,25 +87,16 @@ def _taken(kernels: Sequence[Kernel], by: RegistersTaken) -> list[float]:
     return [by.of(one.values, one.weights, one.sums, one.is_shared) for one in kernels]
 
 
-def error(kernels: Sequence[Kernel], registers: Sequence[int], by: RegistersTaken) -> float:
-    """Return how far the CTAs that find room are from those that do, and a little of the registers."""
-    taken = _taken(kernels, by)
-    room = np.abs(np.log(_ctas(kernels, taken) / _ctas(kernels, registers))).mean()
-    return float(room + _LEVEL * np.abs(np.subtract(taken, registers)).mean())
-
-
 def fitted(kernels: Sequence[Kernel], registers: Sequence[int], start: RegistersTaken) -> RegistersTaken:
-    """Return where a random walk ends that takes every step which lessens the error."""
-    chance = np.random.default_rng(0)
-    best, least = start, error(kernels, registers, start)
-    for step in range(_STEPS):
-        width = _WIDTH * _NARROWER ** (step / _STEPS)
-        free = np.array(astuple(best))
-        moved = chance.random(len(free)) < _MOVED
-        there = RegistersTaken(*(free * np.where(moved, np.exp(chance.normal(0, width, len(free))), 1.0)))
-        if (now := error(kernels, registers, there)) < least:
-            best, least = there, now
-    return best
+    """Return where a random walk ends on which the CTAs that find room come near those that do."""
+    room = _ctas(kernels, registers)
+
+    def error(numbers: Doubles) -> float:
+        taken = _taken(kernels, RegistersTaken(*numbers))
+        apart = np.abs(np.log(_ctas(kernels, taken) / room)).mean()
+        return float(apart + _LEVEL * np.abs(np.subtract(taken, registers)).mean())
+
+    return RegistersTaken(*_WALK.end(astuple(start), error))
 
 
 def _says(kernels: Sequence[Kernel], registers: Sequence[int], by: RegistersTaken) -> str:

@@ -13,10 +13,11 @@ import argparse
 import importlib
 import json
 import lzma
+import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from spaces.row.expected import Counts, Terms, counts_of, microseconds
 from spaces.row.registers import RegistersTaken
 from spaces.row.sizes import ELEMENT_BYTES, PEELED_ROW, is_peeled
 from tools.benchmark.drawn import ran_behind
+from tools.benchmark.random_walk import Doubles, RandomWalk
 
 ROOT = Path(__file__).resolve().parent.parent
 ARCH = find_arch("sm_90a")
@@ -49,9 +51,7 @@ SHAPES = ROOT / "tools" / "shapes"
 FAMILIES = ("cross_entropy", "layernorm", "rmsnorm_quantized", "softmax")
 #: Where the search begins: a latency of memory, and tenths of a microsecond.
 START = Terms(0.4, 0.8, 0.5, 0.3, 0.1, 0.05, 0.1, 0.1, 0.8, 0.1, 0.03, 2.5)
-_STEPS, _WALKS = 30_000, 8
-#: Of a step: the share of the terms that move, and by how much of themselves, at first and at last.
-_MOVED, _WIDTH, _NARROWER = 0.3, 0.35, 0.08
+_WALK, _WALKS = RandomWalk(steps=30_000, moved=0.3, width=0.35, narrower=0.08), 8
 _LEVEL = 0.02
 """Weight of an error that all configs of a problem share, which does not change the choice."""
 _CHOICE = 2.0
@@ -73,9 +73,6 @@ _BY_EIGHT_SINCE = "2026-11-27T12:20"
 """Rows of fp8 that start at multiples of 8 bytes, not of 16, are written as vectors in results since then."""
 _LEAST_OVERLAP = 1.3
 """Below it times would add up, which they do not."""
-
-
-Doubles = NDArray[np.float64]
 
 
 class Kernel(NamedTuple):
@@ -190,8 +187,8 @@ def _is_legal(space: Space, problem: Problem, config: Config) -> bool:
 
 def _may_be_default(problem: Problem, config: Config) -> bool:
     """Return whether a config is chosen where it is expected to take least."""
-    module = importlib.import_module(f"spaces.{problem.family}.space")
-    return is_usual(problem, config, ARCH.nominal_sm_count, getattr(module, "LANE_VALUES", None))
+    lane_values = getattr(_module_of(problem.family), "LANE_VALUES", None)
+    return is_usual(problem, config, ARCH.nominal_sm_count, lane_values)
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, float]:
@@ -271,40 +268,37 @@ def _ratios(expected: Doubles, known: Table) -> Doubles:
     return np.asarray(np.exp(best - known.logs[choice]))
 
 
-def fitted(timed: Sequence[Timed], steps: int = _STEPS, walks: int = _WALKS) -> Terms:
+def fitted(timed: Sequence[Timed], steps: int = _WALK.steps, walks: int = _WALKS) -> Terms:
     """Return the terms of a family that the best of some random walks finds, the same for the same times."""
     known = table(timed)
-    found = [_walked(known, steps, seed) for seed in range(walks)]
+
+    def off(numbers: Doubles) -> float:
+        terms = _rounded(numbers)
+        return error(terms, known) if terms.overlap >= _LEAST_OVERLAP else math.inf
+
+    walk = replace(_WALK, steps=steps)
+    found = [_rounded(walk.end(astuple(START), off, seed)) for seed in range(walks)]
     return min(found, key=lambda terms: error(terms, known))
 
 
-def _walked(known: Table, steps: int, seed: int) -> Terms:
-    """Return where a random walk ends that takes every step which lessens the error."""
-    chance = np.random.default_rng(seed)
-    free, best = np.array(astuple(START)), START
-    least = error(best, known)
-    for step in range(steps):
-        width = _WIDTH * _NARROWER ** (step / steps)
-        moved = chance.random(len(free)) < _MOVED
-        there = free * np.where(moved, np.exp(chance.normal(0, width, len(free))), 1.0)
-        # What is printed must choose as what was judged, and kernels are often level.
-        terms = Terms(*(float(f"{term:.3g}") for term in there))
-        if terms.overlap >= _LEAST_OVERLAP and (now := error(terms, known)) < least:
-            free, best, least = there, terms, now
-    return best
+def _rounded(numbers: Doubles) -> Terms:
+    """Return terms as they are printed: these must choose as what was judged, and kernels are often level."""
+    return Terms(*(float(f"{number:.3g}") for number in numbers))
+
+
+def _module_of(family: str) -> Any:
+    return importlib.import_module(f"spaces.{family}.space")
 
 
 def shipped(family: str) -> Terms:
     """Return the terms that the space of a family has."""
-    module = importlib.import_module(f"spaces.{family}.space")
-    found: Terms = module.TERMS
+    found: Terms = _module_of(family).TERMS
     return found
 
 
 def registers_of(family: str) -> RegistersTaken:
     """Return the registers that the space of a family expects."""
-    module = importlib.import_module(f"spaces.{family}.space")
-    found: RegistersTaken = module.REGISTERS
+    found: RegistersTaken = _module_of(family).REGISTERS
     return found
 
 
@@ -347,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("family", help=f"one of {', '.join(FAMILIES)}")
     parser.add_argument("--leave-out", type=positive_int, metavar="PARTS")
-    parser.add_argument("--steps", type=positive_int, default=_STEPS, help="of the search (%(default)s)")
+    parser.add_argument("--steps", type=positive_int, default=_WALK.steps, help="of the search (%(default)s)")
     args = parser.parse_args(argv)
     return run_command(lambda: run(args))
 
