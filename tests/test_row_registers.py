@@ -9,9 +9,9 @@ import pytest
 from cutegen.arch import find_arch
 from cutegen.build.store import Store
 from cutegen.families.registry import find_space, parse_problem
-from spaces.row.defaults import loaded
+from spaces.row.defaults import kernel_of
 from spaces.row.expected import counts_of
-from spaces.row.registers import RegistersTaken, ctas_with, resident_ctas
+from spaces.row.registers import RegistersTaken, ctas_with
 from spaces.row.sizes import sums_of_lane
 from tools import fit_row_registers
 from tools.fit_rows import registers_of
@@ -46,12 +46,10 @@ def test_clusters_have_eight_ctas_on_a_multiprocessor_and_fit_gpcs() -> None:
     """137 rows for clusters of 8 take two waves, as measured, though registers are there for ten CTAs."""
     problem, space = parse_problem("cross_entropy 137x16360 bf16 gradient"), find_space("cross_entropy", ARCH)
     config = space.default(problem).replace(threads_per_row=128, cluster_n=8, row_in="registers", turn=1)
-    derived, per_thread = space.derive(config, problem, ARCH), loaded(problem, config)
-    taken = registers_of("cross_entropy")
-    assert resident_ctas(config, derived, per_thread[0], per_thread[2], ARCH, taken) == 8
-    assert counts_of(config, problem, derived, per_thread, ARCH, taken).waves > 1.5
-    fewer = problem.with_sizes(m=124)
-    assert counts_of(config, fewer, derived, per_thread, ARCH, taken).waves == 1
+    kernel = kernel_of(space, problem, config, registers_of("cross_entropy"))
+    assert kernel.resident == 8
+    assert counts_of(kernel, problem.sizes["m"], problem.min_bytes, ARCH).waves > 1.5
+    assert counts_of(kernel, 124, problem.min_bytes, ARCH).waves == 1
 
 
 @pytest.mark.dsl

@@ -36,7 +36,7 @@ from cutegen.families.shapes import read_shapes
 from cutegen.family import Problem
 from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config, Space
-from spaces.row.defaults import is_usual, loaded, of_small_group
+from spaces.row.defaults import is_usual, kernel_of, of_small_group
 from spaces.row.expected import Counts, Terms, counts_of, microseconds
 from spaces.row.registers import RegistersTaken
 from spaces.row.sizes import ELEMENT_BYTES, PEELED_ROW, is_peeled
@@ -198,8 +198,8 @@ def _pair(row: Mapping[str, Any]) -> dict[str, float]:
 
 def counted(space: Space, problem: Problem, config: Config) -> Counts:
     """Return what a kernel is counted to have."""
-    derived = space.derive(config, problem, ARCH)
-    return counts_of(config, problem, derived, loaded(problem, config), ARCH, registers_of(space.family))
+    kernel = kernel_of(space, problem, config, registers_of(space.family))
+    return counts_of(kernel, problem.sizes["m"], problem.min_bytes, ARCH)
 
 
 class Table(NamedTuple):

@@ -155,8 +155,8 @@ def choose_default(space: Space, problem: Any) -> Config:
     if problem.family in BY_L2:
         return _backward(problem, many)
     least, most = PARTLY_LEFT[problem.family]
-    if least <= problem.min_bytes < most:
-        wide = {"vectors_per_thread": 4} if problem.min_bytes < MOSTLY_LEFT else {"threads": 512}
+    if many and least <= (moved := problem.min_bytes) < most:
+        wide = {"vectors_per_thread": 4} if moved < MOSTLY_LEFT else {"threads": 512}
         streamed = _base(256).replace(streamed=True, **wide)
         if not space.explain(problem, streamed):
             return streamed

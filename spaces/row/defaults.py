@@ -11,7 +11,8 @@ from cutegen.arch import resident_clusters
 from cutegen.space import Config, Space, Value, as_integer
 from cutegen.space.space import Derived
 
-from .expected import expected_us
+from .expected import Kernel, expected_us
+from .registers import RegistersTaken, resident_ctas
 from .ring import ROWS_OF_GROUP
 from .rules import DOMAINS, LONG_ROW, MAX_VALUES
 from .sizes import (
@@ -205,16 +206,24 @@ def choose_default(space: Space, problem: Any) -> Config:
     return Config(base)
 
 
+def kernel_of(space: Space, problem: Any, config: Config, registers: RegistersTaken) -> Kernel:
+    """Return what is known of the kernel with a config, for any number of rows."""
+    derived = space.derive(config, problem, space.arch)
+    values, accesses, weights = loaded(problem, config)
+    resident = resident_ctas(config, derived, values, weights, space.arch, registers)
+    return Kernel(config, derived, accesses, resident)
+
+
 @lru_cache(maxsize=256)
-def _kernels(space: Space, kind: Any) -> tuple[tuple[Config, Derived, tuple[int, int, int]], ...]:
-    """Return configs of problems like ``kind``, for any number of rows, and what follows from each."""
+def _kernels(space: Space, kind: Any, registers: RegistersTaken) -> tuple[Kernel, ...]:
+    """Return kernels of problems like ``kind``, for any number of rows."""
     fixed: Mapping[str, Sequence[Value]] = {
         "pdl": ["off"],
         "rows_per_thread": [1],
         "row_in": ["registers", "smem"],
     }
     found = {
-        config: (config, space.derive(config, kind, space.arch), loaded(kind, config))
+        config: kernel_of(space, kind, config, registers)
         for m in (1, MANY_ROWS)
         for config in space.configs(kind.with_sizes(m=m), fixed)
     }
@@ -313,19 +322,15 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
         if found is not None:
             return found
 
-    def expected(kernel: tuple[Config, Derived, tuple[int, int, int]]) -> float:
-        config, derived, per_thread = kernel
-        taken = expected_us(config, problem, derived, per_thread, space.arch, by.terms, by.registers)
-        return taken * of_small_group(config)
+    min_bytes = problem.min_bytes
 
-    usual = [
-        kernel
-        for kernel in _kernels(space, problem.with_sizes(m=1))
-        if is_usual(problem, kernel[0], sm_count, by.lane_values)
-    ]
-    pdl = start_by_default(problem, sm_count) if problem.min_bytes <= SHORT_KERNEL else "early"
-    others = () if usual else _kernels(space, problem.with_sizes(m=1))
-    for config, derived, _ in sorted(usual or others, key=expected):
+    def expected(kernel: Kernel) -> float:
+        return expected_us(kernel, problem.m, min_bytes, space.arch, by.terms) * of_small_group(kernel.config)
+
+    kernels = _kernels(space, problem.with_sizes(m=1), by.registers)
+    usual = [kernel for kernel in kernels if is_usual(problem, kernel.config, sm_count, by.lane_values)]
+    pdl = start_by_default(problem, sm_count) if min_bytes <= SHORT_KERNEL else "early"
+    for config, derived, *_ in sorted(usual or kernels, key=expected):
         if config["row_in"] == "smem":
             wanted = FEW_IN_SMEM if few_for_smem(problem, sm_count) else IN_SMEM
             return in_smem(space, problem, config, wanted=wanted)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cutegen.arch import Arch, resident_clusters
 from cutegen.space import Config, as_integer
 from cutegen.space.space import Derived
 
-from .registers import RegistersTaken, resident_ctas
-
-__all__ = ["Counts", "Terms", "counts_of", "expected_us", "microseconds"]
+__all__ = ["Counts", "Kernel", "Terms", "counts_of", "expected_us", "microseconds"]
 
 _BYTES_PER_US = 4.2e6
 """Of a copy. Source: an H200."""
@@ -58,6 +56,22 @@ class Terms:
     overlap: float
 
 
+class Kernel(NamedTuple):
+    """What does not depend on the number of rows.
+
+    Attributes:
+        config: Its config.
+        derived: What the space derives from it.
+        accesses: Of one thread.
+        resident: CTAs that a multiprocessor has at a time.
+    """
+
+    config: Config
+    derived: Derived
+    accesses: int
+    resident: int
+
+
 class Counts(NamedTuple):
     """How often a kernel has what takes its time, in the order of the terms.
 
@@ -88,19 +102,11 @@ class Counts(NamedTuple):
     memory_us: float
 
 
-def counts_of(
-    config: Config,
-    problem: Any,
-    derived: Derived,
-    loaded: tuple[int, int, int],
-    arch: Arch,
-    registers: RegistersTaken,
-) -> Counts:
+def counts_of(kernel: Kernel, rows: int, min_bytes: int, arch: Arch) -> Counts:
     """Return the counts of a kernel; see expected_us."""
-    values, accesses, weights = loaded
+    config, derived, accesses, resident = kernel
     threads, cluster_n = as_integer(derived["threads"]), config.integer("cluster_n")
-    resident = resident_ctas(config, derived, values, weights, arch, registers)
-    clusters = -(-problem.m // config.integer("rows_per_cta"))
+    clusters = -(-rows // config.integer("rows_per_cta"))
     return Counts(
         doublings=math.log2(cluster_n),
         messages=threads / _WARP * cluster_n / 64 if cluster_n > 1 else 0.0,
@@ -112,7 +118,7 @@ def counts_of(
         volume=threads * accesses / 1024,
         waves=_waves(clusters / resident_clusters(arch.nominal_sm_count, cluster_n, resident)),
         ctas=clusters * cluster_n / arch.nominal_sm_count,
-        memory_us=problem.min_bytes / _BYTES_PER_US,
+        memory_us=min_bytes / _BYTES_PER_US,
     )
 
 
@@ -127,27 +133,17 @@ def microseconds(counts: Counts, terms: Terms) -> float:
     return terms.kernel + both
 
 
-def expected_us(
-    config: Config,
-    problem: Any,
-    derived: Derived,
-    loaded: tuple[int, int, int],
-    arch: Arch,
-    terms: Terms,
-    registers: RegistersTaken,
-) -> float:
+def expected_us(kernel: Kernel, rows: int, min_bytes: int, arch: Arch, terms: Terms) -> float:
     """Return microseconds of a kernel.
 
     Args:
-        config: Its config.
-        problem: What it computes.
-        derived: What the space derives from the config.
-        loaded: Of one thread: its values, the accesses for them, and registers for weights that come early.
+        kernel: What does not depend on the number of rows.
+        rows: How many there are.
+        min_bytes: Bytes that must cross device memory.
         arch: The GPU it runs on.
         terms: Of its family.
-        registers: Of its family.
     """
-    return microseconds(counts_of(config, problem, derived, loaded, arch, registers), terms)
+    return microseconds(counts_of(kernel, rows, min_bytes, arch), terms)
 
 
 def _waves(share: float) -> float:
