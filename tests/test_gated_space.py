@@ -115,6 +115,8 @@ def test_defaults_are_near_the_best_that_was_timed_on_sizes_drawn_at_random(fami
                 default = str(default_config(space, parse_problem(row["problem"]), 132))
                 if default in row["times"]:
                     ratios[path.name, row["problem"]] = min(row["times"].values()) / row["times"][default]
+                else:  # an older run, which timed none that pass L2 by, or other candidates of a newer one
+                    assert "streamed=true" in default
     assert len(ratios) >= 40 and geometric_mean(ratios.values()) > 0.98
     behind = {problem for (_, problem), ratio in ratios.items() if ratio <= 0.88}
     assert behind == {problem for problem in BEHIND if problem.startswith(f"{family} ")}

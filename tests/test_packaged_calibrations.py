@@ -80,7 +80,7 @@ def test_the_file_is_one_that_a_calibration_writes() -> None:
 
 def test_it_tells_what_products_took_that_were_recorded_there() -> None:
     """The H200's fit is 8 % off in the mean, and chooses kernels that are further behind the best."""
-    rows = read_products(PRODUCTS[:1])[::10]
+    rows = read_products(PRODUCTS[:1])[::5]
     regret: dict[str, list[float]] = {"own": [], "h200": []}
     off: dict[str, list[float]] = {"own": [], "h200": []}
     for row in rows:
@@ -93,7 +93,7 @@ def test_it_tells_what_products_took_that_were_recorded_there() -> None:
             assert took is not None
             off[name].append(max(row["reference_us"] / took, took / row["reference_us"]))
     means = {name: geometric_mean(values) for name, values in regret.items()}
-    assert means["own"] < 1.009 < means["h200"]
+    assert means["own"] < 1.009 < 1.01 < means["h200"]
     assert geometric_mean(off["own"]) < 1.05 < 1.1 < geometric_mean(off["h200"])
 
 

@@ -14,6 +14,9 @@ from tools import fit_rows
 
 ARCH = find_arch("sm_90a")
 OPTIONS = {"cross_entropy": " gradient"}
+#: Back to back 40 values for each thread take a third longer there than 32; behind another kernel up to 3 %,
+#: of 1 to 6 rows of 70128 and 176463 elements (docs/results/untuned_rows_457.json).
+OVERLAPPED = {"softmax 5x147240 bf16"}
 
 
 @pytest.mark.parametrize("family", fit_rows.FAMILIES)
@@ -26,11 +29,15 @@ def test_defaults_are_near_the_best_that_was_tried(family: str) -> None:
     for problem, kernels, _, behind in timed:
         default = space.default(problem)
         own = [kernel.us for kernel in kernels if _is_timed(space, problem, kernel.config, default)]
-        found[behind] += [min(kernel.us for kernel in kernels) / us for us in own]
+        ratios = [min(kernel.us for kernel in kernels) / us for us in own]
+        if str(problem) in OVERLAPPED:
+            assert not behind and all(0.75 < ratio <= 0.76 for ratio in ratios)
+        else:
+            found[behind] += ratios
     both = [*found[True], *found[False]]
     assert len(both) >= len(timed) / 3 and geometric_mean(both) > 0.975
     assert len(found[True]) >= 100 and min(found[True]) > 0.85, sorted(found[True])[:5]
-    assert min(found[False]) > 0.75, sorted(found[False])[:5]
+    assert min(found[False]) > 0.76, sorted(found[False])[:5]
 
 
 @pytest.mark.parametrize(("rows", "at_a_time"), [(1, 2), (8, 2), (9, 1)])
