@@ -89,6 +89,11 @@ def epilogue_columns(tile_n: int, use_tma_store: bool, singles: bool) -> tuple[i
     return (32, tile_n % 32) if tile_n >= 32 else (tile_n, 0)
 
 
+def least_buffers(problem: Problem) -> int:
+    """Return the fewest rounds of store buffers of a kernel: with beta, C arrives in them before D leaves."""
+    return 3 if problem.epilogue.beta else 2
+
+
 def store_bytes(
     tile_n: int, mma_warpgroups: int, pingpong: bool, use_tma_store: bool, problem: Problem
 ) -> tuple[int, int]:

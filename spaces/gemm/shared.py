@@ -65,14 +65,15 @@ def stages_and_buffers(
     buffer_bytes: int,
     max_stages: int,
     max_buffers: int = _MAX_STORE_BUFFERS,
+    min_buffers: int = 2,
 ) -> tuple[int, int]:
     """Return how many pipeline stages and store buffers fit in ``free_bytes`` of shared memory.
 
-    Stages come first, beside two buffers; further buffers take what is left. Without buffers
-    (``buffer_bytes`` is 0) the second number is 2.
+    Stages come first, beside ``min_buffers``; further buffers take what is left. Without buffers
+    (``buffer_bytes`` is 0) the second number is ``min_buffers``.
     """
-    stages = min((free_bytes - 2 * buffer_bytes) // stage_bytes, max_stages)
-    buffers = 2
+    stages = min((free_bytes - min_buffers * buffer_bytes) // stage_bytes, max_stages)
+    buffers = min_buffers
     while (
         buffer_bytes
         and buffers < max_buffers

@@ -25,6 +25,7 @@ from .hopper_resources import (
     consumers,
     empty_arrivals,
     epilogue_columns,
+    least_buffers,
     loaded_columns,
     stage_bytes,
     store_bytes,
@@ -401,12 +402,12 @@ def stages_fit_shared_memory(
     problem: Problem,
     arch: Arch,
 ) -> bool:
-    """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
-    fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
+    """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup, three
+    with beta, must fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
     buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
     loaded = loaded_columns(tile_shape_mn, cluster_shape_mn, swap_ab, problem)
     of_tiles = stage_bytes(tile_shape_mn[0], loaded, tile_k, problem)
-    return BARRIER_BYTES + 2 * buffers + tail + 3 * of_tiles <= arch.smem_bytes
+    return BARRIER_BYTES + least_buffers(problem) * buffers + tail + 3 * of_tiles <= arch.smem_bytes
 
 
 def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> bool:
@@ -572,7 +573,9 @@ def derive(
     # than that may be in flight.
     most = min(MAX_STORE_BUFFERS, stored // columns + 1) if tail else MAX_STORE_BUFFERS
     free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
-    stages, rounds = stages_and_buffers(free, per_stage, per_round, MAX_STAGES, most)
+    stages, rounds = stages_and_buffers(
+        free, per_stage, per_round, MAX_STAGES, most, min(most, least_buffers(problem))
+    )
     registers = REGISTERS[warpgroups]
     return {
         "groups": 2 if pingpong else 1,

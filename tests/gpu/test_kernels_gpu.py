@@ -47,6 +47,16 @@ CHOSEN_LINES = [
     ("gemm 301x4099x1032 bf16 kk", "tile_shape_mn=128x256 mma_warpgroups=2"),
     ("gemm 2x67x1003x520 fp16 kk beta bias=n", "tile_shape_mn=128x40 mma_warpgroups=2"),
     ("gemm 63x33x520 fp16 kk act=gelu", "tile_shape_mn=64x64 mma_warpgroups=1"),
+    # Pieces of C arrive where pieces of D leave: more tiles than buffers, narrower last pieces, two warpgroups.
+    ("gemm 1500x2056x520 bf16 kk beta", "tile_shape_mn=128x104 mma_warpgroups=1 pingpong=true"),
+    ("gemm 5000x4104x264 bf16 kk beta", "tile_shape_mn=256x136 mma_warpgroups=2 swap_ab=true"),
+    ("gemm 3x712x1000x264 fp16 mn out=fp32 beta act=relu", "tile_shape_mn=192x72 mma_warpgroups=3"),
+    (
+        "gemm 900x5000x72 bf16 kk alpha beta bias=m",
+        "tile_shape_mn=64x24 mma_warpgroups=1 pingpong=true swap_ab=true",
+    ),
+    ("gemm 4000x4608x1032 bf16 kk beta", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
+    ("gemm 1000x2000x1040 e4m3 kk out=fp16 scale beta", "tile_shape_mn=128x96 mma_warpgroups=2"),
     ("gemm 1000x4600x1000 bf16 kk", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
     ("gemm 65x129x8200 bf16 kk", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
     ("gemm 2x65x136x8200 bf16 kn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
