@@ -138,14 +138,16 @@ def _plain_choice(problem: Problem) -> Config | None:
 
 
 def test_c_is_not_read_along_columns_of_wide_tiles() -> None:
-    """Products with beta and more than 32 rows get kernels that are not swapped; others as without beta."""
+    """Products with beta, more than 32 rows and unaligned D get kernels that are not swapped; others are
+    as without beta."""
     for m in (8, 32, 33, 136, 471, 3000):
-        plain, added = (
-            Problem.parse(f"gemm {m}x3584x4096 bf16 kk {words}".strip()) for words in ("", "beta")
-        )
-        found = [kernel_set(SPACE, p, 132).fastest(p) for p in (plain, added)]
-        swapped = [each is not None and each.config["swap_ab"] for each in found]
-        assert swapped[1] == (swapped[0] and m <= 32)
+        for n in (3584, 3588):
+            plain, added = (
+                Problem.parse(f"gemm {m}x{n}x4096 bf16 kk {words}".strip()) for words in ("", "beta")
+            )
+            found = [kernel_set(SPACE, p, 132).fastest(p) for p in (plain, added)]
+            swapped = [each is not None and each.config["swap_ab"] for each in found]
+            assert swapped[1] == (swapped[0] and (m <= 32 or n == 3584))
 
 
 def test_operands_along_m_and_n_have_candidates_of_their_own() -> None:

@@ -572,7 +572,7 @@ def test_kernels_that_the_model_is_wrong_about_do_not_crowd_out_better_ones(
     monkeypatch.setattr("cutegen.tuning.range_proposals.rank_all", flood)
     monkeypatch.setattr("cutegen.search.range_predict.predictor", boasting)
     effort = RangeEffort(ranked=12, sizes=14, doubtful=8, random=2)
-    rig = Rig(tmp_path, "gemm 65..512x5632x3072 bf16 kk", range_effort=effort)
+    rig = Rig(tmp_path, "gemm 65..640x5632x3072 bf16 kk", range_effort=effort)
     rig.gpu = rig.bench.gpu = gpu = WrongAboutOthers(rig.gpu.range)
     entry = rig.tune().entry
     timed = {_NAMED[name] for _, names in rig.bench.timed for name in names}

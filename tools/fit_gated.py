@@ -45,6 +45,7 @@ RESULTS = (
     "untuned_products_461",
     "untuned_products_491",
     "untuned_products_557",
+    "untuned_products_617",
 )
 
 

@@ -53,6 +53,11 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_401.json.xz",
     _RESULTS / "gemm_products_h200_419.json.xz",
     _RESULTS / "gemm_products_h200_521.json.xz",
+    _RESULTS / "gemm_products_h200_701.json.xz",
+    _RESULTS / "gemm_products_h200_711.json.xz",
+    _RESULTS / "gemm_products_h200_801.json.xz",
+    _RESULTS / "gemm_products_h200_811.json.xz",
+    _RESULTS / "gemm_products_h200_911.json.xz",
 )
 #: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
 #: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
@@ -68,6 +73,11 @@ _LOADED_THEN = {
     "gemm_products_h200_401": 0,
     "gemm_products_h200_419": 0,
     "gemm_products_h200_521": 0,
+    "gemm_products_h200_701": 0,
+    "gemm_products_h200_711": 0,
+    "gemm_products_h200_801": 0,
+    "gemm_products_h200_811": 0,
+    "gemm_products_h200_911": 0,
 }
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.

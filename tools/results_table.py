@@ -47,6 +47,7 @@ from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.quoted import QuotedFile
 from tools.benchmark.range_table import RANGE_CHECK, RangeResults
+from tools.benchmark.resident_table import RESIDENT, Resident
 from tools.benchmark.results import COPY, ENERGY, FAMILY, FOREIGN, OWN, TABLES, Results, ShapeResult, kind_of
 from tools.benchmark.sweep_table import SWEEP, Sweep
 from tools.benchmark.transcript import TRANSCRIPT, Transcript
@@ -74,6 +75,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     UNTUNED: UntunedResults,
     RANGE_CHECK: RangeResults,
     UNTUNED_FAMILIES: UntunedFamilies,
+    RESIDENT: Resident,
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]

@@ -89,9 +89,13 @@ def epilogue_columns(tile_n: int, use_tma_store: bool, singles: bool) -> tuple[i
     return (32, tile_n % 32) if tile_n >= 32 else (tile_n, 0)
 
 
-def least_buffers(problem: Problem) -> int:
-    """Return the fewest rounds of store buffers of a kernel: with beta, C arrives in them before D leaves."""
-    return 3 if problem.epilogue.beta else 2
+def least_buffers(problem: Problem, free_bytes: int, per_stage: int, per_round: int) -> int:
+    """Return the fewest rounds of store buffers of a kernel: with beta, C arrives in them before D leaves.
+
+    So there are three then, where as many stages fit beside them.
+    """
+    fits = 3 * (per_stage + per_round) <= free_bytes
+    return 3 if problem.epilogue.beta and fits else 2
 
 
 def store_bytes(

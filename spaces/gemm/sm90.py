@@ -58,7 +58,7 @@ _Candidate: TypeAlias = tuple[tuple[int, int], tuple[int, int], int, int, str]
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "tile_shape_mn": tuple((m, n) for m in (128, 64, 192, 256) for n in range(8, 257, 8)),
     "tile_k": (64, 128, 256),
-    "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)),
+    "cluster_shape_mn": ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)),
     "mma_warpgroups": (2, 1, 3),
     "pingpong": (False, True),
     "swap_ab": (False, True),
@@ -189,9 +189,11 @@ DEFAULT_CANDIDATES = (
 #: Source: 40 came one by one as the fit predicts them to gain most on 2162 random products of more than 64
 #: rows. On 268 others the choice was a new one on 72, where it took 2.0 % less time in the geometric mean.
 #: Seven are left out, tiles that are not swapped and share nothing in a cluster: four of these lost where
-#: they were chosen (docs/results/wide_tiles.json.xz).
+#: they were chosen (docs/results/wide_tiles.json.xz). Clusters of eight are for tiles that are a wave of at
+#: most 15 clusters: on 322 products (docs/results/gemm_products_h200_801.json.xz,
+#: gemm_products_h200_811.json.xz) they take less time than all others on 125, up to 18 % less; 30 took part
+#: in most of that or are predicted to gain most. In their place went four that are worth nothing beside them.
 FURTHER_CANDIDATES = (
-    ((64, 88), (2, 1), 1, 1, ""),
     ((64, 208), (2, 1), 1, 1, ""),
     ((64, 224), (2, 1), 1, 1, ""),
     ((128, 136), (1, 1), 1, 1, "pingpong"),
@@ -202,7 +204,6 @@ FURTHER_CANDIDATES = (
     ((192, 144), (1, 1), 3, 1, ""),
     ((192, 168), (1, 1), 3, 1, ""),
     ((64, 104), (1, 2), 1, 1, "swapped"),
-    ((64, 112), (1, 2), 1, 1, "swapped"),
     ((64, 152), (1, 2), 1, 1, "pingpong swapped"),
     ((64, 168), (1, 2), 1, 1, "pingpong swapped"),
     ((128, 88), (1, 2), 2, 1, "swapped"),
@@ -222,7 +223,6 @@ FURTHER_CANDIDATES = (
     ((192, 152), (1, 1), 3, 1, "swapped"),
     ((192, 160), (1, 2), 3, 1, "swapped"),
     ((192, 168), (1, 1), 3, 1, "swapped"),
-    ((256, 80), (1, 1), 2, 1, "swapped"),
     ((256, 104), (2, 1), 2, 1, "swapped"),
     ((64, 72), (2, 1), 1, 2, ""),
     ((64, 128), (1, 2), 1, 1, ""),
@@ -230,20 +230,47 @@ FURTHER_CANDIDATES = (
     ((64, 40), (1, 1), 1, 2, "swapped"),
     ((64, 40), (1, 2), 1, 2, "swapped"),
     ((64, 40), (4, 1), 1, 2, "swapped"),
-    ((64, 120), (1, 2), 1, 1, "swapped"),
     ((128, 88), (4, 1), 2, 1, "swapped"),
     ((128, 208), (2, 1), 2, 1, "swapped"),
     ((128, 224), (2, 1), 2, 1, "swapped"),
     ((128, 232), (1, 1), 2, 1, "swapped"),
     ((192, 176), (1, 1), 3, 1, "swapped"),
+    ((64, 16), (4, 2), 1, 2, "swapped"),
+    ((64, 32), (4, 2), 1, 2, "swapped"),
+    ((64, 40), (2, 4), 1, 2, "swapped"),
+    ((64, 48), (4, 2), 1, 2, "swapped"),
+    ((64, 48), (2, 4), 1, 2, "swapped"),
+    ((64, 64), (2, 4), 1, 2, "swapped"),
+    ((64, 88), (2, 4), 1, 1, "swapped"),
+    ((64, 88), (4, 2), 1, 1, "swapped"),
+    ((64, 104), (4, 2), 1, 1, "swapped"),
+    ((64, 104), (2, 4), 1, 1, "swapped"),
+    ((64, 128), (4, 2), 1, 1, "swapped"),
+    ((64, 136), (2, 4), 1, 1, "swapped"),
+    ((64, 152), (4, 2), 1, 1, "swapped"),
+    ((64, 48), (2, 4), 1, 2, ""),
+    ((64, 96), (2, 4), 1, 1, ""),
+    ((64, 104), (2, 4), 1, 1, ""),
+    ((64, 128), (2, 4), 1, 1, ""),
+    ((64, 160), (2, 4), 1, 1, ""),
+    ((64, 160), (4, 2), 1, 1, ""),
+    ((64, 176), (4, 2), 1, 1, ""),
+    ((128, 72), (4, 2), 2, 1, "swapped"),
+    ((128, 96), (4, 2), 1, 1, "pingpong swapped"),
+    ((128, 120), (4, 2), 1, 1, "pingpong swapped"),
+    ((128, 136), (4, 2), 1, 1, "pingpong swapped"),
+    ((128, 144), (4, 2), 1, 1, "pingpong swapped"),
+    ((128, 184), (4, 2), 1, 1, "pingpong swapped"),
+    ((64, 72), (2, 4), 1, 1, "swapped"),
+    ((64, 136), (4, 2), 1, 1, "swapped"),
+    ((128, 152), (4, 2), 1, 1, "pingpong swapped"),
+    ((128, 160), (4, 2), 1, 1, "pingpong swapped"),
 )
 #: The same where an operand is contiguous along m or n: more thread blocks share what such a tile loads,
 #: which is more. Source: 693 kernels timed on 353 products on an H200
 #: (docs/results/gemm_products_h200_mn.json.xz, gemm_products_h200_223.json.xz); 34 came one by one as the fit
 #: predicts them to gain most on 600 random products.
 ALONG_COLUMNS_CANDIDATES = (
-    ((64, 72), (2, 2), 1, 2, ""),
-    ((64, 96), (2, 2), 1, 1, ""),
     ((64, 144), (1, 4), 1, 1, ""),
     ((64, 144), (4, 1), 1, 1, ""),
     ((64, 144), (2, 2), 1, 1, ""),
@@ -268,7 +295,6 @@ ALONG_COLUMNS_CANDIDATES = (
     ((128, 232), (2, 1), 2, 1, "swapped"),
     ((192, 24), (4, 1), 3, 2, "swapped"),
     ((192, 80), (2, 2), 3, 1, "swapped"),
-    ((192, 96), (4, 1), 1, 1, "pingpong swapped"),
     ((192, 128), (2, 1), 1, 1, "pingpong swapped"),
     ((192, 160), (2, 1), 3, 1, "swapped"),
     ((192, 176), (2, 1), 3, 1, "swapped"),
@@ -276,6 +302,24 @@ ALONG_COLUMNS_CANDIDATES = (
     ((256, 144), (2, 1), 2, 1, "swapped"),
     ((256, 152), (2, 1), 2, 1, "swapped"),
     ((256, 168), (1, 2), 2, 1, "swapped"),
+    ((64, 64), (2, 4), 1, 1, ""),
+    ((64, 80), (2, 4), 1, 1, ""),
+    ((64, 160), (2, 4), 1, 1, "pingpong"),
+    ((64, 192), (2, 4), 1, 1, "pingpong"),
+    ((128, 160), (2, 4), 1, 1, "pingpong"),
+    ((128, 176), (2, 4), 1, 1, "pingpong"),
+    ((64, 64), (4, 2), 1, 2, "swapped"),
+    ((64, 120), (4, 2), 1, 1, "swapped"),
+    ((64, 144), (4, 2), 1, 1, "swapped"),
+    ((64, 240), (4, 2), 1, 1, "swapped"),
+    ((128, 96), (4, 2), 2, 1, "swapped"),
+    ((128, 104), (2, 4), 1, 1, "pingpong swapped"),
+    ((128, 112), (4, 2), 1, 1, "pingpong swapped"),
+    ((128, 112), (2, 4), 2, 1, "swapped"),
+    ((64, 96), (4, 2), 1, 1, ""),
+    ((64, 208), (2, 4), 1, 1, ""),
+    ((128, 104), (2, 4), 2, 1, ""),
+    ((128, 200), (4, 2), 2, 1, "swapped"),
 )
 #: The same where memory is slower than the H200's: clusters of four thread blocks share what that limits.
 #: Source: 413 kernels timed at least twice, or in smaller clusters, on 243 products on an H100
@@ -402,12 +446,12 @@ def stages_fit_shared_memory(
     problem: Problem,
     arch: Arch,
 ) -> bool:
-    """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup, three
-    with beta, must fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
+    """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
+    fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
     buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
     loaded = loaded_columns(tile_shape_mn, cluster_shape_mn, swap_ab, problem)
     of_tiles = stage_bytes(tile_shape_mn[0], loaded, tile_k, problem)
-    return BARRIER_BYTES + least_buffers(problem) * buffers + tail + 3 * of_tiles <= arch.smem_bytes
+    return BARRIER_BYTES + 2 * buffers + tail + 3 * of_tiles <= arch.smem_bytes
 
 
 def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> bool:
@@ -573,9 +617,8 @@ def derive(
     # than that may be in flight.
     most = min(MAX_STORE_BUFFERS, stored // columns + 1) if tail else MAX_STORE_BUFFERS
     free = arch.smem_bytes - BARRIER_BYTES - tail_bytes
-    stages, rounds = stages_and_buffers(
-        free, per_stage, per_round, MAX_STAGES, most, min(most, least_buffers(problem))
-    )
+    least = min(most, least_buffers(problem, free, per_stage, per_round))
+    stages, rounds = stages_and_buffers(free, per_stage, per_round, MAX_STAGES, most, least)
     registers = REGISTERS[warpgroups]
     return {
         "groups": 2 if pingpong else 1,

@@ -14,7 +14,7 @@ from cutegen.families.gemm.problem import FACTOR_BLOCK, Problem
 from cutegen.space import Config, Rule, Space, Value
 
 from ..gemm import sm90 as gemm
-from ..gemm.hopper_resources import SLAB, accumulators
+from ..gemm.hopper_resources import SLAB, accumulators, stage_bytes, store_bytes
 from ..gemm.shared import RUN_TIME_KNOBS, compile_view
 
 MOST_SUMS = 192
@@ -109,9 +109,29 @@ def tiles_lie_in_few_blocks(tile_shape_mn: tuple[int, int], swap_ab: bool) -> bo
     return swap_ab or step_n(tile_shape_mn[1]) >= min(32, tile_shape_mn[1])
 
 
+def stages_with_factors_fit_shared_memory(
+    tile_shape_mn: tuple[int, int],
+    tile_k: int,
+    mma_warpgroups: int,
+    pingpong: bool,
+    swap_ab: bool,
+    use_tma_store: bool,
+    problem: Problem,
+    arch: Arch,
+) -> bool:
+    """At least 3 stages of (tile_m + tile_n) * tile_k elements and the factors of their blocks must fit the
+    shared memory of a thread block beside two store buffers per warpgroup, or loads cannot run ahead of the
+    tensor cores."""
+    buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
+    stage = stage_bytes(*tile_shape_mn, tile_k, problem) + factor_bytes(tile_shape_mn, tile_k, swap_ab)
+    return gemm.BARRIER_BYTES + 2 * buffers + tail + 3 * stage <= arch.smem_bytes
+
+
+_OTHERWISE_HERE = ("accumulators_fit_registers", "stages_fit_shared_memory")
 RULES = (
-    *(rule for rule in gemm.RULES if rule.name != "accumulators_fit_registers"),
+    *(rule for rule in gemm.RULES if rule.name not in _OTHERWISE_HERE),
     Rule.of(sums_fit_registers),
+    Rule.of(stages_with_factors_fit_shared_memory),
     Rule.of(tiles_lie_in_few_blocks),
 )
 

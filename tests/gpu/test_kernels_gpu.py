@@ -47,7 +47,7 @@ CHOSEN_LINES = [
     ("gemm 301x4099x1032 bf16 kk", "tile_shape_mn=128x256 mma_warpgroups=2"),
     ("gemm 2x67x1003x520 fp16 kk beta bias=n", "tile_shape_mn=128x40 mma_warpgroups=2"),
     ("gemm 63x33x520 fp16 kk act=gelu", "tile_shape_mn=64x64 mma_warpgroups=1"),
-    # Pieces of C arrive where pieces of D leave: more tiles than buffers, narrower last pieces, two warpgroups.
+    # Pieces of C arrive where those of D leave: several tiles, narrower last pieces, two warpgroups.
     ("gemm 1500x2056x520 bf16 kk beta", "tile_shape_mn=128x104 mma_warpgroups=1 pingpong=true"),
     ("gemm 5000x4104x264 bf16 kk beta", "tile_shape_mn=256x136 mma_warpgroups=2 swap_ab=true"),
     ("gemm 3x712x1000x264 fp16 mn out=fp32 beta act=relu", "tile_shape_mn=192x72 mma_warpgroups=3"),
@@ -58,6 +58,20 @@ CHOSEN_LINES = [
     ("gemm 4000x4608x1032 bf16 kk beta", "tile_shape_mn=256x128 mma_warpgroups=2 stream_k=true"),
     ("gemm 1000x2000x1040 e4m3 kk out=fp16 scale beta", "tile_shape_mn=128x96 mma_warpgroups=2"),
     ("gemm 1000x4600x1000 bf16 kk", "tile_shape_mn=256x200 mma_warpgroups=2 cluster_shape_mn=2x1"),
+    # Clusters of eight, some of whose tiles lie outside of D.
+    ("gemm 1049x904x1032 bf16 kk", "tile_shape_mn=64x136 mma_warpgroups=1 cluster_shape_mn=2x4 swap_ab=true"),
+    ("gemm 2x304x1000x1032 bf16 mn beta", "tile_shape_mn=128x96 mma_warpgroups=2 cluster_shape_mn=4x2"),
+    (
+        "gemm 900x2560x2056 bf16 kk bias=n",
+        "tile_shape_mn=128x104 mma_warpgroups=1 pingpong=true cluster_shape_mn=2x4",
+    ),
+    # A bias of columns, from the lanes that loaded it, and of rows; past both ends of D, of 16 and 32 bits.
+    ("gemm 1500x2056x520 bf16 kk bias=n", "tile_shape_mn=128x104 mma_warpgroups=1 pingpong=true"),
+    ("gemm 1501x2051x520 bf16 kk bias=n", "tile_shape_mn=128x152 mma_warpgroups=1 pingpong=true"),
+    ("gemm 1501x2056x520 bf16 kk bias=n act=silu", "tile_shape_mn=256x136 mma_warpgroups=2 swap_ab=true"),
+    ("gemm 3x301x1000x264 fp16 kn out=fp32 bias=n act=relu", "tile_shape_mn=192x72 mma_warpgroups=3"),
+    ("gemm 3x301x1000x264 fp16 kn out=fp32 bias=m", "tile_shape_mn=128x160 mma_warpgroups=2 swap_ab=true"),
+    ("gemm 40x3000x520 bf16 kk bias=n", "tile_shape_mn=256x40 mma_warpgroups=1 pingpong=true swap_ab=true"),
     ("gemm 65x129x8200 bf16 kk", "tile_shape_mn=64x64 use_tma_store=false split_k=7"),
     ("gemm 2x65x136x8200 bf16 kn", "tile_shape_mn=64x64 use_tma_store=false split_k=31"),
     # One, two and four warpgroups add up a piece, of 3, 5 and 9 in a tile.

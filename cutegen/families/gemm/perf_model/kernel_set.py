@@ -29,8 +29,9 @@ __all__ = ["KernelSet", "default_kernels", "every_kernel", "kernel_set"]
 
 #: What the space's rules allow at most; whoever they forbid the more is asked last, so few are asked in vain.
 _SPLIT_TILES, _SWAPPED_ROWS = 1024, 6144
-#: Swapped kernels read C along its columns: with beta and more rows than this they are not likely. Source:
-#: two such products on an H200 took 1.4 and 1.9 times as long as predicted, others 1.13 times at most.
+#: Where D is not aligned, swapped kernels read C along its columns: with more rows than this they are not
+#: likely. Source: two such products on an H200 took 1.4 and 1.9 times as long as predicted, others 1.13 times
+#: at most.
 _SWAPPED_C = 32
 #: Splits of k are tried that fill the GPU so many times over.
 _ROUNDS = (1, 2)
@@ -180,8 +181,8 @@ class KernelSet:
         return self._fit.look(problem, self._columns, splits, likely, cover)
 
     def _swapped_is_likely(self, problem: Problem) -> bool:
-        few = not problem.epilogue.beta or problem.m <= _SWAPPED_C
-        return few and problem.m <= _SWAPPED_ROWS
+        most = _SWAPPED_C if problem.epilogue.beta and problem.unaligned_out else _SWAPPED_ROWS
+        return problem.m <= most
 
     def _splits(self, problem: Problem, cover: Cover) -> tuple[Array, NDArray[numpy.bool_]]:
         """``split_k`` of each kernel, which fills the GPU as far as there are k steps for it; and whether

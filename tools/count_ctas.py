@@ -1,0 +1,178 @@
+"""Count how many CTAs run at a time, of clusters of every size: by a kernel that only waits.
+
+A launch whose CTAs all run at a time takes as long as one of a single cluster; one cluster more waits for
+another to end and takes twice as long. Rules of spaces/row/registers.py and cutegen/arch.py rest on these
+numbers, and the driver's cuOccupancyMaxActiveClusters is asked for the same.
+
+    python tools/count_ctas.py --out docs/results/resident_ctas.json
+
+exit codes: 0 counted; 2 bad usage; 3 no GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.cli.exit_codes import EXIT_OK, run_command
+from cutegen.digest import Json
+from cutegen.errors import DeviceError
+from cutegen.measure.device import Device, present_device
+from tools.benchmark.arguments import add_commit_argument, add_out_argument
+from tools.benchmark.environment import check_facts
+from tools.benchmark.resident_table import RESIDENT, Resident
+from tools.benchmark.results import write_json
+
+__all__ = ["main"]
+
+CLUSTERS = (1, 2, 4, 8, 16)
+THREADS = (64, 128, 256, 512, 1024)
+#: How long a CTA waits. Source: judgement, several times what a launch and a look at the clock take.
+_WAIT_NS = 20_000
+#: Launches of each size; the shortest counts.
+_LAUNCHES = 3
+#: More CTAs than a multiprocessor may have (32 on Hopper).
+_MOST_CTAS = 33
+#: Waits until the GPU's clock says that the time is over.
+_PTX = f"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry wait() {{
+    .reg .u64 %begin, %now, %passed;
+    .reg .pred %early;
+    mov.u64 %begin, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %passed, %now, %begin;
+    setp.lt.u64 %early, %passed, {_WAIT_NS};
+    @%early bra again;
+    ret;
+}}
+"""
+
+
+class WaitingKernel:
+    """The kernel on the present device, launched through the driver."""
+
+    def __init__(self, sm_count: int) -> None:
+        import cuda.bindings.driver as cuda
+        import torch
+
+        self._cuda: Any = cuda
+        self._torch: Any = torch
+        self._sm_count = sm_count
+        torch.zeros(1, device="cuda")  # creates the context
+        module = self._done(cuda.cuModuleLoadData(_PTX.encode() + b"\0"))
+        self._function = self._done(cuda.cuModuleGetFunction(module, b"wait"))
+        beyond_eight = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        self._done(cuda.cuFuncSetAttribute(self._function, beyond_eight, 1))
+
+    @staticmethod
+    def _done(result: tuple[Any, ...]) -> Any:
+        """Return what a call of the driver returned.
+
+        Raises:
+            DeviceError: The call failed.
+        """
+        if int(result[0]):
+            raise DeviceError(f"a call of the CUDA driver failed: {result[0]}")
+        return result[1] if len(result) > 1 else None
+
+    def _launch(self, cluster: int, threads: int, clusters: int) -> Any:
+        config = self._cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = cluster * clusters, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.hStream = self._torch.cuda.current_stream().cuda_stream
+        attribute = self._cuda.CUlaunchAttribute()
+        attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dims = attribute.value.clusterDim
+        dims.x, dims.y, dims.z = cluster, 1, 1
+        if cluster > 1:  # with the attribute, even CTAs of clusters of one count as those of clusters
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
+
+    def microseconds(self, cluster: int, threads: int, clusters: int) -> float:
+        """Return what a launch of so many clusters takes."""
+        config = self._launch(cluster, threads, clusters)
+        found = []
+        for _ in range(_LAUNCHES):
+            begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._torch.cuda.synchronize()
+            begin.record()
+            self._done(self._cuda.cuLaunchKernelEx(config, self._function, 0, 0))
+            end.record()
+            self._torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end) * 1000)
+        return float(min(found))
+
+    def by_driver(self, cluster: int, threads: int) -> int:
+        """Return how many clusters run at a time by the driver's own count."""
+        if cluster == 1:
+            count = self._cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            return int(self._done(count(self._function, threads, 0))) * self._sm_count
+        config = self._launch(cluster, threads, 1)
+        return int(self._done(self._cuda.cuOccupancyMaxActiveClusters(self._function, config)))
+
+
+def most_at_a_time(takes: Callable[[int], float], limit: int) -> int:
+    """Return the largest number of clusters up to ``limit`` that take no second wait.
+
+    Args:
+        takes: Microseconds of a launch of so many clusters.
+        limit: More than run at a time.
+    """
+    longest = takes(1) + 0.75 * _WAIT_NS / 1000
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if takes(middle) < longest else (low, middle - 1)
+    return low
+
+
+def count(device: Device, kernel: WaitingKernel) -> list[dict[str, Json]]:
+    """Return a row for each size of clusters and number of threads."""
+    rows: list[dict[str, Json]] = []
+    for cluster in CLUSTERS:
+        for threads in THREADS:
+            limit = _MOST_CTAS * device.sm_count // cluster
+            found = most_at_a_time(partial(kernel.microseconds, cluster, threads), limit)
+            row: dict[str, Json] = {"cluster": cluster, "threads": threads, "clusters": found}
+            rows.append({**row, "by_driver": kernel.by_driver(cluster, threads)})
+    return rows
+
+
+def run(args: argparse.Namespace) -> int:
+    """Count, print and write the file.
+
+    Raises:
+        DeviceError: There is no GPU of Hopper or newer, or a call of the driver failed.
+        StoreError: The file cannot be written.
+    """
+    device = present_device()
+    facts = {**check_facts(RESIDENT, device, args.commit), "sm_count": device.sm_count}
+    found = Resident({**facts, "rows": count(device, WaitingKernel(device.sm_count))})
+    write_json(args.out, dict(found.facts))
+    print("\n".join(found.summary()))
+    return EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_out_argument(parser, required=True)
+    add_commit_argument(parser)
+    args = parser.parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
