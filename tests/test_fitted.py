@@ -140,7 +140,7 @@ def _plain_choice(problem: Problem) -> Config | None:
 def test_c_is_not_read_along_columns_of_wide_tiles() -> None:
     """Products with beta, more than 32 rows and unaligned D get kernels that are not swapped; others are
     as without beta."""
-    for m in (8, 32, 33, 136, 471, 3000):
+    for m in (8, 32, 33, 136, 400, 3000):
         for n in (3584, 3588):
             plain, added = (
                 Problem.parse(f"gemm {m}x{n}x4096 bf16 kk {words}".strip()) for words in ("", "beta")
@@ -192,7 +192,7 @@ def test_the_provenance_is_that_of_the_sweep() -> None:
 def test_replayed_defaults_are_near_the_best() -> None:
     """A fifth of the sweep: the first choice among timed defaults, against the best timed kernel."""
     found, points, configs = replay.read(SWEEP, 5)
-    assert len({points.kernel[i] for i in np.flatnonzero(points.default)}) == 112  # of 145
+    assert len({points.kernel[i] for i in np.flatnonzero(points.default)}) == 113  # of 174
     predicted = replay.by_fit(load_fit(), points, configs, found["sm_count"])
     places = np.flatnonzero(points.default)
     first = [places[order[0]] for order in choices(points.shape[places], predicted[places])]

@@ -46,6 +46,7 @@ RESULTS = (
     "untuned_products_491",
     "untuned_products_557",
     "untuned_products_617",
+    "untuned_products_653",
 )
 
 

@@ -58,6 +58,7 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_801.json.xz",
     _RESULTS / "gemm_products_h200_811.json.xz",
     _RESULTS / "gemm_products_h200_911.json.xz",
+    _RESULTS / "gemm_products_h200_921.json.xz",
 )
 #: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
 #: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
@@ -78,6 +79,7 @@ _LOADED_THEN = {
     "gemm_products_h200_801": 0,
     "gemm_products_h200_811": 0,
     "gemm_products_h200_911": 0,
+    "gemm_products_h200_921": 0,
 }
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.

@@ -265,6 +265,9 @@ FURTHER_CANDIDATES = (
     ((64, 136), (4, 2), 1, 1, "swapped"),
     ((128, 152), (4, 2), 1, 1, "pingpong swapped"),
     ((128, 160), (4, 2), 1, 1, "pingpong swapped"),
+    ((64, 24), (4, 1), 1, 2, "swapped"),
+    ((64, 152), (4, 1), 1, 1, "pingpong swapped"),
+    ((128, 176), (4, 1), 1, 1, "pingpong swapped"),
 )
 #: The same where an operand is contiguous along m or n: more thread blocks share what such a tile loads,
 #: which is more. Source: 693 kernels timed on 353 products on an H200
