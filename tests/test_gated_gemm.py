@@ -265,7 +265,11 @@ MEASURED: dict[str, dict[str, float]] = {
         "128x80 1x2 swapped": 82.5,
     },
     "1308x576x1024": {"128x96 1x2": 7.7, "128x104 2x1 swapped pingpong": 8.3, "64x192 2x1 pingpong": 8.4},
-    "1455x896x2944": {"192x112 1x1": 24.4, "192x112 1x2": 25.1, "128x168 1x1 swapped": 25.8},
+    "1466x720x960": {
+        "128x136 2x1 swapped pingpong": 8.9,
+        "192x96 1x1 pingpong": 9.0,
+        "128x136 1x1 swapped pingpong": 9.1,
+    },
 }
 
 

@@ -47,6 +47,7 @@ RESULTS = (
     "untuned_products_557",
     "untuned_products_617",
     "untuned_products_653",
+    "untuned_products_683",
 )
 
 

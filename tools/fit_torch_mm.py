@@ -43,6 +43,10 @@ from tools.results_table import insert
 DEPTH = 5
 #: More trees, deeper ones, more tiles or the kernel's own time as a feature decide no better.
 SETTINGS = {"depth": DEPTH, "iterations": 200, "learning_rate": 0.12, "l2_leaf_reg": 3.0, "random_seed": 0}
+#: Products of the sweep count so many times as much as others, of which there are three times as many.
+#: Source: nine of ten of its shapes are predicted within 12.8 %, otherwise 13.1 %; what ran behind another
+#: kernel as well as before.
+_SWEEP_WEIGHT = 1.5
 #: The last features say how a product was timed.
 _CONDITIONS = (-1, -2)
 #: So many times as long must torch be expected to take before a kernel runs.
@@ -80,19 +84,23 @@ def expected(found: dict[str, Any], timed: Sequence[dict[str, Any]]) -> tuple[Ar
     pairs: dict[tuple[int, int], int] = {}
     fold = folds(np.array([pairs.setdefault((p.n, p.k), len(pairs)) for p in problems]))
     wanted = np.log(took / rough)
-    logs = np.log(rough) + left_out_sums(features, wanted, fold)
-    trees = as_arrays(boosted(SETTINGS, features, wanted), DEPTH)
+    weight = np.where(np.arange(len(took)) < len(rows), _SWEEP_WEIGHT, 1.0)
+    logs = np.log(rough) + left_out_sums(features, wanted, fold, weight)
+    trees = as_arrays(boosted(SETTINGS, features, wanted, weight), DEPTH)
     for condition in _CONDITIONS:
         trees = answered(trees, features.shape[1] + condition)
     return took, np.exp(logs), trees
 
 
-def left_out_sums(features: Array, wanted: Array, fold: NDArray[np.intp]) -> Array:
+def left_out_sums(
+    features: Array, wanted: Array, fold: NDArray[np.intp], weight: Array | None = None
+) -> Array:
     """Return what trees say of ``wanted`` that have not seen its fold."""
-    found = np.zeros(len(wanted))
+    found, weight = np.zeros(len(wanted)), np.ones(len(wanted)) if weight is None else weight
     for number in range(fold.max() + 1):
         there = fold == number
-        found[there] = boosted(SETTINGS, features[~there], wanted[~there]).predict(features[there])
+        trees = boosted(SETTINGS, features[~there], wanted[~there], weight[~there])
+        found[there] = trees.predict(features[there])
     return found
 
 
