@@ -383,6 +383,15 @@ DEFAULT_CANDIDATES_8_BIT = (
 )
 
 
+def three_stages_fit(per_stage: int, stores: tuple[int, int], arch: Arch) -> bool:
+    """Return whether three stages of so many bytes fit beside barriers and two rounds of store buffers.
+
+    ``stores`` is what :func:`store_bytes` returns.
+    """
+    buffers, tail = stores
+    return BARRIER_BYTES + 2 * buffers + tail + 3 * per_stage <= arch.smem_bytes
+
+
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
@@ -451,10 +460,9 @@ def stages_fit_shared_memory(
 ) -> bool:
     """At least 3 stages of (tile_m + tile_n) * tile_k elements and two store buffers per warpgroup must
     fit the shared memory of a thread block, or loads cannot run ahead of the tensor cores."""
-    buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
+    stores = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
     loaded = loaded_columns(tile_shape_mn, cluster_shape_mn, swap_ab, problem)
-    of_tiles = stage_bytes(tile_shape_mn[0], loaded, tile_k, problem)
-    return BARRIER_BYTES + 2 * buffers + tail + 3 * of_tiles <= arch.smem_bytes
+    return three_stages_fit(stage_bytes(tile_shape_mn[0], loaded, tile_k, problem), stores, arch)
 
 
 def wide_k_is_for_small_tiles(tile_shape_mn: tuple[int, int], tile_k: int, problem: Problem) -> bool:

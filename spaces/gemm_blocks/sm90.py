@@ -122,9 +122,9 @@ def stages_with_factors_fit_shared_memory(
     """At least 3 stages of (tile_m + tile_n) * tile_k elements and the factors of their blocks must fit the
     shared memory of a thread block beside two store buffers per warpgroup, or loads cannot run ahead of the
     tensor cores."""
-    buffers, tail = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
-    stage = stage_bytes(*tile_shape_mn, tile_k, problem) + factor_bytes(tile_shape_mn, tile_k, swap_ab)
-    return gemm.BARRIER_BYTES + 2 * buffers + tail + 3 * stage <= arch.smem_bytes
+    stores = store_bytes(tile_shape_mn[1], mma_warpgroups, pingpong, use_tma_store, problem)
+    of_factors = factor_bytes(tile_shape_mn, tile_k, swap_ab)
+    return gemm.three_stages_fit(stage_bytes(*tile_shape_mn, tile_k, problem) + of_factors, stores, arch)
 
 
 _OTHERWISE_HERE = ("accumulators_fit_registers", "stages_fit_shared_memory")
