@@ -21,6 +21,7 @@ from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.traffic import Tiling
+from cutegen.families.gemm.perf_model.wave_order import count_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import Entry, Fingerprint
@@ -130,9 +131,12 @@ def _plain_choice(problem: Problem) -> Config | None:
     orders = [(s, along) for s in (1, 2, 4, 8) for along in (False, True)]
     geometry = tiling.geometry(chosen)
     swizzle, along = 1, False
-    if geometry.clusters > geometry.resident and not tiling.fits_l2:
+    split = chosen.integer("split_k")
+    if geometry.clusters * split <= geometry.resident:
+        swizzle, along = tiling.least_loads(chosen, split, orders, count_loads)
+    elif geometry.clusters > geometry.resident and not tiling.fits_l2:
         swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
-    elif chosen["split_k"] == 1 and geometry.clusters_n > 1 < geometry.clusters_m:
+    elif split == 1 and geometry.clusters_n > 1 < geometry.clusters_m:
         along = (problem.n < problem.m) if chosen["swap_ab"] else (problem.m < problem.n)
     return chosen.replace(swizzle_size=swizzle, raster_along_m=along)
 

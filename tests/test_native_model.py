@@ -22,6 +22,7 @@ from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kerne
 from cutegen.families.gemm.perf_model.native_model import SOURCE
 from cutegen.families.gemm.perf_model.roofline import FEATURES, Cover, lying, rooflines
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
+from cutegen.families.gemm.perf_model.wave_order import Wave, count_loads
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime.needs import Wanted
@@ -87,6 +88,17 @@ def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ct
         assert (look.logs == scratch.found[: len(look.logs)]).all()
         assert list(plain.by_time(problem)) == list(native.by_time(problem))
         assert plain.fastest(problem) == native.fastest(problem)
+
+
+def test_loads_of_a_wave_are_those_counted_in_python(library: ctypes.PyDLL) -> None:
+    """Clusters along both axes, in parts, more of them than the library counts."""
+    _, native = sets(KINDS[0], 132, library)
+    assert native._native is not None
+    generator, orders = Random(5), [(width, along) for width in (1, 2, 4, 8) for along in (False, True)]
+    for _ in range(300):
+        m, n, parts = generator.randint(1, 20), generator.randint(1, 20), generator.choice([1, 1, 2, 3])
+        wave = Wave(m, n, parts, generator.choice([1, 2, 4, 8]))
+        assert list(native._native.count_loads(wave, orders)) == list(count_loads(wave, orders))
 
 
 def test_what_torch_takes_is_that_of_numpy(library: ctypes.PyDLL) -> None:

@@ -15,15 +15,16 @@ microseconds, and neither as much as a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
-from cutegen.families.gemm.perf_model.gpu_params import Machine, find_machine
+from cutegen.families.gemm.perf_model.gpu_params import Machine, find_machine, is_measured
 from cutegen.families.gemm.perf_model.traffic import Geometry, Tiling
+from cutegen.families.gemm.perf_model.wave_order import Order, count_loads
 from cutegen.families.gemm.problem import FACTOR_BLOCK, LAYOUTS, Epilogue, Problem
 
 __all__ = ["Estimate", "Estimator", "KernelCost", "Prediction", "predict"]
@@ -143,6 +144,18 @@ class Estimator:
     def traffic(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
         """Return the bytes that cross device memory when tiles are rasterized in this order."""
         return self._tiling.traffic(config, swizzle, along_m)
+
+    def least_loads(self, config: Mapping[str, Any], orders: Sequence[Order]) -> Order | None:
+        """Return the order with which GPCs load least.
+
+        None for several waves, and for architectures of which no GPU was measured.
+        """
+        if not is_measured(self._arch):
+            return None
+        shape = self._tiling.geometry(config)
+        if shape.clusters > shape.resident:
+            return None
+        return self._tiling.least_loads(config, 1, orders, count_loads)
 
     def fastest_split(
         self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int], traffic: float

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
+from cutegen.families.gemm.perf_model.wave_order import Order, count_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 from cutegen.space.checks import Checks
@@ -35,10 +36,6 @@ _SPLIT_TILES, _SWAPPED_ROWS = 1024, 6144
 _SWAPPED_C = 32
 #: Splits of k are tried that fill the GPU so many times over.
 _ROUNDS = (1, 2)
-
-
-#: How tiles follow each other: ``swizzle_size`` and ``raster_along_m``.
-_Order: TypeAlias = tuple[int, bool]
 
 
 class KernelSet:
@@ -74,10 +71,10 @@ class KernelSet:
         self._least = np.where(c.sharing[::-1] > 1, c.sides / 2, 0)
         self._native: NativeModel | None = None
         #: Complete configs by kernel, ``split_k`` and order of tiles: problems ask for the same few again.
-        self._complete: dict[tuple[int, int, _Order], Config] = {}
+        self._complete: dict[tuple[int, int, Order], Config] = {}
         self._machine = find_machine(space.arch)
         orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
-        self._orders: list[_Order] = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
+        self._orders: list[Order] = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
@@ -111,32 +108,27 @@ class KernelSet:
         swizzle, along = self._order(self._tiling(problem), config, split, overlapping=overlapping)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
-    def _order(self, tiling: Tiling, config: Config, split: int, *, overlapping: bool = False) -> _Order:
-        """Return the order of least traffic where there are several waves and operands do not fit L2.
+    def _order(self, tiling: Tiling, config: Config, split: int, *, overlapping: bool = False) -> Order:
+        """Return the order with which GPCs load least in one wave; in several that of least traffic.
 
-        Otherwise only the side matters along which tiles of one wave are neighbours. Clusters that start
-        together read different tiles of the longer operand if tiles follow the longer side. Source: an H200,
-        one wave with 3 tiles along m: swapped 128x112 at 328x5632x3072 took 18.9 us so and 19.8 otherwise
-        (without clusters 18.2 and 19.8), 128x72 at 213 16.1 and 17.4, 128x200 at 582 29.0 and 29.1.
-
-        Where launches overlap, multiprocessors begin one after another, so clusters that read the same tile
-        of the longer operand are neighbours. Source: 88 kernels of one wave that are longer along m took
-        1.8 % less time so than by the other rule, 3.8 % with up to 512 rows and long weights; 57 that are
-        longer along n 1.6 %; 34 of more waves 2 to 9 % (docs/results/gemm_products_h200.json.xz).
+        Where several waves' operands fit L2 it is the first, unless launches overlap: then multiprocessors
+        begin one after another, and clusters that read the same tile of the longer operand are neighbours.
+        Source: 34 kernels of several waves took 2 to 9 % less time so
+        (docs/results/gemm_products_h200.json.xz).
         """
         geometry = tiling.geometry(config)
-        one_wave = geometry.clusters <= geometry.resident
-        if not one_wave and not tiling.fits_l2:
+        if geometry.clusters * split <= geometry.resident:
+            count = self._native.count_loads if self._native else count_loads
+            return tiling.least_loads(config, split, self._orders, count)
+        if geometry.clusters > geometry.resident and not tiling.fits_l2:
             return tiling.cheapest(config, self._orders)
         swizzle, along = self._orders[0]
         if split == 1 and overlapping and min(geometry.clusters_m, geometry.clusters_n) > 1:
             rows, columns = tiling.sizes(config.flag("swap_ab"))
             along = rows < columns
-        elif split == 1 and one_wave and geometry.clusters_n > 1:
-            along = geometry.clusters_m > geometry.clusters_n
         return swizzle, along
 
-    def _config(self, at: int, split: int, order: _Order) -> Config:
+    def _config(self, at: int, split: int, order: Order) -> Config:
         known = self._complete.get((at, split, order))
         if known is None:
             knobs = {"split_k": split, "swizzle_size": order[0], "raster_along_m": order[1]}

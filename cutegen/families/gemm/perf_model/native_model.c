@@ -64,8 +64,12 @@ struct library {
     double bytes_us, flops_us, start_us, most_waves;
 };
 
+// wave_order.py: GPCs, and thread blocks that start before one of them is full.
+enum { GPCS = 8, FIRST_TURNS = 64, MOST_UNITS = 256, WORDS = MOST_UNITS / 64 };
+
 static inline double smaller(double x, double y) { return x < y ? x : y; }
 static inline double larger(double x, double y) { return x > y ? x : y; }
+static inline int64_t smaller_of(int64_t x, int64_t y) { return x < y ? x : y; }
 
 // KernelSet._splits and rooflines, without logarithms.
 EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, const struct scratch *s) {
@@ -238,5 +242,37 @@ EXPORT void rank(const struct kernels *c, const struct trees *trees, int64_t fir
     for (int64_t at = 0; at < most; at++) {
         s->parts[at] = (int64_t)s->splits[s->kernels[at]];
         s->suits[at] = s->likely[s->kernels[at]];
+    }
+}
+
+static inline int64_t mark(uint64_t *seen, int64_t number) {
+    uint64_t *word = seen + number / 64, bit = (uint64_t)1 << number % 64;
+    const int64_t is_new = !(*word & bit);
+    *word |= bit;
+    return is_new;
+}
+
+// wave_order.count_loads, of a wave of at most MOST_UNITS clusters: pairs for each order, which is swizzle_size and
+// raster_along_m.
+EXPORT void count_loads(int64_t clusters_m, int64_t clusters_n, int64_t parts, int64_t blocks, const int64_t *orders,
+                        int64_t count, int64_t *found) {
+    const int64_t units = clusters_m * clusters_n * parts;
+    const int64_t first = smaller_of(units, FIRST_TURNS / blocks);
+    for (int64_t order = 0; order < count; order++, orders += 2, found += 2) {
+        const int64_t along_m = orders[1];
+        const int64_t major = along_m ? clusters_m : clusters_n, minor = along_m ? clusters_n : clusters_m;
+        const int64_t band = smaller_of(orders[0], minor);
+        uint64_t seen[2][GPCS][WORDS] = {{{0}}};
+        int64_t of_major = 0, of_minor = 0, unit = 0;
+        for (int64_t part = 0; part < parts; part++)
+            for (int64_t start = 0; start < minor; start += band)
+                for (int64_t at = 0; at < major; at++)
+                    for (int64_t next = start; next < smaller_of(start + band, minor); next++, unit++) {
+                        const int64_t gpc = unit < first ? unit % GPCS : 1 + (unit - first) % (GPCS - 1);
+                        of_major += mark(seen[0][gpc], part * major + at);
+                        of_minor += mark(seen[1][gpc], part * minor + next);
+                    }
+        found[0] = along_m ? of_major : of_minor;
+        found[1] = along_m ? of_minor : of_major;
     }
 }

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
+from cutegen.families.gemm.perf_model.wave_order import Order, Wave
+from cutegen.families.gemm.perf_model.wave_order import count_loads as count_in_python
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ _ROWS = (
 )  # fmt: skip
 #: Columns that the library works on at a time.
 _LANES = 8
+#: Clusters that it can count loads of.
+_MOST_UNITS = 256
 
 
 _ARRAYS = (
@@ -201,6 +205,9 @@ class NativeModel:
         self._describe.restype = self._rank.restype = None
         self._describe.argtypes = [c_void_p] * 3
         self._rank.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
+        self._count_loads = library.count_loads
+        self._count_loads.restype = None
+        self._count_loads.argtypes = [c_int64] * 4 + [c_void_p, c_int64, c_void_p]
         self._local = threading.local()
 
     def _scratch(self, sides: tuple[float, float]) -> _Scratch:
@@ -235,6 +242,15 @@ class NativeModel:
         # Lists, since the arrays are this thread's for its next look, too.
         places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
         return map(Found, times.tolist(), places, parts, suits)
+
+    def count_loads(self, wave: Wave, orders: Sequence[Order]) -> Sequence[tuple[int, int]]:
+        """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.count_loads` returns."""
+        if wave.clusters_m * wave.clusters_n * wave.parts > _MOST_UNITS:
+            return count_in_python(wave, orders)
+        numbers = (c_int64 * (2 * len(orders)))(*(int(number) for order in orders for number in order))
+        found = (c_int64 * (2 * len(orders)))()
+        self._count_loads(*wave, ctypes.addressof(numbers), len(orders), ctypes.addressof(found))
+        return list(zip(found[::2], found[1::2], strict=True))
 
 
 class _Scratch:

@@ -129,15 +129,18 @@ class Ranker:
         )
 
     def orders(self, config: Config) -> list[tuple[float, Value, Value]]:
-        """Return the rasterization orders, least traffic first, then simplest: (bytes, swizzle, along m)."""
+        """Return the rasterization orders as (bytes, swizzle, along m).
+
+        Those of least traffic come first; of equals that with which GPCs load least, then the simplest.
+        """
         key = self._estimator.shape_of(config)
         known = self._orders.get(key)
         if known is None:
-            orders = product(
-                self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
-            )
-            traffic = [(self._estimator.traffic(config, as_integer(s), as_flag(a)), s, a) for s, a in orders]
-            known = self._orders[key] = sorted(traffic, key=lambda order: order[0])
+            domains = self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
+            orders = [(as_integer(swizzle), as_flag(along_m)) for swizzle, along_m in product(*domains)]
+            least = self._estimator.least_loads(config, orders)
+            traffic = [(self._estimator.traffic(config, *order), *order) for order in orders]
+            known = self._orders[key] = sorted(traffic, key=lambda order: (order[0], order[1:] != least))
         return known
 
     def predict(self, config: Config) -> float:

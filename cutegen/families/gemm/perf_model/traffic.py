@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from cutegen.arch import resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine
+from cutegen.families.gemm.perf_model.wave_order import Count, Order, Wave, least_loads
 from cutegen.families.gemm.problem import Problem
 
 __all__ = ["Geometry", "Tiling"]
@@ -85,10 +86,26 @@ class Tiling:
             known = self._traffic[key] = self._of_order(config, swizzle, along_m)
         return known
 
-    def cheapest(self, config: Mapping[str, Any], orders: Sequence[tuple[int, bool]]) -> tuple[int, bool]:
+    def cheapest(self, config: Mapping[str, Any], orders: Sequence[Order]) -> Order:
         """Return the first of some orders, as swizzle and whether along m, that cause the least traffic."""
         of = self._of_orders(config)
         return min(orders, key=lambda order: of(*order))
+
+    def least_loads(
+        self, config: Mapping[str, Any], parts: int, orders: Sequence[Order], count: Count
+    ) -> Order:
+        """Return the first of some orders with which GPCs load least.
+
+        Args:
+            config: Of tiles that are one wave.
+            parts: Parts of k.
+            orders: What to choose from.
+            count: What counts their loads.
+        """
+        shape = self.geometry(config)
+        wave = Wave(shape.clusters_m, shape.clusters_n, self._problem.batch * parts, shape.blocks)
+        (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
+        return least_loads(wave, tile_m * cm, tile_n * cn, orders, count)
 
     def _of_order(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
         return self._of_orders(config)(swizzle, along_m)

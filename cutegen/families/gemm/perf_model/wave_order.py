@@ -1,0 +1,104 @@
+"""In which order the tiles of one wave reach multiprocessors with the fewest loads from L2.
+
+The GPU gives clusters to its GPCs in turn. What several thread blocks of a GPC load at one time leaves L2
+once, so clusters that read the same tiles should meet in one GPC: their numbers differ by a multiple of the
+GPCs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+__all__ = ["Count", "Order", "Wave", "count_loads", "least_loads"]
+
+#: GPCs of an H100 or H200, and thread blocks, one to a multiprocessor, that start before one of the GPCs is
+#: full; from then on the others take turns. Source: %smid of clusters of 1 to 16 thread blocks on an H200 and
+#: two H100s: seven GPCs have room for 16 thread blocks of clusters, one for 8.
+GPCS, FIRST_TURNS = 8, 64
+
+#: How tiles follow each other: ``swizzle_size`` and ``raster_along_m``.
+Order: TypeAlias = tuple[int, bool]
+
+
+class Wave(NamedTuple):
+    """Clusters that run at once.
+
+    Attributes:
+        clusters_m: Clusters of tiles along the kernel's m.
+        clusters_n: Along its n.
+        parts: How often these clusters come: batches and parts of k, which share nothing.
+        blocks: Thread blocks of a cluster.
+    """
+
+    clusters_m: int
+    clusters_n: int
+    parts: int
+    blocks: int
+
+
+#: Returns, for each order of a wave, how many clusters' rows and how many columns all GPCs load.
+Count: TypeAlias = Callable[[Wave, Sequence[Order]], Sequence[tuple[int, int]]]
+
+
+def least_loads(wave: Wave, rows: int, columns: int, orders: Sequence[Order], count: Count) -> Order:
+    """Return the first of some orders with which GPCs load the fewest rows and columns together.
+
+    Source: 33 kernels of one wave on an H100 and 18 on an H200, each in eight orders: this one takes 0.4 to
+    0.6 % longer than the best; tiles along the shorter side, which answered before, 10 to 12 %.
+
+    Args:
+        wave: The clusters.
+        rows: Of a cluster's tiles.
+        columns: Of a cluster's tiles.
+        orders: What to choose from.
+        count: :func:`count_loads`, or what counts the same.
+    """
+    if min(wave.clusters_m, wave.clusters_n) == 1:
+        return orders[0]  # all are the same
+    loads = [of_m * rows + of_n * columns for of_m, of_n in count(wave, orders)]
+    return orders[loads.index(min(loads))]
+
+
+def count_loads(wave: Wave, orders: Sequence[Order]) -> Sequence[tuple[int, int]]:
+    """Return, for each order, the clusters' rows and columns that GPCs load, each once for every GPC."""
+    return _count_loads(wave, tuple(orders))
+
+
+@lru_cache(maxsize=4096)
+def _count_loads(wave: Wave, orders: tuple[Order, ...]) -> tuple[tuple[int, int], ...]:
+    members = _members(wave.clusters_m * wave.clusters_n * wave.parts, wave.blocks)
+    found = []
+    for order in orders:
+        rows, columns = _places(wave, order)
+        of_m = sum(len({rows[unit] for unit in units}) for units in members)
+        of_n = sum(len({columns[unit] for unit in units}) for units in members)
+        found.append((of_m, of_n))
+    return tuple(found)
+
+
+@lru_cache(maxsize=512)
+def _members(units: int, blocks: int) -> list[list[int]]:
+    """Return which clusters of a wave run on each GPC."""
+    first = min(units, FIRST_TURNS // blocks)
+    found = [list(range(gpc, first, GPCS)) for gpc in range(GPCS)]
+    for gpc in range(1, GPCS):
+        found[gpc] += range(first + gpc - 1, units, GPCS - 1)
+    return found
+
+
+def _places(wave: Wave, order: Order) -> tuple[list[int], list[int]]:
+    """Return the row and the column of each cluster by its number; those of another part are others."""
+    swizzle, along_m = order
+    major, minor = (wave.clusters_m, wave.clusters_n) if along_m else (wave.clusters_n, wave.clusters_m)
+    band = min(swizzle, minor)
+    of_major: list[int] = []
+    of_minor: list[int] = []
+    for part in range(wave.parts):
+        for start in range(0, minor, band):
+            width = min(band, minor - start)
+            for at in range(major):
+                of_major += [part * major + at] * width
+                of_minor += range(part * minor + start, part * minor + start + width)
+    return (of_major, of_minor) if along_m else (of_minor, of_major)

@@ -1,0 +1,89 @@
+"""Orders of one wave of tiles: what each GPC loads, counted by a simulation of turns."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from cutegen.arch import find_arch
+from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.kernel_set import kernel_set
+from cutegen.families.gemm.perf_model.traffic import Tiling
+from cutegen.families.gemm.perf_model.wave_order import FIRST_TURNS, GPCS, Wave, count_loads, least_loads
+from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import find_space
+
+ARCH = find_arch("sm_90a")
+SPACE = find_space("gemm", ARCH)
+ORDERS = [(swizzle, along_m) for swizzle, along_m in product((1, 2, 4, 8), (False, True))]
+
+
+def located(number: int, wave: Wave, swizzle: int, along_m: bool) -> tuple[int, int, int]:
+    """Return part, row and column of a cluster, as the kernels work it out from its number."""
+    part, number = divmod(number, wave.clusters_m * wave.clusters_n)
+    major, minor = (wave.clusters_m, wave.clusters_n) if along_m else (wave.clusters_n, wave.clusters_m)
+    band = min(swizzle, minor)
+    at, within = divmod(number, band * major)
+    last = at == -(-minor // band) - 1
+    of_major, of_minor = divmod(within, minor - at * band if last else band)
+    of_minor += at * band
+    return (part, of_major, of_minor) if along_m else (part, of_minor, of_major)
+
+
+def simulated(wave: Wave, swizzle: int, along_m: bool) -> tuple[int, int]:
+    """Return what :func:`count_loads` should, giving clusters to GPCs one by one."""
+    loaded: list[tuple[set[object], set[object]]] = [(set(), set()) for _ in range(GPCS)]
+    turn, room = 0, [FIRST_TURNS // wave.blocks // GPCS, *[10**6] * (GPCS - 1)]
+    for number in range(wave.clusters_m * wave.clusters_n * wave.parts):
+        while not room[turn % GPCS]:
+            turn += 1
+        gpc = turn % GPCS
+        room[gpc] -= 1
+        turn += 1
+        part, row, column = located(number, wave, swizzle, along_m)
+        loaded[gpc][0].add((part, row))
+        loaded[gpc][1].add((part, column))
+    return sum(len(rows) for rows, _ in loaded), sum(len(columns) for _, columns in loaded)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4, 8])
+def test_loads_are_those_of_clusters_given_out_one_by_one(blocks: int) -> None:
+    generator = Random(blocks)
+    for _ in range(60):
+        wave = Wave(generator.randint(1, 12), generator.randint(1, 12), generator.choice([1, 1, 3]), blocks)
+        assert list(count_loads(wave, ORDERS)) == [simulated(wave, *order) for order in ORDERS]
+
+
+def test_clusters_of_a_gpc_share_the_longer_operand() -> None:
+    """Rows of weights that three clusters read are read in one GPC, where there are eight or more of them."""
+    wave = Wave(9, 3, 1, 4)
+    order = least_loads(wave, 512, 104, ORDERS, count_loads)
+    loads = {
+        o: rows * 512 + columns * 104
+        for o, (rows, columns) in zip(ORDERS, count_loads(wave, ORDERS), strict=True)
+    }
+    assert order == (8, False) and loads[order] == min(loads.values())
+    assert loads[1, True] > 1.3 * loads[order]
+
+
+def test_one_row_of_clusters_has_but_one_order() -> None:
+    assert least_loads(Wave(40, 1, 1, 1), 64, 8, ORDERS, count_loads) == ORDERS[0]
+
+
+@pytest.mark.parametrize("m", [200, 290, 599, 1013])
+def test_defaults_of_one_wave_load_least(m: int) -> None:
+    """The choice, the order that a tuning begins with, and what is left of the space are the same."""
+    problem = Problem(m, 2304, 4096)
+    kernels = kernel_set(SPACE, problem, 132)
+    tiling = Tiling(problem, 132, find_machine(ARCH))
+    seen = 0
+    for _, config in kernels.by_time(problem, rest=False):
+        shape, split = tiling.geometry(config), config.integer("split_k")
+        if shape.clusters * split <= shape.resident:
+            order = config.integer("swizzle_size"), config.flag("raster_along_m")
+            assert order == tiling.least_loads(config, split, ORDERS, count_loads)
+            assert kernels.in_a_row(problem, config) == config
+            seen += 1
+    assert seen > 20
