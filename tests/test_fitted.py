@@ -21,7 +21,6 @@ from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import count_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import Entry, Fingerprint
@@ -132,8 +131,8 @@ def _plain_choice(problem: Problem) -> Config | None:
     geometry = tiling.geometry(chosen)
     swizzle, along = 1, False
     split = chosen.integer("split_k")
-    if geometry.clusters * split <= geometry.resident:
-        swizzle, along = tiling.least_loads(chosen, split, orders, count_loads)
+    if tiling.is_one_wave(chosen, split):
+        swizzle, along = tiling.least_loads(chosen, split, orders)
     elif geometry.clusters > geometry.resident and not tiling.fits_l2:
         swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
     elif split == 1 and geometry.clusters_n > 1 < geometry.clusters_m:

@@ -11,9 +11,10 @@ from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import FIRST_TURNS, GPCS, Wave, count_loads, least_loads
+from cutegen.families.gemm.perf_model.wave_order import FIRST_TURNS, GPCS, Wave, count_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
+from cutegen.space import Config
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
@@ -56,34 +57,41 @@ def test_loads_are_those_of_clusters_given_out_one_by_one(blocks: int) -> None:
         assert list(count_loads(wave, ORDERS)) == [simulated(wave, *order) for order in ORDERS]
 
 
+def tiling_of(problem: Problem) -> Tiling:
+    return Tiling(problem, 132, find_machine(ARCH))
+
+
+def kernel(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) -> Config:
+    knobs = {"tile_shape_mn": tile, "cluster_shape_mn": cluster, "mma_warpgroups": 2, "swap_ab": True}
+    return SPACE.default(problem).replace(**knobs)
+
+
 def test_clusters_of_a_gpc_share_the_longer_operand() -> None:
     """Rows of weights that three clusters read are read in one GPC, where there are eight or more of them."""
-    wave = Wave(9, 3, 1, 4)
-    order = least_loads(wave, 512, 104, ORDERS, count_loads)
-    loads = {
-        o: rows * 512 + columns * 104
-        for o, (rows, columns) in zip(ORDERS, count_loads(wave, ORDERS), strict=True)
-    }
+    problem = Problem(290, 4608, 4096)
+    config, tiling = kernel(problem, (128, 104), (4, 1)), tiling_of(problem)
+    loads = dict(zip(ORDERS, tiling.loads(config, 1, ORDERS), strict=True))
+    order = tiling.least_loads(config, 1, ORDERS)
     assert order == (8, False) and loads[order] == min(loads.values())
     assert loads[1, True] > 1.3 * loads[order]
 
 
 def test_one_row_of_clusters_has_but_one_order() -> None:
-    assert least_loads(Wave(40, 1, 1, 1), 64, 8, ORDERS, count_loads) == ORDERS[0]
+    problem = Problem(100, 4608, 4096)
+    assert tiling_of(problem).least_loads(kernel(problem, (128, 104), (1, 1)), 1, ORDERS) == ORDERS[0]
 
 
 @pytest.mark.parametrize("m", [200, 290, 599, 1013])
 def test_defaults_of_one_wave_load_least(m: int) -> None:
-    """The choice, the order that a tuning begins with, and what is left of the space are the same."""
+    """The choice, and the order that a tuning begins with, whether launches overlap or not."""
     problem = Problem(m, 2304, 4096)
-    kernels = kernel_set(SPACE, problem, 132)
-    tiling = Tiling(problem, 132, find_machine(ARCH))
+    kernels, tiling = kernel_set(SPACE, problem, 132), tiling_of(problem)
     seen = 0
     for _, config in kernels.by_time(problem, rest=False):
-        shape, split = tiling.geometry(config), config.integer("split_k")
-        if shape.clusters * split <= shape.resident:
+        split = config.integer("split_k")
+        if tiling.is_one_wave(config, split):
             order = config.integer("swizzle_size"), config.flag("raster_along_m")
-            assert order == tiling.least_loads(config, split, ORDERS, count_loads)
+            assert order == tiling.least_loads(config, split, ORDERS)
             assert kernels.in_a_row(problem, config) == config
             seen += 1
     assert seen > 20

@@ -72,6 +72,8 @@ _LOADED_THEN = {
     "gemm_products_h200_257": 0,
     "gemm_products_h100_227": 0,
     "gemm_products_h100_227_own": 0,
+    "gemm_products_h100_1001": 0,
+    "gemm_products_h100_1013": 0,
     "gemm_products_h200_401": 0,
     "gemm_products_h200_419": 0,
     "gemm_products_h200_521": 0,

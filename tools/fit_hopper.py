@@ -46,6 +46,8 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h100_223.json.xz",
     _RESULTS / "gemm_products_h100_227.json.xz",
     _RESULTS / "gemm_products_h100_227_own.json.xz",
+    _RESULTS / "gemm_products_h100_1001.json.xz",
+    _RESULTS / "gemm_products_h100_1013.json.xz",
 )
 #: How much a point counts beside one of the H200. Source: on matrices left out the choice is 1.1 % behind the
 #: best with 10 and with 30, and 1.3 % with 4 and without the question about the GPU.

@@ -116,10 +116,10 @@ class KernelSet:
         Source: 34 kernels of several waves took 2 to 9 % less time so
         (docs/results/gemm_products_h200.json.xz).
         """
-        geometry = tiling.geometry(config)
-        if geometry.clusters * split <= geometry.resident:
+        if tiling.is_one_wave(config, split):
             count = self._native.count_loads if self._native else count_loads
             return tiling.least_loads(config, split, self._orders, count)
+        geometry = tiling.geometry(config)
         if geometry.clusters > geometry.resident and not tiling.fits_l2:
             return tiling.cheapest(config, self._orders)
         swizzle, along = self._orders[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["Count", "Order", "Wave", "count_loads", "least_loads"]
+__all__ = ["Count", "Order", "Wave", "count_loads"]
 
 #: GPCs of an H100 or H200, and thread blocks, one to a multiprocessor, that start before one of the GPCs is
 #: full; from then on the others take turns. Source: %smid of clusters of 1 to 16 thread blocks on an H200 and
@@ -40,25 +40,6 @@ class Wave(NamedTuple):
 
 #: Returns, for each order of a wave, how many clusters' rows and how many columns all GPCs load.
 Count: TypeAlias = Callable[[Wave, Sequence[Order]], Sequence[tuple[int, int]]]
-
-
-def least_loads(wave: Wave, rows: int, columns: int, orders: Sequence[Order], count: Count) -> Order:
-    """Return the first of some orders with which GPCs load the fewest rows and columns together.
-
-    Source: 33 kernels of one wave on an H100 and 18 on an H200, each in eight orders: this one takes 0.4 to
-    0.6 % longer than the best; tiles along the shorter side, which answered before, 10 to 12 %.
-
-    Args:
-        wave: The clusters.
-        rows: Of a cluster's tiles.
-        columns: Of a cluster's tiles.
-        orders: What to choose from.
-        count: :func:`count_loads`, or what counts the same.
-    """
-    if min(wave.clusters_m, wave.clusters_n) == 1:
-        return orders[0]  # all are the same
-    loads = [of_m * rows + of_n * columns for of_m, of_n in count(wave, orders)]
-    return orders[loads.index(min(loads))]
 
 
 def count_loads(wave: Wave, orders: Sequence[Order]) -> Sequence[tuple[int, int]]:
