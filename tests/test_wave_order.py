@@ -18,7 +18,7 @@ from cutegen.space import Config
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
-ORDERS = [(swizzle, along_m) for swizzle, along_m in product((1, 2, 4, 8), (False, True))]
+ORDERS = [(swizzle, along_m) for swizzle, along_m in product((1, 2, 4, 7, 8), (False, True))]
 
 
 def located(number: int, wave: Wave, swizzle: int, along_m: bool) -> tuple[int, int, int]:

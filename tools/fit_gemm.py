@@ -60,6 +60,8 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_911.json.xz",
     _RESULTS / "gemm_products_h200_921.json.xz",
     _RESULTS / "gemm_products_h200_931.json.xz",
+    _RESULTS / "gemm_products_h200_1001.json.xz",
+    _RESULTS / "gemm_products_h200_1013.json.xz",
 )
 #: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
 #: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
@@ -84,6 +86,8 @@ _LOADED_THEN = {
     "gemm_products_h200_911": 0,
     "gemm_products_h200_921": 0,
     "gemm_products_h200_931": 0,
+    "gemm_products_h200_1001": 0,
+    "gemm_products_h200_1013": 0,
 }
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.

@@ -136,12 +136,12 @@ def reordered(space: Space, problem: Problem, sm_count: int, configs: Sequence[C
 
 
 def every_order(space: Space, problem: Problem, sm_count: int, configs: Sequence[Config]) -> list[Config]:
-    """Return ``configs`` whose tiles take several waves in all other orders."""
+    """Return ``configs`` in all other orders, where both axes have several clusters of tiles."""
     tiling, found = Tiling(problem, sm_count, find_machine(space.arch)), []
     orders = [*product(space.domains["swizzle_size"], space.domains["raster_along_m"])]
     for config in configs:
         clusters = tiling.geometry(config)
-        if clusters.clusters > clusters.resident:
+        if min(clusters.clusters_m, clusters.clusters_n) > 1:
             others = (config.replace(swizzle_size=size, raster_along_m=along) for size, along in orders)
             found += [other for other in others if other != config]
     return found

@@ -13,7 +13,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, count_loads
+from cutegen.families.gemm.perf_model.wave_order import Order, count_loads, of_several_waves
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 from cutegen.space.checks import Checks
@@ -75,6 +75,7 @@ class KernelSet:
         self._machine = find_machine(space.arch)
         orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
         self._orders: list[Order] = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
+        self._orders_of_several = of_several_waves(self._orders)
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
@@ -121,7 +122,7 @@ class KernelSet:
             return tiling.least_loads(config, split, self._orders, count)
         geometry = tiling.geometry(config)
         if geometry.clusters > geometry.resident and not tiling.fits_l2:
-            return tiling.cheapest(config, self._orders)
+            return tiling.cheapest(config, self._orders_of_several)
         swizzle, along = self._orders[0]
         if split == 1 and overlapping and min(geometry.clusters_m, geometry.clusters_n) > 1:
             rows, columns = tiling.sizes(config.flag("swap_ab"))

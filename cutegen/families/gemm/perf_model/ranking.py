@@ -10,6 +10,7 @@ from math import log
 from typing import Any
 
 from cutegen.families.gemm.perf_model.blackwell import estimator_of
+from cutegen.families.gemm.perf_model.wave_order import of_several_waves
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 
@@ -139,6 +140,7 @@ class Ranker:
             domains = self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
             orders = [(as_integer(swizzle), as_flag(along_m)) for swizzle, along_m in product(*domains)]
             least = self._estimator.least_loads(config, orders)
+            orders = orders if least else of_several_waves(orders) or orders
             traffic = [(self._estimator.traffic(config, *order), *order) for order in orders]
             known = self._orders[key] = sorted(traffic, key=lambda order: (order[0], order[1:] != least))
         return known

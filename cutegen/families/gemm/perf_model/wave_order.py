@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["Count", "Order", "Wave", "count_loads"]
+__all__ = ["Count", "Order", "Wave", "count_loads", "of_several_waves"]
 
 #: GPCs of an H100 or H200, and thread blocks, one to a multiprocessor, that start before one of the GPCs is
 #: full; from then on the others take turns. Source: %smid of clusters of 1 to 16 thread blocks on an H200 and
@@ -40,6 +40,15 @@ class Wave(NamedTuple):
 
 #: Returns, for each order of a wave, how many clusters' rows and how many columns all GPCs load.
 Count: TypeAlias = Callable[[Wave, Sequence[Order]], Sequence[tuple[int, int]]]
+
+
+def of_several_waves(orders: Sequence[Order]) -> list[Order]:
+    """Return those of some orders that were measured where tiles take several waves.
+
+    Bands as wide as GPCs that take turns late are for one wave: there they take up to 7 % less time than
+    others (docs/results/gemm_orders_h200_bands.json.xz).
+    """
+    return [order for order in orders if order[0] != GPCS - 1]
 
 
 def count_loads(wave: Wave, orders: Sequence[Order]) -> Sequence[tuple[int, int]]:
