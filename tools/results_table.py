@@ -44,6 +44,7 @@ from tools.benchmark.foreign_table import ForeignResults
 from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
+from tools.benchmark.orders_table import SWEEP_OF_PRODUCTS, Orders
 from tools.benchmark.profile_table import PROFILE, Profile
 from tools.benchmark.quoted import QuotedFile
 from tools.benchmark.range_table import RANGE_CHECK, RangeResults
@@ -76,6 +77,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     RANGE_CHECK: RangeResults,
     UNTUNED_FAMILIES: UntunedFamilies,
     RESIDENT: Resident,
+    SWEEP_OF_PRODUCTS: Orders,
 }
 #: Names of shapes to the Markdown of their rows.
 Brief = Callable[[Sequence[str]], str]

@@ -49,8 +49,8 @@ from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
 from tools.benchmark.few_candidates import Compilation
 from tools.benchmark.model_products import draw
+from tools.benchmark.orders_table import SWEEP_OF_PRODUCTS
 
-KIND = "sweep of products"
 #: Products of each kind in a hundred of the first, and the rows of most of them.
 _OTHERS = {
     "bf16 kn": 9,
@@ -215,7 +215,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"compiled {first.finish()}, {others.finish()} at {time.monotonic() - begun:.1f} s", flush=True)
         return EXIT_OK
     drawing: dict[str, Json] = {"seed": args.seed, "drawn": args.count}
-    found = DrawnRows(KIND, device, args.commit, policy, drawing)
+    found = DrawnRows(SWEEP_OF_PRODUCTS, device, args.commit, policy, drawing)
     with Bench() as bench:
         bench.start()
         first.finish()

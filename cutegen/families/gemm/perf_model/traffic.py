@@ -103,7 +103,7 @@ class Tiling:
 
         Source: kernels of one wave in eight orders, 80 on an H100 on products drawn at random: this one takes
         0.8 % longer than the best, tiles along one side 3.2 %, and up to 25 %
-        (docs/results/gemm_orders_h100_977.json.xz).
+        (docs/results/gemm_orders_one_wave_h100.json).
 
         Args:
             config: Of the tiles.

@@ -46,7 +46,7 @@ def of_several_waves(orders: Sequence[Order]) -> list[Order]:
     """Return those of some orders that were measured where tiles take several waves.
 
     Bands as wide as GPCs that take turns late are for one wave: there they take up to 7 % less time than
-    others (docs/results/gemm_orders_h200_bands.json.xz).
+    others (docs/results/gemm_orders_bands.json).
     """
     return [order for order in orders if order[0] != GPCS - 1]
 
