@@ -167,7 +167,7 @@ def test_processes_that_rank_read_it_too(calibrated: Path) -> None:
 
 def test_what_was_interrupted_is_continued(tmp_path: Path, calibrated: Path) -> None:
     """No file until it is finished; then the same one, and nothing was measured twice."""
-    bench = PretendedGpu(stop_after=150)
+    bench = PretendedGpu(stop_after=180)
     assert run(tmp_path, bench=bench) == 130
     assert not calibration_path(tmp_path, DEVICE).exists()
     done = {names for _, names in bench.timed}
