@@ -21,6 +21,7 @@ from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.traffic import Tiling
+from cutegen.families.gemm.perf_model.wave_order import least_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.entry import Entry, Fingerprint
@@ -133,7 +134,7 @@ def _plain_choice(problem: Problem) -> Config | None:
     split = chosen.integer("split_k")
     if tiling.is_one_wave(chosen, split):
         of_one_wave = [(s, along) for s in (1, 2, 4, 7, 8) for along in (False, True)]
-        swizzle, along = tiling.least_loads(chosen, split, of_one_wave)
+        swizzle, along = of_one_wave[least_loads(tiling.wave(chosen, split), of_one_wave)]
     elif geometry.clusters > geometry.resident and not tiling.fits_l2:
         swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
     elif split == 1 and geometry.clusters_n > 1 < geometry.clusters_m:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 
@@ -22,7 +22,7 @@ from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kerne
 from cutegen.families.gemm.perf_model.native_model import SOURCE
 from cutegen.families.gemm.perf_model.roofline import FEATURES, Cover, lying, rooflines
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
-from cutegen.families.gemm.perf_model.wave_order import Wave, count_loads
+from cutegen.families.gemm.perf_model.wave_order import Wave, least_loads
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime.needs import Wanted
@@ -90,15 +90,17 @@ def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ct
         assert plain.fastest(problem) == native.fastest(problem)
 
 
-def test_loads_of_a_wave_are_those_counted_in_python(library: ctypes.PyDLL) -> None:
+def test_the_order_of_a_wave_is_that_found_in_python(library: ctypes.PyDLL) -> None:
     """Clusters along both axes, in parts, more of them than the library counts."""
     _, native = sets(KINDS[0], 132, library)
     assert native._native is not None
-    generator, orders = Random(5), [(width, along) for width in (1, 2, 4, 7, 8) for along in (False, True)]
-    for _ in range(300):
+    generator, orders = Random(5), list(product((1, 2, 4, 7, 8), (False, True)))
+    assert native._orders == orders
+    for _ in range(600):
         m, n, parts = generator.randint(1, 20), generator.randint(1, 20), generator.choice([1, 1, 2, 3])
-        wave = Wave(m, n, parts, generator.choice([1, 2, 4, 8]))
-        assert list(native._native.count_loads(wave, orders)) == list(count_loads(wave, orders))
+        rows, columns = 64 * generator.randint(1, 16), 8 * generator.randint(1, 64)
+        wave = Wave(m, n, parts, generator.choice([1, 2, 4, 8]), rows, columns)
+        assert native._native.least_loads(wave) == least_loads(wave, orders)
 
 
 def test_what_torch_takes_is_that_of_numpy(library: ctypes.PyDLL) -> None:

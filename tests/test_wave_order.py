@@ -11,7 +11,7 @@ from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import FIRST_TURNS, GPCS, Wave, count_loads
+from cutegen.families.gemm.perf_model.wave_order import FIRST_TURNS, GPCS, Wave, least_loads, loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
@@ -33,8 +33,8 @@ def located(number: int, wave: Wave, swizzle: int, along_m: bool) -> tuple[int, 
     return (part, of_major, of_minor) if along_m else (part, of_minor, of_major)
 
 
-def simulated(wave: Wave, swizzle: int, along_m: bool) -> tuple[int, int]:
-    """Return what :func:`count_loads` should, giving clusters to GPCs one by one."""
+def simulated(wave: Wave, swizzle: int, along_m: bool) -> int:
+    """Return what :func:`loads` should, giving clusters to GPCs one by one."""
     loaded: list[tuple[set[object], set[object]]] = [(set(), set()) for _ in range(GPCS)]
     turn, room = 0, [FIRST_TURNS // wave.blocks // GPCS, *[10**6] * (GPCS - 1)]
     for number in range(wave.clusters_m * wave.clusters_n * wave.parts):
@@ -46,15 +46,16 @@ def simulated(wave: Wave, swizzle: int, along_m: bool) -> tuple[int, int]:
         part, row, column = located(number, wave, swizzle, along_m)
         loaded[gpc][0].add((part, row))
         loaded[gpc][1].add((part, column))
-    return sum(len(rows) for rows, _ in loaded), sum(len(columns) for _, columns in loaded)
+    return sum(wave.rows * len(rows) + wave.columns * len(columns) for rows, columns in loaded)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_loads_are_those_of_clusters_given_out_one_by_one(blocks: int) -> None:
     generator = Random(blocks)
     for _ in range(60):
-        wave = Wave(generator.randint(1, 12), generator.randint(1, 12), generator.choice([1, 1, 3]), blocks)
-        assert list(count_loads(wave, ORDERS)) == [simulated(wave, *order) for order in ORDERS]
+        clusters = generator.randint(1, 12), generator.randint(1, 12), generator.choice([1, 1, 3])
+        wave = Wave(*clusters, blocks, rows=generator.randint(1, 512), columns=generator.randint(1, 512))
+        assert loads(wave, ORDERS) == [simulated(wave, *order) for order in ORDERS]
 
 
 def tiling_of(problem: Problem) -> Tiling:
@@ -69,16 +70,17 @@ def kernel(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) ->
 def test_clusters_of_a_gpc_share_the_longer_operand() -> None:
     """Rows of weights that three clusters read are read in one GPC, where there are eight or more of them."""
     problem = Problem(290, 4608, 4096)
-    config, tiling = kernel(problem, (128, 104), (4, 1)), tiling_of(problem)
-    loads = dict(zip(ORDERS, tiling.loads(config, 1, ORDERS), strict=True))
-    order = tiling.least_loads(config, 1, ORDERS)
-    assert order == (8, False) and loads[order] == min(loads.values())
-    assert loads[1, True] > 1.3 * loads[order]
+    wave = tiling_of(problem).wave(kernel(problem, (128, 104), (4, 1)), 1)
+    found = dict(zip(ORDERS, loads(wave, ORDERS), strict=True))
+    order = ORDERS[least_loads(wave, ORDERS)]
+    assert order == (8, False) and found[order] == min(found.values())
+    assert found[1, True] > 1.3 * found[order]
 
 
 def test_one_row_of_clusters_has_but_one_order() -> None:
     problem = Problem(100, 4608, 4096)
-    assert tiling_of(problem).least_loads(kernel(problem, (128, 104), (1, 1)), 1, ORDERS) == ORDERS[0]
+    wave = tiling_of(problem).wave(kernel(problem, (128, 104), (1, 1)), 1)
+    assert wave.clusters_n == 1 and least_loads(wave, ORDERS) == 0
 
 
 @pytest.mark.parametrize("m", [200, 290, 599, 1013])
@@ -91,7 +93,7 @@ def test_defaults_of_one_wave_load_least(m: int) -> None:
         split = config.integer("split_k")
         if tiling.is_one_wave(config, split):
             order = config.integer("swizzle_size"), config.flag("raster_along_m")
-            assert order == tiling.least_loads(config, split, ORDERS)
+            assert order == ORDERS[least_loads(tiling.wave(config, split), ORDERS)]
             assert kernels.in_a_row(problem, config) == config
             seen += 1
     assert seen > 20

@@ -9,7 +9,7 @@ from typing import Any
 from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order
+from cutegen.families.gemm.perf_model.wave_order import Order, least_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.statistics import geometric_mean
@@ -43,7 +43,7 @@ class _Kernel:
     def chosen(self) -> float:
         """Return what the order with the fewest loads, of those that the space has, takes over the best."""
         orders = sorted(order for order in self.times if order[0] in _BANDS)
-        return self.times[self.tiling.least_loads(self.config, 1, orders)] / self.best
+        return self.times[orders[least_loads(self.tiling.wave(self.config, 1), orders)]] / self.best
 
     def along(self) -> float:
         """Return what tiles in bands of one, along the side with more of them, take over the best."""

@@ -24,7 +24,7 @@ from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine, find_machine, is_measured
 from cutegen.families.gemm.perf_model.traffic import Geometry, Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order
+from cutegen.families.gemm.perf_model.wave_order import Order, least_loads
 from cutegen.families.gemm.problem import FACTOR_BLOCK, LAYOUTS, Epilogue, Problem
 
 __all__ = ["Estimate", "Estimator", "KernelCost", "Prediction", "predict"]
@@ -152,7 +152,7 @@ class Estimator:
         """
         if not is_measured(self._arch) or not self._tiling.is_one_wave(config, 1):
             return None
-        return self._tiling.least_loads(config, 1, orders)
+        return orders[least_loads(self._tiling.wave(config, 1), orders)]
 
     def fastest_split(
         self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int], traffic: float

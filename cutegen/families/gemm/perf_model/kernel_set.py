@@ -13,7 +13,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, count_loads, of_several_waves
+from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, of_several_waves
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_flag, as_integer
 from cutegen.space.checks import Checks
@@ -118,8 +118,10 @@ class KernelSet:
         (docs/results/gemm_products_h200.json.xz).
         """
         if tiling.is_one_wave(config, split):
-            count = self._native.count_loads if self._native else count_loads
-            return tiling.least_loads(config, split, self._orders, count)
+            wave = tiling.wave(config, split)
+            return self._orders[
+                self._native.least_loads(wave) if self._native else least_loads(wave, self._orders)
+            ]
         geometry = tiling.geometry(config)
         if geometry.clusters > geometry.resident and not tiling.fits_l2:
             return tiling.cheapest(config, self._orders_of_several)
@@ -158,6 +160,7 @@ class KernelSet:
             self._whole,
             self._kept,
             self._fit,
+            self._orders,
         )
 
     def _found(self, problem: Problem) -> Iterator[Found]:

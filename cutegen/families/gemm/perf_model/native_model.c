@@ -252,27 +252,33 @@ static inline int64_t mark(uint64_t *seen, int64_t number) {
     return is_new;
 }
 
-// wave_order.count_loads, of a wave of at most MOST_UNITS clusters: pairs for each order, which is swizzle_size and
+// wave_order.least_loads, of a wave of at most MOST_UNITS clusters; orders are pairs of swizzle_size and
 // raster_along_m.
-EXPORT void count_loads(int64_t clusters_m, int64_t clusters_n, int64_t parts, int64_t blocks, const int64_t *orders,
-                        int64_t count, int64_t *found) {
+EXPORT int64_t least_loads(int64_t clusters_m, int64_t clusters_n, int64_t parts, int64_t blocks, int64_t rows,
+                           int64_t columns, const int64_t *orders, int64_t count) {
+    if (clusters_m == 1 || clusters_n == 1) return 0;
     const int64_t units = clusters_m * clusters_n * parts;
     const int64_t first = smaller_of(units, FIRST_TURNS / blocks);
-    for (int64_t order = 0; order < count; order++, orders += 2, found += 2) {
-        const int64_t along_m = orders[1];
+    int64_t best = 0, least = INT64_MAX;
+    for (int64_t order = 0; order < count; order++) {
+        const int64_t along_m = orders[2 * order + 1];
         const int64_t major = along_m ? clusters_m : clusters_n, minor = along_m ? clusters_n : clusters_m;
-        const int64_t band = smaller_of(orders[0], minor);
+        const int64_t of_major = along_m ? rows : columns, of_minor = along_m ? columns : rows;
+        const int64_t band = smaller_of(orders[2 * order], minor);
         uint64_t seen[2][GPCS][WORDS] = {{{0}}};
-        int64_t of_major = 0, of_minor = 0, unit = 0;
+        int64_t loads = 0, unit = 0;
         for (int64_t part = 0; part < parts; part++)
             for (int64_t start = 0; start < minor; start += band)
                 for (int64_t at = 0; at < major; at++)
                     for (int64_t next = start; next < smaller_of(start + band, minor); next++, unit++) {
                         const int64_t gpc = unit < first ? unit % GPCS : 1 + (unit - first) % (GPCS - 1);
-                        of_major += mark(seen[0][gpc], part * major + at);
-                        of_minor += mark(seen[1][gpc], part * minor + next);
+                        loads += of_major * mark(seen[0][gpc], part * major + at);
+                        loads += of_minor * mark(seen[1][gpc], part * minor + next);
                     }
-        found[0] = along_m ? of_major : of_minor;
-        found[1] = along_m ? of_minor : of_major;
+        if (loads < least) {
+            least = loads;
+            best = order;
+        }
     }
+    return best;
 }

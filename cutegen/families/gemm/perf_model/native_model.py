@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
-from cutegen.families.gemm.perf_model.wave_order import Order, Wave
-from cutegen.families.gemm.perf_model.wave_order import count_loads as count_in_python
+from cutegen.families.gemm.perf_model.wave_order import Order, Wave, least_loads
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ _ROWS = (
 )  # fmt: skip
 #: Columns that the library works on at a time.
 _LANES = 8
-#: Clusters that it can count loads of.
+#: Most clusters of a wave of which it counts loads.
 _MOST_UNITS = 256
 
 
@@ -156,6 +155,7 @@ class NativeModel:
         whole: So many of the kernels, the first, do not split k.
         most: So many of those that a first look puts first are looked at closely.
         fit: The fit.
+        orders: Of tiles, among which one is chosen for a wave.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class NativeModel:
         whole: int,
         most: int,
         fit: Fit,
+        orders: Sequence[Order],
     ) -> None:
         import numpy as np
 
@@ -205,9 +206,12 @@ class NativeModel:
         self._describe.restype = self._rank.restype = None
         self._describe.argtypes = [c_void_p] * 3
         self._rank.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
-        self._count_loads = library.count_loads
-        self._count_loads.restype = None
-        self._count_loads.argtypes = [c_int64] * 4 + [c_void_p, c_int64, c_void_p]
+        self._orders = orders
+        self._numbers = np.array(orders, np.int64)
+        self._orders_at = self._numbers.ctypes.data
+        self._least_loads = library.least_loads
+        self._least_loads.restype = c_int64
+        self._least_loads.argtypes = [c_int64] * 6 + [c_void_p, c_int64]
         self._local = threading.local()
 
     def _scratch(self, sides: tuple[float, float]) -> _Scratch:
@@ -243,14 +247,12 @@ class NativeModel:
         places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
         return map(Found, times.tolist(), places, parts, suits)
 
-    def count_loads(self, wave: Wave, orders: Sequence[Order]) -> Sequence[tuple[int, int]]:
-        """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.count_loads` returns."""
+    def least_loads(self, wave: Wave) -> int:
+        """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.least_loads` returns."""
         if wave.clusters_m * wave.clusters_n * wave.parts > _MOST_UNITS:
-            return count_in_python(wave, orders)
-        numbers = (c_int64 * (2 * len(orders)))(*(int(number) for order in orders for number in order))
-        found = (c_int64 * (2 * len(orders)))()
-        self._count_loads(*wave, ctypes.addressof(numbers), len(orders), ctypes.addressof(found))
-        return list(zip(found[::2], found[1::2], strict=True))
+            return least_loads(wave, self._orders)
+        place: int = self._least_loads(*wave, self._orders_at, len(self._orders))
+        return place
 
 
 class _Scratch:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cutegen.arch import resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine
-from cutegen.families.gemm.perf_model.wave_order import Count, Order, Wave, count_loads
+from cutegen.families.gemm.perf_model.wave_order import Order, Wave
 from cutegen.families.gemm.problem import Problem
 
 __all__ = ["Geometry", "Tiling"]
@@ -96,34 +96,12 @@ class Tiling:
         shape = self.geometry(config)
         return shape.clusters * parts <= shape.resident
 
-    def least_loads(
-        self, config: Mapping[str, Any], parts: int, orders: Sequence[Order], count: Count = count_loads
-    ) -> Order:
-        """Return the first of some orders with which GPCs load least for one wave.
-
-        Source: kernels of one wave in eight orders, 80 on an H100 on products drawn at random: this one takes
-        0.8 % longer than the best, tiles along one side 3.2 %, and up to 25 %
-        (docs/results/gemm_orders_one_wave_h100.json).
-
-        Args:
-            config: Of the tiles.
-            parts: Parts of k.
-            orders: What to choose from.
-            count: What counts their loads.
-        """
-        if min(self.geometry(config)[:2]) == 1:
-            return orders[0]  # all are the same
-        loads = self.loads(config, parts, orders, count)
-        return orders[loads.index(min(loads))]
-
-    def loads(
-        self, config: Mapping[str, Any], parts: int, orders: Sequence[Order], count: Count = count_loads
-    ) -> list[int]:
-        """Return how many rows and columns together GPCs load for one wave, with each of some orders."""
+    def wave(self, config: Mapping[str, Any], parts: int) -> Wave:
+        """Return the clusters of tiles, which are one wave, with k in so many parts."""
         shape = self.geometry(config)
-        wave = Wave(shape.clusters_m, shape.clusters_n, self._problem.batch * parts, shape.blocks)
         (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
-        return [rows * tile_m * cm + columns * tile_n * cn for rows, columns in count(wave, orders)]
+        parts *= self._problem.batch
+        return Wave(shape.clusters_m, shape.clusters_n, parts, shape.blocks, tile_m * cm, tile_n * cn)
 
     def _of_order(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
         return self._of_orders(config)(swizzle, along_m)
