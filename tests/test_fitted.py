@@ -134,7 +134,7 @@ def _plain_choice(problem: Problem) -> Config | None:
     split = chosen.integer("split_k")
     if tiling.is_one_wave(chosen, split):
         of_one_wave = [(s, along) for s in (1, 2, 4, 7, 8) for along in (False, True)]
-        swizzle, along = of_one_wave[least_loads(tiling.wave(chosen, split), of_one_wave)]
+        swizzle, along = least_loads(tiling.wave(chosen, split), of_one_wave)
     elif geometry.clusters > geometry.resident and not tiling.fits_l2:
         swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
     elif split == 1 and geometry.clusters_n > 1 < geometry.clusters_m:

@@ -74,7 +74,7 @@ def test_the_file_is_one_that_a_calibration_writes() -> None:
     fit = read_fit(path)
     assert fit.rates.memory < 0.8 and fit.provenance["gpu"] == H100.name
     regret = fit.provenance["regret"]
-    assert regret["trees"]["first"] < 0.012 and 1.3 * regret["trees"]["first"] < regret["shipped"]["first"]
+    assert regret["trees"]["first"] < 0.012 and 1.4 * regret["trees"]["first"] < regret["shipped"]["first"]
     assert read_torch_mm(path).trees is not load_torch_mm().trees
 
 

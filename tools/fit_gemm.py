@@ -63,31 +63,15 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_1001.json.xz",
     _RESULTS / "gemm_products_h200_1013.json.xz",
 )
-#: Of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an operand is
-#: contiguous along them: in older files 8, which tiles have anyway, and 0 where they are those of today.
-#: Kernels that load other columns today are left out.
+#: Of older files, of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an
+#: operand is contiguous along them; 8 are what tiles have anyway. Kernels that load other columns today are
+#: left out.
 _LOADED_THEN = {
-    "gemm_products_h200_mn": 32,
-    "gemm_products_h100_mn": 32,
-    "gemm_products_h200_223": 64,
-    "gemm_products_h100_223": 64,
-    "gemm_products_h200_257": 0,
-    "gemm_products_h100_227": 0,
-    "gemm_products_h100_227_own": 0,
-    "gemm_products_h100_1001": 0,
-    "gemm_products_h100_1013": 0,
-    "gemm_products_h200_401": 0,
-    "gemm_products_h200_419": 0,
-    "gemm_products_h200_521": 0,
-    "gemm_products_h200_701": 0,
-    "gemm_products_h200_711": 0,
-    "gemm_products_h200_801": 0,
-    "gemm_products_h200_811": 0,
-    "gemm_products_h200_911": 0,
-    "gemm_products_h200_921": 0,
-    "gemm_products_h200_931": 0,
-    "gemm_products_h200_1001": 0,
-    "gemm_products_h200_1013": 0,
+    **dict.fromkeys((f"untuned_seed{seed}" for seed in (11, 12, 13, 20261122, 20261123)), 8),
+    **dict.fromkeys(("gemm_products_h200", "gemm_products_h200_171", "gemm_products_h200_197"), 8),
+    **dict.fromkeys(("gemm_products_h100", "gemm_wide_h100"), 8),
+    **dict.fromkeys(("gemm_products_h200_mn", "gemm_products_h100_mn"), 32),
+    **dict.fromkeys(("gemm_products_h200_223", "gemm_products_h100_223"), 64),
 }
 #: Kernels behind one that writes A, some of them no default candidates. Of the runs there these two had
 #: kernels with the cache policies of today.
@@ -232,7 +216,7 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
                 for config in [Config.parse(point["config"])]
                 if not config.algorithm
             ]
-            line = _LOADED_THEN.get(path.name.partition(".")[0], 8)
+            line = _LOADED_THEN.get(path.name.partition(".")[0])
             points = [(config, us) for config, us in points if _loads_as_then(problem, config, line)]
             if points and problem.epilogue == Problem(8, 8, 8).epilogue and not problem.unaligned_out:
                 points = in_order(problem, points)
@@ -243,11 +227,11 @@ def read_products(paths: Sequence[Path] = PRODUCTS) -> list[dict[str, Any]]:
     return found
 
 
-def _loads_as_then(problem: Problem, config: Config, line: int) -> bool:
+def _loads_as_then(problem: Problem, config: Config, line: int | None) -> bool:
     """Return whether a kernel loads as many columns as when they were a multiple of ``line``."""
     tile, cluster = config.pair("tile_shape_mn"), config.pair("cluster_shape_mn")
     width, swap = tile[1], config.flag("swap_ab")
-    if not line or width % 32 == 0 or width < 32 or not lies_along_columns(swap, problem):
+    if line is None or width % 32 == 0 or width < 32 or not lies_along_columns(swap, problem):
         return True
     return loaded_columns(tile, cluster, swap, problem) == -(-width // line) * line
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from cutegen.digest import Json
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.kernel_set import kernel_set
 from cutegen.families.gemm.perf_model.traffic import Tiling
+from cutegen.families.gemm.perf_model.wave_order import orders_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure import Bench
@@ -129,8 +130,7 @@ def reordered(space: Space, problem: Problem, sm_count: int, configs: Sequence[C
     """Return those of ``configs`` whose order of tiles matters, with the other order."""
     tiling, found = Tiling(problem, sm_count, find_machine(space.arch)), []
     for config in configs:
-        clusters = tiling.geometry(config)
-        if min(clusters.clusters_m, clusters.clusters_n) > 1:
+        if tiling.geometry(config).has_orders:
             found.append(config.replace(raster_along_m=not as_flag(config["raster_along_m"])))
     return found
 
@@ -138,10 +138,9 @@ def reordered(space: Space, problem: Problem, sm_count: int, configs: Sequence[C
 def every_order(space: Space, problem: Problem, sm_count: int, configs: Sequence[Config]) -> list[Config]:
     """Return ``configs`` in all other orders, where both axes have several clusters of tiles."""
     tiling, found = Tiling(problem, sm_count, find_machine(space.arch)), []
-    orders = [*product(space.domains["swizzle_size"], space.domains["raster_along_m"])]
+    orders = orders_of(space.domains["swizzle_size"], space.domains["raster_along_m"])
     for config in configs:
-        clusters = tiling.geometry(config)
-        if min(clusters.clusters_m, clusters.clusters_n) > 1:
+        if tiling.geometry(config).has_orders:
             others = (config.replace(swizzle_size=size, raster_along_m=along) for size, along in orders)
             found += [other for other in others if other != config]
     return found

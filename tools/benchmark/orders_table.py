@@ -14,7 +14,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.statistics import geometric_mean
 from cutegen.space import Config
-from tools.benchmark.markdown import down, line, short_commit, up
+from tools.benchmark.markdown import down, line, up
 from tools.benchmark.quoted import QuotedFile
 
 __all__ = ["SWEEP_OF_PRODUCTS", "Orders"]
@@ -24,7 +24,6 @@ SWEEP_OF_PRODUCTS = "sweep of products"
 #: Orders that a kernel must have been timed in to count.
 _LEAST_ORDERS = 8
 _ARCH = find_arch("sm_90a")
-_BANDS = find_space("gemm", _ARCH).domains["swizzle_size"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,9 @@ class _Kernel:
 
     def chosen(self) -> float:
         """Return what the order with the fewest loads, of those that the space has, takes over the best."""
-        orders = sorted(order for order in self.times if order[0] in _BANDS)
-        return self.times[orders[least_loads(self.tiling.wave(self.config, 1), orders)]] / self.best
+        bands = find_space("gemm", _ARCH).domains["swizzle_size"]
+        orders = sorted(order for order in self.times if order[0] in bands)
+        return self.times[least_loads(self.tiling.wave(self.config, 1), orders)] / self.best
 
     def along(self) -> float:
         """Return what tiles in bands of one, along the side with more of them, take over the best."""
@@ -74,8 +74,8 @@ class Orders(QuotedFile):
             kernel = config.replace(swizzle_size=1, raster_along_m=False)
             found.setdefault(kernel, {})[order] = point["us"]
         for kernel, times in found.items():
-            one_wave = tiling.is_one_wave(kernel, kernel.integer("split_k")) and kernel["split_k"] == 1
-            if one_wave and len(times) >= _LEAST_ORDERS and min(tiling.geometry(kernel)[:2]) > 1:
+            one_wave = kernel["split_k"] == 1 and tiling.is_one_wave(kernel, 1)
+            if one_wave and len(times) >= _LEAST_ORDERS and tiling.geometry(kernel).has_orders:
                 yield _Kernel(tiling, kernel, times)
 
     @property
@@ -107,10 +107,5 @@ class Orders(QuotedFile):
             cells = geometric_mean(values), values[len(values) * 9 // 10], values[-1]
             table.append(line([name, *(f"{round_(100 * (value - 1), 1)} %" for value in cells)]))
         return "\n".join(
-            [*self.summary(), "", *table, "", f"Time over that of the fastest order. {self._where()}"]
+            [*self.summary(), "", *table, "", f"Time over that of the fastest order. {self.where()}"]
         )
-
-    def _where(self) -> str:
-        facts = self.facts
-        driver, day = facts["machine"]["driver"], facts["measured_at"][:10]
-        return f"{facts['gpu']}, driver {driver}; commit {short_commit(facts['commit'])}; {day}."

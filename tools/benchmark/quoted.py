@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.errors import StoreError, UsageError
+from tools.benchmark.markdown import short_commit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,3 +54,9 @@ class QuotedFile(ABC):
     @abstractmethod
     def render(self) -> str:
         """Return the Markdown of the file."""
+
+    def where(self) -> str:
+        """Return the GPU, its driver, the commit and the day, as a sentence."""
+        facts = self.facts
+        driver, day = facts["machine"]["driver"], facts["measured_at"][:10]
+        return f"{facts['gpu']}, driver {driver}; commit {short_commit(facts['commit'])}; {day}."

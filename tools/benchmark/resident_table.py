@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.benchmark.markdown import line, short_commit
+from tools.benchmark.markdown import line
 from tools.benchmark.quoted import QuotedFile
 
 __all__ = ["RESIDENT", "Resident"]
@@ -42,9 +42,4 @@ class Resident(QuotedFile):
                 other = "" if row["by_driver"] == row["clusters"] else f" (driver: {row['by_driver']})"
                 cells.append(f"{row['clusters']}{other}")
             table.append(line([str(cluster), *cells]))
-        return "\n".join([*self.summary(), "", *table, "", f"Clusters at a time. {self._where()}"])
-
-    def _where(self) -> str:
-        facts = self.facts
-        driver, day = facts["machine"]["driver"], facts["measured_at"][:10]
-        return f"{facts['gpu']}, driver {driver}; commit {short_commit(facts['commit'])}; {day}."
+        return "\n".join([*self.summary(), "", *table, "", f"Clusters at a time. {self.where()}"])

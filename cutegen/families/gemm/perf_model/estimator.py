@@ -152,7 +152,7 @@ class Estimator:
         """
         if not is_measured(self._arch) or not self._tiling.is_one_wave(config, 1):
             return None
-        return orders[least_loads(self._tiling.wave(config, 1), orders)]
+        return least_loads(self._tiling.wave(config, 1), orders)
 
     def fastest_split(
         self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int], traffic: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice, product
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
@@ -13,9 +13,9 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, of_several_waves
+from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, of_several_waves, orders_of
 from cutegen.families.gemm.problem import Problem
-from cutegen.space import Config, Space, Value, as_flag, as_integer
+from cutegen.space import Config, Space, Value, as_integer
 from cutegen.space.checks import Checks
 from cutegen.strategy import Default
 
@@ -73,8 +73,7 @@ class KernelSet:
         #: Complete configs by kernel, ``split_k`` and order of tiles: problems ask for the same few again.
         self._complete: dict[tuple[int, int, Order], Config] = {}
         self._machine = find_machine(space.arch)
-        orders = product(space.domains["swizzle_size"], space.domains["raster_along_m"])
-        self._orders: list[Order] = [(as_integer(swizzle), as_flag(along)) for swizzle, along in orders]
+        self._orders = orders_of(space.domains["swizzle_size"], space.domains["raster_along_m"])
         self._orders_of_several = of_several_waves(self._orders)
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
@@ -119,14 +118,11 @@ class KernelSet:
         """
         if tiling.is_one_wave(config, split):
             wave = tiling.wave(config, split)
-            return self._orders[
-                self._native.least_loads(wave) if self._native else least_loads(wave, self._orders)
-            ]
-        geometry = tiling.geometry(config)
-        if geometry.clusters > geometry.resident and not tiling.fits_l2:
+            return self._native.least_loads(wave) if self._native else least_loads(wave, self._orders)
+        if not tiling.is_one_wave(config, 1) and not tiling.fits_l2:
             return tiling.cheapest(config, self._orders_of_several)
         swizzle, along = self._orders[0]
-        if split == 1 and overlapping and min(geometry.clusters_m, geometry.clusters_n) > 1:
+        if split == 1 and overlapping and tiling.geometry(config).has_orders:
             rows, columns = tiling.sizes(config.flag("swap_ab"))
             along = rows < columns
         return swizzle, along

@@ -252,8 +252,8 @@ static inline int64_t mark(uint64_t *seen, int64_t number) {
     return is_new;
 }
 
-// wave_order.least_loads, of a wave of at most MOST_UNITS clusters; orders are pairs of swizzle_size and
-// raster_along_m.
+// The place of what wave_order.least_loads returns, for a wave of at most MOST_UNITS clusters; orders are pairs of
+// swizzle_size and raster_along_m.
 EXPORT int64_t least_loads(int64_t clusters_m, int64_t clusters_n, int64_t parts, int64_t blocks, int64_t rows,
                            int64_t columns, const int64_t *orders, int64_t count) {
     if (clusters_m == 1 || clusters_n == 1) return 0;

@@ -247,12 +247,12 @@ class NativeModel:
         places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
         return map(Found, times.tolist(), places, parts, suits)
 
-    def least_loads(self, wave: Wave) -> int:
+    def least_loads(self, wave: Wave) -> Order:
         """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.least_loads` returns."""
         if wave.clusters_m * wave.clusters_n * wave.parts > _MOST_UNITS:
             return least_loads(wave, self._orders)
         place: int = self._least_loads(*wave, self._orders_at, len(self._orders))
-        return place
+        return self._orders[place]
 
 
 class _Scratch:

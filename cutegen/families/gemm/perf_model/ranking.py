@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from math import log
 from typing import Any
 
 from cutegen.families.gemm.perf_model.blackwell import estimator_of
-from cutegen.families.gemm.perf_model.wave_order import of_several_waves
+from cutegen.families.gemm.perf_model.wave_order import of_several_waves, orders_of
 from cutegen.families.gemm.problem import Problem
-from cutegen.space import Config, Space, Value, as_flag, as_integer
+from cutegen.space import Config, Space, Value, as_integer
 
 __all__ = ["FAMILY_SLACK", "Candidate", "Ranker", "family_of"]
 
@@ -137,8 +137,9 @@ class Ranker:
         key = self._estimator.shape_of(config)
         known = self._orders.get(key)
         if known is None:
-            domains = self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
-            orders = [(as_integer(swizzle), as_flag(along_m)) for swizzle, along_m in product(*domains)]
+            orders = orders_of(
+                self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
+            )
             least = self._estimator.least_loads(config, orders)
             orders = orders if least else of_several_waves(orders) or orders
             traffic = [(self._estimator.traffic(config, *order), *order) for order in orders]

@@ -35,6 +35,11 @@ class Geometry(NamedTuple):
     resident: int
     blocks: int
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether there are several clusters along both axes, so that their order matters."""
+        return min(self.clusters_m, self.clusters_n) > 1
+
 
 class Tiling:
     """Counts and traffic for one problem on one GPU; remembers what it has worked out.
