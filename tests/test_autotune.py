@@ -17,11 +17,17 @@ from fake_tuning import REFERENCE_US, Rig, quick_search, steady  # noqa: F401, E
 import cutegen  # noqa: E402
 from cutegen.errors import UsageError  # noqa: E402
 from cutegen.families.registry import parse_problem  # noqa: E402
+from cutegen.measure.operand_sets import COPY  # noqa: E402
+from cutegen.records.entry import Entry  # noqa: E402
 from cutegen.records.recorded_calls import Call  # noqa: E402
 from cutegen.records.table import Fingerprint, Table  # noqa: E402
+from cutegen.runtime.answer_lookup import Answer  # noqa: E402
+from cutegen.space import Config  # noqa: E402
 from cutegen.torch_ops import gemm as ops  # noqa: E402
 from cutegen.torch_ops import modules  # noqa: E402
-from cutegen.tuning.coverage import at_rows  # noqa: E402
+from cutegen.torch_ops.recording import Recording  # noqa: E402
+from cutegen.tuning.coverage import Weight, at_rows  # noqa: E402
+from cutegen.tuning.model import Autotuned, _gain  # noqa: E402
 
 BF16 = torch.bfloat16
 UP, DOWN = "gemm 8x64x32 bf16 kk", "gemm 8x16x64 bf16 kk"
@@ -88,6 +94,22 @@ def test_the_gain_is_counted_in_calls(tmp_path: Path) -> None:
     assert found.saved_us == pytest.approx(3 * (gain.default_us - gain.tuned_us))
     assert found.ratio_to_default == pytest.approx(gain.default_us / gain.tuned_us)
     assert found.ratio_to_baseline == pytest.approx(REFERENCE_US / gain.tuned_us, rel=1e-3)
+
+
+def test_a_copy_of_as_many_bytes_is_no_other_way_to_compute_it() -> None:
+    """Problems that no library call computes are paired with a copy, which says nothing of the gain."""
+    problem, config = parse_problem(UP), Config({"tile_k": 64})
+    gains = []
+    for baseline in ("torch.mm", COPY):
+        entry = Entry(
+            problem, config, time_us=10.0, ratio_to_default=1.1, ratio_to_baseline=0.5, baseline=baseline
+        )
+        gains.append(_gain(Weight(problem, 2, 20.0), Answer(problem, "exact", config, entry)))
+    by_library, by_copy = gains
+    assert by_library.baseline_us == pytest.approx(5) and by_copy.baseline_us is None
+    found = Autotuned((by_library, by_copy), (), {}, Recording(None), Path("table.json"), 1.0)
+    assert found.ratio_to_baseline == pytest.approx(0.5) and found.ratio_to_default == pytest.approx(1.1)
+    assert "1.100 times as fast, 0.500 times as fast as library calls for 1 of them" in str(found)
 
 
 def test_training_tunes_gradients_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:

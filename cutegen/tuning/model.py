@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutegen.build.budget import require_budget
 from cutegen.errors import ProblemError, UsageError
 from cutegen.family import Problem
+from cutegen.measure.operand_sets import COPY
 from cutegen.records.paths import default_table_path
 from cutegen.runtime.answer_lookup import Answer
 from cutegen.runtime.dispatch import Dispatcher, autotune_disabled
@@ -39,7 +40,7 @@ class Gain:
         how: The rule of lookup that answers it now; empty if no kernel computes it.
         tuned_us: Measured microseconds of a call as it is answered now; None if the table does not tell.
         default_us: Those of the default config.
-        baseline_us: Those of the baseline, such as ``torch.mm``.
+        baseline_us: Those of the baseline, such as ``torch.mm``; None if no library call computes it.
     """
 
     problem: Problem
@@ -87,7 +88,7 @@ class Autotuned:
 
     @property
     def ratio_to_baseline(self) -> float | None:
-        """Time of these calls by the baseline over that now, where it is known; None if nowhere."""
+        """Time of these calls by a library over that now, where one computes them; None if nowhere."""
         known = [gain for gain in self._timed if gain.baseline_us is not None]
         own = sum(gain.calls * (gain.tuned_us or 0.0) for gain in known)
         return sum(gain.calls * (gain.baseline_us or 0.0) for gain in known) / own if own else None
@@ -104,10 +105,13 @@ class Autotuned:
         lines += [f"without a winner: {problem}: {reason}" for problem, reason in self.failed.items()]
         if self.ratio_to_default is not None:
             known, ratio = len(self._timed), self.ratio_to_baseline
-            against = "" if ratio is None else f", {ratio:.3f} times as fast as the baseline"
+            count = sum(gain.baseline_us is not None for gain in self._timed)
+            against = (
+                "" if ratio is None else f", {ratio:.3f} times as fast as library calls for {count} of them"
+            )
             lines.append(
                 f"{self.tuned_us:.0f} us a run, {self.saved_us:.0f} us less than by defaults "
-                f"({self.ratio_to_default:.3f} times as fast{against}; {known} problems with known times)"
+                f"({known} problems with known times: {self.ratio_to_default:.3f} times as fast{against})"
             )
         if not self.gains:
             lines += ["the model called no kernel of cutegen:", self.recording.report()]
@@ -233,7 +237,8 @@ def _gain(weight: Weight, answer: Answer | None) -> Gain:
         return Gain(weight.problem, weight.calls, how)
     own, to_default, to_baseline = entry.time_us, entry.ratio_to_default, entry.ratio_to_baseline
     default = None if to_default is None else own * to_default
-    baseline = None if to_baseline is None else own * to_baseline
+    # A copy of as many bytes is a bound: it computes nothing.
+    baseline = None if to_baseline is None or entry.baseline == COPY else own * to_baseline
     if answer.config is None and baseline is not None:  # torch answers
         own = baseline
     return Gain(weight.problem, weight.calls, how, own, default, baseline)
