@@ -202,11 +202,16 @@ def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: A
             "gemm 8x8x8 bf16 kk": {**found, "ratio": [0.9, 0.9504, 0.99]},
             "gemm 16x8x8 bf16 kk": {**found, "ratio": [0.9, 0.95, 1.01]},
             "gemm 32x8x8 bf16 kk": {**found, "ratio": None},
+            "gated_gemm 16x8x8 bf16": {
+                **found,
+                "ratio": [0.1, 0.1, 0.1],
+            },  # beside a copy: torch has no such call
         }
     }
     (tmp_path / "model.json").write_text(json.dumps(document))
     assert render([str(tmp_path / "model.json")]) == 0
     said = capsys.readouterr().out
+    assert "2 tuned products" in said
     assert "torch's is surely faster at `gemm 8x8x8 bf16 kk` 0.950\n" in said
     assert "| decode 3 | whole step, optimized | 2 | 2.000 | 1.001 | 1.999 (1.500 to 2.500) |" in said
     assert "inference, GEMMs alone: torch / cutegen in geometric mean **1.999**, smallest 1.999 of 2" in said

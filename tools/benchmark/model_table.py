@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cutegen.families.registry import find_family, parse_problem
 from cutegen.measure.statistics import geometric_mean
 from tools.benchmark.markdown import down, line, short_commit, up
 from tools.benchmark.quoted import QuotedFile
@@ -63,12 +64,15 @@ class ModelResults(QuotedFile):
         return lines
 
     def _products(self) -> list[str]:
-        """Return how the products that were tuned before compare with torch's, each alone."""
+        """Return how the products that were tuned before compare with torch's, each alone.
+
+        Those that no call of torch computes were timed beside a copy, which says nothing here.
+        """
         tuning: Any = self.facts.get("tuning") or {}
-        products = {line: found for line, found in tuning.get("products", {}).items() if found["ratio"]}
-        if not products:
+        products = tuning.get("products", {}).items()
+        ratios = {line: found["ratio"] for line, found in products if found["ratio"] and _is_torchs(line)}
+        if not ratios:
             return []
-        ratios = {line: found["ratio"] for line, found in products.items()}
         behind = [f"`{line}` {down(mid, 3)}" for line, (_, mid, high) in ratios.items() if high < 1]
         mean = down(geometric_mean([mid for _, mid, _ in ratios.values()]), 3)
         return [
@@ -107,6 +111,12 @@ class ModelResults(QuotedFile):
             f"{short_commit(facts['commit'])}; {facts['measured_at'][:10]}. Medians of {facts['rounds']} "
             "interleaved rounds; above 1 cutegen is faster."
         )
+
+
+def _is_torchs(line: str) -> bool:
+    """Return whether one call of torch computes a problem."""
+    problem = parse_problem(line)
+    return find_family(problem.family).is_library_call(problem)
 
 
 def _is_training(row: Any) -> bool:
