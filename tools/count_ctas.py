@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
-from cutegen.errors import DeviceError
 from cutegen.measure.device import Device, present_device
 from tools.benchmark.arguments import add_commit_argument, add_out_argument
+from tools.benchmark.driver_kernel import DriverKernel
 from tools.benchmark.environment import check_facts
 from tools.benchmark.resident_table import RESIDENT, Resident
 from tools.benchmark.results import write_json
@@ -58,67 +58,21 @@ again:
 """
 
 
-class WaitingKernel:
-    """The kernel on the present device, launched through the driver."""
+def microseconds(kernel: DriverKernel, cluster: int, threads: int, clusters: int) -> float:
+    """Return what a launch of so many clusters takes."""
+    import torch
 
-    def __init__(self, sm_count: int) -> None:
-        import cuda.bindings.driver as cuda
-        import torch
-
-        self._cuda: Any = cuda
-        self._torch: Any = torch
-        self._sm_count = sm_count
-        torch.zeros(1, device="cuda")  # creates the context
-        module = self._done(cuda.cuModuleLoadData(_PTX.encode() + b"\0"))
-        self._function = self._done(cuda.cuModuleGetFunction(module, b"wait"))
-        beyond_eight = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        self._done(cuda.cuFuncSetAttribute(self._function, beyond_eight, 1))
-
-    @staticmethod
-    def _done(result: tuple[Any, ...]) -> Any:
-        """Return what a call of the driver returned.
-
-        Raises:
-            DeviceError: The call failed.
-        """
-        if int(result[0]):
-            raise DeviceError(f"a call of the CUDA driver failed: {result[0]}")
-        return result[1] if len(result) > 1 else None
-
-    def _launch(self, cluster: int, threads: int, clusters: int) -> Any:
-        config = self._cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = cluster * clusters, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.hStream = self._torch.cuda.current_stream().cuda_stream
-        attribute = self._cuda.CUlaunchAttribute()
-        attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        dims = attribute.value.clusterDim
-        dims.x, dims.y, dims.z = cluster, 1, 1
-        if cluster > 1:  # with the attribute, even CTAs of clusters of one count as those of clusters
-            config.attrs, config.numAttrs = [attribute], 1
-        return config
-
-    def microseconds(self, cluster: int, threads: int, clusters: int) -> float:
-        """Return what a launch of so many clusters takes."""
-        config = self._launch(cluster, threads, clusters)
-        found = []
-        for _ in range(_LAUNCHES):
-            begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._torch.cuda.synchronize()
-            begin.record()
-            self._done(self._cuda.cuLaunchKernelEx(config, self._function, 0, 0))
-            end.record()
-            self._torch.cuda.synchronize()
-            found.append(begin.elapsed_time(end) * 1000)
-        return float(min(found))
-
-    def by_driver(self, cluster: int, threads: int) -> int:
-        """Return how many clusters run at a time by the driver's own count."""
-        if cluster == 1:
-            count = self._cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor
-            return int(self._done(count(self._function, threads, 0))) * self._sm_count
-        config = self._launch(cluster, threads, 1)
-        return int(self._done(self._cuda.cuOccupancyMaxActiveClusters(self._function, config)))
+    event: Any = torch.cuda.Event
+    found = []
+    for _ in range(_LAUNCHES):
+        begin, end = (event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        kernel.launch(cluster, threads, clusters)
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) * 1000)
+    return float(min(found))
 
 
 def most_at_a_time(takes: Callable[[int], float], limit: int) -> int:
@@ -136,15 +90,15 @@ def most_at_a_time(takes: Callable[[int], float], limit: int) -> int:
     return low
 
 
-def count(device: Device, kernel: WaitingKernel) -> list[dict[str, Json]]:
+def count(device: Device, kernel: DriverKernel) -> list[dict[str, Json]]:
     """Return a row for each size of clusters and number of threads."""
     rows: list[dict[str, Json]] = []
     for cluster in CLUSTERS:
         for threads in THREADS:
             limit = _MOST_CTAS * device.sm_count // cluster
-            found = most_at_a_time(partial(kernel.microseconds, cluster, threads), limit)
+            found = most_at_a_time(partial(microseconds, kernel, cluster, threads), limit)
             row: dict[str, Json] = {"cluster": cluster, "threads": threads, "clusters": found}
-            rows.append({**row, "by_driver": kernel.by_driver(cluster, threads)})
+            rows.append({**row, "by_driver": kernel.at_a_time(cluster, threads, device.sm_count)})
     return rows
 
 
@@ -157,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     """
     device = present_device()
     facts = {**check_facts(RESIDENT, device, args.commit), "sm_count": device.sm_count}
-    found = Resident({**facts, "rows": count(device, WaitingKernel(device.sm_count))})
+    found = Resident({**facts, "rows": count(device, DriverKernel(_PTX, "wait"))})
     write_json(args.out, dict(found.facts))
     print("\n".join(found.summary()))
     return EXIT_OK

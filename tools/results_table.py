@@ -41,6 +41,7 @@ from tools.benchmark.cold_table import COLD_START, ColdStart
 from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.first_call_table import FIRST_CALLS, HOST_ONLY, FirstCalls, HostCalls
 from tools.benchmark.foreign_table import ForeignResults
+from tools.benchmark.gpcs_table import GPC_TURNS, GpcTurns
 from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
@@ -77,6 +78,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     RANGE_CHECK: RangeResults,
     UNTUNED_FAMILIES: UntunedFamilies,
     RESIDENT: Resident,
+    GPC_TURNS: GpcTurns,
     SWEEP_OF_PRODUCTS: Orders,
 }
 #: Names of shapes to the Markdown of their rows.

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from cutegen.space import Value, as_flag, as_integer
 
-__all__ = ["Order", "Wave", "least_loads", "loads", "of_several_waves", "orders_of"]
+__all__ = ["Order", "Wave", "clusters_of_gpcs", "least_loads", "loads", "of_several_waves", "orders_of"]
 
 #: GPCs of an H100 or H200, and thread blocks, one to a multiprocessor, that start before one of the GPCs is
 #: full; from then on the others take turns. Source: %smid of clusters of 1 to 16 thread blocks on an H200 and
@@ -83,14 +83,14 @@ def loads(wave: Wave, orders: Sequence[Order]) -> list[int]:
 def _count(wave: Wave, order: Order) -> tuple[int, int]:
     """Return how many clusters' rows and how many columns all GPCs load."""
     rows, columns = _places(wave, order)
-    members = _members(len(rows), wave.blocks)
+    members = clusters_of_gpcs(len(rows), wave.blocks)
     of_m = sum(len({rows[unit] for unit in units}) for units in members)
     return of_m, sum(len({columns[unit] for unit in units}) for units in members)
 
 
 @lru_cache(maxsize=512)
-def _members(units: int, blocks: int) -> list[list[int]]:
-    """Return which clusters of a wave run on each GPC."""
+def clusters_of_gpcs(units: int, blocks: int) -> list[list[int]]:
+    """Return which of a wave's clusters of so many thread blocks run on each GPC: their numbers."""
     first = min(units, FIRST_TURNS // blocks)
     found = [list(range(gpc, first, GPCS)) for gpc in range(GPCS)]
     for gpc in range(1, GPCS):
