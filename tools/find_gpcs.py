@@ -102,7 +102,7 @@ class Placement:
         torch.cuda.synchronize()
         if busy:
             self._kernel.launch(2, _THREADS, busy, (other.data_ptr(), _BUSY_NS), beside)
-        self._kernel.launch(cluster, _THREADS, clusters, (found.data_ptr(), _WAVE_NS), here)
+        self._kernel.launch(cluster, _THREADS, clusters, (found.data_ptr(), _WAVE_NS), here, alone=False)
         torch.cuda.synchronize()
         return [list(each) for each in zip(*[iter(found.tolist())] * cluster, strict=True)]
 
