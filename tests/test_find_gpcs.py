@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cutegen.families.gemm.perf_model.wave_order import turn_of
 from tools.benchmark.gpcs_table import GPC_TURNS, GpcTurns
 from tools.find_gpcs import groups_of, where_expected
 from tools.results_table import main
@@ -25,13 +26,11 @@ def test_multiprocessors_that_met_in_clusters_are_one_gpc() -> None:
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_turns_are_recognized_whatever_gpcs_are_called(blocks: int) -> None:
-    """Clusters go to eight GPCs in turn until 64 CTAs run, then to seven."""
-    first, count = 64 // blocks, 128 // blocks
-    names = [5, 3, 7, 0, 1, 2, 6, 4]
-    gpcs = [names[unit % 8] for unit in range(first)]
-    gpcs += [names[1 + (unit - first) % 7] for unit in range(first, count)]
+    names = dict(zip(range(-4, 8), [5, 3, 7, 0, 1, 2, 6, 4, 11, 10, 9, 8], strict=True))
+    count = 120 // blocks
+    gpcs = [names[turn_of(cluster, blocks)[0]] for cluster in range(count)]
     assert where_expected(gpcs, blocks) == count
-    gpcs[3] = names[4]
+    gpcs[-1] = next(name for name in names.values() if name != gpcs[-1])
     assert where_expected(gpcs, blocks) == count - 1
     assert where_expected([0] * count, blocks) < count / 4, "one GPC for all takes no turns"
 

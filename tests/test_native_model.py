@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from cutegen.arch import find_arch
+from cutegen.arch import find_arch, resident_clusters
 from cutegen.build import host_compiler, host_library
 from cutegen.build.host_library import build_library, open_library
 from cutegen.build.store import Store
@@ -90,17 +90,21 @@ def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ct
         assert plain.fastest(problem) == native.fastest(problem)
 
 
-def test_the_order_of_a_wave_is_that_found_in_python(library: ctypes.PyDLL) -> None:
-    """Clusters along both axes, in parts, more of them than the library counts."""
+def test_the_order_of_tiles_is_that_found_in_python(library: ctypes.PyDLL) -> None:
+    """Of all orders and of some; one wave and several, in parts, more of them than the library counts."""
     _, native = sets(KINDS[0], 132, library)
     assert native._native is not None
-    generator, orders = Random(5), list(product((1, 2, 4, 7, 8), (False, True)))
+    generator, orders = Random(5), list(product((1, 2, 4, 8), (False, True)))
     assert native._orders == orders
     for _ in range(600):
-        m, n, parts = generator.randint(1, 20), generator.randint(1, 20), generator.choice([1, 1, 2, 3])
+        m, n, parts = generator.randint(1, 30), generator.randint(1, 30), generator.choice([1, 1, 2, 3])
+        m *= generator.choice([1, 1, 1, 200])
         rows, columns = 64 * generator.randint(1, 16), 8 * generator.randint(1, 64)
-        wave = Wave(m, n, parts, generator.choice([1, 2, 4, 8]), rows, columns)
-        assert native._native.least_loads(wave) == least_loads(wave, orders)
+        blocks = generator.choice([1, 2, 4, 8])
+        wave = Wave(m, n, parts, blocks, rows, columns, resident_clusters(132, blocks))
+        assert native._native.least_loads(wave, native._orders) == least_loads(wave, orders)
+        some = sorted(generator.sample(orders, 3))
+        assert native._native.least_loads(wave, some) == least_loads(wave, some)
 
 
 def test_what_torch_takes_is_that_of_numpy(library: ctypes.PyDLL) -> None:

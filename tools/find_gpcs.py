@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
-from cutegen.families.gemm.perf_model.wave_order import clusters_of_gpcs
+from cutegen.families.gemm.perf_model.wave_order import turn_of
 from cutegen.measure.device import Device, present_device
 from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.driver_kernel import DriverKernel
@@ -132,9 +132,7 @@ def where_expected(gpcs: Sequence[int], blocks: int) -> int:
         gpcs: The GPC of each cluster.
         blocks: CTAs of a cluster.
     """
-    found = Counter(
-        (turn, gpcs[unit]) for turn, units in enumerate(clusters_of_gpcs(len(gpcs), blocks)) for unit in units
-    )
+    found = Counter((turn_of(cluster, blocks)[0], gpc) for cluster, gpc in enumerate(gpcs))
     turns, seen, right = set[int](), set[int](), 0
     for (turn, gpc), count in found.most_common():
         if turn not in turns and gpc not in seen:

@@ -285,7 +285,7 @@ def in_order(problem: Problem, points: Sequence[tuple[Config, float]]) -> list[t
     for config, us in points:
         kernel = config.replace(**_RUN_TIME)
         today = kernels.ordered(problem, config, config.integer("split_k"))
-        if kernel not in found or config == kernels.in_a_row(problem, today):
+        if kernel not in found or config == today:
             found[kernel] = config, us
     return list(found.values())
 

@@ -67,7 +67,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "stream_k": (False, True),
     "reduction": ("fixed", "arrival"),
     "split_k": (*range(1, 34), 44, 66),
-    "swizzle_size": (1, 2, 4, 7, 8),
+    "swizzle_size": (1, 2, 4, 8),
     "raster_along_m": (False, True),
 }
 

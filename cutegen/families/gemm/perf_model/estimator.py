@@ -146,13 +146,13 @@ class Estimator:
         return self._tiling.traffic(config, swizzle, along_m)
 
     def least_loads(self, config: Mapping[str, Any], orders: Sequence[Order]) -> Order | None:
-        """Return the order with which GPCs load least.
+        """Return that of the orders of least traffic with which GPCs load least.
 
-        None for several waves, and for architectures of which no GPU was measured.
+        None on GPUs of which it is not known how GPCs take turns.
         """
-        if not is_measured(self._arch) or not self._tiling.is_one_wave(config, 1):
+        if not is_measured(self._arch) or not self._tiling.knows_turns:
             return None
-        return least_loads(self._tiling.wave(config, 1), orders)
+        return least_loads(self._tiling.wave(config, 1), self._tiling.cheapest(config, orders))
 
     def fastest_split(
         self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int], traffic: float

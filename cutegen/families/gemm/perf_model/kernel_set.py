@@ -13,7 +13,7 @@ from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, of_several_waves, orders_of
+from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_integer
 from cutegen.space.checks import Checks
@@ -74,7 +74,6 @@ class KernelSet:
         self._complete: dict[tuple[int, int, Order], Config] = {}
         self._machine = find_machine(space.arch)
         self._orders = orders_of(space.domains["swizzle_size"], space.domains["raster_along_m"])
-        self._orders_of_several = of_several_waves(self._orders)
 
     def by_time(self, problem: Problem, *, rest: bool = True) -> Iterator[tuple[float, Config]]:
         """Yield microseconds and configs that are valid for ``problem``, the fastest predicted first.
@@ -88,44 +87,29 @@ class KernelSet:
                 yield found.time_us, self._config(found.at, found.split, order)
 
     def fastest(self, problem: Problem) -> Default | None:
-        """Return the first of :meth:`by_time`, ordered as :meth:`in_a_row`; None if no kernel is valid."""
+        """Return the first of :meth:`by_time`; None if no kernel is valid."""
         for found in self._found(problem):
             if self._valid(found.at, found.split, problem):
-                config = self._configs[found.at]
-                order = self._order(self._tiling(problem), config, found.split, overlapping=True)
+                order = self._order(self._tiling(problem), self._configs[found.at], found.split)
                 return Default(self._config(found.at, found.split, order), found.time_us)
         return None
 
     def ordered(self, problem: Problem, config: Config, split: int = 1) -> Config:
-        """``config`` with the order of tiles that is best for a launch of its own."""
-        return self._ordered(problem, config, split)
-
-    def in_a_row(self, problem: Problem, config: Config) -> Config:
-        """``config`` with the order of tiles that is best for launches that overlap."""
-        return self._ordered(problem, config, config.integer("split_k"), overlapping=True)
-
-    def _ordered(self, problem: Problem, config: Config, split: int, *, overlapping: bool = False) -> Config:
-        swizzle, along = self._order(self._tiling(problem), config, split, overlapping=overlapping)
+        """``config`` with the order of tiles that is best."""
+        swizzle, along = self._order(self._tiling(problem), config, split)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
-    def _order(self, tiling: Tiling, config: Config, split: int, *, overlapping: bool = False) -> Order:
-        """Return the order with which GPCs load least in one wave; in several that of least traffic.
+    def _order(self, tiling: Tiling, config: Config, split: int) -> Order:
+        """Return that of the orders of least traffic with which GPCs load least.
 
-        Where several waves' operands fit L2 it is the first, unless launches overlap: then multiprocessors
-        begin one after another, and clusters that read the same tile of the longer operand are neighbours.
-        Source: 34 kernels of several waves took 2 to 9 % less time so
-        (docs/results/gemm_products_h200.json.xz).
+        Source: docs/results/gemm_orders_parts.json.
         """
-        if tiling.is_one_wave(config, split):
-            wave = tiling.wave(config, split)
-            return self._native.least_loads(wave) if self._native else least_loads(wave, self._orders)
-        if not tiling.is_one_wave(config, 1) and not tiling.fits_l2:
-            return tiling.cheapest(config, self._orders_of_several)
-        swizzle, along = self._orders[0]
-        if split == 1 and overlapping and tiling.geometry(config).has_orders:
-            rows, columns = tiling.sizes(config.flag("swap_ab"))
-            along = rows < columns
-        return swizzle, along
+        one_wave = tiling.is_one_wave(config, split)  # then all cause the same traffic
+        orders = self._orders if one_wave else tiling.cheapest(config, self._orders)
+        if not tiling.knows_turns:
+            return orders[0]
+        wave = tiling.wave(config, split)
+        return self._native.least_loads(wave, orders) if self._native else least_loads(wave, orders)
 
     def _config(self, at: int, split: int, order: Order) -> Config:
         known = self._complete.get((at, split, order))

@@ -64,8 +64,8 @@ struct library {
     double bytes_us, flops_us, start_us, most_waves;
 };
 
-// wave_order.py: GPCs, and thread blocks that start before one of them is full.
-enum { GPCS = 8, FIRST_TURNS = 64, MOST_UNITS = 256, WORDS = MOST_UNITS / 64 };
+// wave_order.py: GPCs, the one that is full first with its multiprocessors, and groups of two multiprocessors.
+enum { GPCS = 8, SMALL = 1, SMALL_SMS = 8, PAIRS = 4, MOST_PLACES = 4096, WORDS = MOST_PLACES / 64 };
 
 static inline double smaller(double x, double y) { return x < y ? x : y; }
 static inline double larger(double x, double y) { return x > y ? x : y; }
@@ -252,29 +252,60 @@ static inline int64_t mark(uint64_t *seen, int64_t number) {
     return is_new;
 }
 
-// The place of what wave_order.least_loads returns, for a wave of at most MOST_UNITS clusters; orders are pairs of
-// swizzle_size and raster_along_m.
+// Work units of the groups of two multiprocessors; the first ones of the GPCs, and where those of the last end.
+static int64_t units_of_gpcs(int64_t units, int64_t blocks, int64_t *bounds) {
+    const int64_t rounds = blocks == 1 ? 2 : blocks == 2, full = SMALL_SMS / blocks;
+    const int64_t apart = rounds * (PAIRS + GPCS), late = apart + (full - rounds) * GPCS;
+    int64_t counts[GPCS] = {0}, alone = 0;
+    for (int64_t cluster = 0; cluster < units; cluster++) {
+        int64_t turn;
+        if (cluster < apart) turn = cluster % (PAIRS + GPCS) - PAIRS;
+        else if (cluster < late) turn = (cluster - apart) % GPCS;
+        else {
+            turn = (cluster - late) % (GPCS - 1);
+            turn += turn >= SMALL;
+        }
+        if (turn < 0) alone++;
+        else counts[turn]++;
+    }
+    bounds[0] = alone;
+    for (int64_t gpc = 0; gpc < GPCS; gpc++) bounds[gpc + 1] = bounds[gpc] + counts[gpc];
+    return alone;
+}
+
+// The place of what wave_order.least_loads returns, of the orders whose bits are `asked` for, with at most MOST_PLACES
+// clusters along each side, parts included; orders are pairs of swizzle_size and raster_along_m.
 EXPORT int64_t least_loads(int64_t clusters_m, int64_t clusters_n, int64_t parts, int64_t blocks, int64_t rows,
-                           int64_t columns, const int64_t *orders, int64_t count) {
-    if (clusters_m == 1 || clusters_n == 1) return 0;
-    const int64_t units = clusters_m * clusters_n * parts;
-    const int64_t first = smaller_of(units, FIRST_TURNS / blocks);
-    int64_t best = 0, least = INT64_MAX;
-    for (int64_t order = 0; order < count; order++) {
+                           int64_t columns, int64_t resident, const int64_t *orders, int64_t count, int64_t asked) {
+    int64_t best = 0, least = INT64_MAX, bounds[GPCS + 1];
+    while (!(asked >> best & 1)) best++;
+    if (clusters_m == 1 || clusters_n == 1) return best;
+    const int64_t units = smaller_of(clusters_m * clusters_n * parts, resident);
+    const int64_t alone = units_of_gpcs(units, blocks, bounds);
+    for (int64_t order = best; order < count; order++) {
+        if (!(asked >> order & 1)) continue;
         const int64_t along_m = orders[2 * order + 1];
         const int64_t major = along_m ? clusters_m : clusters_n, minor = along_m ? clusters_n : clusters_m;
         const int64_t of_major = along_m ? rows : columns, of_minor = along_m ? columns : rows;
         const int64_t band = smaller_of(orders[2 * order], minor);
-        uint64_t seen[2][GPCS][WORDS] = {{{0}}};
-        int64_t loads = 0, unit = 0;
+        const int64_t majors = (parts * major + 63) / 64, minors = (parts * minor + 63) / 64;
+        uint64_t seen_major[WORDS], seen_minor[WORDS];
+        int64_t loads = alone * (rows + columns), unit = 0, gpc = 0;
         for (int64_t part = 0; part < parts; part++)
             for (int64_t start = 0; start < minor; start += band)
                 for (int64_t at = 0; at < major; at++)
                     for (int64_t next = start; next < smaller_of(start + band, minor); next++, unit++) {
-                        const int64_t gpc = unit < first ? unit % GPCS : 1 + (unit - first) % (GPCS - 1);
-                        loads += of_major * mark(seen[0][gpc], part * major + at);
-                        loads += of_minor * mark(seen[1][gpc], part * minor + next);
+                        if (unit == units) goto counted;
+                        if (unit < alone) continue;
+                        if (unit == bounds[gpc]) {
+                            while (gpc < GPCS && unit == bounds[gpc]) gpc++;
+                            for (int64_t word = 0; word < majors; word++) seen_major[word] = 0;
+                            for (int64_t word = 0; word < minors; word++) seen_minor[word] = 0;
+                        }
+                        loads += of_major * mark(seen_major, part * major + at);
+                        loads += of_minor * mark(seen_minor, part * minor + next);
                     }
+    counted:
         if (loads < least) {
             least = loads;
             best = order;

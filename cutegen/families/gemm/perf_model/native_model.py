@@ -35,7 +35,7 @@ _ROWS = (
 #: Columns that the library works on at a time.
 _LANES = 8
 #: Most clusters of a wave of which it counts loads.
-_MOST_UNITS = 256
+_MOST_PLACES = 4096
 
 
 _ARRAYS = (
@@ -209,9 +209,11 @@ class NativeModel:
         self._orders = orders
         self._numbers = np.array(orders, np.int64)
         self._orders_at = self._numbers.ctypes.data
+        self._bits = {order: 1 << place for place, order in enumerate(orders)}
+        self._all = sum(self._bits.values())
         self._least_loads = library.least_loads
         self._least_loads.restype = c_int64
-        self._least_loads.argtypes = [c_int64] * 6 + [c_void_p, c_int64]
+        self._least_loads.argtypes = [c_int64] * 7 + [c_void_p, c_int64, c_int64]
         self._local = threading.local()
 
     def _scratch(self, sides: tuple[float, float]) -> _Scratch:
@@ -247,11 +249,17 @@ class NativeModel:
         places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
         return map(Found, times.tolist(), places, parts, suits)
 
-    def least_loads(self, wave: Wave) -> Order:
-        """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.least_loads` returns."""
-        if wave.clusters_m * wave.clusters_n * wave.parts > _MOST_UNITS:
-            return least_loads(wave, self._orders)
-        place: int = self._least_loads(*wave, self._orders_at, len(self._orders))
+    def least_loads(self, wave: Wave, orders: Sequence[Order]) -> Order:
+        """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.least_loads` returns.
+
+        Args:
+            wave: What is loaded.
+            orders: Some of those of the space, in its order.
+        """
+        if max(wave.clusters_m, wave.clusters_n) * wave.parts > _MOST_PLACES:
+            return least_loads(wave, orders)
+        asked = self._all if orders is self._orders else sum(self._bits[order] for order in orders)
+        place: int = self._least_loads(*wave, self._orders_at, len(self._orders), asked)
         return self._orders[place]
 
 

@@ -10,7 +10,7 @@ from math import log
 from typing import Any
 
 from cutegen.families.gemm.perf_model.blackwell import estimator_of
-from cutegen.families.gemm.perf_model.wave_order import of_several_waves, orders_of
+from cutegen.families.gemm.perf_model.wave_order import orders_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_integer
 
@@ -132,7 +132,7 @@ class Ranker:
     def orders(self, config: Config) -> list[tuple[float, Value, Value]]:
         """Return the rasterization orders as (bytes, swizzle, along m).
 
-        Those of least traffic come first; of equals that with which GPCs load least, then the simplest.
+        First that with which GPCs load least, of those of least traffic; then the others by traffic.
         """
         key = self._estimator.shape_of(config)
         known = self._orders.get(key)
@@ -141,9 +141,8 @@ class Ranker:
                 self._domains.get("swizzle_size", (1,)), self._domains.get("raster_along_m", (False,))
             )
             least = self._estimator.least_loads(config, orders)
-            orders = orders if least else of_several_waves(orders) or orders
             traffic = [(self._estimator.traffic(config, *order), *order) for order in orders]
-            known = self._orders[key] = sorted(traffic, key=lambda order: (order[0], order[1:] != least))
+            known = self._orders[key] = sorted(traffic, key=lambda order: (order[1:] != least, order[0]))
         return known
 
     def predict(self, config: Config) -> float:
@@ -156,7 +155,7 @@ class Ranker:
         config = best.config
         changes: list[dict[str, Value]] = [{"split_k": s} for s in self._other_splits(config)]
         orders = self.orders(config)
-        least, most = orders[0][0], orders[-1][0]
+        least, most = min(orders)[0], max(orders)[0]
         taken = {(config.get("swizzle_size"), config.get("raster_along_m"))}
         for traffic, swizzle, along_m in orders:
             unlike = all(swizzle != s or along_m != a for s, a in taken)

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 from cutegen.arch import resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine
-from cutegen.families.gemm.perf_model.wave_order import Order, Wave
+from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave
 from cutegen.families.gemm.problem import Problem
 
 __all__ = ["Geometry", "Tiling"]
 
 #: Part of L2 below which it keeps an operand. Source: assumed.
 _KEPT = 0.3
+#: Orders that cause up to so many times the least traffic count as equal to the best. Source: judgement.
+_NEAR = 1.01
 
 
 class Geometry(NamedTuple):
@@ -59,10 +61,9 @@ class Tiling:
         self._traffic: dict[Any, float] = {}
 
     @property
-    def fits_l2(self) -> bool:
-        """Whether L2 keeps either operand of a batch, so that all orders cause the same traffic."""
-        longest = max(self._problem.m, self._problem.n)
-        return longest * self._line_bytes <= _KEPT * self._l2_bytes
+    def knows_turns(self) -> bool:
+        """Whether it is known in which order this GPU gives clusters to its GPCs."""
+        return self._sm_count == KNOWN_SMS
 
     def sizes(self, swap: bool) -> tuple[int, int]:
         """Return what the kernel sees as m and n."""
@@ -91,10 +92,12 @@ class Tiling:
             known = self._traffic[key] = self._of_order(config, swizzle, along_m)
         return known
 
-    def cheapest(self, config: Mapping[str, Any], orders: Sequence[Order]) -> Order:
-        """Return the first of some orders, as swizzle and whether along m, that cause the least traffic."""
+    def cheapest(self, config: Mapping[str, Any], orders: Sequence[Order]) -> list[Order]:
+        """Return those of some orders that cause hardly more traffic than the best."""
         of = self._of_orders(config)
-        return min(orders, key=lambda order: of(*order))
+        found = [of(*order) for order in orders]
+        most = min(found) * _NEAR
+        return [order for order, traffic in zip(orders, found, strict=True) if traffic <= most]
 
     def is_one_wave(self, config: Mapping[str, Any], parts: int) -> bool:
         """Whether all clusters of tiles run at once, with k in so many parts."""
@@ -102,11 +105,12 @@ class Tiling:
         return shape.clusters * parts <= shape.resident
 
     def wave(self, config: Mapping[str, Any], parts: int) -> Wave:
-        """Return the clusters of tiles, which are one wave, with k in so many parts."""
+        """Return the clusters of tiles, with k in so many parts."""
         shape = self.geometry(config)
         (tile_m, tile_n), (cm, cn) = config["tile_shape_mn"], config["cluster_shape_mn"]
         parts *= self._problem.batch
-        return Wave(shape.clusters_m, shape.clusters_n, parts, shape.blocks, tile_m * cm, tile_n * cn)
+        sides = tile_m * cm, tile_n * cn
+        return Wave(shape.clusters_m, shape.clusters_n, parts, shape.blocks, *sides, shape.resident)
 
     def _of_order(self, config: Mapping[str, Any], swizzle: int, along_m: bool) -> float:
         return self._of_orders(config)(swizzle, along_m)

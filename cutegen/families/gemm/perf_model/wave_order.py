@@ -1,32 +1,47 @@
-"""In which order the tiles of one wave reach multiprocessors with the fewest loads from L2.
+"""In which order tiles reach multiprocessors with the fewest loads from L2.
 
 The GPU gives clusters to its GPCs in turn. What several thread blocks of a GPC load at one time leaves L2
-once, so clusters that read the same tiles should meet in one GPC: their numbers differ by a multiple of the
-GPCs.
+once. Kernels for Hopper therefore give the clusters of a GPC work units that follow each other
+(templates/gemm/_gpc_parts.j2), and the order of these decides how many operands a GPC loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import NamedTuple, TypeAlias
 
 from cutegen.space import Value, as_flag, as_integer
 
-__all__ = ["Order", "Wave", "clusters_of_gpcs", "least_loads", "loads", "of_several_waves", "orders_of"]
+__all__ = [
+    "GPCS",
+    "KNOWN_SMS",
+    "PAIRS",
+    "SMALL",
+    "SMALL_SMS",
+    "Order",
+    "Wave",
+    "least_loads",
+    "loads",
+    "orders_of",
+    "turn_of",
+    "units_of_gpcs",
+]
 
-#: GPCs of an H100 or H200, and thread blocks, one to a multiprocessor, that start before one of the GPCs is
-#: full; from then on the others take turns. Source: %smid of clusters of 1 to 16 thread blocks on an H200 and
-#: two H100s: seven GPCs have room for 16 thread blocks of clusters, one for 8.
-GPCS, FIRST_TURNS = 8, 64
+#: Multiprocessors of the GPUs whose turns are known: H100 and H200. Source: docs/results/gpc_turns.json.
+KNOWN_SMS = 132
+#: GPCs that take turns; the one of them, by its turn, that is full first, and how many multiprocessors it
+#: has; groups of two multiprocessors, which take turns before the GPCs, as if they were some. Source: the
+#: same. The small one has another turn on other chips: which one it is taken to be makes little difference.
+GPCS, SMALL, SMALL_SMS, PAIRS = 8, 1, 8, 4
 
 #: How tiles follow each other: ``swizzle_size`` and ``raster_along_m``.
 Order: TypeAlias = tuple[int, bool]
 
 
 class Wave(NamedTuple):
-    """Clusters that run at once.
+    """Clusters of tiles, of which some run at once.
 
     Attributes:
         clusters_m: Clusters of tiles along the kernel's m.
@@ -35,6 +50,7 @@ class Wave(NamedTuple):
         blocks: Thread blocks of a cluster.
         rows: Of a cluster's tiles.
         columns: Of a cluster's tiles.
+        resident: Clusters that run at once.
     """
 
     clusters_m: int
@@ -43,6 +59,7 @@ class Wave(NamedTuple):
     blocks: int
     rows: int
     columns: int
+    resident: int
 
 
 def orders_of(swizzle_size: Sequence[Value], raster_along_m: Sequence[Value]) -> list[Order]:
@@ -50,22 +67,8 @@ def orders_of(swizzle_size: Sequence[Value], raster_along_m: Sequence[Value]) ->
     return [(as_integer(band), as_flag(along)) for band, along in product(swizzle_size, raster_along_m)]
 
 
-def of_several_waves(orders: Sequence[Order]) -> list[Order]:
-    """Return those of some orders that were measured where tiles take several waves.
-
-    Bands as wide as GPCs that take turns late are for one wave: there they take up to 7 % less time than
-    others (docs/results/gemm_orders_bands.json).
-    """
-    return [order for order in orders if order[0] != GPCS - 1]
-
-
 def least_loads(wave: Wave, orders: Sequence[Order]) -> Order:
-    """Return the first of some orders with which GPCs load least.
-
-    Source: kernels of one wave in eight orders, 80 on an H200 and 80 on an H100 on products drawn at random:
-    this one takes 1.0 % longer than the best, tiles along one side 1.8 and 3.2 %, and up to 21 %
-    (docs/results/gemm_orders_one_wave.json, gemm_orders_one_wave_h100.json).
-    """
+    """Return the first of some orders with which GPCs load least: in the first wave, if there are several."""
     if min(wave.clusters_m, wave.clusters_n) == 1:
         return orders[0]  # all are the same
     found = loads(wave, orders)
@@ -82,33 +85,59 @@ def loads(wave: Wave, orders: Sequence[Order]) -> list[int]:
 @lru_cache(maxsize=8192)
 def _count(wave: Wave, order: Order) -> tuple[int, int]:
     """Return how many clusters' rows and how many columns all GPCs load."""
-    rows, columns = _places(wave, order)
-    members = clusters_of_gpcs(len(rows), wave.blocks)
-    of_m = sum(len({rows[unit] for unit in units}) for units in members)
-    return of_m, sum(len({columns[unit] for unit in units}) for units in members)
+    units = min(wave.clusters_m * wave.clusters_n * wave.parts, wave.resident)
+    places = list(islice(_places(wave, order), units))
+    parts = [places[first : first + count] for first, count in units_of_gpcs(units, wave.blocks)]
+    return sum(len({row for row, _ in part}) for part in parts), sum(
+        len({column for _, column in part}) for part in parts
+    )
 
 
 @lru_cache(maxsize=512)
-def clusters_of_gpcs(units: int, blocks: int) -> list[list[int]]:
-    """Return which of a wave's clusters of so many thread blocks run on each GPC: their numbers."""
-    first = min(units, FIRST_TURNS // blocks)
-    found = [list(range(gpc, first, GPCS)) for gpc in range(GPCS)]
-    for gpc in range(1, GPCS):
-        found[gpc] += range(first + gpc - 1, units, GPCS - 1)
-    return found
+def units_of_gpcs(units: int, blocks: int) -> tuple[tuple[int, int], ...]:
+    """Return the work units of each group of multiprocessors, the first and how many: alone, then by GPC.
+
+    Args:
+        units: Work units that run at once.
+        blocks: Thread blocks of a cluster.
+    """
+    counts = [0] * GPCS
+    alone = 0
+    for cluster in range(units):
+        turn, _ = turn_of(cluster, blocks)
+        if turn < 0:
+            alone += 1
+        else:
+            counts[turn] += 1
+    starts = [alone + sum(counts[:gpc]) for gpc in range(GPCS)]
+    return (*((unit, 1) for unit in range(alone)), *zip(starts, counts, strict=True))
 
 
-def _places(wave: Wave, order: Order) -> tuple[list[int], list[int]]:
-    """Return the row and the column of each cluster by its number; those of another part are others."""
+def turn_of(cluster: int, blocks: int) -> tuple[int, int]:
+    """Return the GPC of a cluster by its turn, and how many clusters this one has before.
+
+    Groups of two multiprocessors have turns below 0.
+    """
+    rounds = {1: 2, 2: 1}.get(blocks, 0)  # in which these take part
+    apart, full = rounds * (PAIRS + GPCS), SMALL_SMS // blocks
+    late = apart + (full - rounds) * GPCS
+    if cluster < apart:
+        before, turn = divmod(cluster, PAIRS + GPCS)
+        return turn - PAIRS, before
+    if cluster < late:
+        before, turn = divmod(cluster - apart, GPCS)
+        return turn, before + rounds
+    before, turn = divmod(cluster - late, GPCS - 1)
+    return turn + (turn >= SMALL), before + full
+
+
+def _places(wave: Wave, order: Order) -> Iterator[tuple[int, int]]:
+    """Yield the row and the column of each work unit; those of another part are others."""
     swizzle, along_m = order
     major, minor = (wave.clusters_m, wave.clusters_n) if along_m else (wave.clusters_n, wave.clusters_m)
     band = min(swizzle, minor)
-    of_major: list[int] = []
-    of_minor: list[int] = []
     for part in range(wave.parts):
         for start in range(0, minor, band):
-            width = min(band, minor - start)
-            for at in range(major):
-                of_major += [part * major + at] * width
-                of_minor += range(part * minor + start, part * minor + start + width)
-    return (of_major, of_minor) if along_m else (of_minor, of_major)
+            for at in range(part * major, (part + 1) * major):
+                for next_ in range(part * minor + start, part * minor + min(start + band, minor)):
+                    yield (at, next_) if along_m else (next_, at)
