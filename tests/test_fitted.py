@@ -129,16 +129,13 @@ def _plain_choice(problem: Problem) -> Config | None:
     if chosen is None:
         return None
     orders = [(s, along) for s in (1, 2, 4, 8) for along in (False, True)]
-    geometry = tiling.geometry(chosen)
-    swizzle, along = 1, False
     split = chosen.integer("split_k")
-    if tiling.is_one_wave(chosen, split):
-        of_one_wave = [(s, along) for s in (1, 2, 4, 7, 8) for along in (False, True)]
-        swizzle, along = least_loads(tiling.wave(chosen, split), of_one_wave)
-    elif geometry.clusters > geometry.resident and not tiling.fits_l2:
-        swizzle, along = min(orders, key=lambda order: tiling.traffic(chosen, *order))
-    elif split == 1 and geometry.clusters_n > 1 < geometry.clusters_m:
-        along = (problem.n < problem.m) if chosen["swap_ab"] else (problem.m < problem.n)
+    if not tiling.is_one_wave(chosen, split):
+        traffic = [tiling.traffic(chosen, *order) for order in orders]
+        orders = [
+            order for order, bytes_ in zip(orders, traffic, strict=True) if bytes_ <= 1.01 * min(traffic)
+        ]
+    swizzle, along = least_loads(tiling.wave(chosen, split), orders)
     return chosen.replace(swizzle_size=swizzle, raster_along_m=along)
 
 

@@ -109,7 +109,7 @@ def kernel(problem: Problem, tile: tuple[int, int], cluster: tuple[int, int]) ->
 
 
 def test_clusters_of_a_gpc_share_the_longer_operand() -> None:
-    """Of nine rows of clusters with three of them each, a GPC has one or two; along rows it would have five."""
+    """Of nine rows of clusters with three of them each, a GPC has one or two; it would have five."""
     problem = Problem(290, 4608, 4096)
     wave = tiling_of(problem).wave(kernel(problem, (128, 104), (4, 1)), 1)
     found = dict(zip(ORDERS, loads(wave, ORDERS), strict=True))

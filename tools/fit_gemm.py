@@ -62,6 +62,7 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h200_931.json.xz",
     _RESULTS / "gemm_products_h200_1001.json.xz",
     _RESULTS / "gemm_products_h200_1013.json.xz",
+    _RESULTS / "gemm_products_h200_1301.json.xz",
 )
 #: Of older files, of which so many columns a tile's were loaded a multiple, unless it is one of 32, where an
 #: operand is contiguous along them; 8 are what tiles have anyway. Kernels that load other columns today are

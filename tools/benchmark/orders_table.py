@@ -1,4 +1,4 @@
-"""What orders of tiles take in one wave: files of tools/sweep_products.py --every-order, rendered."""
+"""What orders of tiles take: files of tools/sweep_products.py with several of each kernel, rendered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, least_loads
+from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.statistics import geometric_mean
@@ -21,18 +21,27 @@ __all__ = ["SWEEP_OF_PRODUCTS", "Orders"]
 
 #: What such files say that they are.
 SWEEP_OF_PRODUCTS = "sweep of products"
-#: Orders that a kernel must have been timed in to count.
-_LEAST_ORDERS = 8
 _ARCH = find_arch("sm_90a")
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel of one wave on one product, in several orders."""
+    """A kernel on one product, in several orders.
+
+    Attributes:
+        tiling: Of the product.
+        config: The kernel.
+        times: Microseconds by order.
+    """
 
     tiling: Tiling
     config: Config
     times: Mapping[Order, float]
+
+    @property
+    def is_one_wave(self) -> bool:
+        """Whether all its tiles run at once."""
+        return self.tiling.is_one_wave(self.config, 1)
 
     @property
     def best(self) -> float:
@@ -40,15 +49,24 @@ class _Kernel:
         return min(self.times.values())
 
     def chosen(self) -> float:
-        """Return what the order with the fewest loads, of those that the space has, takes over the best."""
-        bands = find_space("gemm", _ARCH).domains["swizzle_size"]
-        orders = sorted(order for order in self.times if order[0] in bands)
-        return self.times[least_loads(self.tiling.wave(self.config, 1), orders)] / self.best
+        """Return what the order that is chosen today, or one that is the same, takes over the best."""
+        orders = orders_of(find_space("gemm", _ARCH).domains["swizzle_size"], (False, True))
+        some = orders if self.is_one_wave else self.tiling.cheapest(self.config, orders)
+        return self._us(least_loads(self.tiling.wave(self.config, 1), some)) / self.best
 
-    def along(self) -> float:
-        """Return what tiles in bands of one, along the side with more of them, take over the best."""
+    def _us(self, order: Order) -> float:
         shape = self.tiling.geometry(self.config)
-        return self.times[1, shape.clusters_m > shape.clusters_n] / self.best
+        band, along = order
+        most = shape.clusters_n if along else shape.clusters_m
+        return next(
+            us
+            for (width, way), us in self.times.items()
+            if way == along and min(width, most) == min(band, most)
+        )
+
+    def first(self) -> float:
+        """Return what the first order takes over the best: bands of one cluster, along n."""
+        return self._us((1, False)) / self.best
 
     def worst(self) -> float:
         """Return what the slowest order takes over the best."""
@@ -56,17 +74,17 @@ class _Kernel:
 
 
 class Orders(QuotedFile):
-    """Kernels of one wave in several orders."""
+    """Kernels in several orders."""
 
-    tool = "tools/sweep_products.py --every-order"
+    tool = "tools/sweep_products.py"
 
-    def kernels(self) -> Iterator[_Kernel]:
-        """Yield what was timed in enough orders."""
-        for row in self.facts["rows"]:
-            yield from self._of_product(row)
+    def kernels(self) -> list[_Kernel]:
+        """Return what was timed in several orders."""
+        return [kernel for row in self.facts["rows"] for kernel in self._of_product(row)]
 
     def _of_product(self, row: Mapping[str, Any]) -> Iterator[_Kernel]:
-        tiling = Tiling(Problem.parse(row["problem"]), self._sm_count, find_machine(_ARCH))
+        sm_count = int(self.facts["conditions"]["gpu"]["sm_count"])
+        tiling = Tiling(Problem.parse(row["problem"]), sm_count, find_machine(_ARCH))
         found: dict[Config, dict[Order, float]] = {}
         for point in row["points"]:
             config = Config.parse(point["config"])
@@ -74,33 +92,31 @@ class Orders(QuotedFile):
             kernel = config.replace(swizzle_size=1, raster_along_m=False)
             found.setdefault(kernel, {})[order] = point["us"]
         for kernel, times in found.items():
-            one_wave = kernel["split_k"] == 1 and tiling.is_one_wave(kernel, 1)
-            if one_wave and len(times) >= _LEAST_ORDERS and tiling.geometry(kernel).has_orders:
+            if kernel["split_k"] == 1 and len(times) > 1 and tiling.geometry(kernel).has_orders:
                 yield _Kernel(tiling, kernel, times)
-
-    @property
-    def _sm_count(self) -> int:
-        return int(self.facts["conditions"]["gpu"]["sm_count"])
 
     def summary(self) -> list[str]:
         """Return what the chosen order takes over the best one."""
-        kernels = list(self.kernels())
-        chosen = up(100 * (geometric_mean(kernel.chosen() for kernel in kernels) - 1), 1)
-        along = down(100 * (geometric_mean(kernel.along() for kernel in kernels) - 1), 1)
-        return [
-            f"- {len(kernels)} kernels of one wave: the order with the fewest loads takes **{chosen} %** "
-            "longer than the best in the geometric mean, bands of one along the side with more tiles "
-            f"{along} %"
-        ]
+        lines = []
+        for one_wave in (True, False):
+            some = [kernel for kernel in self.kernels() if kernel.is_one_wave == one_wave]
+            if some:
+                chosen = up(100 * (geometric_mean(kernel.chosen() for kernel in some) - 1), 1)
+                waves = "one wave" if one_wave else "several waves"
+                lines.append(
+                    f"- {len(some)} kernels of {waves}: the order that is chosen takes **{chosen} %** longer "
+                    "than the best in the geometric mean"
+                )
+        return lines
 
     def render(self) -> str:
         """Return the Markdown of the file."""
-        kernels = list(self.kernels())
+        kernels = self.kernels()
         head = ["order", "geometric mean", "of ten, the ninth", "largest"]
         table = [line(head), line(["---", "---:", "---:", "---:"])]
         for name, of, round_ in (
-            ("with the fewest loads", _Kernel.chosen, up),
-            ("in bands of one, along the side with more tiles", _Kernel.along, down),
+            ("as chosen", _Kernel.chosen, up),
+            ("bands of one cluster, along n", _Kernel.first, down),
             ("the slowest", _Kernel.worst, down),
         ):
             values = sorted(of(kernel) for kernel in kernels)

@@ -53,8 +53,8 @@ KNOBS = {
     ),
     "swizzle_size": (
         "Rasterization: width, in clusters of tiles, of the bands in which the output is visited. Wide "
-        "bands reuse operands in L2, and save energy, on large problems. Where all tiles run at once on "
-        "Hopper, bands of 7 or 8 put those that share an operand on the same GPC, which loads it once. "
+        "bands reuse operands in L2, and save energy, on large problems. On Hopper the SMs of a GPC work on "
+        "tiles that follow each other in the bands, so that it loads what these share once. "
         "It has nothing to do with the swizzle of shared memory."
     ),
     "raster_along_m": (
