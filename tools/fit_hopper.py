@@ -48,6 +48,7 @@ PRODUCTS = (
     _RESULTS / "gemm_products_h100_227_own.json.xz",
     _RESULTS / "gemm_products_h100_1001.json.xz",
     _RESULTS / "gemm_products_h100_1013.json.xz",
+    _RESULTS / "gemm_products_h100_1307.json.xz",
 )
 #: How much a point counts beside one of the H200. Source: on matrices left out the choice is 1.1 % behind the
 #: best with 10 and with 30, and 1.3 % with 4 and without the question about the GPU.
@@ -69,6 +70,7 @@ class Recorded:
         us: Microseconds of each point.
         roofline_us: By the roofline alone.
         features: One row for each point.
+        moved: Whether a point's tiles were taken in another order, so that it counts nothing.
     """
 
     problems: list[Problem]
@@ -77,6 +79,7 @@ class Recorded:
     us: Array
     roofline_us: Array
     features: Array
+    moved: NDArray[np.bool_]
 
 
 def recorded(rows: Sequence[dict[str, Any]], sm_count: int, rates: Rates) -> Recorded:
@@ -94,6 +97,7 @@ def recorded(rows: Sequence[dict[str, Any]], sm_count: int, rates: Rates) -> Rec
         np.array([us for row in rows for _, us in row["points"]]),
         np.concatenate(times).astype(float),
         np.concatenate(features).astype(float),
+        np.array([moved for row in rows for moved in row["moved"]]),
     )
 
 
@@ -159,7 +163,7 @@ def kernel_samples(own: Recorded, found: dict[str, Any], sweep: fit_gemm.Points)
     known: dict[tuple[int, int], int] = {}
     ours = _matrices(own.problems, known)[own.shape]
     theirs = _matrices([Problem(*mnk) for mnk in others.sizes], known)[others.shape]
-    weight = _WEIGHT * nearness(behind_best(own.shape, own.us))
+    weight = _WEIGHT * nearness(behind_best(own.shape, own.us)) * ~own.moved
     return Samples.joined(
         (own.features, np.log(own.us / own.roofline_us), weight),
         (others.features, np.log(others.us / others.roofline_us), fit_gemm.weights(others)),
@@ -181,7 +185,7 @@ def torch_mm(own: Recorded, sm_count: int) -> tuple[Trees, Array]:
 def level(own: Recorded, left: Array) -> Trees:
     """Return trees of what is left of each product's times, which no kernel decides."""
     features = own.features[:, _OF_SHAPE]
-    model = boosted(fit_gemm.LEVEL, features, left, nearness(behind_best(own.shape, own.us)))
+    model = boosted(fit_gemm.LEVEL, features, left, nearness(behind_best(own.shape, own.us)) * ~own.moved)
     trees = as_arrays(model, int(fit_gemm.LEVEL["depth"]))
     return Trees.of(
         {**trees, "asked": [[_OF_SHAPE[at] for at in row] for row in trees["asked"]]}, len(FEATURES)
@@ -201,7 +205,9 @@ def judged(own: Recorded, as_h200: Recorded, kernels: Samples, torch_off: Array)
         "shipped": np.log(as_h200.roofline_us) + sums,
         "trees": np.log(own.roofline_us) + kernels.left_out(fit_gemm.SETTINGS),
     }
-    found = {name: regret(regrets(own.shape, own.us, np.exp(logs))) for name, logs in ways.items()}
+    now = ~own.moved
+    shape, us = own.shape[now], own.us[now]
+    found = {name: regret(regrets(shape, us, np.exp(logs[now]))) for name, logs in ways.items()}
     return {**found, "taken": "trees", "torch_mm_error": round(float(torch_off.std()), 3)}
 
 

@@ -33,6 +33,8 @@ L2 by leaves room for the others. Source: an H200 with 50 MiB of L2, behind a ke
 (untuned_gates_467.json, _499, _569): all 12 of such sizes that were timed so take less time than with the
 fastest kernel that does not, 1 to 13 %; activations of 47 to 56 MB 0 to 2 %; of 240 MB and more some do,
 others not."""
+LEAST_LEFT = 48_000_000
+"""The smaller of these where rows are not aligned, for gradients."""
 MOSTLY_LEFT = 72_000_000
 """Bytes up to which it has left most, so that few threads with several accesses each do."""
 
@@ -76,6 +78,12 @@ STORES = {"activation": 1, "activation_backward": 1, "gated": 1, "gated_backward
 """Accesses that write one vector of each result."""
 BY_L2 = {"activation_backward": 200_000_000, "gated_backward": 2**27}
 """Bytes of all tensors of backward kernels up to which gradients pass L2 by."""
+FEW = 0.65
+"""Share of a row's tiles that has elements, up to which half as many of twice the length are taken; and up to
+which forward kernels of one tile to a row are persistent, if each CTA has TURNS of them: it goes on with the
+next row while it waits for one. Of rows that pass L2 by half that share. Source: an H100
+(untuned_gates_unaligned_h100.json)."""
+TURNS = 6
 BYTES_OF_A_START = 5000
 """What memory moves in the time in which a CTA starts. Source: an H200, where 8173 rows of 3287 elements took
 1.2 ns for each CTA of 128 or 256 elements, at 4.2 TB/s."""
@@ -150,7 +158,7 @@ def choose_default(space: Space, problem: Any) -> Config:
     aligned rows, and 4 % at most (docs/results/untuned_gates_before.json).
     """
     if problem.signature.unaligned:
-        return _with_long_tiles(space, problem, _base(256))
+        return _unaligned(space, problem)
     many = vectors(problem) >= BUSY * space.arch.nominal_sm_count
     if problem.family in BY_L2:
         return _backward(problem, many)
@@ -182,6 +190,26 @@ def _base(threads: int) -> Config:
     )
 
 
+def _unaligned(space: Space, problem: Any) -> Config:
+    """Return the default where accesses are single elements.
+
+    Source: an H100, behind a kernel that writes what is read (untuned_gates_unaligned_h100.json), and an
+    H200 (untuned_gates_577.json): of rows of 551 to 1751 elements kernels that pass L2 by take up to 24 %
+    less time where it does not hold all, and persistent ones 13 to 23 % less for 11780 rows of 551.
+    """
+    config = _with_long_tiles(space, problem, _base(256))
+    tile = config.integer("threads") * config.integer("vectors_per_thread")
+    least, most = PARTLY_LEFT.get(problem.family) or (LEAST_LEFT, BY_L2[problem.family])
+    config = config.replace(streamed=least <= problem.min_bytes < most)
+    turns = problem.m / (SM_THREADS // 256 * space.arch.nominal_sm_count)
+    share = FEW / 2 if config.flag("streamed") else FEW
+    persistent = config.replace(ctas_per_sm=SM_THREADS // 256)
+    is_short = problem.family in PARTLY_LEFT and by_row(problem) and problem.n <= share * tile
+    if is_short and turns >= TURNS and not space.explain(problem, persistent):
+        return persistent
+    return _with_full_tiles(space, problem, config)
+
+
 def _with_long_tiles(space: Space, problem: Any, base: Config) -> Config:
     """Return ``base`` with as many single elements per thread as keep memory busy while the next CTA starts,
     or fewer where these leave multiprocessors with few CTAs."""
@@ -197,6 +225,18 @@ def _with_long_tiles(space: Space, problem: Any, base: Config) -> Config:
         if tile * moved >= BYTES_OF_A_START:
             break
     return config
+
+
+def _with_full_tiles(space: Space, problem: Any, config: Config) -> Config:
+    """Return ``config``, or half as many tiles, twice as long, where a row leaves much of them empty."""
+    count = config.integer("vectors_per_thread")
+    tile = config.integer("threads") * count
+    tiles = -(-problem.n // tile)
+    few = ctas(problem, 2 * tile) < FILLED * space.arch.nominal_sm_count
+    if not by_row(problem) or tiles % 2 or problem.n > FEW * tiles * tile or 2 * count > 8 or few:
+        return config
+    longer = config.replace(vectors_per_thread=2 * count)
+    return config if space.explain(problem, longer) else longer
 
 
 def build(family: str, arch: Arch) -> Space:
