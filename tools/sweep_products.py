@@ -6,7 +6,7 @@ than few, since there the choice is harder. The first kernels run with their til
 where that makes a difference: what the order is worth is a rule beside the fit.
 
     python tools/sweep_products.py --seed 5 --stop-after 110 --out docs/results/gemm_products_h200.json.xz
-    python tools/sweep_products.py --least-rows 600 --every-order --out docs/results/gemm_orders_h100.json.xz
+    python tools/sweep_products.py --least-rows 600 --every-order --out RESULTS.json.xz
 
 Each kernel is checked against fp64 the first time that it is timed. tools/fit_gemm.py reads the file.
 """

@@ -19,6 +19,12 @@ from cutlass.utils import hopper_helpers as sm90
 
 TILE_M, TILE_N, TILE_K = 64, 64, 128
 CLUSTER_M, CLUSTER_N = 1, 1
+GPCS, SMALL = 8, 1  # GPCs that take turns, and which of them is full first
+FULL = 8 // (CLUSTER_M * CLUSTER_N)  # clusters of that one
+PAIRS = 4  # groups of two SMs, which take turns first
+APART = 2 * (PAIRS + GPCS)  # clusters that start while they do
+LATE = APART + (FULL - 2) * GPCS  # clusters that start before the small GPC is full
+KNOWN = 132  # clusters at a time on GPUs whose turns are known
 MMA_WGS = 1  # warpgroups that share one tile
 GROUPS = 1  # sets of such warpgroups, each on its own tile
 STAGES = 7
@@ -107,6 +113,22 @@ def launch(
     total = tiles * splits
     blocks_m, blocks_n = tiles_m * CLUSTER_M, tiles_n * CLUSTER_N
     blocks = blocks_m * blocks_n
+    # The first work units of GPCs, a byte each: by the turns of clusters that start early, and of late ones.
+    early_units, late_units = cutlass.Int64(0), cutlass.Int64(0)
+    if clusters == KNOWN:
+        units = cutlass.min(clusters, total)
+        early, late = cutlass.min(units, LATE), cutlass.max(units - LATE, 0)
+        pairs = cutlass.min(early, APART)
+        early = early - pairs
+        next_unit = pairs // (PAIRS + GPCS) * PAIRS + cutlass.min(pairs % (PAIRS + GPCS), PAIRS)
+        for gpc in cutlass.range_constexpr(GPCS):
+            early_units = early_units | (cutlass.Int64(next_unit) << (8 * gpc))
+            turn = gpc if gpc < SMALL else gpc - 1
+            if cutlass.const_expr(gpc != SMALL):
+                late_units = late_units | (cutlass.Int64(next_unit + FULL) << (8 * turn))
+                next_unit += (late + (GPCS - 2 - turn)) // (GPCS - 1)
+            next_unit += (early + (GPCS - 1 - gpc)) // GPCS
+            next_unit += (pairs + (GPCS - 1 - gpc)) // (PAIRS + GPCS)
     # Where D is short, few clusters read a tile of the long operand: it leaves L2 first, the other one stays.
     # Not where D is more than an eighth of that operand: there it takes longer.
     keep_a, keep_b = cutlass.Int64(EVICT_NORMAL), cutlass.Int64(EVICT_NORMAL)
@@ -137,6 +159,8 @@ def launch(
         bands - 1,
         along_m,
         total,
+        early_units,
+        late_units,
         keep_a,
         keep_b,
     ).launch(
@@ -187,6 +211,26 @@ def locate(
     if along_m != 0:
         cm, cn = major, minor
     return rest, cm, cn
+
+
+@cute.jit
+def own_unit(cluster: cutlass.Int32, early_units: cutlass.Int64, late_units: cutlass.Int64):
+    """The first work unit of a cluster: those of one GPC follow each other. Few instructions: all wait for them."""
+    late = cluster - LATE
+    place = (late * 9363) >> 16  # late // 7 of what is less than a thousand
+    turn, firsts = late - 7 * place, late_units
+    if late < 0:
+        early = cluster - 2 * PAIRS
+        turn, place, firsts = early & 7, early >> 3, early_units
+        if cluster < APART:
+            place = (cluster * 5462) >> 16  # cluster // 12
+            turn = cluster - place * (PAIRS + GPCS) - PAIRS
+    unit = cutlass.Int32((firsts >> cutlass.Int64(8 * cutlass.max(turn, 0))) & 255) + place
+    if turn < 0:
+        unit = cluster - place * GPCS
+    if early_units == 0:  # turns are not known
+        unit = cluster
+    return unit
 
 
 @cute.jit
@@ -260,6 +304,8 @@ def kernel(
     last_band: cutlass.Int32,
     along_m: cutlass.Int32,
     total: cutlass.Int32,
+    early_units: cutlass.Int64,
+    late_units: cutlass.Int64,
     keep_a: cutlass.Int64,
     keep_b: cutlass.Int64,
 ):
@@ -293,6 +339,7 @@ def kernel(
     )
     pipeline_init_arrive(cluster_shape_mn=(CLUSTER_M, CLUSTER_N), is_relaxed=True)
 
+    bz = own_unit(bz, early_units, late_units)
     gt_d = cute.local_tile(m_d, (TILE_M, TILE_N), (None, None))
     k_all = cute.ceil_div(g_a.shape[1], TILE_K)
     # The last tiles end with D, since TMA is slow beyond. Rows that two tiles share get the same bits twice.
