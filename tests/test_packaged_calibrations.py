@@ -80,7 +80,7 @@ def test_the_file_is_one_that_a_calibration_writes() -> None:
 
 def test_it_tells_what_products_took_that_were_recorded_there() -> None:
     """The H200's fit is 8 % off in the mean, and chooses kernels that are further behind the best."""
-    rows = read_products(PRODUCTS[:1])[::5]
+    rows = read_products(PRODUCTS[-1:])
     regret: dict[str, list[float]] = {"own": [], "h200": []}
     off: dict[str, list[float]] = {"own": [], "h200": []}
     for row in rows:

@@ -210,6 +210,26 @@ def launch(
 
 
 @cute.jit
+def own_unit(cluster: cutlass.Int32, early_units: cutlass.Int64, late_units: cutlass.Int64):
+    """The first work unit of a cluster: those of one GPC follow each other."""
+    late = cluster - LATE
+    place = (late * 9363) >> 16  # late // 7 of what is less than a thousand
+    turn, firsts = late - 7 * place, late_units
+    if late < 0:
+        early = cluster - 1 * PAIRS
+        turn, place, firsts = early & 7, early >> 3, early_units
+        if cluster < APART:
+            place = (cluster * 5462) >> 16  # cluster // 12
+            turn = cluster - place * (PAIRS + GPCS) - PAIRS
+    unit = cutlass.Int32((firsts >> cutlass.Int64(8 * cutlass.max(turn, 0))) & 255) + place
+    if turn < 0:
+        unit = cluster - place * GPCS
+    if early_units == 0:  # turns are not known
+        unit = cluster
+    return unit
+
+
+@cute.jit
 def locate(
     work: cutlass.Int32,
     div_band: cute.FastDivmodDivisorV2,
@@ -229,26 +249,6 @@ def locate(
     if along_m != 0:
         cm, cn = major, minor
     return cm, cn
-
-
-@cute.jit
-def own_unit(cluster: cutlass.Int32, early_units: cutlass.Int64, late_units: cutlass.Int64):
-    """The first work unit of a cluster: those of one GPC follow each other. Few instructions: all wait for them."""
-    late = cluster - LATE
-    place = (late * 9363) >> 16  # late // 7 of what is less than a thousand
-    turn, firsts = late - 7 * place, late_units
-    if late < 0:
-        early = cluster - 1 * PAIRS
-        turn, place, firsts = early & 7, early >> 3, early_units
-        if cluster < APART:
-            place = (cluster * 5462) >> 16  # cluster // 12
-            turn = cluster - place * (PAIRS + GPCS) - PAIRS
-    unit = cutlass.Int32((firsts >> cutlass.Int64(8 * cutlass.max(turn, 0))) & 255) + place
-    if turn < 0:
-        unit = cluster - place * GPCS
-    if early_units == 0:  # turns are not known
-        unit = cluster
-    return unit
 
 
 def sigmoid(x):
