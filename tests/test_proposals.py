@@ -342,6 +342,19 @@ def test_without_a_compiler_refinement_varies_what_kernels_take_as_arguments(arc
     assert not {space.compile_view(c) for c in more} <= {space.compile_view(c) for c in known}
 
 
+@pytest.mark.parametrize(
+    "fixed", [{"swizzle_size": (4,)}, {"raster_along_m": (True,), "swizzle_size": (2, 8)}]
+)
+def test_a_fixed_order_of_tiles_leaves_no_kernel_out(fixed: dict[str, tuple[int, ...]]) -> None:
+    """The order is an argument, so the same kernels are likely, each in an order that is asked for."""
+    for m in (599, 4096):
+        problem = Problem(m, 2304, 4096)
+        free = GemmStrategy().likely(Query(SPACE, problem, 132), 12)
+        found = GemmStrategy().likely(Query.of(SPACE, problem, 132, fixed), 12)
+        assert [*map(SPACE.compile_view, found)] == [*map(SPACE.compile_view, free)]
+        assert all(config[knob] in values for config in found for knob, values in fixed.items())
+
+
 def test_what_is_likely_everywhere_is_of_the_whole_space_and_of_the_default_candidates() -> None:
     """Half of twelve are default candidates; no two are one kernel; a tile comes twice at most."""
     problem = Problem(247, 4312, 4096)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
@@ -94,18 +95,36 @@ class KernelSet:
                 return Default(self._config(found.at, found.split, order), found.time_us)
         return None
 
-    def ordered(self, problem: Problem, config: Config, split: int = 1) -> Config:
-        """``config`` with the order of tiles that is best."""
-        swizzle, along = self._order(self._tiling(problem), config, split)
+    def ordered(
+        self,
+        problem: Problem,
+        config: Config,
+        split: int = 1,
+        among: Mapping[str, Sequence[Value]] = MappingProxyType({}),
+    ) -> Config:
+        """``config`` with the order of tiles that is best, of values in ``among`` for knobs that it names.
+
+        It is as it was where the space has no such order.
+        """
+        orders = [
+            (swizzle, along)
+            for swizzle, along in self._orders
+            if swizzle in among.get("swizzle_size", (swizzle,))
+            and along in among.get("raster_along_m", (along,))
+        ]
+        if not orders:
+            return config
+        swizzle, along = self._order(self._tiling(problem), config, split, orders)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
-    def _order(self, tiling: Tiling, config: Config, split: int) -> Order:
-        """Return that of the orders of least traffic with which GPCs load least.
+    def _order(self, tiling: Tiling, config: Config, split: int, asked: list[Order] | None = None) -> Order:
+        """Return that of the orders of least traffic with which GPCs load least; of those that are asked for.
 
         Source: docs/results/gemm_orders_parts.json.
         """
-        one_wave = tiling.is_one_wave(config, split)  # then all cause the same traffic
-        orders = self._orders if one_wave else tiling.cheapest(config, self._orders)
+        orders = self._orders if asked is None else asked
+        if not tiling.is_one_wave(config, split):  # in one all cause the same traffic
+            orders = tiling.cheapest(config, orders)
         if not tiling.knows_turns:
             return orders[0]
         wave = tiling.wave(config, split)

@@ -102,10 +102,19 @@ def _of_all(query: Query) -> tuple[tuple[float, Config], ...]:
     kernels = list(every_kernel(space, problem, dict(query.fixed)))
     if not kernels:
         return ()
-    best = KernelSet(space, problem, query.sm_count, kernels, _LOOKED_AT).by_time(problem)
-    found = islice(best, _LOOKED_AT)
-    kept = ((us, config) for us, config in found if query.keeps(config))
-    return tuple(islice(_unlike(kept), 2 * _BY_FIT_OF_ALL))
+    looked_at = KernelSet(space, problem, query.sm_count, kernels, _LOOKED_AT)
+    found = islice(looked_at.by_time(problem), _LOOKED_AT)
+    kept = ((us, _as_asked(query, looked_at, config)) for us, config in found)
+    return tuple(
+        islice(_unlike((us, config) for us, config in kept if query.keeps(config)), 2 * _BY_FIT_OF_ALL)
+    )
+
+
+def _as_asked(query: Query, kernels: KernelSet, config: Config) -> Config:
+    """Return ``config`` with the best of the orders of tiles that are asked for."""
+    if query.keeps(config):
+        return config
+    return kernels.ordered(query.problem, config, config.integer("split_k"), dict(query.fixed))
 
 
 def _unlike(found: Iterable[tuple[float, Config]]) -> Iterator[tuple[float, Config]]:
@@ -190,9 +199,11 @@ class GemmStrategy:
             kept = filter(query.keeps, defaults_by_time(space, problem, sm_count))
             return list(islice(kept, 3 * limit // 4))
         count = min(_BY_FIT_OF_ALL, 3 * limit // 4) if everywhere else _by_fit(limit)
-        best = kernel_set(space, problem, sm_count).by_time(problem, rest=False)
+        kernels = kernel_set(space, problem, sm_count)
+        best = kernels.by_time(problem, rest=False)
         found: dict[Config, tuple[float, Config]] = {}
         for us, config in islice(best, -(-count // 2) if everywhere else count):
+            config = _as_asked(query, kernels, config)
             if query.keeps(config):
                 found.setdefault(space.compile_view(config), (us, config))
         for us, config in _of_all(query) if everywhere else ():
