@@ -1,4 +1,4 @@
-"""How a Hopper GEMM asks L2 to keep its operands: what its launch passes to the kernel at which sizes.
+"""What the launch of a Hopper GEMM passes to the kernel: how L2 keeps operands, where GPCs begin.
 
 Needs the compiler but no GPU; takes some seconds.
 """
@@ -17,6 +17,7 @@ from cutegen.arch import find_arch
 from cutegen.build import Artifact, Builder
 from cutegen.build.render import render
 from cutegen.build.store import Store
+from cutegen.families.gemm.perf_model.wave_order import GPCS, SMALL, SMALL_SMS, units_of_gpcs
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.space import Config
@@ -28,8 +29,10 @@ pytestmark = [
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
 NORMAL, FIRST, LAST = "0x1000000000000000", "0x12f0000000000000", "0x14f0000000000000"
-#: In this kernel, behind tensors and the order of tiles: how to keep the MMA's A and its B.
-PLACES = "18 19"
+#: In this kernel, behind tensors, the order of tiles and where GPCs begin: how to keep A and B of the MMA.
+PLACES = "20 21"
+#: And the first work units of GPCs.
+FIRSTS = "18 19"
 LAUNCH = """
 import tvm_ffi
 from fake_gpu import FakeTensor
@@ -39,7 +42,7 @@ for m, n, k in {sizes!r}:
     a, d = (FakeTensor(m, width, code=4, bits=16) for width in (k, n))
     b = FakeTensor(n, k, code=4, bits=16)
     b._shape[0], b._shape[1], b._strides[0], b._strides[1] = k, n, 1, k
-    launch(a, b, d, 66, 1, 0)
+    launch(a, b, d, {clusters}, 1, 0)
 """
 #: Sizes, and whether the long operand, the weights, leaves L2 first.
 SIZES = (
@@ -78,11 +81,38 @@ def test_weights_that_few_tiles_read_leave_l2_first(kernel: tuple[bool, Artifact
     and as D."""
     swapped, artifact = kernel
     sizes = [size[:3] for size in SIZES]
-    code = LAUNCH.format(library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes)
-    _, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log", FAKE_DRIVER_ARGUMENTS=PLACES)
-    found = [tuple(re.findall(r" argument \d+ (\S+)", line)) for line in log if "cuLaunchKernelEx " in line]
+    code = LAUNCH.format(
+        library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes, clusters=66
+    )
+    found = passed(tmp_path, code, PLACES)
     hinted = (FIRST, LAST) if swapped else (LAST, FIRST)
     assert found == [hinted if first else (NORMAL, NORMAL) for *_, first in SIZES]
+
+
+def passed(folder: Path, code: str, places: str) -> list[tuple[str, ...]]:
+    """Return some arguments of each launch of the kernel."""
+    _, log = run_with_driver(build_driver(folder), code, folder / "log", FAKE_DRIVER_ARGUMENTS=places)
+    return [tuple(re.findall(r" argument \d+ (\S+)", line)) for line in log if "cuLaunchKernelEx " in line]
+
+
+@pytest.mark.parametrize("clusters", [132, 114])
+def test_launches_tell_where_the_work_units_of_gpcs_begin(
+    kernel: tuple[bool, Artifact], clusters: int, tmp_path: Path
+) -> None:
+    """A byte for each GPC: those that start early, and those that start once the small one is full."""
+    _, artifact = kernel
+    sizes = [(328, 5632, 512), (128, 2048, 512), (4096, 4096, 512)]
+    code = LAUNCH.format(
+        library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes, clusters=clusters
+    )
+    want = []
+    for m, n, _ in sizes:
+        units = units_of_gpcs(min(132, -(-m // 128) * -(-n // 128)), 1)[-GPCS:]
+        firsts = [first for first, _ in units]
+        late = [first + SMALL_SMS for at, first in enumerate(firsts) if at != SMALL]
+        packed = (sum(first << 8 * at for at, first in enumerate(each)) for each in (firsts, late))
+        want.append(tuple(hex(each) if clusters == 132 else "0" for each in packed))
+    assert passed(tmp_path, code, FIRSTS) == want
 
 
 def test_every_load_of_a_tile_has_a_policy(kernel: tuple[bool, Artifact], tmp_path: Path) -> None:
