@@ -104,19 +104,21 @@ def left_out_sums(
     return found
 
 
-def defaults(points: Points) -> tuple[Array, Array]:
+def defaults(points: Points) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Return measured and expected microseconds of the default's choice at each shape, (n, k) left out.
 
-    It is made among the default kernels that were timed there, or what was default then; where the shape
+    The third are the shapes that count: those whose kernels were all timed as they run today. The choice is
+    made among the default kernels that were timed there, or what was default then; where the shape
     judged an earlier fit, among the three that this chose.
     """
-    predicted, chosen = left_out(points), []
+    predicted, chosen, counts = left_out(points), [], []
     for number in range(len(points.sizes)):
         here = np.flatnonzero(points.shape == number)
         own = here[points.default[here]] if points.default[here].any() else here
         here = here[:3] if points.judge[here[0]] else own
         chosen.append(here[predicted[here].argmin()])
-    return points.us[chosen], predicted[chosen]
+        counts.append(not points.moved[here].any())
+    return points.us[chosen], predicted[chosen], np.array(counts)
 
 
 def outcome(ratios: Array, margin: float, left: NDArray[np.bool_]) -> dict[str, float]:
@@ -170,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     judge, settled = points.judge[first], points.settled[first]
     took, torch_us, trees = expected(found, timed)
     errors = np.log(torch_us / took)
-    own_us, own_expected = defaults(points)
+    own_us, own_expected, counts = defaults(points)
     own_expected = own_expected + GEMM.hidden_us
     behind = points.behind[first]
     along_m = np.array([False] * len(sweep.sizes) + [row["problem"].layout[0] == "m" for row in timed])
@@ -180,9 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         **{name: found[name] for name in ("gpu", "sm_count", "driver", "torch")},
         "sweep": SWEEP.name,
         "products": len(errors),
+        "judged": int(counts.sum()),
         "error_on_matrices_left_out": round(float(errors.std()), 3),
         "outcomes_on_matrices_left_out": {
-            name: outcomes((took / own_us)[here], (torch_us / own_expected)[here])
+            name: outcomes((took / own_us)[here & counts], (torch_us / own_expected)[here & counts])
             for name, here in (
                 ("sweep", ~judge & ~settled),
                 ("judge", judge),
