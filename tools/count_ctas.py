@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.measure.device import Device, present_device
-from tools.benchmark.arguments import add_commit_argument, add_out_argument
+from tools.benchmark.arguments import out_and_commit
 from tools.benchmark.driver_kernel import DriverKernel
 from tools.benchmark.environment import check_facts
 from tools.benchmark.resident_table import RESIDENT, Resident
@@ -68,7 +68,7 @@ def microseconds(kernel: DriverKernel, cluster: int, threads: int, clusters: int
         begin, end = (event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
-        kernel.launch(cluster, threads, clusters)
+        kernel.launch(cluster, threads, clusters, plain=cluster == 1)
         end.record()
         torch.cuda.synchronize()
         found.append(begin.elapsed_time(end) * 1000)
@@ -119,12 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_out_argument(parser, required=True)
-    add_commit_argument(parser)
-    args = parser.parse_args(argv)
+    args = out_and_commit(__doc__, argv)
     return run_command(lambda: run(args))
 
 

@@ -25,7 +25,7 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.families.gemm.perf_model.wave_order import turn_of
 from cutegen.measure.device import Device, present_device
-from tools.benchmark.arguments import add_commit_argument, add_out_argument
+from tools.benchmark.arguments import out_and_commit
 from tools.benchmark.driver_kernel import DriverKernel
 from tools.benchmark.environment import check_facts
 from tools.benchmark.gpcs_table import GPC_TURNS, GpcTurns
@@ -97,12 +97,12 @@ class Placement:
         stream: Any = torch.cuda.Stream
         beside, here = stream(), stream()
         found, other = (
-            torch.full((n,), -1, dtype=torch.int32, device="cuda") for n in (cluster * clusters, 512)
+            torch.full((n,), -1, dtype=torch.int32, device="cuda") for n in (cluster * clusters, 2 * busy)
         )
         torch.cuda.synchronize()
         if busy:
             self._kernel.launch(2, _THREADS, busy, (other.data_ptr(), _BUSY_NS), beside)
-        self._kernel.launch(cluster, _THREADS, clusters, (found.data_ptr(), _WAVE_NS), here, alone=False)
+        self._kernel.launch(cluster, _THREADS, clusters, (found.data_ptr(), _WAVE_NS), here)
         torch.cuda.synchronize()
         return [list(each) for each in zip(*[iter(found.tolist())] * cluster, strict=True)]
 
@@ -168,12 +168,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_out_argument(parser, required=True)
-    add_commit_argument(parser)
-    args = parser.parse_args(argv)
+    args = out_and_commit(__doc__, argv)
     return run_command(lambda: run(args))
 
 

@@ -201,9 +201,10 @@ def _unaligned(space: Space, problem: Any) -> Config:
     tile = config.integer("threads") * config.integer("vectors_per_thread")
     least, most = PARTLY_LEFT.get(problem.family) or (LEAST_LEFT, BY_L2[problem.family])
     config = config.replace(streamed=least <= problem.min_bytes < most)
-    turns = problem.m / (SM_THREADS // 256 * space.arch.nominal_sm_count)
+    at_a_time = SM_THREADS // config.integer("threads")
+    turns = problem.m / (at_a_time * space.arch.nominal_sm_count)
     share = FEW / 2 if config.flag("streamed") else FEW
-    persistent = config.replace(ctas_per_sm=SM_THREADS // 256)
+    persistent = config.replace(ctas_per_sm=at_a_time)
     is_short = problem.family in PARTLY_LEFT and by_row(problem) and problem.n <= share * tile
     if is_short and turns >= TURNS and not space.explain(problem, persistent):
         return persistent

@@ -52,7 +52,7 @@ class DriverKernel:
         return result[1] if len(result) > 1 else None
 
     def _config(
-        self, cluster: int, threads: int, clusters: int, stream: torch.cuda.Stream | None, *, alone: bool
+        self, cluster: int, threads: int, clusters: int, stream: torch.cuda.Stream | None, *, plain: bool
     ) -> Any:
         config = self._cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = cluster * clusters, 1, 1
@@ -63,7 +63,7 @@ class DriverKernel:
         attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         dims = attribute.value.clusterDim
         dims.x, dims.y, dims.z = cluster, 1, 1
-        if not alone:  # with the attribute, even CTAs of clusters of one count as those of clusters
+        if not plain:
             config.attrs, config.numAttrs = [attribute], 1
         return config
 
@@ -74,17 +74,16 @@ class DriverKernel:
         clusters: int,
         arguments: Sequence[int] = (),
         stream: torch.cuda.Stream | None = None,
-        alone: bool | None = None,
+        plain: bool = False,
     ) -> None:
         """Launch so many clusters of ``cluster`` CTAs, with 64-bit arguments, on a stream or the current one.
 
-        Clusters of one CTA are launched as CTAs without clusters unless ``alone`` is False.
+        ``plain`` CTAs are of no cluster; others count as those of clusters even where these have but one.
 
         Raises:
             DeviceError: The driver refuses.
         """
-        alone = cluster == 1 if alone is None else alone
-        config = self._config(cluster, threads, clusters, stream, alone=alone)
+        config = self._config(cluster, threads, clusters, stream, plain=plain)
         passed = (tuple(arguments), (ctypes.c_uint64,) * len(arguments)) if arguments else 0
         self._done(self._cuda.cuLaunchKernelEx(config, self._function, passed, 0))
 
@@ -97,5 +96,5 @@ class DriverKernel:
         if cluster == 1:
             count = self._cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor
             return int(self._done(count(self._function, threads, self._smem_bytes))) * sm_count
-        config = self._config(cluster, threads, 1, None, alone=False)
+        config = self._config(cluster, threads, 1, None, plain=False)
         return int(self._done(self._cuda.cuOccupancyMaxActiveClusters(self._function, config)))

@@ -9,7 +9,7 @@ from typing import Any
 from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
+from cutegen.families.gemm.perf_model.wave_order import Order, orders_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.measure.statistics import geometric_mean
@@ -51,8 +51,7 @@ class _Kernel:
     def chosen(self) -> float:
         """Return what the order that is chosen today, or one that is the same, takes over the best."""
         orders = orders_of(find_space("gemm", _ARCH).domains["swizzle_size"], (False, True))
-        some = orders if self.is_one_wave else self.tiling.cheapest(self.config, orders)
-        return self._us(least_loads(self.tiling.wave(self.config, 1), some)) / self.best
+        return self._us(self.tiling.best_order(self.config, 1, orders)) / self.best
 
     def _us(self, order: Order) -> float:
         shape = self.tiling.geometry(self.config)

@@ -24,7 +24,7 @@ from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine, find_machine, is_measured
 from cutegen.families.gemm.perf_model.traffic import Geometry, Tiling
-from cutegen.families.gemm.perf_model.wave_order import Order, least_loads
+from cutegen.families.gemm.perf_model.wave_order import Order
 from cutegen.families.gemm.problem import FACTOR_BLOCK, LAYOUTS, Epilogue, Problem
 
 __all__ = ["Estimate", "Estimator", "KernelCost", "Prediction", "predict"]
@@ -152,7 +152,7 @@ class Estimator:
         """
         if not is_measured(self._arch) or not self._tiling.knows_turns:
             return None
-        return least_loads(self._tiling.wave(config, 1), self._tiling.cheapest(config, orders))
+        return self._tiling.best_order(config, 1, orders)
 
     def fastest_split(
         self, config: Mapping[str, Any], derived: Mapping[str, Any], splits: Iterable[int], traffic: float

@@ -84,14 +84,15 @@ class KernelSet:
         tiling = self._tiling(problem)
         for found in self._found(problem):
             if (rest or found.likely) and self._valid(found.at, found.split, problem):
-                order = self._order(tiling, self._configs[found.at], found.split)
+                order = self._order(tiling, self._configs[found.at], found.split, self._orders)
                 yield found.time_us, self._config(found.at, found.split, order)
 
     def fastest(self, problem: Problem) -> Default | None:
         """Return the first of :meth:`by_time`; None if no kernel is valid."""
         for found in self._found(problem):
             if self._valid(found.at, found.split, problem):
-                order = self._order(self._tiling(problem), self._configs[found.at], found.split)
+                tiling, config = self._tiling(problem), self._configs[found.at]
+                order = self._order(tiling, config, found.split, self._orders)
                 return Default(self._config(found.at, found.split, order), found.time_us)
         return None
 
@@ -117,18 +118,9 @@ class KernelSet:
         swizzle, along = self._order(self._tiling(problem), config, split, orders)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
-    def _order(self, tiling: Tiling, config: Config, split: int, asked: list[Order] | None = None) -> Order:
-        """Return that of the orders of least traffic with which GPCs load least; of those that are asked for.
-
-        Source: docs/results/gemm_orders_parts.json.
-        """
-        orders = self._orders if asked is None else asked
-        if not tiling.is_one_wave(config, split):  # in one all cause the same traffic
-            orders = tiling.cheapest(config, orders)
-        if not tiling.knows_turns:
-            return orders[0]
-        wave = tiling.wave(config, split)
-        return self._native.least_loads(wave, orders) if self._native else least_loads(wave, orders)
+    def _order(self, tiling: Tiling, config: Config, split: int, orders: list[Order]) -> Order:
+        least = self._native.least_loads if self._native else least_loads
+        return tiling.best_order(config, split, orders, least)
 
     def _config(self, at: int, split: int, order: Order) -> Config:
         known = self._complete.get((at, split, order))

@@ -34,7 +34,7 @@ _ROWS = (
 )  # fmt: skip
 #: Columns that the library works on at a time.
 _LANES = 8
-#: Most clusters of a wave of which it counts loads.
+#: Most clusters along a side, parts included, of which it counts loads.
 _MOST_PLACES = 4096
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cutegen.arch import resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine
-from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave
+from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave, least_loads
 from cutegen.families.gemm.problem import Problem
 
 __all__ = ["Geometry", "Tiling"]
@@ -98,6 +98,22 @@ class Tiling:
         found = [of(*order) for order in orders]
         most = min(found) * _NEAR
         return [order for order, traffic in zip(orders, found, strict=True) if traffic <= most]
+
+    def best_order(
+        self,
+        config: Mapping[str, Any],
+        parts: int,
+        orders: Sequence[Order],
+        least: Callable[[Wave, Sequence[Order]], Order] = least_loads,
+    ) -> Order:
+        """Return that of the orders of least traffic with which GPCs load least, with k in so many parts.
+
+        The first of these where it is not known how GPCs take turns. ``least`` is another way to count loads.
+        Source: docs/results/gemm_orders_parts.json.
+        """
+        if not self.is_one_wave(config, parts):  # in one all cause the same traffic
+            orders = self.cheapest(config, orders)
+        return least(self.wave(config, parts), orders) if self.knows_turns else orders[0]
 
     def is_one_wave(self, config: Mapping[str, Any], parts: int) -> bool:
         """Whether all clusters of tiles run at once, with k in so many parts."""
