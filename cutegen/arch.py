@@ -53,6 +53,8 @@ class Arch:
         max_cluster: Most thread blocks of one cluster with that attribute.
         tmem_columns: Columns of tensor memory (128 lanes of 32 bits each), 0 where there is none.
             Source: PTX ISA, tcgen05.
+        l2_bytes: Size of L2. Source: NVIDIA H200 datasheet; cudaDeviceProp of a B200 (pytorch/ao#4002,
+            chipsandcheese.com).
         smem_bytes_per_clk: Bytes shared memory moves per clock and SM.
             Source: 32 banks of 4 bytes (CUDA C++ Programming Guide).
         mma_flops_per_clk: Dense 16-bit multiply-adds times two, per clock and SM.
@@ -73,6 +75,7 @@ class Arch:
     portable_cluster: int
     max_cluster: int
     tmem_columns: int
+    l2_bytes: int
     smem_bytes_per_clk: int
     mma_flops_per_clk: int
     known_parts: Mapping[str, int]
@@ -98,6 +101,7 @@ _HOPPER = Arch(
     portable_cluster=8,
     max_cluster=16,
     tmem_columns=0,
+    l2_bytes=50 * 2**20,
     smem_bytes_per_clk=128,
     mma_flops_per_clk=4096,
     known_parts={"NVIDIA H200": 132, "NVIDIA H100 80GB HBM3": 132, "NVIDIA H100 PCIe": 114},
@@ -116,6 +120,7 @@ def _blackwell(name: str, compute_capability: tuple[int, int], parts: Mapping[st
         portable_cluster=8,
         max_cluster=16,
         tmem_columns=512,
+        l2_bytes=126 * 2**20,
         smem_bytes_per_clk=128,
         mma_flops_per_clk=8192,
         known_parts=parts,

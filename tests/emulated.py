@@ -172,12 +172,19 @@ class _Waiting(Exception):
 class _Machine:
     """Which thread runs, what it has stored, and what its warp has exchanged."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_blocks: int | None = None) -> None:
+        self.most_blocks = most_blocks
+        self.policies: set[int] = set()
         self.thread = self.block = self.grid = self.threads = 0
         self.stores: list[tuple[torch.Tensor, int, float]] = []
         self.given: dict[tuple[int, int], dict[int, float]] = {}
         self.shared: list[torch.Tensor] = []
         self.count = self.allocated = 0
+
+    def copy_cached(self, atom: None, source: _Tensor, target: _Tensor, cache_policy: int = 0) -> None:
+        """Copy, and note what L2 is told."""
+        self.policies.add(cache_policy)
+        self.copy(source, target)
 
     def copy(self, source: _Tensor, target: _Tensor) -> None:
         assert source.shape == target.shape
@@ -291,7 +298,8 @@ def _cute(machine: _Machine) -> ModuleType:
         def called(*arguments: Any) -> Any:
             def launch(grid: Any, block: Any, **options: Any) -> None:
                 machine.grid = grid[0]
-                for machine.block in range(grid[0]):
+                blocks = grid[0] if machine.most_blocks is None else machine.most_blocks
+                for machine.block in range(blocks):
                     machine.run(lambda: function(*arguments), block[0])
 
             return SimpleNamespace(launch=launch)
@@ -338,7 +346,7 @@ def _cute(machine: _Machine) -> ModuleType:
         make_rmem_tensor=_register,
         size=math.prod,
         make_copy_atom=lambda *given, **options: None,
-        copy=lambda atom, source, target: machine.copy(source, target),
+        copy=machine.copy_cached,
         autovec_copy=machine.copy,
         recast_tensor=_recast,
     )
@@ -404,9 +412,18 @@ class _Count(int):
         return super().__new__(cls, value)
 
 
-def run(source: Source, arguments: Sequence[Any]) -> None:
-    """Call the ``launch`` of a rendered kernel with torch tensors and numbers."""
-    machine = _Machine()
+def run(source: Source, arguments: Sequence[Any], most_blocks: int | None = None) -> set[int]:
+    """Call the ``launch`` of a rendered kernel with torch tensors and numbers.
+
+    Args:
+        source: The kernel.
+        arguments: What ``launch`` takes, without the stream.
+        most_blocks: Run only the first blocks.
+
+    Returns:
+        The cache policies of copies that name one, and 0 for those of an atom that do not.
+    """
+    machine = _Machine(most_blocks)
     with _modules(machine):
         scope: dict[str, Any] = {}
         text = source.text.replace(
@@ -414,6 +431,7 @@ def run(source: Source, arguments: Sequence[Any]) -> None:
         )
         exec(compile(text, "rendered", "exec"), scope)
         scope["launch"](*[_given(a) for a in arguments], None)
+    return machine.policies
 
 
 def _given(argument: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.space import Config
 
-__all__ = ["REGISTERS", "Compiled", "build", "require_predicted", "ring"]
+__all__ = ["REGISTERS", "Compiled", "build", "require_predicted", "ring", "texts_of_targets"]
 
 
 #: Knobs of a kernel with one row, all of it in registers.
@@ -23,6 +24,15 @@ def ring(threads_per_row: int, rows_per_cta: int, cluster_n: int, **knobs: Any) 
     """Return the knobs of a kernel whose rows come through a ring."""
     shape = {"threads_per_row": threads_per_row, "rows_per_cta": rows_per_cta, "cluster_n": cluster_n}
     return {"rows_per_thread": 1, "row_in": "ring", "turn": 1, "pdl": "early", **shape, **knobs}
+
+
+def texts_of_targets(problem: Problem) -> set[str]:
+    """Return the texts of the default kernel for all targets, without names and what follows from L2."""
+    config = find_space(problem.family, find_arch("sm_90a")).default(problem)
+    texts = {name: render(problem, config, find_arch(name)).text for name in ("sm_90a", "sm_100a", "sm_103a")}
+    assert texts["sm_100a"] != texts["sm_90a"].replace("sm_90a", "sm_100a")  # L2 is larger
+    of_l2 = re.compile(r"^(?:ROWS_HELD|PASSING_FROM, PASSING_TO) = [\d, ]+", re.MULTILINE)
+    return {of_l2.sub("", text.replace(name, "TARGET")) for name, text in texts.items()}
 
 
 class Compiled(NamedTuple):

@@ -1,8 +1,10 @@
-"""The text of kernels over rows that start anywhere, run as Python on small problems: every index of them."""
+"""The text of kernels over rows, run as Python on small problems: rows that start anywhere, their order."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ torch = pytest.importorskip("torch", reason="kernels are run on torch tensors")
 import emulated  # noqa: E402
 
 from cutegen.arch import find_arch  # noqa: E402
-from cutegen.build.render import render  # noqa: E402
+from cutegen.build.render import Source, render  # noqa: E402
 from cutegen.dtypes import torch_dtype  # noqa: E402
 from cutegen.families.registry import find_space, parse_problem  # noqa: E402
+from cutegen.space import Space  # noqa: E402
 
 ARCH = find_arch("sm_90a")
 SEVERAL_WARPS: Mapping[str, Any] = {"threads_per_row": 64, "rows_per_cta": 1}
@@ -34,20 +37,91 @@ def test_rows_that_start_anywhere(
 ) -> None:
     """Outputs start as far behind a multiple of 16 bytes as the rows that are read, and otherwise."""
     problem: Any = parse_problem(line)
-    space = find_space(problem.family, ARCH)
-    monkeypatch.setattr(type(space), "require", lambda *given: None)
-    source = render(problem, space.default(problem).replace(**changes), ARCH)
+    monkeypatch.setattr(Space, "require", lambda *given: None)
+    source = render(problem, find_space(problem.family, ARCH).default(problem).replace(**changes), ARCH)
     assert "def before_row(" in source.text
+    values = fresh_values(problem, shift)
+    emulated.run(source, [values[a.name] for a in problem.declared.arguments(problem)])
+    assert_right(problem, values)
+
+
+#: Kernels of several CTAs, and the tensor of results that has a row for each row.
+ORDERED: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    ("softmax 5x264 bf16", SEVERAL_WARPS, "out"),
+    ("softmax 5x1027 fp16", SEVERAL_ROWS, "out"),
+    ("layernorm 5x264 bf16", {**SEVERAL_WARPS, "rows_per_thread": 1}, "out"),
+    ("layernorm 6x72 fp32", SEVERAL_ROWS, "out"),
+    ("rmsnorm 5x264 fp16 residual", SEVERAL_WARPS, "out"),
+    ("gated 5x64 bf16", {"threads": 32}, "out"),
+    ("gated 5x517 bf16", {"threads": 32}, "out"),
+    ("gated_backward 5x64 bf16", {"threads": 32, "ctas_per_sm": 2}, "dx"),
+    ("activation 5x64 fp32 activation=gelu", {"threads": 32}, "out"),
+    ("rope 5x4x2x32x16x1 bf16", {"threads": 32}, "q_out"),
+)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "not held"])
+@pytest.mark.parametrize(("line", "changes", "out"), ORDERED, ids=[line for line, _, _ in ORDERED])
+def test_the_last_rows_come_first_unless_l2_holds_all(
+    line: str, changes: Mapping[str, Any], out: str, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first CTA writes the first rows or the last ones, and all CTAs write all rows."""
+    problem: Any = parse_problem(line)
+    monkeypatch.setattr(Space, "require", lambda *given: None)
+    source = render(problem, find_space(problem.family, ARCH).default(problem).replace(**changes), ARCH)
+    if not held:
+        source = with_constant(source, "ROWS_HELD", 0)
+    for most_blocks in (1, None):
+        family, values = problem.declared, fresh_values(problem)
+        arguments = family.arguments(problem)
+        emulated.run(source, [values[a.name] for a in arguments], most_blocks)
+        if most_blocks:
+            written = [not row.isnan().all() for row in values[out].flatten(1)]
+            assert (written[0], written[-1]) == (held, not held)
+        else:
+            assert_right(problem, values)
+
+
+@pytest.mark.parametrize(
+    ("passing", "policy"), [("4, 5", 0x12F0 << 48), ("4, 4", 1 << 60), ("5, 9", 1 << 60)]
+)
+def test_rows_leave_l2_first_where_it_holds_a_part(
+    passing: str, policy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All five rows that are read, and those that are written, above the first number up to the second."""
+    monkeypatch.setattr(Space, "require", lambda *given: None)
+    problem: Any = parse_problem("rmsnorm 5x264 bf16 residual")
+    source = render(problem, find_space("rmsnorm", ARCH).default(problem).replace(**SEVERAL_WARPS), ARCH)
+    source = with_constant(source, "PASSING_FROM, PASSING_TO", passing)
+    values = fresh_values(problem)
+    assert emulated.run(source, [values[a.name] for a in problem.declared.arguments(problem)]) == {policy}
+    assert_right(problem, values)
+
+
+def with_constant(source: Source, name: str, value: object) -> Source:
+    """Return a kernel with another value of a constant."""
+    text, count = re.subn(rf"^{name} = [^#]*", f"{name} = {value}  ", source.text, flags=re.MULTILINE)
+    assert count == 1
+    return replace(source, text=text)
+
+
+def fresh_values(problem: Any, shift: int = 0) -> dict[str, Any]:
+    """Return the arguments of a kernel: outputs are NaN, ``shift`` elements behind a multiple of 16 bytes."""
     family = problem.declared
     inputs = family.inputs(problem, torch.Generator().manual_seed(1), awkward=True)
     values: dict[str, Any] = {**{n: spread(t) for n, t in inputs.tensors.items()}, **inputs.scalars}
-    arguments = family.arguments(problem)
-    for a in arguments:
+    for a in family.arguments(problem):
         if a.kind == "out":
             values[a.name] = moved(torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype)), shift)
-    emulated.run(source, [values[a.name] for a in arguments])
+    return values
+
+
+def assert_right(problem: Any, values: Mapping[str, Any]) -> None:
+    """Compare all results of a kernel with the reference."""
+    family = problem.declared
+    inputs = family.inputs(problem, torch.Generator().manual_seed(1), awkward=True)
     reference = family.reference(problem, inputs)
-    for a in arguments:
+    for a in family.arguments(problem):
         for chunk in reference.chunks(a.name, values[a.name]) if a.kind == "out" else ():
             wrong = ~((chunk.got - chunk.want).abs() <= chunk.allowed)  # NaN is wrong
             assert not wrong.any(), f"{a.name}{wrong.nonzero()[0].tolist()}"

@@ -51,6 +51,7 @@ from tools.benchmark.quoted import QuotedFile
 from tools.benchmark.range_table import RANGE_CHECK, RangeResults
 from tools.benchmark.resident_table import RESIDENT, Resident
 from tools.benchmark.results import COPY, ENERGY, FAMILY, FOREIGN, OWN, TABLES, Results, ShapeResult, kind_of
+from tools.benchmark.row_order_table import ROW_ORDERS, RowOrders
 from tools.benchmark.sweep_table import SWEEP, Sweep
 from tools.benchmark.transcript import TRANSCRIPT, Transcript
 from tools.benchmark.untuned_table import UNTUNED, UNTUNED_FAMILIES, UntunedFamilies, UntunedResults
@@ -78,6 +79,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     RANGE_CHECK: RangeResults,
     UNTUNED_FAMILIES: UntunedFamilies,
     RESIDENT: Resident,
+    ROW_ORDERS: RowOrders,
     GPC_TURNS: GpcTurns,
     SWEEP_OF_PRODUCTS: Orders,
 }

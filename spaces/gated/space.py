@@ -13,6 +13,8 @@ from typing import Any
 from cutegen.arch import Arch
 from cutegen.space import Config, Launch, Rule, Space, Value
 
+from ..row.left_in_l2 import left_in_l2
+
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ACCESS_BYTES = 16
 """The widest access of a thread to memory. Source: PTX ISA, ld.global.v4.b32."""
@@ -50,6 +52,12 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 def access_elements(problem: Any) -> int:
     """Return the elements of one access: 16 bytes, or a single element where rows are not aligned to that."""
     return 1 if problem.signature.unaligned else ACCESS_BYTES // ELEMENT_BYTES[problem.signature.dtype]
+
+
+def first_elements(problem: Any) -> int:
+    """Return the elements in a row of the first input: of a gate and what it gates, unless they are apart."""
+    is_packed = problem.family == "gated" and problem.signature.layout != "split"
+    return int(problem.n) * (2 if is_packed else 1)
 
 
 def by_row(problem: Any) -> bool:
@@ -145,6 +153,7 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
         "access_elements": access_elements(problem),
         "by_row": by_row(problem),
         "ctas": config.integer("ctas_per_sm") * arch.nominal_sm_count,
+        **left_in_l2(problem, arch, first_elements(problem) * ELEMENT_BYTES[problem.signature.dtype]),
         "smem_bytes": 0,
     }
 

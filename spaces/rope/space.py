@@ -11,6 +11,8 @@ from typing import Any
 from cutegen.arch import Arch
 from cutegen.space import Config, Launch, Rule, Space, Value
 
+from ..row.left_in_l2 import left_in_l2
+
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 ACCESS_BYTES = 16
 """The widest access of a thread to memory. Source: PTX ISA, ld.global.v4.b32."""
@@ -118,11 +120,13 @@ RULES = tuple(
 
 def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     """Return elements per access, units and threads of a head, and its vectors that are not rotated."""
+    token_bytes = max(1, problem.hq) * problem.d * ELEMENT_BYTES[problem.signature.dtype]
     return {
         "access_elements": access_elements(problem),
         "units": units(problem),
         "lanes": lanes(problem),
         "tail_vectors": tail(problem) // access_elements(problem),
+        **left_in_l2(problem, arch, token_bytes),
         "smem_bytes": 0,
     }
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from cutegen.arch import Arch, resident_clusters
 from cutegen.space import Config, Value
 
+from .left_in_l2 import left_in_l2
 from .ring import ring_ctas, ring_stages
 from .sizes import (
+    ELEMENT_BYTES,
     WARP,
     access_elements,
     along_bytes,
@@ -104,8 +106,10 @@ def derive(
         memory = _of_ring(config, problem, arch, groups, sums)
     else:
         memory = _Memory(rows=0, sums=sums, barriers=int(cluster_n > 1))
+    row_bytes = problem.n * ELEMENT_BYTES[problem.signature.dtype]
     return {
         **memory.ring,
+        **left_in_l2(problem, arch, row_bytes, leaves=config["row_in"] == "registers"),
         "access_elements": access_elements(problem),
         "vectors": vectors(problem),
         "part": part(problem, cluster_n),

@@ -8,7 +8,7 @@ from family_kernels import Broken
 
 __all__ = ["KNOBS", "STORES", "WRONG_SLOPE"]
 
-_STORE = "            store(outs, at_place(out, row, column))\n"
+_STORE = "            store(outs, at_place(out, row, column), policy)\n"
 #: Of the kernels that are broken.
 KNOBS: dict[str, Any] = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0, "streamed": False}
 STORES = {

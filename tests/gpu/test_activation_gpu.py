@@ -12,6 +12,7 @@ from cutegen.families.pointwise import ACTIVATIONS
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
 LINES = (
     "activation 600x16384 bf16",
+    "activation 2000x8192 bf16",
     "activation 2000x5120 fp16 activation=gelu_tanh",
     "activation 777x4096 fp32 activation=silu",
     "activation 3000x2880 bf16 activation=relu_squared",
@@ -19,6 +20,7 @@ LINES = (
     "activation 700x1001 bf16",
     "activation 300x2880 bf16 unaligned",
     "activation_backward 600x16384 bf16",
+    "activation_backward 2000x8192 bf16",
     "activation_backward 2000x5120 fp16 activation=gelu_tanh",
     "activation_backward 777x4096 fp32 activation=silu",
     "activation_backward 3000x2880 bf16 activation=relu_squared",

@@ -34,7 +34,7 @@ LINES = (
     "301x50257 bf16 gradient",
     "300x2880 bf16 unaligned",
 )
-LAST = "store_vectors(dx, row_of(grad, row, first), lane, end)\n"
+LAST = "store_vectors(dx, row_of(grad, row, first), lane, end, policy=policy)\n"
 LAST_TURN = """            column - first * ELEMENTS,
             thread + turn * (TURN * THREADS_PER_ROW),
             end,
@@ -48,7 +48,7 @@ SHORT = {
         "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
     ),
     "stale gradient": Broken(
-        LAST, LAST.replace("end)", "end if row != 5 else 0)"), r"grad: 1000 of .*first at \(5, 0\)"
+        LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"grad: 1000 of .*first at \(5, 0\)"
     ),
     "one element past the end": Broken(
         LAST,

@@ -22,6 +22,7 @@ LINES = (
     "gated 100x4096 bf16 layout=split unaligned",
     "gated 300x2880 bf16 unaligned",
     "gated_backward 600x14336 bf16",
+    "gated_backward 1200x14336 bf16",
     "gated_backward 2000x5120 bf16 layout=interleaved activation=gelu",
     "gated_backward 777x4096 fp32 layout=split activation=gelu_tanh",
     "gated_backward 3000x2880 fp16 activation=relu",
@@ -51,8 +52,8 @@ GRADIENTS = {
         r"dx\[\d+.* should be",
     ),
     "half of a pair unwritten": Broken(
-        "            store(dhigh, high)\n",
-        "            if at != 3:\n                store(dhigh, high)\n",
+        "            store(dhigh, high, policy)\n",
+        "            if at != 3:\n                store(dhigh, high, policy)\n",
         r"dx: 8 of \d+ elements .*never written, first at \(0, 56\)",
     ),
 }

@@ -48,7 +48,8 @@ TWO_AT_A_TIME = (
 )
 RING = {"row_in": ["ring"]}
 PAIRS = {"row_in": ["smem"], "rows_per_thread": [2]}
-LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+LAST = "store_vectors(y_out, row_of(y, row, first), lane, end, policy=policy)\n"
+LAST_OF_RING = LAST.replace(", policy=policy", "")
 TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 NORMALISE = f"normalise(x_part, weight_row, bias_row, y_row, shift, rms, {TURN}"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
@@ -59,7 +60,7 @@ SHORT = {
         "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
     ),
     "stale output": Broken(
-        LAST, LAST.replace("end)", "end if row != 5 else 0)"), r"out: 1000 of .*first at \(5, 0\)"
+        LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"out: 1000 of .*first at \(5, 0\)"
     ),
     "one element past the end": Broken(
         LAST,
@@ -113,7 +114,9 @@ THROUGH_A_RING = {
     "the copy lacks a vector": Broken(
         "size = end * (ELEMENTS * X", "size = (end - 1) * (ELEMENTS * X", WRONG
     ),
-    "stale output": Broken(LAST, f"if row != 5:\n        {LAST}", r"out: \d+ of .*first at \(5, 0\)"),
+    "stale output": Broken(
+        LAST_OF_RING, f"if row != 5:\n        {LAST_OF_RING}", r"out: \d+ of .*first at \(5, 0\)"
+    ),
     "the weight of another part": Broken(
         "weight_row = vectors_of(weight.iterator + first * ELEMENTS,",
         "weight_row = vectors_of(weight.iterator,",

@@ -32,7 +32,7 @@ LINES = (
 )
 #: Rows of a warp each, four in a CTA.
 BROKEN_LINE = "300x1000 bf16 residual residual_out rstd"
-LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+LAST = "store_vectors(y_out, row_of(y, row, first), lane, end, policy=policy)\n"
 ANY_VALUE = r"(out|rstd)\[\d+.* should be"
 BROKEN = {
     "rows unwritten": Broken(
@@ -42,7 +42,7 @@ BROKEN = {
     ),
     "stale output": Broken(
         LAST,
-        LAST.replace("end)", "end if row != 5 else 0)"),
+        LAST.replace("end,", "end if row != 5 else 0,"),
         r"out: 1000 of 300000 elements .*never written, first at \(5, 0\)",
     ),
     "one element past the end": Broken(

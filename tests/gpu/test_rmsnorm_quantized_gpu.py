@@ -43,7 +43,7 @@ MANY_ROWS = (
     "401x131072 bf16",
 )
 RING = {"row_in": ["ring"]}
-LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+LAST = "store_vectors(y_out, row_of(y, row, first), lane, end, policy=policy)\n"
 TURN = "thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 QUANTISE = f"quantise(x_part, weight_row, y_row, factor, {TURN}"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
@@ -56,7 +56,7 @@ SHORT = {
         "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
     ),
     "stale output": Broken(
-        LAST, LAST.replace("end)", "end if row != 5 else 0)"), r"out: 1008 of .*first at \(5, 0\)"
+        LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"out: 1008 of .*first at \(5, 0\)"
     ),
     "one element past the end": Broken(
         LAST,

@@ -25,7 +25,7 @@ PLAIN, NORMED, PART = (
     "rope 1000x32x8x128x64x300 bf16 table=positions norm",
     "rope 1000x8x2x192x32x1 bf16",
 )
-BELOW = "            store(below, of_head(y, token, head, low))\n"
+BELOW = "            store(below, of_head(y, token, head, low), policy)\n"
 LAST = "            if place == x.shape[0] - 1 and head == heads - 1:\n"
 FIFTH = "            if place == 5 and head == HEADS_K and lane == 0:\n"  # one of q
 KNOBS = {"heads_per_thread": 2}

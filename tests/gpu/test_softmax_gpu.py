@@ -30,7 +30,7 @@ LINES = (
     "300x2880 bf16 unaligned",
     "11x99991 bf16",
 )
-LAST = "store_vectors(y_out, row_of(y, row, first), lane, end)\n"
+LAST = "store_vectors(y_out, row_of(y, row, first), lane, end, policy=policy)\n"
 SCALE = "scale_powers(x_part, y_row, highest, factor, thread + turn * (TURN * THREADS_PER_ROW), end, 0)\n"
 SIZE = "cutlass.min(TURN * THREADS_PER_ROW, end - at)"
 END = "    end = cutlass.min(PART, VECTORS - first)\n"
@@ -43,7 +43,7 @@ SHORT = {
         "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"out: .*first at \(296"
     ),
     "stale output": Broken(
-        LAST, LAST.replace("end)", "end if row != 5 else 0)"), r"out: 1000 of .*first at \(5, 0\)"
+        LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"out: 1000 of .*first at \(5, 0\)"
     ),
     "one element past the end": Broken(
         LAST,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from cutegen.arch import Arch, Calibration
+from cutegen.arch import Arch, Calibration, find_arch
 from cutegen.errors import ArchError, StoreError
 from cutegen.families.gemm.perf_model.calibration_file import read_calibration
 
@@ -52,7 +52,7 @@ class Machine:
             Source: fitted to 16x8192x8192 and 64x4096x14336, which stay below 3.4 TB/s; coarse.
         channel_period: Bytes after which addresses come back to a channel. Source: fitted; rows of 14336
             bytes are not slow, those of 28672 are.
-        l2_bytes: Size of L2. Source: NVIDIA H200 datasheet.
+        l2_bytes: Size of L2.
         l2_bytes_us: Bytes per microsecond that loads from L2 reach together. Source: fitted; 1024^3 and
             4096x256x7168 with 64x128 tiles need 13 to 16 TB/s. That is more than L2 delivers alone (DeepGEMM
             assumes 8): equal lines wanted by neighbouring SMs at one time travel once.
@@ -94,7 +94,7 @@ class Machine:
     short_run: float = 0.95
     same_channel: float = 0.85
     channel_period: int = 4096
-    l2_bytes: int = 50 * 2**20
+    l2_bytes: int = find_arch("sm_90a").l2_bytes
     l2_bytes_us: float = 17e6
     l2_bytes_us_sm: float = 0.2e6
     split_line: float = 2.0
@@ -133,7 +133,7 @@ B200 = Machine(
     hbm_bytes_us=7.26e6,  # Source: SemiAnalysisAI/microbench-blackwell, by TMA; the datasheet has 8 TB/s
     short_run=0.95,  # Source: as on the H200
     same_channel=1.0,  # Source: assumed; how addresses spread over channels is not known
-    l2_bytes=126 * 2**20,  # Source: cudaDeviceProp of a B200 (pytorch/ao#4002, chipsandcheese.com)
+    l2_bytes=find_arch("sm_100a").l2_bytes,
     l2_bytes_us=19e6,  # Source: assumed; the H200's for each SM
     l2_bytes_us_sm=0.2e6,  # Source: as on the H200
     split_line=2.0,  # Source: as on the H200

@@ -1,0 +1,37 @@
+"""What the kernel before has left in L2 of what a kernel over rows reads, as numbers of rows.
+
+A kernel writes rows from the first to the last, so that L2 has the last ones when the next kernel starts.
+That one reads them first, before what it reads and writes itself takes their place. And what it has read or
+written leaves L2 first, where that makes room for what it has yet to read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutegen.arch import Arch
+from cutegen.space import Value
+
+HELD = 0.6
+"""Share of L2 up to which it holds all of what the kernel before wrote, so that the first rows come first."""
+HELD_LEAVING = 1.1
+"""The same where what is read and written leaves L2 first."""
+PASSING = 0.25, 6.0
+"""Sizes, in sizes of L2, of all that is read and written, between which it leaves L2 first."""
+
+
+def left_in_l2(problem: Any, arch: Arch, row_bytes: int, *, leaves: bool = True) -> dict[str, Value]:
+    """Return the rows up to which the first come first, and those between which all leave L2 first.
+
+    Args:
+        problem: What is computed; its number of rows counts nothing.
+        arch: The target.
+        row_bytes: Bytes of a row of the first input, which the kernel before may have written.
+        leaves: Whether the kernel can tell L2 what leaves first.
+    """
+    held = int((HELD_LEAVING if leaves else HELD) * arch.l2_bytes) // row_bytes
+    if not leaves:
+        return {"rows_held": held}
+    moved = int(problem.with_sizes(m=2).min_bytes - problem.with_sizes(m=1).min_bytes)
+    least, most = (int(share * arch.l2_bytes) // moved for share in PASSING)
+    return {"rows_held": held, "passing_from": least, "passing_to": most}

@@ -1,0 +1,174 @@
+"""Time kernels over rows in both orders, with and without rows that leave L2 first, in the same rounds.
+
+    python tools/bench_row_order.py --out docs/results/row_order.json
+
+Each problem has its default kernel, whose constants say which rows come first and which leave L2 early; their
+values are replaced. The numbers of spaces/row/left_in_l2.py rest on these times.
+
+exit codes: 0 all was measured; 2 bad usage; 3 no GPU; 4 some problems could not be measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cutegen.arch import Arch
+from cutegen.build import Artifact, Builder
+from cutegen.build.render import Source, render
+from cutegen.build.store import Store
+from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
+from cutegen.digest import Json
+from cutegen.errors import CutegenError, UsageError
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import Problem
+from cutegen.measure import Bench, Candidate
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
+from cutegen.measure.device import Device, present_device
+from cutegen.measure.policy import Policy
+from tools.benchmark.arguments import add_out_argument
+from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
+from tools.benchmark.family_child import BARE_ENGINE
+from tools.benchmark.results import write_json
+from tools.benchmark.row_order_table import AS_CHOSEN, ROW_ORDERS, VARIANTS
+
+__all__ = ["main", "variants"]
+
+#: Problems of 17 to 1074 MB in all, whose first input is 8 to 537 MB.
+PROBLEMS = (
+    *(f"rmsnorm {m}x4096 bf16" for m in (1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)),
+    *(f"softmax {m}x4096 bf16" for m in (2048, 4096, 8192, 16384, 32768)),
+    *(f"layernorm {m}x8192 bf16" for m in (1024, 2048, 4096, 8192)),
+    "layernorm 32768x4096 fp32",
+    "layernorm 4096x32768 bf16",
+    "rmsnorm_quantized 8192x4096 bf16",
+    "rmsnorm_quantized 16384x4096 bf16",
+    *(f"gated {m}x14336 bf16" for m in (256, 512, 768, 1024, 1536, 2048, 3072, 8192)),
+    *(f"gated_backward {m}x14336 bf16" for m in (512, 1024, 2048)),
+    *(f"activation {m}x14336 bf16" for m in (1024, 2048, 4096)),
+    *(f"rope {m}x32x8x128x64x1 bf16" for m in (2048, 4096, 8192, 16384)),
+)
+_ALL = 2**31 - 1
+_HELD = r"^(ROWS_HELD) = \d+"
+_PASSING = r"^(PASSING_FROM, PASSING_TO) = \d+, \d+"
+
+
+def variants(source: Source) -> dict[str, Source]:
+    """Return a kernel by what it does: as it chooses, and in every other way that it has."""
+    found = {AS_CHOSEN: source}
+    for name, (last_first, leaves) in VARIANTS.items():
+        text, held = re.subn(_HELD, rf"\1 = {0 if last_first else _ALL}", source.text, flags=re.MULTILINE)
+        text, passing = re.subn(_PASSING, rf"\1 = 0, {_ALL if leaves else 0}", text, flags=re.MULTILINE)
+        if held and (passing or not leaves):
+            found[name] = replace(source, text=text)
+    return found
+
+
+def _kernels(store: Store, arch: Arch, problems: Sequence[Problem]) -> dict[Source, Artifact]:
+    """Return all kernels, compiled side by side; those that cannot be are left out."""
+    sources = {
+        variant
+        for problem in problems
+        for variant in variants(
+            render(problem, find_space(problem.family, arch).default(problem), arch)
+        ).values()
+    }
+    with Builder(store) as builder:
+        return {source: found for source, found in builder.build(sources) if isinstance(found, Artifact)}
+
+
+class _Runner:
+    """Measures kernels on one GPU: ``kernels`` that are compiled, by their text, as ``policy`` says."""
+
+    def __init__(self, bench: Bench, device: Device, kernels: dict[Source, Artifact], policy: Policy) -> None:
+        self._bench, self._device, self._kernels, self._policy = bench, device, kernels, policy
+
+    def row(self, problem: Problem) -> dict[str, Json]:
+        """Return the times of a problem by what its kernel does, once each kernel was seen to be right.
+
+        Raises:
+            CutegenError: It cannot be measured, or a kernel is wrong.
+        """
+        arch = self._device.arch
+        space = find_space(problem.family, arch)
+        config = space.default(problem)
+        self._bench.open(problem)
+        entries = []
+        for name, source in variants(render(problem, config, arch)).items():
+            if source not in self._kernels:
+                raise CutegenError(f"{problem}: the kernel with {name} could not be compiled")
+            built = self._kernels[source]
+            entries.append(
+                Candidate.of(
+                    name, built.shared_object, built.symbol, space, config, problem, self._device.sm_count
+                )
+            )
+            found = self._bench.check(entries[-1], repeats=0)
+            if not found.ok:
+                raise CutegenError(f"{problem}: {name}: {found.error}")
+        run = self._bench.time(entries, self._policy)
+        if run.failures:
+            raise CutegenError(f"{problem}: {next(iter(run.failures.values())).error}")
+        return {
+            "problem": str(problem),
+            "config": str(config),
+            "bytes": problem.min_bytes,
+            "times": {name: round(t.steady_us or t.median_us, 3) for name, t in run.timings.items()},
+        }
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write."""
+    if args.out is None:
+        raise UsageError("--out is missing: give the results file")
+    device = present_device()
+    problems = [parse_problem(line) for line in args.problem or PROBLEMS]
+    policy = Policy(
+        rounds=args.rounds,
+        min_rounds=args.rounds,
+        round_us=args.round_us,
+        clock="burst",
+        settle_s=0.02,
+        precision=0.0,
+        context=args.context,
+    )
+    found = DrawnRows(ROW_ORDERS, device, args.commit, policy, {})
+    with Bench(engine=BARE_ENGINE) as bench:
+        bench.start()
+        runner = _Runner(bench, device, _kernels(Store.at(args.cache_dir), device.arch, problems), policy)
+        for problem in problems:
+            if found.take(partial(runner.row, problem)):
+                print(found.rows[-1]["problem"], found.rows[-1]["times"], flush=True)
+            write_json(args.out, found.document())
+    return EXIT_NO_WINNER if found.failures else EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("problem", nargs="*", metavar="PROBLEM", help="such as 'softmax 8192x4096 bf16'")
+    add_out_argument(parser)
+    parser.add_argument(
+        "--context", choices=CONTEXTS, default=DEFAULT_CONTEXT, help="what runs before a launch"
+    )
+    parser.add_argument("--round-us", type=float, default=800.0, help="of each entry (800)")
+    add_drawing_arguments(parser, rounds=5)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
