@@ -109,8 +109,8 @@ KNOBS = {
         "one no longer overlaps with the end of another, which costs more on an H200."
     ),
     "streamed": (
-        "Mark loads and stores as not read again soon, so that they leave the caches first. May pay where "
-        "something else in the cache is worth keeping; by itself it costs some percent on an H200."
+        "Load past the L1 cache, since nothing is read twice. How long L2 keeps what is read and written "
+        "follows from its size, with either value."
     ),
     "pdl": (
         "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "

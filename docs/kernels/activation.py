@@ -18,6 +18,9 @@ VECTORS = N // ELEMENTS  # of a row
 THREADS = 256
 STEPS = 1  # vectors that a thread has at a time
 TILE = THREADS * STEPS  # vectors that a CTA has at a time
+ROWS_HELD = 1760  # of x, which L2 holds; of more rows the last come first, since it still has them
+PASSING_FROM, PASSING_TO = 200, 4800  # rows between which all rows leave L2 first
+EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
 
 
 @cute.jit
@@ -48,21 +51,27 @@ def at_place(tensor, row, column):
     return vector(start)
 
 
-def load(source):
+def load(source, policy):
     """Load a vector into registers."""
     here = cute.make_rmem_tensor((ELEMENTS,), X)
-    cute.autovec_copy(source, here)
+    atom = cute.make_copy_atom(
+        cute.nvgpu.CopyG2ROp(),
+        X,
+        num_bits_per_copy=ELEMENTS * X.width,
+    )
+    cute.copy(atom, source, here, cache_policy=policy)
     return here
 
 
-def store(values, target):
+def store(values, target, policy):
     """Round fp32 values and store them."""
     wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
     for i in range(ELEMENTS):
         wide[i] = values[i]
     here = cute.make_rmem_tensor((ELEMENTS,), X)
     here.store(wide.load().to(X))
-    cute.autovec_copy(here, target)
+    atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), X, num_bits_per_copy=ELEMENTS * X.width)
+    cute.copy(atom, here, target, cache_policy=policy)
 
 
 def widen(vector):
@@ -108,6 +117,7 @@ def compute_tile(
     out: cute.Tensor,
     first: cutlass.Uint32,
     total: cutlass.Uint32,
+    policy: cutlass.Int64,
 ):
     """Compute STEPS vectors of this thread, from ``first`` on; beyond the end it stores none."""
     loaded = []
@@ -115,7 +125,7 @@ def compute_tile(
         # Beyond the end the last vector is loaded again, which costs no branch.
         at = cutlass.min(first + step * THREADS, total - 1)
         row, column = at // VECTORS, at % VECTORS
-        x_in = load(at_place(x, row, column))
+        x_in = load(at_place(x, row, column), policy)
         loaded.append(x_in)
     for step in cutlass.range_constexpr(STEPS):
         at = first + step * THREADS
@@ -123,7 +133,7 @@ def compute_tile(
         x_in = loaded[step]
         outs = [activate(value) for value in widen(x_in)]
         if at < total:
-            store(outs, at_place(out, row, column))
+            store(outs, at_place(out, row, column), policy)
 
 
 @cute.kernel
@@ -134,12 +144,18 @@ def kernel(
     """A CTA takes one tile of TILE vectors."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    if x.shape[0] > ROWS_HELD:
+        block = blocks - 1 - block
+    policy = cutlass.Int64(EVICT_NORMAL)
+    if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:
+        policy = cutlass.Int64(EVICT_FIRST)
     total = cutlass.Uint32(x.shape[0]) * VECTORS
     # The next kernel may start as soon as there is room; it waits for the end of this one itself.
     cute.arch.griddepcontrol_launch_dependents()
     # What follows may read what the kernel before wrote.
     cute.arch.griddepcontrol_wait()
-    compute_tile(x, out, cutlass.Uint32(block) * TILE + thread, total)
+    compute_tile(x, out, cutlass.Uint32(block) * TILE + thread, total, policy)
 
 
 KERNELS = (kernel,)

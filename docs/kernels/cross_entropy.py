@@ -27,6 +27,7 @@ TURN = 2  # vectors that a thread holds at a time
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
 SLOTS = 64  # room for them, aligned
+ROWS_HELD = 122  # of x, which L2 holds; of more rows the last come first, since it still has them
 LOG2_E = 1.4426950408889634
 LOWEST = -3.4028234663852886e38  # of fp32; stands for -inf, which cannot be subtracted from itself
 
@@ -75,17 +76,18 @@ def load_vectors(
     last: cutlass.Int32,
     steps: cutlass.Constexpr = STEPS,
     whole: cutlass.Constexpr = WHOLE_STEPS,
+    policy: cutlass.Constexpr = None,
 ):
     """Load vectors ``first``, ``first`` + THREADS_PER_ROW and so on into registers, -inf from ``last`` on."""
     found = [cute.make_rmem_tensor((ELEMENTS,), vectors.element_type) for _ in range(steps)]
     for step in cutlass.range_constexpr(steps):
         at, here = first + step * THREADS_PER_ROW, found[step]
         if cutlass.const_expr(step < whole):
-            cute.autovec_copy(vectors[None, at], here)
+            copy_in(vectors[None, at], here, policy)
         else:
             here.fill(-cutlass.Float32.inf)
             if at < last:
-                cute.autovec_copy(vectors[None, at], here)
+                copy_in(vectors[None, at], here, policy)
     return found
 
 
@@ -96,6 +98,7 @@ def store_vectors(
     first: cutlass.Int32,
     last: cutlass.Int32,
     whole: cutlass.Constexpr = WHOLE_STEPS,
+    policy: cutlass.Constexpr = None,
 ):
     """Round fp32 values to the dtype of ``vectors`` and store them where :func:`load_vectors` loads."""
     for step in cutlass.range_constexpr(len(values)):
@@ -106,10 +109,10 @@ def store_vectors(
         here = cute.make_rmem_tensor((ELEMENTS,), vectors.element_type)
         here.store(wide.load().to(vectors.element_type))
         if cutlass.const_expr(step < whole):
-            cute.autovec_copy(here, vectors[None, at])
+            copy_out(here, vectors[None, at], policy)
         else:
             if at < last:
-                cute.autovec_copy(here, vectors[None, at])
+                copy_out(here, vectors[None, at], policy)
 
 
 def fp32(vectors):
@@ -128,6 +131,26 @@ def widen(vector):
         return [half.bitcast(cutlass.Float32) for half in halves]
     values = vector.load().to(cutlass.Float32)
     return [values[i] for i in range(ELEMENTS)]
+
+
+def copy_in(source, target, policy):
+    """Load a vector to registers; ``policy`` is for L2, None if it is not in device memory or L2 decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * source.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), source.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
+
+
+def copy_out(source, target, policy):
+    """Store a vector from registers; ``policy`` is for L2, None if it decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * target.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), target.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
 
 
 def sum_of(values):
@@ -367,8 +390,12 @@ def kernel(
     """A cluster takes a row, TURN vectors of a thread at a time."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    rank, block = block % CLUSTER, block // CLUSTER
+    rank = block % CLUSTER
     first = rank * PART
+    blocks, _, _ = cute.arch.grid_dim()
+    block, blocks = block // CLUSTER, blocks // CLUSTER
+    if x.shape[0] > ROWS_HELD:
+        block = blocks - 1 - block
     row = cutlass.Int64(block)
     end = PART
     smem = memory.SmemAllocator()

@@ -18,6 +18,9 @@ VECTORS = N // ELEMENTS  # of a row
 THREADS = 256
 STEPS = 1  # vectors that a thread has at a time
 TILE = THREADS * STEPS  # vectors that a CTA has at a time
+ROWS_HELD = 2011  # of dout, which L2 holds; of more rows the last come first, since it still has them
+PASSING_FROM, PASSING_TO = 91, 2194  # rows between which all rows leave L2 first
+EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
 
 
 @cute.jit
@@ -55,21 +58,27 @@ def halves(tensor, row, column):
     return vector(start), vector(start + N)
 
 
-def load(source):
+def load(source, policy):
     """Load a vector into registers."""
     here = cute.make_rmem_tensor((ELEMENTS,), X)
-    cute.autovec_copy(source, here)
+    atom = cute.make_copy_atom(
+        cute.nvgpu.CopyG2ROp(),
+        X,
+        num_bits_per_copy=ELEMENTS * X.width,
+    )
+    cute.copy(atom, source, here, cache_policy=policy)
     return here
 
 
-def store(values, target):
+def store(values, target, policy):
     """Round fp32 values and store them."""
     wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
     for i in range(ELEMENTS):
         wide[i] = values[i]
     here = cute.make_rmem_tensor((ELEMENTS,), X)
     here.store(wide.load().to(X))
-    cute.autovec_copy(here, target)
+    atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), X, num_bits_per_copy=ELEMENTS * X.width)
+    cute.copy(atom, here, target, cache_policy=policy)
 
 
 def widen(vector):
@@ -104,6 +113,7 @@ def compute_tile(
     dx: cute.Tensor,
     first: cutlass.Uint32,
     total: cutlass.Uint32,
+    policy: cutlass.Int64,
 ):
     """Compute STEPS vectors of this thread, from ``first`` on; beyond the end it stores none."""
     loaded = []
@@ -111,8 +121,8 @@ def compute_tile(
         # Beyond the end the last vector is loaded again, which costs no branch.
         at = cutlass.min(first + step * THREADS, total - 1)
         row, column = at // VECTORS, at % VECTORS
-        dout_in = load(at_place(dout, row, column))
-        x_in = [load(part) for part in halves(x, row, column)]
+        dout_in = load(at_place(dout, row, column), policy)
+        x_in = [load(part, policy) for part in halves(x, row, column)]
         loaded.append((dout_in, x_in))
     for step in cutlass.range_constexpr(STEPS):
         at = first + step * THREADS
@@ -126,8 +136,8 @@ def compute_tile(
         if at < total:
             low, high = halves(dx, row, column)
             dlow, dhigh = repacked(dgates, dups)
-            store(dlow, low)
-            store(dhigh, high)
+            store(dlow, low, policy)
+            store(dhigh, high, policy)
 
 
 def unpacked(parts):
@@ -150,12 +160,18 @@ def kernel(
     """A CTA takes one tile of TILE vectors."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    if dout.shape[0] > ROWS_HELD:
+        block = blocks - 1 - block
+    policy = cutlass.Int64(EVICT_NORMAL)
+    if dout.shape[0] > PASSING_FROM and dout.shape[0] <= PASSING_TO:
+        policy = cutlass.Int64(EVICT_FIRST)
     total = cutlass.Uint32(dout.shape[0]) * VECTORS
     # The next kernel may start as soon as there is room; it waits for the end of this one itself.
     cute.arch.griddepcontrol_launch_dependents()
     # What follows may read what the kernel before wrote.
     cute.arch.griddepcontrol_wait()
-    compute_tile(dout, x, dx, cutlass.Uint32(block) * TILE + thread, total)
+    compute_tile(dout, x, dx, cutlass.Uint32(block) * TILE + thread, total, policy)
 
 
 KERNELS = (kernel,)

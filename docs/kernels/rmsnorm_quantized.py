@@ -25,6 +25,9 @@ THREADS = GROUPS * THREADS_PER_ROW
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
 SLOTS = 4  # room for them, aligned
+ROWS_HELD = 7040  # of x, which L2 holds; of more rows the last come first, since it still has them
+PASSING_FROM, PASSING_TO = 457, 10969  # rows between which all rows leave L2 first
+EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
 LARGEST = 448.0  # of e4m3
 LEAST = 2.0**-126  # scale: the smallest normal number, so that a row of zeros has one too
 
@@ -81,17 +84,18 @@ def load_vectors(
     last: cutlass.Int32,
     steps: cutlass.Constexpr = STEPS,
     whole: cutlass.Constexpr = WHOLE_STEPS,
+    policy: cutlass.Constexpr = None,
 ):
     """Load vectors ``first``, ``first`` + THREADS_PER_ROW and so on into registers, zero from ``last`` on."""
     found = [cute.make_rmem_tensor((ELEMENTS,), vectors.element_type) for _ in range(steps)]
     for step in cutlass.range_constexpr(steps):
         at, here = first + step * THREADS_PER_ROW, found[step]
         if cutlass.const_expr(step < whole):
-            cute.autovec_copy(vectors[None, at], here)
+            copy_in(vectors[None, at], here, policy)
         else:
             here.fill(0)
             if at < last:
-                cute.autovec_copy(vectors[None, at], here)
+                copy_in(vectors[None, at], here, policy)
     return found
 
 
@@ -102,6 +106,7 @@ def store_vectors(
     first: cutlass.Int32,
     last: cutlass.Int32,
     whole: cutlass.Constexpr = WHOLE_STEPS,
+    policy: cutlass.Constexpr = None,
 ):
     """Round fp32 values to the dtype of ``vectors`` and store them where :func:`load_vectors` loads."""
     for step in cutlass.range_constexpr(len(values)):
@@ -112,10 +117,10 @@ def store_vectors(
         here = cute.make_rmem_tensor((ELEMENTS,), vectors.element_type)
         here.store(wide.load().to(vectors.element_type))
         if cutlass.const_expr(step < whole):
-            cute.autovec_copy(here, vectors[None, at])
+            copy_out(here, vectors[None, at], policy)
         else:
             if at < last:
-                cute.autovec_copy(here, vectors[None, at])
+                copy_out(here, vectors[None, at], policy)
 
 
 def fp32(vectors):
@@ -134,6 +139,26 @@ def widen(vector):
         return [half.bitcast(cutlass.Float32) for half in halves]
     values = vector.load().to(cutlass.Float32)
     return [values[i] for i in range(ELEMENTS)]
+
+
+def copy_in(source, target, policy):
+    """Load a vector to registers; ``policy`` is for L2, None if it is not in device memory or L2 decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * source.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), source.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
+
+
+def copy_out(source, target, policy):
+    """Store a vector from registers; ``policy`` is for L2, None if it decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * target.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), target.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
 
 
 def sum_of_squares(vectors):
@@ -237,6 +262,12 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     group, lane = 0, thread
     first = 0
+    blocks, _, _ = cute.arch.grid_dim()
+    if x.shape[0] > ROWS_HELD:
+        block = blocks - 1 - block
+    policy = cutlass.Int64(EVICT_NORMAL)
+    if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:
+        policy = cutlass.Int64(EVICT_FIRST)
     row = cutlass.Int64(block)
     end = PART
     smem = memory.SmemAllocator()
@@ -245,11 +276,11 @@ def kernel(
     cute.arch.griddepcontrol_launch_dependents()
     # What follows may read what the kernel before wrote.
     cute.arch.griddepcontrol_wait()
-    x_in = load_vectors(row_of(x, row, first), lane, end)
-    residual_in = load_vectors(row_of(residual, row, first), lane, end)
+    x_in = load_vectors(row_of(x, row, first), lane, end, policy=policy)
+    residual_in = load_vectors(row_of(residual, row, first), lane, end, policy=policy)
     weights = load_vectors(vectors_of(weight.iterator + first * ELEMENTS, ELEMENTS, PART), lane, end)
     h = added(x_in, residual_in)
-    store_vectors(h, row_of(residual_out, row, first), lane, end)
+    store_vectors(h, row_of(residual_out, row, first), lane, end, policy=policy)
     total = sum_over_warp(sum_of_squares(h))
     h = weighted(h, weights)
     largest = max_over_warp(largest_of(h))
@@ -260,7 +291,7 @@ def kernel(
         scale[row] = scale_of_row
     factor = rms / scale_of_row
     y_out = [[v * factor for v in vs] for vs in h]
-    store_vectors(y_out, row_of(y, row, first), lane, end)
+    store_vectors(y_out, row_of(y, row, first), lane, end, policy=policy)
 
 
 KERNELS = (kernel,)

@@ -20,6 +20,9 @@ ELEMENTS = 8  # of one memory access
 UNITS = 8  # of a head
 LANES = 8  # threads that share a head
 HEADS_PER_THREAD = 1
+ROWS_HELD = 7040  # of q, which L2 holds; of more rows the last come first, since it still has them
+PASSING_FROM, PASSING_TO = 624, 14985  # rows between which all rows leave L2 first
+EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
 THREADS = 256
 
 
@@ -67,21 +70,21 @@ def of_head(tensor, token, head, at):
     return vector(tensor, start + at, 16)
 
 
-def load(source):
+def load(source, policy=None):
     """Load a vector into registers."""
     here = cute.make_rmem_tensor((ELEMENTS,), source.element_type)
-    cute.autovec_copy(source, here)
+    copy_in(source, here, policy)
     return here
 
 
-def store(values, target):
+def store(values, target, policy):
     """Round fp32 values and store them."""
     wide = cute.make_rmem_tensor((ELEMENTS,), cutlass.Float32)
     for i in range(ELEMENTS):
         wide[i] = values[i]
     here = cute.make_rmem_tensor((ELEMENTS,), X)
     here.store(wide.load().to(X))
-    cute.autovec_copy(here, target)
+    copy_out(here, target, policy)
 
 
 def widen(vector):
@@ -95,6 +98,26 @@ def widen(vector):
         return [half.bitcast(cutlass.Float32) for half in halves]
     values = vector.load().to(cutlass.Float32)
     return [values[i] for i in range(ELEMENTS)]
+
+
+def copy_in(source, target, policy):
+    """Load a vector to registers; ``policy`` is for L2, None if it is not in device memory or L2 decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * source.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), source.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
+
+
+def copy_out(source, target, policy):
+    """Store a vector from registers; ``policy`` is for L2, None if it decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * target.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), target.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
 
 
 def paired(low, high):
@@ -115,18 +138,21 @@ def rotate(
     cos: cute.Tensor,
     sin: cute.Tensor,
     heads: cutlass.Constexpr,
+    policy: cutlass.Int64,
 ):
     """Rotate one unit of HEADS_PER_THREAD heads of a token; beyond the end load the last and store none."""
     groups = cutlass.const_expr(groups_of(heads))
     lane, rest = index % LANES, index // LANES
     group, place = rest % groups, rest // groups
-    token = cutlass.min(place, x.shape[0] - 1)
+    last = x.shape[0] - 1
+    token = cutlass.min(place, last)
+    token = cutlass.select_(last < ROWS_HELD, token, last - token)
     unit = lane
     low, high = unit * ELEMENTS, PAIRS + unit * ELEMENTS
     loaded = []
     for i in cutlass.range_constexpr(HEADS_PER_THREAD):
         head = cutlass.min(group + i * groups, heads - 1)
-        loaded.append((load(of_head(x, token, head, low)), load(of_head(x, token, head, high))))
+        loaded.append((load(of_head(x, token, head, low), policy), load(of_head(x, token, head, high), policy)))
     row = cutlass.Int64(token)
     pair = unit * ELEMENTS
     cosines = widen(load(vector(cos, row * cos.stride[0] + pair, 16)))
@@ -137,8 +163,8 @@ def rotate(
         turned, other = turn(first, second, cosines, sines)
         below, above = unpaired(turned, other)
         if place < x.shape[0] and head < heads:
-            store(below, of_head(y, token, head, low))
-            store(above, of_head(y, token, head, high))
+            store(below, of_head(y, token, head, low), policy)
+            store(above, of_head(y, token, head, high), policy)
 
 
 def turn(first, second, cosines, sines):
@@ -160,6 +186,9 @@ def kernel(
     """A CTA has some heads of queries, or some of keys."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
+    policy = cutlass.Int64(EVICT_NORMAL)
+    if q.shape[0] > PASSING_FROM and q.shape[0] <= PASSING_TO:
+        policy = cutlass.Int64(EVICT_FIRST)
     # The next kernel may start as soon as there is room; it waits for the end of this one itself.
     cute.arch.griddepcontrol_launch_dependents()
     # What follows may read what the kernel before wrote.
@@ -167,9 +196,9 @@ def kernel(
     at = block * THREADS + thread
     of_k = at - q_end * THREADS
     if block < q_end:
-        rotate(at, q, q_out, cos, sin, HEADS_Q)
+        rotate(at, q, q_out, cos, sin, HEADS_Q, policy)
     else:
-        rotate(of_k, k, k_out, cos, sin, HEADS_K)
+        rotate(of_k, k, k_out, cos, sin, HEADS_K, policy)
 
 
 KERNELS = (kernel,)

@@ -13,11 +13,17 @@ from cutegen.arch import Arch
 from cutegen.space import Value
 
 HELD = 0.6
-"""Share of L2 up to which it holds all of what the kernel before wrote, so that the first rows come first."""
+"""Share of L2 up to which it holds all of what the kernel before wrote, so that the first rows come first.
+Source: an H100 with 50 MiB of L2 (docs/results/row_order_h100.json): where rows do not leave L2 first, the
+last ones first take 4 to 19 % longer for most inputs of 17 to 29 MB, between 6 % less and 2 % more for 34 MB,
+and 7 to 19 % less for 44 to 67 MB."""
 HELD_LEAVING = 1.1
-"""The same where what is read and written leaves L2 first."""
+"""The same where what is read and written leaves L2 first. Source: the same file: the last rows first take 2
+to 12 % longer for 34 MB, 1 to 2 % for 44 and 50 MB, and up to 5 % less for 59 and 67 MB."""
 PASSING = 0.25, 6.0
-"""Sizes, in sizes of L2, of all that is read and written, between which it leaves L2 first."""
+"""Sizes, in sizes of L2, of all that is read and written, between which it leaves L2 first. Source: the same
+file: in the better order of rows that takes 4 to 27 % less time for 58 to 134 MB, up to 11 % less for 146 to
+344 MB, and as long for 537 MB; for 16 to 50 MB between 10 % less and 2 % more."""
 
 
 def left_in_l2(problem: Any, arch: Arch, row_bytes: int, *, leaves: bool = True) -> dict[str, Value]:
