@@ -7,6 +7,8 @@ written leaves L2 first, where that makes room for what it has yet to read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from cutegen.arch import Arch
@@ -38,6 +40,21 @@ def left_in_l2(problem: Any, arch: Arch, row_bytes: int, *, leaves: bool = True)
     held = int((HELD_LEAVING if leaves else HELD) * arch.l2_bytes) // row_bytes
     if not leaves:
         return {"rows_held": held}
-    moved = int(problem.with_sizes(m=2).min_bytes - problem.with_sizes(m=1).min_bytes)
+    moved = _moved_for_row(_Kind(problem.signature, problem))
     least, most = (int(share * arch.l2_bytes) // moved for share in PASSING)
     return {"rows_held": held, "passing_from": least, "passing_to": most}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Problems of one signature, and one of them."""
+
+    signature: Any
+    example: Any = field(compare=False)
+
+
+@lru_cache(maxsize=1024)
+def _moved_for_row(kind: _Kind) -> int:
+    """Return the bytes that one more row adds; to work that out takes longer than the rest of a default."""
+    one, two = (kind.example.with_sizes(m=m).min_bytes for m in (1, 2))
+    return int(two - one)
