@@ -162,7 +162,18 @@ def test_spaces_and_templates_lie_beside_the_family(tmp_path: Path) -> None:
     assert find_template("twice", SM90) == folder / "kernel.py.j2"
     assert find_template("twice", find_arch("sm_100a")) == folder / "sm100.py.j2"
     assert {path.name for path in space_files("twice")} == {"family.py", "space.py"}
-    parts = ("defaults", "derived", "expected", "registers", "ring", "rules", "shared", "sizes", "traits")
+    parts = [
+        "defaults",
+        "derived",
+        "expected",
+        "left_in_l2",
+        "registers",
+        "ring",
+        "rules",
+        "shared",
+        "sizes",
+        "traits",
+    ]
     shared = {path.parent.name + "/" + path.name for path in space_files("softmax")}
     assert shared == {"softmax/space.py", *(f"row/{name}.py" for name in parts)}
     space = find_space("twice", SM90)

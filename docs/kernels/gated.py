@@ -154,7 +154,8 @@ def kernel(
     cute.arch.griddepcontrol_launch_dependents()
     # What follows may read what the kernel before wrote.
     cute.arch.griddepcontrol_wait()
-    compute_tile(x, out, cutlass.Uint32(block) * TILE + thread, total, policy)
+    first = cutlass.Uint32(block) * TILE + thread
+    compute_tile(x, out, first, total, policy)
 
 
 KERNELS = (kernel,)

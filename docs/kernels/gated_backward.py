@@ -171,7 +171,8 @@ def kernel(
     cute.arch.griddepcontrol_launch_dependents()
     # What follows may read what the kernel before wrote.
     cute.arch.griddepcontrol_wait()
-    compute_tile(dout, x, dx, cutlass.Uint32(block) * TILE + thread, total, policy)
+    first = cutlass.Uint32(block) * TILE + thread
+    compute_tile(dout, x, dx, first, total, policy)
 
 
 KERNELS = (kernel,)

@@ -152,7 +152,7 @@ def rotate(
     loaded = []
     for i in cutlass.range_constexpr(HEADS_PER_THREAD):
         head = cutlass.min(group + i * groups, heads - 1)
-        loaded.append((load(of_head(x, token, head, low), policy), load(of_head(x, token, head, high), policy)))
+        loaded.append([load(of_head(x, token, head, at), policy) for at in (low, high)])
     row = cutlass.Int64(token)
     pair = unit * ELEMENTS
     cosines = widen(load(vector(cos, row * cos.stride[0] + pair, 16)))
