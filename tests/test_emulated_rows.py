@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +82,31 @@ def test_the_last_rows_come_first_unless_l2_holds_all(
             assert (written[0], written[-1]) == (held, not held)
         else:
             assert_right(problem, values)
+
+
+@pytest.mark.parametrize("held", [9, 8], ids=["held", "not held"])
+@pytest.mark.parametrize("line", ["softmax 9x32768 bf16", "rmsnorm 9x131072 bf16"])
+@pytest.mark.parametrize("row_in", ["registers", "smem"])
+def test_each_cluster_takes_a_row_of_its_own(
+    row_in: str, line: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All CTAs of a cluster take the same row, in either order: the lines that say so, run as Python."""
+    problem: Any = parse_problem(line)
+    monkeypatch.setattr(Space, "require", lambda *given: None)
+    cluster_n, knobs = 8, {"threads_per_row": 256, "row_in": row_in, "turn": 2 if row_in == "smem" else 1}
+    config = find_space(problem.family, ARCH).default(problem).replace(cluster_n=cluster_n, **knobs)
+    text = with_constant(render(problem, config, ARCH), "ROWS_HELD", held).text
+    begin, end = text.index("    rank = block % CLUSTER\n"), text.index("    row = cutlass.Int64(block)\n")
+    lines = textwrap.dedent(text[begin:end]).split("policy = ")[0]
+    rows = []
+    for block in range(9 * cluster_n):
+        cute = SimpleNamespace(arch=SimpleNamespace(grid_dim=lambda: (9 * cluster_n, 1, 1)))
+        x = SimpleNamespace(shape=(9, problem.n))
+        scope = {"cute": cute, "x": x, "block": block, "CLUSTER": cluster_n, "ROWS_HELD": held, "PART": 1}
+        exec(lines, scope)
+        rows.append((scope["block"], scope["rank"]))
+    order = range(9) if held == 9 else reversed(range(9))
+    assert rows == [(row, rank) for row in order for rank in range(cluster_n)]
 
 
 @pytest.mark.parametrize(
