@@ -144,8 +144,8 @@ def kernel(
     """A CTA takes one tile of TILE vectors."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
     if x.shape[0] > ROWS_HELD:
-        blocks, _, _ = cute.arch.grid_dim()
         block = blocks - 1 - block
     policy = cutlass.Int64(EVICT_NORMAL)
     if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:

@@ -392,10 +392,10 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     rank = block % CLUSTER
     first = rank * PART
+    blocks, _, _ = cute.arch.grid_dim()
+    block, blocks = block // CLUSTER, blocks // CLUSTER
     if x.shape[0] > ROWS_HELD:
-        blocks, _, _ = cute.arch.grid_dim()
         block = blocks - 1 - block
-    block = block // CLUSTER
     row = cutlass.Int64(block)
     end = PART
     smem = memory.SmemAllocator()

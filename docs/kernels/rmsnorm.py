@@ -206,8 +206,8 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     group, lane = 0, thread
     first = 0
+    blocks, _, _ = cute.arch.grid_dim()
     if x.shape[0] > ROWS_HELD:
-        blocks, _, _ = cute.arch.grid_dim()
         block = blocks - 1 - block
     policy = cutlass.Int64(EVICT_NORMAL)
     if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:
