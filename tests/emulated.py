@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from types import ModuleType, SimpleNamespace
@@ -306,7 +306,6 @@ def _cute(machine: _Machine) -> ModuleType:
 
         return called
 
-    hints = SimpleNamespace(NO_ALLOCATE=None, STREAMING=None)
     found = ModuleType("cutlass.cute")
     vars(found).update(
         Tensor=object,
@@ -339,7 +338,9 @@ def _cute(machine: _Machine) -> ModuleType:
         where=lambda chosen, yes, no: _Values(y if c else n for c, y, n in zip(chosen, yes, no, strict=True)),
         full_like=lambda vector, value: _Values([value] * len(vector)),
         nvgpu=SimpleNamespace(
-            CopyG2ROp=object, CopyR2GOp=object, CacheEvictionPriority=hints, StoreCacheMode=hints
+            CopyG2ROp=object,
+            CopyR2GOp=object,
+            CacheEvictionPriority=SimpleNamespace(NO_ALLOCATE=None),
         ),
         make_tensor=_view,
         make_layout=_Layout.of,
@@ -439,3 +440,17 @@ def _given(argument: Any) -> Any:
         return argument
     whole = torch.empty(0, dtype=argument.dtype).set_(argument.untyped_storage())  # type: ignore[call-overload]
     return _Tensor(_Pointer(whole, argument.storage_offset()), argument.shape, argument.stride())
+
+
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides."""
+    return tensor.new_empty(0).set_(tensor.untyped_storage().clone(), 0, tensor.shape, tensor.stride())
+
+
+def require_right(problem: Any, inputs: Any, values: Mapping[str, Any]) -> None:
+    """Compare all results of a kernel with the reference of what it was given."""
+    reference = problem.declared.reference(problem, inputs)
+    for a in problem.declared.arguments(problem):
+        for chunk in reference.chunks(a.name, values[a.name]) if a.kind == "out" else ():
+            wrong = ~((chunk.got - chunk.want).abs() <= chunk.allowed)  # NaN is wrong
+            assert not wrong.any(), f"{a.name}{wrong.nonzero()[0].tolist()}"

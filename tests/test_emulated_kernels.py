@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels are run on torch tensors")
 
 import emulated  # noqa: E402
+from emulated import spread  # noqa: E402
 
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.build.render import render  # noqa: E402
@@ -82,11 +83,7 @@ def test_a_kernel_computes_its_family(
                 empty = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
                 values[a.name] = values[place] if place else empty
         emulated.run(source, [values[a.name] for a in arguments])
-        reference = family.reference(problem, inputs)
-        for a in arguments:
-            for chunk in reference.chunks(a.name, values[a.name]) if a.kind == "out" else ():
-                wrong = ~((chunk.got - chunk.want).abs() <= chunk.allowed)  # NaN is wrong
-                assert not wrong.any(), f"{a.name}{wrong.nonzero()[0].tolist()}"
+        emulated.require_right(problem, inputs, values)
 
 
 #: Gated products of few rows: a problem, and columns of a warp, warps along k, loads of a thread.
@@ -116,10 +113,7 @@ def test_few_rows_are_multiplied_and_gated(
     for a in outputs:
         values[a.name] = spread(torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype)))
     emulated.run(source, [values[name] for name in ("x", "w", "gate", "up", "out", "pre") if name in values])
-    reference = family.reference(problem, inputs)
-    for a in outputs:
-        for chunk in reference.chunks(a.name, values[a.name]):
-            assert ((chunk.got - chunk.want).abs() <= chunk.allowed).all(), a.name
+    emulated.require_right(problem, inputs, values)
 
 
 def test_a_wrong_index_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +127,3 @@ def test_a_wrong_index_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert source.text.count(old) == 1
         with pytest.raises(AssertionError, match=message):
             emulated.run(replace(source, text=source.text.replace(old, new)), [x, out])
-
-
-def spread(tensor: Any) -> Any:
-    """Return a copy with the same strides."""
-    return tensor.new_empty(0).set_(tensor.untyped_storage().clone(), 0, tensor.shape, tensor.stride())

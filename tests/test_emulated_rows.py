@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="kernels are run on torch tensors")
 
 import emulated  # noqa: E402
+from emulated import spread  # noqa: E402
 
 from cutegen.arch import find_arch  # noqa: E402
 from cutegen.build.render import Source, render  # noqa: E402
@@ -42,9 +43,9 @@ def test_rows_that_start_anywhere(
     monkeypatch.setattr(Space, "require", lambda *given: None)
     source = render(problem, find_space(problem.family, ARCH).default(problem).replace(**changes), ARCH)
     assert "def before_row(" in source.text
-    values = fresh_values(problem, shift)
+    inputs, values = fresh_values(problem, shift)
     emulated.run(source, [values[a.name] for a in problem.declared.arguments(problem)])
-    assert_right(problem, values)
+    emulated.require_right(problem, inputs, values)
 
 
 #: Kernels of several CTAs, and the tensor of results that has a row for each row.
@@ -74,14 +75,14 @@ def test_the_last_rows_come_first_unless_l2_holds_all(
     if not held:
         source = with_constant(source, "ROWS_HELD", 0)
     for most_blocks in (1, None):
-        family, values = problem.declared, fresh_values(problem)
-        arguments = family.arguments(problem)
+        inputs, values = fresh_values(problem)
+        arguments = problem.declared.arguments(problem)
         emulated.run(source, [values[a.name] for a in arguments], most_blocks)
         if most_blocks:
             written = [not row.isnan().all() for row in values[out].flatten(1)]
             assert (written[0], written[-1]) == (held, not held)
         else:
-            assert_right(problem, values)
+            emulated.require_right(problem, inputs, values)
 
 
 @pytest.mark.parametrize("held", [9, 8], ids=["held", "not held"])
@@ -120,9 +121,9 @@ def test_rows_leave_l2_first_where_it_holds_a_part(
     problem: Any = parse_problem("rmsnorm 5x264 bf16 residual")
     source = render(problem, find_space("rmsnorm", ARCH).default(problem).replace(**SEVERAL_WARPS), ARCH)
     source = with_constant(source, "PASSING_FROM, PASSING_TO", passing)
-    values = fresh_values(problem)
+    inputs, values = fresh_values(problem)
     assert emulated.run(source, [values[a.name] for a in problem.declared.arguments(problem)]) == {policy}
-    assert_right(problem, values)
+    emulated.require_right(problem, inputs, values)
 
 
 def with_constant(source: Source, name: str, value: object) -> Source:
@@ -132,34 +133,18 @@ def with_constant(source: Source, name: str, value: object) -> Source:
     return replace(source, text=text)
 
 
-def fresh_values(problem: Any, shift: int = 0) -> dict[str, Any]:
-    """Return the arguments of a kernel: outputs are NaN, ``shift`` elements behind a multiple of 16 bytes."""
+def fresh_values(problem: Any, shift: int = 0) -> tuple[Any, dict[str, Any]]:
+    """Return inputs and the arguments of a kernel: outputs are NaN, ``shift`` elements behind 16 bytes."""
     family = problem.declared
     inputs = family.inputs(problem, torch.Generator().manual_seed(1), awkward=True)
     values: dict[str, Any] = {**{n: spread(t) for n, t in inputs.tensors.items()}, **inputs.scalars}
     for a in family.arguments(problem):
         if a.kind == "out":
             values[a.name] = moved(torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype)), shift)
-    return values
-
-
-def assert_right(problem: Any, values: Mapping[str, Any]) -> None:
-    """Compare all results of a kernel with the reference."""
-    family = problem.declared
-    inputs = family.inputs(problem, torch.Generator().manual_seed(1), awkward=True)
-    reference = family.reference(problem, inputs)
-    for a in family.arguments(problem):
-        for chunk in reference.chunks(a.name, values[a.name]) if a.kind == "out" else ():
-            wrong = ~((chunk.got - chunk.want).abs() <= chunk.allowed)  # NaN is wrong
-            assert not wrong.any(), f"{a.name}{wrong.nonzero()[0].tolist()}"
+    return inputs, values
 
 
 def moved(tensor: Any, shift: int) -> Any:
     """Return a copy that starts so many elements behind a multiple of 16 bytes."""
     room = tensor.new_empty(tensor.numel() + shift)[shift:]
     return room.view(tensor.shape).copy_(tensor)
-
-
-def spread(tensor: Any) -> Any:
-    """Return a copy with the same strides."""
-    return tensor.new_empty(0).set_(tensor.untyped_storage().clone(), 0, tensor.shape, tensor.stride())
