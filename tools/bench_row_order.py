@@ -30,11 +30,10 @@ from cutegen.errors import CutegenError, UsageError
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
-from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from tools.benchmark.arguments import add_out_argument
-from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
+from tools.benchmark.drawn import DrawnRows, add_brief_arguments, add_drawing_arguments, brief_policy
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.results import write_json
 from tools.benchmark.row_order_table import AS_CHOSEN, ROW_ORDERS, VARIANTS
@@ -130,15 +129,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--out is missing: give the results file")
     device = present_device()
     problems = [parse_problem(line) for line in args.problem or PROBLEMS]
-    policy = Policy(
-        rounds=args.rounds,
-        min_rounds=args.rounds,
-        round_us=args.round_us,
-        clock="burst",
-        settle_s=0.02,
-        precision=0.0,
-        context=args.context,
-    )
+    policy = brief_policy(args)
     found = DrawnRows(ROW_ORDERS, device, args.commit, policy, {})
     with Bench(engine=BARE_ENGINE) as bench:
         bench.start()
@@ -156,10 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("problem", nargs="*", metavar="PROBLEM", help="such as 'softmax 8192x4096 bf16'")
     add_out_argument(parser)
-    parser.add_argument(
-        "--context", choices=CONTEXTS, default=DEFAULT_CONTEXT, help="what runs before a launch"
-    )
-    parser.add_argument("--round-us", type=float, default=800.0, help="of each entry (800)")
+    add_brief_arguments(parser, round_us=800)
     add_drawing_arguments(parser, rounds=5)
     return parser
 

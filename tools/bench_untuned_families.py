@@ -32,14 +32,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
-from cutegen.cli.args import parse_fixed, positive_float, positive_int
+from cutegen.cli.args import parse_fixed, positive_int
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.families.registry import find_family, find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Bench
-from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.measure.statistics import geometric_mean
@@ -50,7 +49,7 @@ from cutegen.search.strategies import rank
 from cutegen.space import Config, Value
 from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.compiled import compiled_candidate
-from tools.benchmark.drawn import DrawnRows, add_drawing_arguments
+from tools.benchmark.drawn import DrawnRows, add_brief_arguments, add_drawing_arguments, brief_policy
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.few_candidates import Compilation, few_candidates
 from tools.benchmark.results import write_json
@@ -275,15 +274,7 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args, packaged_arch(device), device.sm_count)
     compilation = _compilation(args, device.arch, plan)
     compilation.begin()
-    policy = Policy(
-        rounds=args.rounds,
-        min_rounds=args.rounds,
-        round_us=args.round_us,
-        clock="burst",
-        settle_s=0.02,
-        precision=0.0,
-        context=args.context,
-    )
+    policy = brief_policy(args)
     found = DrawnRows(UNTUNED_FAMILIES, device, args.commit, policy, _drawing(args))
     with Bench(engine=BARE_ENGINE) as bench:
         bench.start()
@@ -325,10 +316,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KNOB=V1,V2",
         help="try only these values, in families that have the knob, beside the default; repeatable",
     )
-    parser.add_argument(
-        "--context", choices=CONTEXTS, default=DEFAULT_CONTEXT, help="what runs before a launch"
-    )
-    parser.add_argument("--round-us", type=positive_float, default=1000.0, help="of each entry (1000)")
+    add_brief_arguments(parser, round_us=1000)
     parser.add_argument(
         "--compile-for", metavar="ARCH", help="only compile what is timed, for a target such as sm_90a"
     )

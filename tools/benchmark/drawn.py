@@ -11,12 +11,13 @@ from typing import Any
 from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.digest import Json
 from cutegen.errors import CutegenError
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
 from tools.benchmark.arguments import add_commit_argument
 from tools.benchmark.environment import check_facts, conditions
 
-__all__ = ["DrawnRows", "add_drawing_arguments", "ran_behind"]
+__all__ = ["DrawnRows", "add_brief_arguments", "add_drawing_arguments", "brief_policy", "ran_behind"]
 
 
 def add_drawing_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
@@ -31,6 +32,34 @@ def add_drawing_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> No
     parser.add_argument("--stop-after", type=positive_float, default=3600.0, metavar="SECONDS")
     add_cache_argument(parser, "compiled kernels")
     add_commit_argument(parser)
+
+
+def add_brief_arguments(parser: argparse.ArgumentParser, *, round_us: float) -> None:
+    """Add the options that :func:`brief_policy` reads and :func:`add_drawing_arguments` lacks.
+
+    Args:
+        parser: Of the tool.
+        round_us: Its usual microseconds of each entry in a round.
+    """
+    parser.add_argument(
+        "--context", choices=CONTEXTS, default=DEFAULT_CONTEXT, help="what runs before a launch"
+    )
+    parser.add_argument(
+        "--round-us", type=positive_float, default=round_us, help=f"of each entry ({round_us:g})"
+    )
+
+
+def brief_policy(args: argparse.Namespace) -> Policy:
+    """Return how kernels of many problems are timed: all rounds, each brief, at full clock."""
+    return Policy(
+        rounds=args.rounds,
+        min_rounds=args.rounds,
+        round_us=args.round_us,
+        clock="burst",
+        settle_s=0.02,
+        precision=0.0,
+        context=args.context,
+    )
 
 
 def ran_behind(document: Mapping[str, Any]) -> bool:
