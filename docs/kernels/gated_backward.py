@@ -61,12 +61,7 @@ def halves(tensor, row, column):
 def load(source, policy):
     """Load a vector into registers."""
     here = cute.make_rmem_tensor((ELEMENTS,), X)
-    atom = cute.make_copy_atom(
-        cute.nvgpu.CopyG2ROp(),
-        X,
-        num_bits_per_copy=ELEMENTS * X.width,
-    )
-    cute.copy(atom, source, here, cache_policy=policy)
+    copy_in(source, here, policy)
     return here
 
 
@@ -77,8 +72,7 @@ def store(values, target, policy):
         wide[i] = values[i]
     here = cute.make_rmem_tensor((ELEMENTS,), X)
     here.store(wide.load().to(X))
-    atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), X, num_bits_per_copy=ELEMENTS * X.width)
-    cute.copy(atom, here, target, cache_policy=policy)
+    copy_out(here, target, policy)
 
 
 def widen(vector):
@@ -92,6 +86,26 @@ def widen(vector):
         return [half.bitcast(cutlass.Float32) for half in halves]
     values = vector.load().to(cutlass.Float32)
     return [values[i] for i in range(ELEMENTS)]
+
+
+def copy_in(source, target, policy):
+    """Load a vector to registers; ``policy`` is for L2, None if it is not in device memory or L2 decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * source.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), source.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
+
+
+def copy_out(source, target, policy):
+    """Store a vector from registers; ``policy`` is for L2, None if it decides."""
+    if policy is None:
+        cute.autovec_copy(source, target)
+    else:
+        bits = ELEMENTS * target.element_type.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), target.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, source, target, cache_policy=policy)
 
 
 def sigmoid(x):
