@@ -159,8 +159,7 @@ class FakeBench:
         broken = {c.name: late for c in candidates if c.symbol.startswith("breaks")}
         isolated = policy.energy_s > 0
         symbols = {c.name: c.symbol for c in candidates if c.name not in broken}
-        own = {name: _in_context(symbol, policy.context) for name, symbol in symbols.items()}
-        timings = {name: _timed(symbol, policy) for name, symbol in own.items()}
+        timings = {name: _timed(symbol, policy) for name, symbol in symbols.items()}
         return TimingRun(timings, _timing(f"{REFERENCE_US}", isolated), broken)
 
     @property
@@ -179,9 +178,11 @@ def _in_context(symbol: str, context: str) -> str:
 
 
 def _timed(symbol: str, policy: Policy) -> Timing:
-    """The timing of a behaviour under a policy, with bursts if it is asked for them and has some."""
+    """The timing of a behaviour under a policy, with other regimes if it is asked for them and has some."""
     symbol, _, burst = symbol.partition("!")
-    found = _timing(symbol, policy.energy_s > 0)
+    found = _timing(_in_context(symbol, policy.context), policy.energy_s > 0)
+    if "~" in symbol and policy.context != BACK_TO_BACK and policy.back_to_back_rounds:
+        found = found.with_back_to_back(timing(float(symbol.partition("~")[0])))
     return found.with_bursts(timing(float(burst))) if burst and policy.burst_rounds else found
 
 

@@ -95,15 +95,20 @@ def test_every_objective_measures_energy_and_screening_does_not() -> None:
 
 
 def test_bursts_do_not_change_what_a_timing_means() -> None:
-    """They add to it: a timing without them answers for a policy with, and the other way round."""
+    """They add to it: a timing without them answers for a policy with, and the other way round.
+
+    So do launches back to back.
+    """
     final = Policy.final()
-    plain = replace(final, burst_rounds=0)
-    assert final.burst_rounds and (final, final.digest) == (plain, plain.digest)
-    assert Policy.from_json(final.to_json()).burst_rounds == final.burst_rounds
-    assert "burst_rounds" not in plain.to_json()
-    assert not Policy.final(objective="energy").burst_rounds and not Policy.screen().burst_rounds
-    with pytest.raises(UsageError, match="burst_rounds is -1; it must not be negative"):
-        Policy(burst_rounds=-1)
+    for name in ("burst_rounds", "back_to_back_rounds"):
+        plain = replace(final, **{name: 0})
+        assert getattr(final, name) and (final, final.digest) == (plain, plain.digest)
+        assert getattr(Policy.from_json(final.to_json()), name) == getattr(final, name)
+        assert name not in plain.to_json()
+        assert not getattr(Policy.final(objective="energy"), name)
+        with pytest.raises(UsageError, match=f"{name} is -1; it must not be negative"):
+            Policy(**{name: -1})
+    assert not Policy.screen().burst_rounds
 
 
 def test_a_policy_without_a_context_is_of_launches_back_to_back() -> None:

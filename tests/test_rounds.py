@@ -253,6 +253,59 @@ def test_fewer_long_kernels_fit_into_a_burst() -> None:
         assert sum(timing.bursts is not None for timing in timings.values()) == count
 
 
+BESIDE = Policy(rounds=7, min_rounds=7, back_to_back_rounds=3, context="behind")
+
+
+def test_those_that_may_win_are_timed_back_to_back_too() -> None:
+    """Within 5 % of the fastest, who is asked for, and the reference; what runs before is not in it."""
+    engine = Recorder()
+    entries = [candidate("a", "ok:15~20"), candidate("b", "ok:14~20.1"), candidate("c", "ok:10~21.1")]
+    result = run(engine, [*entries, candidate("d", "ok:30~40")], BESIDE)
+    timings = result.timings
+    assert [timings[name].median_us for name in "abc"] == [pytest.approx(us) for us in (20, 20.1, 21.1)]
+    assert (timings["a"].back_to_back_us, timings["b"].back_to_back_us) == (15, 14)
+    assert timings["b"].back_to_back_ratio == pytest.approx(10 / 14)
+    assert result.reference.back_to_back_us == pytest.approx(10)
+    assert timings["c"].back_to_back is None and timings["d"].back_to_back is None
+    assert Counter(name for name, _ in engine.ran[-9:]) == {"torch": 3, "a": 3, "b": 3}
+    engine = Recorder()
+    asked = time_in_rounds(engine, entries, BESIDE, "torch.mm", engine.announced.append, ["c"]).timings
+    assert asked["c"].back_to_back_us == 10
+
+
+def test_nobody_is_timed_back_to_back_twice_or_for_nothing() -> None:
+    """Not where that decides, for a lone entry, or where launches are long."""
+    two = [candidate("a"), candidate("b")]
+    for policy in (replace(BESIDE, context="back_to_back"), replace(BESIDE, back_to_back_rounds=0)):
+        assert run(Recorder(), two, policy).timings["a"].back_to_back is None
+    assert run(Recorder(), two[:1], BESIDE).timings["a"].back_to_back is None
+    for us, timed in ((499, True), (501, False)):
+        entries = [candidate("a", f"ok:{us}"), candidate("b", f"ok:{us}")]
+        assert (run(Recorder(), entries, BESIDE).timings["a"].back_to_back is not None) == timed
+
+
+def test_who_fails_back_to_back_has_failed() -> None:
+    """It has no timing then, and no energy; the others have theirs of launches as before."""
+
+    class Fragile(Recorder):
+        def prepare(self, candidate: Candidate | None, context: str = "back_to_back") -> Prepared:
+            if candidate is not None and candidate.name == "b" and context == "back_to_back":
+                raise LaunchError("too close")
+            return super().prepare(candidate, context)
+
+    entries = [candidate("a", "ok:15~20"), candidate("b", "ok:14~20.1")]
+    result = run(Fragile(), entries, replace(BESIDE, energy_s=0.1))
+    assert set(result.timings) == {"a"} and result.failures["b"].error == "too close"
+    assert result.timings["a"].back_to_back_us == 15 and result.timings["a"].energy is not None
+
+
+def test_energy_is_that_of_the_winner_back_to_back() -> None:
+    """The winner is the one that the tuner will choose."""
+    entries = [candidate("a", "ok:15~20"), candidate("b", "ok:14~20.1")]
+    timings = run(Recorder(), entries, replace(BESIDE, energy_s=0.1)).timings
+    assert timings["b"].energy is not None and timings["a"].energy is None
+
+
 def test_what_runs_before_is_given_less_time_than_the_rest_under_load() -> None:
     """So that it does not keep the GPU cool; in bursts its time is as exact as that of the others."""
     for clock, share in (("settled", 0.25), ("burst", 1.0)):

@@ -14,6 +14,7 @@ from cutegen.errors import MeasureError
 from cutegen.measure.statistics import (
     Interval,
     choose,
+    choose_in_all,
     choose_in_both,
     common_drift,
     geometric_mean,
@@ -194,6 +195,39 @@ def test_who_keeps_up_with_the_reference_in_both_comes_first() -> None:
     assert choose_in_both(settled, bursts, names, ["far"])[0] == "fast"
     assert choose_in_both(settled, {}, names, ["level"])[0] == "fast"
     assert choose_in_both(settled, exactly(level=100, far=99), names)[0] == "level", "not timed in bursts"
+
+
+@pytest.mark.parametrize(
+    ("settled", "back_to_back", "winner"),
+    [
+        ({"a": 100, "b": 101.9}, {"a": 100, "b": 95}, "b"),
+        ({"a": 100, "b": 102.1}, {"a": 100, "b": 50}, "a"),
+        ({"a": 100, "b": 101}, {"a": 100, "b": 98.5}, "a"),
+        ({"a": 100, "b": 101}, {"a": 100, "b": 97.5}, "b"),
+        ({"a": 100, "b": 101, "c": 101.1}, {"a": 100, "b": 90.1, "c": 90}, "b"),
+        ({"a": 100, "b": 101, "c": 101}, {"a": 100, "b": 92, "c": 90}, "c"),
+        ({"a": 100, "b": 101}, {"b": 50}, "a"),
+        ({"a": 100, "b": 101}, {}, "a"),
+    ],
+)
+def test_who_is_near_the_winner_takes_its_place_if_it_saves_more_back_to_back(
+    settled: dict[str, float], back_to_back: dict[str, float], winner: str
+) -> None:
+    """At most 2 % behind, with more than 1 % saved over both; of equal savings the preferred one."""
+    names = ["a", "b", "c"]
+    found, equals = choose_in_all(exactly(**settled), {}, exactly(**back_to_back), names)
+    assert found == winner
+    assert equals == choose(exactly(**settled), names)[1]
+
+
+def test_who_saves_back_to_back_must_be_near_in_bursts_too() -> None:
+    """And keep up with the reference if the winner does."""
+    settled, others, names = exactly(a=100, b=100.5), exactly(a=100, b=80), ["a", "b"]
+    assert choose_in_all(settled, exactly(a=90, b=91), others, names)[0] == "b"
+    assert choose_in_all(settled, exactly(a=90, b=92), others, names)[0] == "a"
+    assert choose_in_all(settled, exactly(a=90), others, names)[0] == "a", "not timed in bursts"
+    assert choose_in_all(settled, exactly(a=90, b=91), others, names, ["a"])[0] == "a"
+    assert choose_in_all(settled, exactly(a=90, b=91), others, names, ["a", "b"])[0] == "b"
 
 
 def test_rivals_are_ranked_by_their_time() -> None:

@@ -120,6 +120,28 @@ def test_the_command_shows_the_context(
     assert json.loads(capsys.readouterr().out)["results"][0]["context"] is None
 
 
+def test_a_winner_behind_another_kernel_does_not_lose_back_to_back(tmp_path: Path) -> None:
+    """Of two that are near each other behind it the one that is faster back to back wins; both are kept."""
+    first, second = map(view, rivals(2))
+    for near, winner in (("80~91.5", second), ("80~92.5", first)):
+        times = {first: "100~90", second: near}
+        rig = Rig(tmp_path / near, lambda config, times=times: times.get(config, "200"))
+        result = rig.tuner.tune(*SHAPE)
+        assert view(result.config) == winner
+        [trial] = [t for t in trials_of(tmp_path / near) if t.id == result.winner.trial]
+        assert trial.timing is not None
+        assert trial.timing.back_to_back_us == float(times[winner].partition("~")[0])
+
+
+def test_the_fastest_back_to_back_of_those_screened_become_finalists(tmp_path: Path) -> None:
+    """However many are faster behind another kernel: without them, none that is faster so could win."""
+    *others, last = map(view, rivals(4))
+    times = {**{config: f"100~{90 + at / 10}" for at, config in enumerate(others)}, last: "80~91"}
+    effort = replace(SMALL, finalists=1)
+    result = Rig(tmp_path, lambda config: times.get(config, "200"), effort=effort).tuner.tune(*SHAPE)
+    assert len(others) > 1 and view(result.config) == last
+
+
 def test_a_winner_loses_neither_under_load_nor_in_bursts(tmp_path: Path) -> None:
     """Of two that are within 1 % under load the one that is faster in bursts wins; both regimes are kept."""
     first, second = map(view, rivals(2))

@@ -43,6 +43,8 @@ LEGEND = """columns:
   95 %            Confidence interval of that ratio, from paired rounds.
   in bursts       That ratio in short bursts after idle, where clocks are higher than a limit of power allows
                   under load; of entries that may win. Who loses least in its worse regime wins.
+  back to back    That ratio in launches back to back, of entries that may win. One near the fastest that
+                  saves clearly more there than it loses otherwise wins.
   vs default      Time of the default config over the winner's.
   mJ, W           Energy per launch and power, of entries that ran alone long enough for the GPU's counter.
   regs            Registers per thread at launch. It is a cap, not a use: a warp-specialized kernel starts all
@@ -54,8 +56,8 @@ LEGEND = """columns:
   config          Tile and cluster shapes, then the knobs that are not at their simplest value: pingpong is
                   short for pingpong=true. The line below the table has all knobs; --wide has their names.
 
-Columns that do not fit the terminal are left out (W, mJ, in bursts, 95 %, regs, smem and scratch KB, in this
-order); --wide shows all, --json has everything. docs/knobs.md describes each knob.
+Columns that do not fit the terminal are left out (W, mJ, back to back, in bursts, 95 %, regs, smem and
+scratch KB, in this order); --wide shows all, --json has everything. docs/knobs.md describes each knob.
 """
 
 
@@ -148,7 +150,8 @@ def _measured_table(result: TuneResult, width: int | None) -> list[str]:
             *_energy_columns(timings, result),
             Column(_versus(result, result.baseline), [ratio for ratio, _ in ratios]),
             Column("95 %", [interval for _, interval in ratios], drop=5),
-            *_burst_column(timings),
+            *_ratio_column("in bursts", [timing.burst_ratio for timing in timings]),
+            *_ratio_column("back to back", [timing.back_to_back_ratio for timing in timings]),
             *_resource_columns(taken, scratch),
             _provider_column(providers),
             Column("config", names, left=True),
@@ -208,10 +211,10 @@ def _energy_columns(timings: Sequence[Timing], result: TuneResult) -> list[Colum
     ]
 
 
-def _burst_column(timings: Sequence[Timing]) -> list[Column]:
-    """Return the ratio to the baseline in bursts; nothing if nobody was timed so."""
-    ratios = ["" if timing.burst_ratio is None else f"{timing.burst_ratio:.3f}" for timing in timings]
-    return [Column("in bursts", ratios, drop=6)] if any(ratios) else []
+def _ratio_column(title: str, ratios: Sequence[float | None]) -> list[Column]:
+    """Return ratios to the baseline in another regime; nothing if nobody was timed so."""
+    words = ["" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
+    return [Column(title, words, drop=6)] if any(words) else []
 
 
 def _resource_columns(taken: Sequence[Resources | None], scratch: Sequence[int]) -> list[Column]:

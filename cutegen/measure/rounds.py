@@ -14,7 +14,7 @@ from cutegen.measure.engine import Engine, Prepared
 from cutegen.measure.policy import Policy
 from cutegen.measure.series import COMMON, Series
 from cutegen.measure.sizing import plan_replays
-from cutegen.measure.statistics import BURST_REACH, Interval, choose, choose_in_both, within
+from cutegen.measure.statistics import BURST_REACH, Interval, choose, choose_in_all, within
 from cutegen.measure.stopping import Race, Settling
 from cutegen.measure.timing import Timing
 from cutegen.measure.timing_run import TimingRun
@@ -30,10 +30,15 @@ _WARM_S = 0.05
 _IDLE_S, _FIRST_IDLE_S = 0.05, 0.2
 #: GPU time of one entry in one burst, in microseconds, and most entries that are timed in bursts.
 _BURST_US, _MOST_IN_BURSTS = 1500.0, 12
+#: GPU time of one entry in one round of launches back to back, in microseconds.
+_BACK_TO_BACK_US = 1500.0
 #: Most GPU time of all entries in one burst, in microseconds, and fewest entries, however long they take.
 #: Source: with 50 ms an H200 slowed down within the burst: torch.mm took 6.2 ms for 4096x128256x4096, and
 #: 5.4 ms beside only one other entry.
 _ALL_IN_BURST_US, _LEAST_IN_BURSTS = 30_000.0, 4
+#: Longest launches that are timed back to back as well, in microseconds. Source: judgement. The end of one
+#: launch overlaps with the start of the next for a few microseconds, so longer ones differ by less than 1 %.
+_SHORT_US = 500.0
 #: Under load the predecessor alone gets this share of an entry's turn: it draws less power, so the clock
 #: rises meanwhile. Source: two GEMMs on an H200 ran at 1400 to 1500 MHz without it, and at 1740 to 1890 MHz
 #: where it had as much time as each of them.
@@ -72,14 +77,18 @@ class _Rounds:
         if context != BACK_TO_BACK:
             self.announce(PREDECESSOR)
             self.prepared[PREDECESSOR] = self.engine.prepare_predecessor(context)
-        for name, candidate in self.candidates.items():
-            self.announce(name)
-            try:
-                self.prepared[name] = self.engine.prepare(candidate, context)
-            except LaunchError as error:
-                if candidate is None:
-                    raise
-                self.fail(name, error)
+        for name in self.candidates:
+            self._prepare(name, context)
+
+    def _prepare(self, name: str, context: str) -> None:
+        """Make one entry ready; a candidate that fails becomes a failure."""
+        self.announce(name)
+        try:
+            self.prepared[name] = self.engine.prepare(self.candidates[name], context)
+        except LaunchError as error:
+            if name in COMMON:
+                raise
+            self.fail(name, error)
 
     @property
     def names(self) -> list[str]:
@@ -164,7 +173,7 @@ class _Rounds:
         If no power limit held the clock down, bursts would show nothing new, and there are none.
         """
         settled = self._settled()
-        names = list(dict.fromkeys([*self._rivals(settled), *(name for name in keep if name in settled)]))
+        names = self._names(settled, keep)
         if not self.power_limited or not names:
             return
         count = self.policy.burst_rounds
@@ -176,6 +185,33 @@ class _Rounds:
             timings[name] = timings[name].with_bursts(bursts)
         for name in self.failures:
             timings.pop(name, None)
+
+    def run_back_to_back(self, keep: Collection[str]) -> None:
+        """Add times of launches back to back to the timings of the entries that bursts would have.
+
+        Nothing is timed where these are what decides, one entry is alone, or launches are long.
+        """
+        settled, usual = self._settled(), self.prepared
+        names = self._names(settled, keep)
+        if self.policy.context == BACK_TO_BACK or len(names) < 2 or settled[names[0]].mid > _SHORT_US:
+            return
+        self.prepared = {}
+        for name in (REFERENCE, *names):
+            self._prepare(name, BACK_TO_BACK)
+        count = self.policy.back_to_back_rounds
+        race = Race(self.names, min_rounds=count, max_rounds=count, precision=0.0, prune=0.0)
+        series = Series(race, _BACK_TO_BACK_US)
+        self.run(series)
+        for name, launches in series.timings("", without=self.failures).items():
+            self.timings[name] = self.timings[name].with_back_to_back(launches)
+        for name in self.failures:
+            self.timings.pop(name, None)
+            usual.pop(name, None)
+        self.prepared = usual
+
+    def _names(self, settled: Mapping[str, Interval], keep: Collection[str]) -> list[str]:
+        """Return the entries to time in another regime as well, the settled winner first."""
+        return list(dict.fromkeys([*self._rivals(settled), *(name for name in keep if name in settled)]))
 
     def _rivals(self, settled: Mapping[str, Interval]) -> list[str]:
         """Return the entries to time in bursts: the fastest of each kernel, then other run-time arguments.
@@ -238,8 +274,9 @@ class _Rounds:
         alive, settled = self.names, self._settled()
         if self.policy.objective == "time" and settled:
             bursts = {name: t.bursts for name, t in self.timings.items() if t.bursts is not None}
+            others = {name: t.back_to_back for name, t in self.timings.items() if t.back_to_back is not None}
             level = [name for name, timing in self.timings.items() if timing.keeps_up]
-            winner, _ = choose_in_both(settled, bursts, alive, level)
+            winner, _ = choose_in_all(settled, bursts, others, alive, level)
             wanted = {winner, *keep}
             alive = [name for name in alive if name in wanted]
         return [REFERENCE, *alive]
@@ -285,8 +322,8 @@ def time_in_rounds(
         policy: How to time it.
         reference: What the reference is called in the record.
         announce: Told the name of each entry before it runs, so that a hang can be blamed on it.
-        keep: Entries that take part in bursts and energy measurements, if there are any, however slow they
-            are.
+        keep: Entries that take part in bursts, launches back to back and energy measurements, if there are
+            any, however slow they are.
 
     Raises:
         BrokenDeviceError: A launch broke the device; the entry announced last is to blame.
@@ -312,6 +349,8 @@ def time_in_rounds(
     rounds.timings = series.timings(reference, power_w=power_w, without=rounds.failures)
     if policy.burst_rounds > 0:
         rounds.run_bursts(keep)
+    if policy.back_to_back_rounds > 0:
+        rounds.run_back_to_back(keep)
     if policy.energy_s > 0:
         rounds.measure_energy(keep)
     return TimingRun(

@@ -12,9 +12,11 @@ from cutegen.errors import MeasureError
 __all__ = [
     "BURST_BAND",
     "BURST_REACH",
+    "CONTEXT_REACH",
     "TIE_BAND",
     "Interval",
     "choose",
+    "choose_in_all",
     "choose_in_both",
     "common_drift",
     "geometric_mean",
@@ -35,6 +37,10 @@ BURST_BAND = 0.01
 #: A config further behind than this when settled cannot win by its bursts. Source: 23 configs for each of six
 #: GEMMs on an H200: the best when settled was 4 to 7 % behind in bursts on four, others 1 to 3 % in both.
 BURST_REACH = 0.05
+#: A config further behind the winner than this, in the context that decides, cannot take its place for its
+#: times back to back; one that is nearer must save more than half of it over both contexts. Source:
+#: judgement; of two GEMMs on an H200 winners led by 1 % behind another kernel and lost 15 % back to back.
+CONTEXT_REACH = 0.02
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,48 @@ def choose_in_both(
             least = min(level.values()) + TIE_BAND
             name = next(rival for rival in preference if level.get(rival, math.inf) <= least)
     return name, equals
+
+
+def choose_in_all(
+    settled: Mapping[str, Interval],
+    bursts: Mapping[str, Interval],
+    back_to_back: Mapping[str, Interval],
+    preference: Sequence[str],
+    keeping_up: Collection[str] = (),
+) -> tuple[str, tuple[str, ...]]:
+    """Return the winner of :func:`choose_in_both`, or one near it that is faster back to back by more.
+
+    An entry takes the winner's place if it is at most :data:`CONTEXT_REACH` behind it, settled and in bursts
+    where there are any, keeps up with the reference if the winner does, and the fractions that it loses and
+    saves come to a saving of more than half of that. Of such entries the one that saves most wins; of savings
+    within :data:`TIE_BAND` the first in ``preference``.
+
+    Args:
+        settled: Times under settled clocks, in the context that decides.
+        bursts: Times in bursts, of the entries that were timed there.
+        back_to_back: Times of launches back to back, of the entries that were timed so.
+        preference: All names, the one that wins ties first.
+        keeping_up: Entries that lose little to the reference, settled and in bursts.
+
+    Raises:
+        MeasureError: ``settled`` is empty or ``preference`` lacks a name of it.
+    """
+    name, equals = choose_in_both(settled, bursts, preference, keeping_up)
+    if name not in back_to_back:
+        return name, equals
+    regimes = [settled, bursts] if name in bursts else [settled]
+    near = [
+        {n for n, t in times.items() if t.mid <= times[name].mid * (1 + CONTEXT_REACH)} for times in regimes
+    ]
+    rivals = set(back_to_back).intersection(*near, *([keeping_up] if name in keeping_up else []))
+    saved = {
+        rival: math.fsum(1 - times[rival].mid / times[name].mid for times in (settled, back_to_back))
+        for rival in rivals
+    }
+    most = max(saved.values())
+    if most <= CONTEXT_REACH / 2:
+        return name, equals
+    return next(rival for rival in preference if saved.get(rival, -math.inf) >= most - TIE_BAND), equals
 
 
 def _losses(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:

@@ -51,6 +51,11 @@ class Timing:
         burst_high_us: Upper end.
         burst_ratio: Median of the paired ratios reference / own in bursts.
         burst_clock_mhz: Median SM clock in bursts.
+        back_to_back_us: Median of launches back to back, without the shared drift, where they were timed
+            beside those of another context; else None.
+        back_to_back_low_us: Lower end of that median's 95 % interval.
+        back_to_back_high_us: Upper end.
+        back_to_back_ratio: Median of the paired ratios reference / own of launches back to back.
     """
 
     median_us: float
@@ -78,6 +83,10 @@ class Timing:
     burst_high_us: float | None = None
     burst_ratio: float | None = None
     burst_clock_mhz: float | None = None
+    back_to_back_us: float | None = None
+    back_to_back_low_us: float | None = None
+    back_to_back_high_us: float | None = None
+    back_to_back_ratio: float | None = None
 
     @classmethod
     def of(
@@ -141,6 +150,17 @@ class Timing:
             burst_clock_mhz=bursts.sm_clock_mhz,
         )
 
+    def with_back_to_back(self, launches: Timing) -> Timing:
+        """Return this timing with the times of the same entry in launches back to back."""
+        time = launches.paired
+        return replace(
+            self,
+            back_to_back_us=time.mid,
+            back_to_back_low_us=time.low,
+            back_to_back_high_us=time.high,
+            back_to_back_ratio=launches.ratio,
+        )
+
     @property
     def keeps_up(self) -> bool:
         """Whether it is not slower than the reference when settled, and not by much in bursts."""
@@ -149,16 +169,17 @@ class Timing:
     @property
     def bursts(self) -> Interval | None:
         """Microseconds in bursts, for comparing entries of one run; None if there were none."""
-        if self.burst_us is None or self.burst_low_us is None or self.burst_high_us is None:
-            return None
-        return Interval(self.burst_low_us, self.burst_us, self.burst_high_us)
+        return _interval(self.burst_low_us, self.burst_us, self.burst_high_us)
+
+    @property
+    def back_to_back(self) -> Interval | None:
+        """Microseconds back to back, for comparing entries of one run; None if they were not timed so."""
+        return _interval(self.back_to_back_low_us, self.back_to_back_us, self.back_to_back_high_us)
 
     @property
     def energy(self) -> Interval | None:
         """Millijoules per launch with their spread; None if they were not measured."""
-        if self.energy_mj is None or self.energy_low_mj is None or self.energy_high_mj is None:
-            return None
-        return Interval(self.energy_low_mj, self.energy_mj, self.energy_high_mj)
+        return _interval(self.energy_low_mj, self.energy_mj, self.energy_high_mj)
 
     def cost(self, objective: str) -> Interval | None:
         """Return what ``objective`` makes smallest, for comparing entries of one run.
@@ -185,8 +206,9 @@ class Timing:
         It is the steady time where there is one, else the reference's median over the paired ratio; without
         a reference, the same as :attr:`interval`.
         """
-        if self.steady_us is not None and self.steady_low_us is not None and self.steady_high_us is not None:
-            return Interval(self.steady_low_us, self.steady_us, self.steady_high_us)
+        steady = _interval(self.steady_low_us, self.steady_us, self.steady_high_us)
+        if steady is not None:
+            return steady
         if (
             self.reference_us is None
             or self.ratio is None
@@ -217,6 +239,12 @@ class Timing:
         if "rounds_power_w" not in values:
             values |= {"rounds_power_w": values.get("power_w"), "power_w": None, "energy_mj": None}
         return cls(**values)
+
+
+def _interval(low: float | None, mid: float | None, high: float | None) -> Interval | None:
+    if low is None or mid is None or high is None:
+        return None
+    return Interval(low, mid, high)
 
 
 def cost_ratio(reference: Timing, own: Timing, objective: str) -> Interval | None:

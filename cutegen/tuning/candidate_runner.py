@@ -230,8 +230,8 @@ class CandidateRunner:
         self.stage = "screen" if self.stage == "check" else self.stage
         policy = self.request.screen_policy
         if self.stage == "refine" and not self.request.at_once:
-            # Neighbours of the best: those that may win are near it when settled. Finals have bursts.
-            policy = replace(policy, burst_rounds=0)
+            # Neighbours of the best: those that may win are near it when settled. Finals have the rest.
+            policy = replace(policy, burst_rounds=0, back_to_back_rounds=0)
         if self.request.at_once:
             if self.decisive and self.torch is not None:
                 self.ledger.write_baseline(self.torch, policy)  # marks the end of the previous set

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cutegen.errors import MeasureError
 from cutegen.families.registry import SOURCES, space_of
 from cutegen.measure.policy import Policy
-from cutegen.measure.statistics import Interval, choose, choose_in_both, tied
+from cutegen.measure.statistics import Interval, choose, choose_in_all, tied
 from cutegen.measure.timing import Timing, against
 from cutegen.space import Config, Space
 
@@ -58,8 +58,8 @@ def choose_winner(
     The one that costs least wins unless others are tied with it. Among those the default comes first, since
     an entry must beat it to be worth having; then the config that the table already names, so that tuning
     again does not flip between equals; then cutegen's own kernels, and of one source the simpler one. Where
-    several were timed in bursts as well, one that loses less there may win although it is slower when
-    settled: see :func:`~cutegen.measure.statistics.choose_in_both`.
+    several were timed in bursts or back to back as well, one that loses less there may win although it is
+    slower when settled: see :func:`~cutegen.measure.statistics.choose_in_all`.
 
     Args:
         space: Of the family's general algorithm.
@@ -76,24 +76,28 @@ def choose_winner(
 
     ordered = sorted(timings, key=preference(space, default, incumbent))
     by_name = {config.digest: config for config in ordered}
-    known = {name: timings[config].cost(objective) for name, config in by_name.items()}
-    costs = {name: cost for name, cost in known.items() if cost is not None}
+    costs = _known({name: timings[config].cost(objective) for name, config in by_name.items()})
     if timings and not costs:
         raise MeasureError(
             f"objective {objective} needs energy, but this GPU's energy counter cannot be read or does not "
             "change; valid here: time"
         )
     if objective == "time":
-        found = {name: timings[config].bursts for name, config in by_name.items()}
-        bursts = {name: time for name, time in found.items() if time is not None}
+        bursts = _known({name: timings[config].bursts for name, config in by_name.items()})
+        others = _known({name: timings[config].back_to_back for name, config in by_name.items()})
         level = [name for name, config in by_name.items() if timings[config].keeps_up]
-        name, names = choose_in_both(costs, bursts, list(by_name), level)
+        name, names = choose_in_all(costs, bursts, others, list(by_name), level)
     else:
         # Two measurements of energy do not say how well their mean is known: if unsure, the default is safe.
         name, names = choose(costs, list(by_name), excuse=math.inf)
     winner = by_name[name]
     ratio = against(torch, timings[winner], objective)
     return Choice(winner, _baseline_wins(ratio), tuple(by_name[n] for n in names))
+
+
+def _known(found: Mapping[str, Interval | None]) -> dict[str, Interval]:
+    """Return what was measured."""
+    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def _baseline_wins(ratio: Interval | None) -> bool:

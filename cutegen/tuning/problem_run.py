@@ -22,6 +22,8 @@ __all__ = ["ProblemRun"]
 _BESIDE = 6
 #: Finalists that are chosen for their times in bursts, at most.
 _BURST_FINALISTS = 3
+#: Finalists that are chosen for their times back to back, at most.
+_BACK_TO_BACK_FINALISTS = 2
 
 
 class ProblemRun:
@@ -198,7 +200,7 @@ class ProblemRun:
         }
         always = [runner.default, *([runner.incumbent] if runner.incumbent else [])]
         always += _best_of_each_source(times) if len(request.sources) > 1 else []
-        always += _best_in_bursts(runner.working())
+        always += _best_in_bursts(runner.working()) + _best_back_to_back(runner.working())
         chosen = pick_finalists(
             times,
             *request.finalists,
@@ -239,8 +241,18 @@ class ProblemRun:
 def _best_in_bursts(attempts: Iterable[Attempt]) -> list[Config]:
     """Return the configs that were fastest in bursts; by settled times alone they might be missed."""
     timed = [(a.timing.burst_ratio, a.config) for a in attempts if a.timing is not None]
+    return _largest(timed, _BURST_FINALISTS)
+
+
+def _best_back_to_back(attempts: Iterable[Attempt]) -> list[Config]:
+    """Return the configs that were fastest back to back, among those near the fastest in what decides."""
+    timed = [(a.timing.back_to_back_ratio, a.config) for a in attempts if a.timing is not None]
+    return _largest(timed, _BACK_TO_BACK_FINALISTS)
+
+
+def _largest(timed: Iterable[tuple[float | None, Config]], count: int) -> list[Config]:
     known = [(ratio, config.digest, config) for ratio, config in timed if ratio is not None]
-    return [config for _, _, config in sorted(known, reverse=True)[:_BURST_FINALISTS]]
+    return [config for _, _, config in sorted(known, reverse=True)[:count]]
 
 
 def _best_of_each_source(times: Mapping[Config, float]) -> list[Config]:
