@@ -35,7 +35,8 @@ L2 by leaves room for the others. Source: an H200 with 50 MiB of L2, behind a ke
 (untuned_gates_467.json, _499, _569): all 12 of such sizes that were timed so take less time than with the
 fastest kernel that does not, 1 to 13 %; activations of 47 to 56 MB 0 to 2 %; of 240 MB and more some do,
 others not. Then `streamed` alone said that stores leave L2 first. Now all kernels say so, by the number of
-rows, and it makes less than 1 % of difference (an H100, untuned_gates_1619_h100.json)."""
+rows, and it makes less than 1 % of difference (42 pairs on an H100, two of them of more than 20 MB, in
+untuned_gates_1619_h100.json)."""
 LEAST_LEFT = 48_000_000
 """The smaller of these where rows are not aligned, for gradients."""
 MOSTLY_LEFT = 72_000_000
