@@ -37,7 +37,7 @@ from cutegen.families.gemm.problem import BLOCK_SCALED, Problem  # noqa: E402
 from cutegen.families.gemm.reference import GemmReference, accumulation_error  # noqa: E402
 from cutegen.families.gemm.tail_shapes import tail_problems  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
-from cutegen.measure.rounds import time_in_rounds  # noqa: E402
+from cutegen.measure.timed_rounds import time_in_rounds  # noqa: E402
 from cutegen.measure.torch_engine import TorchEngine  # noqa: E402
 
 DTYPES = tuple(BLOCK_SCALED)

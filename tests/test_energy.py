@@ -14,8 +14,9 @@ from cutegen.measure.candidate import Candidate
 from cutegen.measure.energy import IsolatedEnergy, isolated_energy, join
 from cutegen.measure.engine import Prepared
 from cutegen.measure.policy import Policy
-from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
+from cutegen.measure.rounds import BrokenDeviceError
 from cutegen.measure.statistics import Interval
+from cutegen.measure.timed_rounds import time_in_rounds
 from cutegen.measure.timing_run import TimingRun
 from cutegen.space import Launch
 

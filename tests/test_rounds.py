@@ -16,7 +16,8 @@ from cutegen.measure.context import CONTEXTS, PREDECESSOR
 from cutegen.measure.engine import Prepared
 from cutegen.measure.nvml import ClockReading
 from cutegen.measure.policy import Policy
-from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
+from cutegen.measure.rounds import BrokenDeviceError
+from cutegen.measure.timed_rounds import time_in_rounds
 from cutegen.measure.timing_run import TimingRun
 from cutegen.space import Launch
 

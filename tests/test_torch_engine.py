@@ -27,7 +27,7 @@ from cutegen.measure.check import Verdict  # noqa: E402
 from cutegen.measure.context import CONTEXTS  # noqa: E402
 from cutegen.measure.operand_sets import COPY, rotating  # noqa: E402
 from cutegen.measure.policy import Policy  # noqa: E402
-from cutegen.measure.rounds import time_in_rounds  # noqa: E402
+from cutegen.measure.timed_rounds import time_in_rounds  # noqa: E402
 from cutegen.measure.torch_engine import TorchEngine  # noqa: E402
 
 SMALL = Problem(72, 40, 64)

@@ -24,7 +24,8 @@ from cutegen.families.registry import load_families, parse_problem
 from cutegen.measure.candidate import Candidate, CheckResult
 from cutegen.measure.engine import DEFAULT_ENGINE, Engine, EngineFactory
 from cutegen.measure.policy import Policy
-from cutegen.measure.rounds import BrokenDeviceError, time_in_rounds
+from cutegen.measure.rounds import BrokenDeviceError
+from cutegen.measure.timed_rounds import time_in_rounds
 from cutegen.system.pipes import write_all
 
 __all__ = ["BROKEN_EXIT", "Responder", "main"]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from cutegen.errors import MeasureError
 from cutegen.families.registry import SOURCES, space_of
 from cutegen.measure.policy import Policy
-from cutegen.measure.statistics import Interval, choose, choose_in_all, tied
+from cutegen.measure.statistics import Interval, choose, tied
 from cutegen.measure.timing import Timing, against
+from cutegen.measure.winner import choose_fastest
 from cutegen.space import Config, Space
 
 __all__ = ["Choice", "choose_winner", "comparable_us", "pick_finalists", "preference"]
@@ -76,28 +77,21 @@ def choose_winner(
 
     ordered = sorted(timings, key=preference(space, default, incumbent))
     by_name = {config.digest: config for config in ordered}
-    costs = _known({name: timings[config].cost(objective) for name, config in by_name.items()})
+    known = {name: timings[config].cost(objective) for name, config in by_name.items()}
+    costs = {name: cost for name, cost in known.items() if cost is not None}
     if timings and not costs:
         raise MeasureError(
             f"objective {objective} needs energy, but this GPU's energy counter cannot be read or does not "
             "change; valid here: time"
         )
     if objective == "time":
-        bursts = _known({name: timings[config].bursts for name, config in by_name.items()})
-        others = _known({name: timings[config].back_to_back for name, config in by_name.items()})
-        level = [name for name, config in by_name.items() if timings[config].keeps_up]
-        name, names = choose_in_all(costs, bursts, others, list(by_name), level)
+        name, names = choose_fastest({n: timings[config] for n, config in by_name.items()}, list(by_name))
     else:
         # Two measurements of energy do not say how well their mean is known: if unsure, the default is safe.
         name, names = choose(costs, list(by_name), excuse=math.inf)
     winner = by_name[name]
     ratio = against(torch, timings[winner], objective)
     return Choice(winner, _baseline_wins(ratio), tuple(by_name[n] for n in names))
-
-
-def _known(found: Mapping[str, Interval | None]) -> dict[str, Interval]:
-    """Return what was measured."""
-    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def _baseline_wins(ratio: Interval | None) -> bool:

@@ -1,0 +1,28 @@
+"""Which entry wins where time is the objective: in the rounds that decide, in bursts and back to back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cutegen.measure.statistics import choose_in_all
+from cutegen.measure.timing import Timing
+
+__all__ = ["choose_fastest"]
+
+
+def choose_fastest(timings: Mapping[str, Timing], preference: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the winner, and all that are statistically tied with the fastest in the rounds that decide.
+
+    See :func:`~cutegen.measure.statistics.choose_in_all`, which has the errors.
+
+    Args:
+        timings: Measured together.
+        preference: All names, the one that wins ties first.
+    """
+    return choose_in_all(
+        {name: timing.paired for name, timing in timings.items()},
+        {name: timing.bursts for name, timing in timings.items() if timing.bursts is not None},
+        {name: timing.back_to_back for name, timing in timings.items() if timing.back_to_back is not None},
+        preference,
+        [name for name, timing in timings.items() if timing.keeps_up],
+    )
