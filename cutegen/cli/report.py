@@ -56,7 +56,7 @@ LEGEND = """columns:
   config          Tile and cluster shapes, then the knobs that are not at their simplest value: pingpong is
                   short for pingpong=true. The line below the table has all knobs; --wide has their names.
 
-Columns that do not fit the terminal are left out (W, mJ, back to back, in bursts, 95 %, regs, smem and
+Columns that do not fit the terminal are left out (W, mJ, in bursts, back to back, 95 %, regs, smem and
 scratch KB, in this order); --wide shows all, --json has everything. docs/knobs.md describes each knob.
 """
 
