@@ -209,7 +209,11 @@ class Policy:
     @property
     def digest(self) -> str:
         """A short stable name, the same in every process."""
-        return digest(replace(self, burst_rounds=0, back_to_back_rounds=0).to_json(), length=12)
+        return digest(self.without_regimes().to_json(), length=12)
+
+    def without_regimes(self) -> Policy:
+        """Return this policy without bursts, and without launches back to back beside another context."""
+        return replace(self, burst_rounds=0, back_to_back_rounds=0)
 
     def to_json(self) -> dict[str, Json]:
         """Return plain JSON data; a policy that version 0.1 had is described, and keyed, as it was then."""

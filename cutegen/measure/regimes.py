@@ -34,7 +34,7 @@ def run_bursts(rounds: Rounds, keep: Collection[str]) -> None:
 
     If no power limit held the clock down, bursts would show nothing new, and there are none.
     """
-    names = _names(rounds, keep)
+    names = _names(rounds, rounds.settled_times(), keep)
     if not rounds.power_limited or not names:
         return
 
@@ -54,7 +54,8 @@ def run_back_to_back(rounds: Rounds, keep: Collection[str]) -> None:
 
     Nothing is timed where these are what decides, one entry is alone, or launches are long.
     """
-    settled, names = rounds.settled_times(), _names(rounds, keep)
+    settled = rounds.settled_times()
+    names = _names(rounds, settled, keep)
     if rounds.policy.context == BACK_TO_BACK or len(names) < 2 or settled[names[0]].mid > _SHORT_US:
         return
     usual, rounds.prepared = rounds.prepared, {}
@@ -71,9 +72,8 @@ def _series(names: Sequence[str], count: int) -> Series:
     return Series(race, _TURN_US)
 
 
-def _names(rounds: Rounds, keep: Collection[str]) -> list[str]:
+def _names(rounds: Rounds, settled: Mapping[str, Interval], keep: Collection[str]) -> list[str]:
     """Return the entries to time, the settled winner first."""
-    settled = rounds.settled_times()
     return list(dict.fromkeys([*_rivals(rounds, settled), *(name for name in keep if name in settled)]))
 
 

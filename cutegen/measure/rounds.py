@@ -62,7 +62,7 @@ class Rounds:
         self.prepared: dict[str, Prepared] = {}
         self.power_limited = False
 
-    def replays(self, name: str, turn_us: float) -> int:
+    def _replays(self, name: str, turn_us: float) -> int:
         """Return how many replays of an entry's graph fill its turn."""
         loaded = self.policy.clock == "settled" and name == PREDECESSOR
         share = _BEFORE_SHARE if loaded else 1.0
@@ -104,6 +104,10 @@ class Rounds:
         self.failures[name] = CheckResult("launch_failed", str(error))
         self.prepared.pop(name, None)
 
+    def load(self, name: str) -> None:
+        """Run one entry for about 10 ms, untimed."""
+        self._measure(name, self._replays(name, _BURN_US))
+
     def warm(self) -> None:
         """Load the device for a moment, so that it leaves its idle clock before anything is timed."""
         start = self.engine.now()
@@ -125,7 +129,7 @@ class Rounds:
         self.settle_s, self.settled = settling.elapsed_s, settling.settled
         self.power_limited = settling.power_limited
 
-    def measure(self, name: str, replays: int) -> float | None:
+    def _measure(self, name: str, replays: int) -> float | None:
         """Replay the graph of one entry; return microseconds per launch, None if it failed."""
         self.announce(name)
         try:
@@ -153,7 +157,7 @@ class Rounds:
     def _sample(self, name: str, series: Series) -> float | None:
         if name not in self.prepared:
             return None
-        took = self.measure(name, self.replays(name, series.round_us))
+        took = self._measure(name, self._replays(name, series.round_us))
         clock = self.engine.sm_clock()
         if took is not None and clock is not None:
             series.clocks[name].append(clock)
@@ -165,10 +169,6 @@ class Rounds:
         if after.energy_mj is None or energy_before is None or seconds < 0.1:
             return after.power_w  # the counter is too coarse for so short a time
         return (after.energy_mj - energy_before) / 1000 / seconds
-
-    def load(self, name: str) -> None:
-        """Run one entry for about 10 ms, untimed."""
-        self.measure(name, self.replays(name, _BURN_US))
 
     def settled_times(self) -> dict[str, Interval]:
         """Return the settled times of the candidates that still run, in their order."""

@@ -6,7 +6,6 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from cutegen.arch import Arch
 from cutegen.build import Artifact, artifact_key
@@ -231,7 +230,7 @@ class CandidateRunner:
         policy = self.request.screen_policy
         if self.stage == "refine" and not self.request.at_once:
             # Neighbours of the best: those that may win are near it when settled. Finals have the rest.
-            policy = replace(policy, burst_rounds=0, back_to_back_rounds=0)
+            policy = policy.without_regimes()
         if self.request.at_once:
             if self.decisive and self.torch is not None:
                 self.ledger.write_baseline(self.torch, policy)  # marks the end of the previous set

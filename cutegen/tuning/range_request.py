@@ -131,19 +131,12 @@ class SizeRequest(Request):
 
         There are no bursts and no launches back to back, which would take as long as another size.
         """
-        usual = super().screen_policy
+        usual = super().screen_policy.without_regimes()
         long_us = _LAUNCHES * self.problem.flops / _FLOPS_US
         round_us = max(usual.round_us / 2, min(long_us, _LONGEST * usual.round_us))
         settle_s = min(usual.settle_s, _SETTLE_S if usual.clock == "settled" else _WAKE_S)
         extra = max(usual.extra_rounds, _DECIDING)
-        return replace(
-            usual,
-            round_us=round_us,
-            settle_s=settle_s,
-            extra_rounds=extra,
-            burst_rounds=0,
-            back_to_back_rounds=0,
-        )
+        return replace(usual, round_us=round_us, settle_s=settle_s, extra_rounds=extra)
 
 
 @dataclass(frozen=True)
