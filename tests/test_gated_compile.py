@@ -22,14 +22,14 @@ pytestmark = [
 KERNELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sm_90a", "gated 8192x14336 bf16", {}),
     ("sm_90a", "gated 8192x14336 bf16 layout=split", {"ctas_per_sm": 4, "vectors_per_thread": 2}),
-    ("sm_90a", "gated 8192x14336 fp32 layout=interleaved activation=gelu", {"streamed": True}),
-    ("sm_90a", "gated 4096x4099 fp16 activation=gelu_tanh", {"streamed": True, "pdl": "off"}),
+    ("sm_90a", "gated 8192x14336 fp32 layout=interleaved activation=gelu", {"threads": 512}),
+    ("sm_90a", "gated 4096x4099 fp16 activation=gelu_tanh", {"pdl": "off"}),
     ("sm_90a", "gated 4096x4099 bf16", {"ctas_per_sm": 4}),
     ("sm_90a", "gated_backward 8192x14336 bf16", {"ctas_per_sm": 8, "vectors_per_thread": 1}),
-    ("sm_90a", "gated_backward 8192x14336 bf16 layout=interleaved", {"streamed": True}),
+    ("sm_90a", "gated_backward 8192x14336 bf16 layout=interleaved", {"threads": 512}),
     ("sm_90a", "gated_backward 77x1001 fp16 layout=split activation=relu", {}),
     ("sm_90a", "activation 8192x16384 bf16", {"vectors_per_thread": 8}),
-    ("sm_90a", "activation 77x1001 fp16 activation=relu_squared", {"streamed": True}),
+    ("sm_90a", "activation 77x1001 fp16 activation=relu_squared", {"threads": 512}),
     ("sm_90a", "activation_backward 8192x16384 bf16", {"ctas_per_sm": 4}),
     ("sm_100a", "activation 8192x16384 fp32 activation=gelu_tanh", {"vectors_per_thread": 4}),
     ("sm_103a", "activation_backward 8192x14336 bf16 activation=silu", {"vectors_per_thread": 4}),
@@ -58,7 +58,6 @@ def test_a_knob_is_what_is_rendered(built: list[Compiled]) -> None:
     """All loads of a thread come before its arithmetic; hints, grids and launches follow the knobs."""
     for _, _, config, text in built:
         assert ("for turn in" in text) == ("CTAS = " in text) == (config["ctas_per_sm"] != 0)
-        assert ("NO_ALLOCATE" in text) == bool(config["streamed"])
         assert ("use_pdl=True" in text) == ("griddepcontrol_wait" in text) == (config["pdl"] != "off")
         assert (
             text.index("loaded.append")

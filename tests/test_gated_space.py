@@ -91,18 +91,16 @@ def test_single_elements_are_numbered_with_64_bits() -> None:
 @pytest.mark.parametrize(
     ("m", "n", "knobs"),
     [
-        (2617, 551, {"vectors_per_thread": 4, "ctas_per_sm": 0, "streamed": False}),
-        (11780, 551, {"vectors_per_thread": 4, "ctas_per_sm": 8, "streamed": False}),
-        (30000, 551, {"vectors_per_thread": 4, "ctas_per_sm": 0, "streamed": True}),
-        (11000, 1023, {"vectors_per_thread": 4, "ctas_per_sm": 0, "streamed": True}),
-        (9000, 1175, {"vectors_per_thread": 8, "ctas_per_sm": 0, "streamed": True}),
-        (60000, 1175, {"vectors_per_thread": 8, "ctas_per_sm": 0, "streamed": False}),
+        (2617, 551, {"vectors_per_thread": 4, "ctas_per_sm": 0}),
+        (11780, 551, {"vectors_per_thread": 4, "ctas_per_sm": 8}),
+        (30000, 551, {"vectors_per_thread": 4, "ctas_per_sm": 0}),
+        (11000, 1023, {"vectors_per_thread": 4, "ctas_per_sm": 0}),
+        (9000, 1175, {"vectors_per_thread": 8, "ctas_per_sm": 0}),
+        (60000, 1175, {"vectors_per_thread": 8, "ctas_per_sm": 0}),
     ],
 )
-def test_rows_that_are_not_aligned_fill_their_tiles_and_pass_l2_by(
-    m: int, n: int, knobs: dict[str, Any]
-) -> None:
-    """Persistent where much of a tile has no elements; tiles of whole rows; past L2 what it cannot hold."""
+def test_rows_that_are_not_aligned_fill_their_tiles(m: int, n: int, knobs: dict[str, Any]) -> None:
+    """Persistent where much of a tile has no elements; tiles of whole rows."""
     default = HOPPER.default(rows(m, n))
     assert {knob: default[knob] for knob in knobs} == knobs and not HOPPER.explain(rows(m, n), default)
 
@@ -124,6 +122,23 @@ BEHIND = {f"rope {size} bf16" for size in ("113x20x4x64x16x1", "455x5x1x64x16x1"
 BEHIND |= {"rope 2721x8x1x80x20x1 bf16"}
 
 
+#: Bytes of all tensors between which defaults had one more knob, ``streamed=true``, when these files were
+#: written; since then the number of rows says what leaves L2 first. Gradients of unaligned rows had it from
+#: 48 MB on.
+STREAMED = {"gated": (48e6, 2e8), "activation": (66e6, 2e8), "gated_backward": (0, 2**27)}
+STREAMED |= {"activation_backward": (0, 2e8)}
+
+
+def _as_it_was(config: str, problem: Any) -> str:
+    """Return what a default was called when these files were written."""
+    if problem.family not in STREAMED:
+        return config
+    least, most = STREAMED[problem.family]
+    least = max(least, 48e6) if problem.signature.unaligned else least
+    streamed = least <= problem.min_bytes < most and "ctas_per_sm=8" not in config
+    return config.replace(" pdl=", f" streamed={str(streamed).lower()} pdl=")
+
+
 @pytest.mark.parametrize("family", ["gated", "gated_backward", "activation", "activation_backward", "rope"])
 def test_defaults_are_near_the_best_that_was_timed_on_sizes_drawn_at_random(family: str) -> None:
     """On an H200 and an H100, with present and older defaults: where each was among what was timed."""
@@ -131,7 +146,9 @@ def test_defaults_are_near_the_best_that_was_timed_on_sizes_drawn_at_random(fami
     for path in (*RESULTS.glob("untuned_gates*.json"), *RESULTS.glob("untuned_activation.json")):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             if row["problem"].startswith(f"{family} "):
-                default = str(default_config(space, parse_problem(row["problem"]), 132))
+                problem = parse_problem(row["problem"])
+                default = str(default_config(space, problem, 132))
+                default = default if default in row["times"] else _as_it_was(default, problem)
                 if default in row["times"]:
                     ratios[path.name, row["problem"]] = min(row["times"].values()) / row["times"][default]
                 else:  # an older run, which timed none that pass L2 by, or other candidates of a newer one

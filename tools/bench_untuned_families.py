@@ -5,7 +5,7 @@
 For each family, widths (or heads) and numbers of rows are drawn at random; options are the family's own. The
 default config is timed beside the others that a search would try, in the same rounds and in the launch
 context for which winners are chosen. Each kernel is checked against fp64 first, on few rows. How launches
-overlap is left as the default has it.
+overlap is left as the default has it, unless ``--set`` names that knob, too.
 
     python tools/bench_untuned_families.py gated_gemm --candidates 12 --cache-dir DIR --compile-for sm_90a
 
@@ -157,7 +157,7 @@ def asked(
     default = default_config(space, problem, sm_count)
     overlap = next(knob for knob in ("pdl", "use_pdl") if knob in default)
     kept = {knob: values for knob, values in (fixed or {}).items() if knob in space.domains}
-    kept |= {overlap: [default[overlap]]}
+    kept = {overlap: [default[overlap]], **kept}
     if strategy_of(space) is not None:
         return few_candidates(space, problem, sm_count, most, kept)
     found = rank(space, problem, sm_count, most, kept, default=default)

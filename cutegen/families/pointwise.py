@@ -108,10 +108,6 @@ KNOBS = {
         "Persistent CTAs per SM; 0 launches one CTA per tile. Persistent CTAs start once, but the start of "
         "one no longer overlaps with the end of another, which costs more on an H200."
     ),
-    "streamed": (
-        "Load past the L1 cache, since nothing is read twice. How long L2 keeps what is read and written "
-        "follows from its size, with either value."
-    ),
     "pdl": (
         "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "
         "kernel start as soon as there is room (early). Pays for short kernels that follow one another. off "

@@ -4,7 +4,7 @@
 
 Rows of 16384 bf16 elements.
 Arithmetic is in fp32, and every output is rounded once.
-threads=256 vectors_per_thread=1 ctas_per_sm=0 streamed=false pdl=early
+threads=256 vectors_per_thread=1 ctas_per_sm=0 pdl=early
 """
 
 import cuda.bindings.driver as cuda

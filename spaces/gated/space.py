@@ -25,28 +25,25 @@ OTHER_REGISTERS = 40
 BUSY = SM_THREADS // 2
 """Accesses for each multiprocessor from which CTAs have 256 threads. Source: an H200, where 128 took up
 to 3 % less time below 0.9 of it, and 256 threads up to 7 % less above 1.1 of it."""
+MANY = {
+    "activation": (128, 2),
+    "activation_backward": (128, 2),
+    "gated": (256, 1),
+    "gated_backward": (128, 1),
+}
+"""Threads of a CTA, and accesses of each of them, where there are so many."""
 FILLED = 3
 """CTAs of 256 threads for each multiprocessor, below which too few threads wait for memory at a time. Source:
 an H200, where 238 rows of 1215 elements took 1.77 us in 1.8 CTAs, and 1.42 in 5.4."""
 
 PARTLY_LEFT = {"activation": (66_000_000, 200_000_000), "gated": (48_000_000, 200_000_000)}
-"""Bytes of all tensors between which the kernel before has left some of them in L2, but not all: what passes
-L2 by leaves room for the others. Source: an H200 with 50 MiB of L2, behind a kernel that writes what is read
-(untuned_gates_467.json, _499, _569): all 12 of such sizes that were timed so take less time than with the
-fastest kernel that does not, 1 to 13 %; activations of 47 to 56 MB 0 to 2 %; of 240 MB and more some do,
-others not. Then `streamed` alone said that stores leave L2 first. Now all kernels say so, by the number of
-rows, and it makes less than 1 % of difference (42 pairs on an H100, two of them of more than 20 MB, in
-untuned_gates_1619_h100.json)."""
-LEAST_LEFT = 48_000_000
-"""The smaller of these where rows are not aligned, for gradients."""
-MOSTLY_LEFT = 72_000_000
-"""Bytes up to which it has left most, so that few threads with several accesses each do."""
+"""Bytes of all tensors of rows that are not aligned, between which the kernel before has left some of them in
+L2, but not all. Source: an H200 with 50 MiB of L2 (untuned_gates_467.json)."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "threads": (128, 256, 512),
     "vectors_per_thread": (1, 2, 4, 8),
     "ctas_per_sm": (0, 2, 4, 8),
-    "streamed": (False, True),
     "pdl": ("off", "early"),
 }
 
@@ -86,12 +83,10 @@ LOADS = {"activation": 1, "activation_backward": 2, "gated": 2, "gated_backward"
 """Accesses for one vector of results: gate, or what is activated; up; backward the gradient."""
 STORES = {"activation": 1, "activation_backward": 1, "gated": 1, "gated_backward": 2}
 """Accesses that write one vector of each result."""
-BY_L2 = {"activation_backward": 200_000_000, "gated_backward": 2**27}
-"""Bytes of all tensors of backward kernels up to which gradients pass L2 by."""
 FEW = 0.65
 """Share of a row's tiles that has elements, up to which half as many of twice the length are taken; and up to
 which forward kernels of one tile to a row are persistent, if each CTA has TURNS of them: it goes on with the
-next row while it waits for one. Of rows that pass L2 by half that share. Source: an H100
+next row while it waits for one. Of rows that L2 holds in part, half that share. Source: an H100
 (untuned_gates_unaligned_h100.json)."""
 TURNS = 6
 BYTES_OF_A_START = 5000
@@ -161,43 +156,18 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def choose_default(space: Space, problem: Any) -> Config:
-    """Return the config with one access per thread to each tensor, and CTAs of 256 threads where there are
-    many, whose starts then take half as long. Where accesses are single elements, threads have so many that
-    CTAs start no slower than memory moves what they ask for.
-
-    Source: an H200, where the best of 12 configs took 0.2 % less time in the geometric mean of 147 sizes of
-    aligned rows, and 4 % at most (docs/results/untuned_gates_before.json).
-    """
+    """Return the config of the family where there are many accesses, else CTAs of 128 threads with one each.
+    Where accesses are single elements, threads have so many that CTAs start no slower than memory moves what
+    they ask for."""
     if problem.signature.unaligned:
         return _unaligned(space, problem)
     many = vectors(problem) >= BUSY * space.arch.nominal_sm_count
-    if problem.family in BY_L2:
-        return _backward(problem, many)
-    least, most = PARTLY_LEFT[problem.family]
-    if many and least <= (moved := problem.min_bytes) < most:
-        wide = {"vectors_per_thread": 4} if moved < MOSTLY_LEFT else {"threads": 512}
-        streamed = _base(256).replace(streamed=True, **wide)
-        if not space.explain(problem, streamed):
-            return streamed
-    return _base(256 if many else 128)
+    return _base(*(MANY[problem.family] if many else (128, 1)))
 
 
-def _backward(problem: Any, many: bool) -> Config:
-    """Return the default of a backward kernel, whose gradients pass L2 by unless there are too many.
-
-    Source: an H200, behind a kernel that writes the gradient (untuned_gates_499.json, _569): 55 sizes of
-    gates up to 100 MB take between 6 % less and 1 % more time than the fastest kernel that stores through L2,
-    46 of activations up to 167 MB between 9 % less and 2 % more; of 247 MB and more gates take 3 to 22 %
-    longer. Activations take up to 4 % longer with 256 threads than with 128.
-    """
-    if problem.min_bytes >= BY_L2[problem.family]:
-        return _base(256)
-    return _base(256 if many and problem.family == "gated_backward" else 128).replace(streamed=True)
-
-
-def _base(threads: int) -> Config:
+def _base(threads: int, vectors_per_thread: int = 1) -> Config:
     return Config(
-        {"threads": threads, "vectors_per_thread": 1, "ctas_per_sm": 0, "streamed": False, "pdl": "early"}
+        {"threads": threads, "vectors_per_thread": vectors_per_thread, "ctas_per_sm": 0, "pdl": "early"}
     )
 
 
@@ -210,11 +180,10 @@ def _unaligned(space: Space, problem: Any) -> Config:
     """
     config = _with_long_tiles(space, problem, _base(256))
     tile = config.integer("threads") * config.integer("vectors_per_thread")
-    least, most = PARTLY_LEFT.get(problem.family) or (LEAST_LEFT, BY_L2[problem.family])
-    config = config.replace(streamed=least <= problem.min_bytes < most)
     at_a_time = SM_THREADS // config.integer("threads")
     turns = problem.m / (at_a_time * space.arch.nominal_sm_count)
-    share = FEW / 2 if config.flag("streamed") else FEW
+    least, most = PARTLY_LEFT.get(problem.family, (0, 0))
+    share = FEW / 2 if least <= problem.min_bytes < most else FEW
     persistent = config.replace(ctas_per_sm=at_a_time)
     is_short = problem.family in PARTLY_LEFT and by_row(problem) and problem.n <= share * tile
     if is_short and turns >= TURNS and not space.explain(problem, persistent):

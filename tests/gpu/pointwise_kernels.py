@@ -10,7 +10,7 @@ __all__ = ["KNOBS", "STORES", "WRONG_SLOPE"]
 
 _STORE = "            store(outs, at_place(out, row, column), policy)\n"
 #: Of the kernels that are broken.
-KNOBS: dict[str, Any] = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0, "streamed": False}
+KNOBS: dict[str, Any] = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0}
 STORES = {
     "last tile unwritten": Broken(
         "VECTORS - 1) // TILE + 1\n",
