@@ -19,10 +19,14 @@ from fake_tuning import Rig, quick_search, steady  # noqa: F401, E402
 
 import cutegen  # noqa: E402
 from cutegen.errors import CheckError  # noqa: E402
+from cutegen.records.entry import Fingerprint  # noqa: E402
+from cutegen.records.table import Table  # noqa: E402
+from cutegen.space import Config  # noqa: E402
+from cutegen.torch_ops import gemm  # noqa: E402
 from tools import bench_model as tool  # noqa: E402
 from tools.benchmark import model_steps  # noqa: E402
 from tools.benchmark.environment import check_facts  # noqa: E402
-from tools.benchmark.model_table import APART, COMPILED, GEMMS, LINEAR, MODEL, STEP  # noqa: E402
+from tools.benchmark.model_table import APART, BESIDE, COMPILED, GEMMS, LINEAR, MODEL, STEP  # noqa: E402
 from tools.results_table import main as render  # noqa: E402
 
 
@@ -53,6 +57,8 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         parts=tool.PARTS,
         gates_apart=False,
         wait_for=None,
+        tuned_for="overlapping",
+        beside=None,
     )
     vars(args).update(changes)
     facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
@@ -111,10 +117,14 @@ def test_all_parts_are_tuned_at_once(gpu: FakeGpu, tmp_path: Path, monkeypatch: 
         changes = {"autotune": 60.0, "decode": (5,), "prefill": (), "parts": ("decode",)}
         return bench(tmp_path, table=None, **changes)._facts["tuning"]
 
-    first = said("one", steady)
-    assert (first["known"], first["tuned"], first["failed"]) == (0, 5, [])
-    again = said("two", steady)
-    assert (again["known"], again["tuned"]) == (5, 0), "the operators ask the table of the first"
+    def right(config: Config) -> str:
+        return steady(config) if "mma_tiler_mn" in config else "20"
+
+    first = said("one", right)
+    assert (first["known"], first["tuned"], first["failed"]) == (0, 5 + 1, []), "and the norms"
+    assert first["context"] == "overlapping"
+    again = said("two", right)
+    assert (again["known"], again["tuned"]) == (5 + 1, 0), "the operators ask the table of the first"
     cutegen.use(gpu.dispatcher())
     broken = said("three", lambda config: "wrong_result")
     assert broken["tuned"] == 0 and "gemm 5x384x256 bf16 kk" in broken["failed"]
@@ -125,7 +135,7 @@ def test_seconds_of_autotune_are_taken_twice(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """The first time all is tuned, the second time nothing; the file is rendered."""
-    tuner = lambda dispatcher: Rig(tmp_path / "rig", lambda config: "20", device=H200).tuner  # noqa: E731
+    tuner = lambda dispatcher, context: Rig(tmp_path / "rig", lambda config: "20", device=H200).tuner  # noqa: E731
     monkeypatch.setattr("cutegen.tuning.model.tuner_of", tuner)
     monkeypatch.setattr(tool, "TUNED_ROWS", (3, 24))
     subject = bench(tmp_path)
@@ -178,6 +188,25 @@ def test_what_waits_is_compiled_and_compared_first(
     }
     subject.finish()
     assert compared == 2 * names
+
+
+def test_another_table_may_answer_the_same_steps(
+    gpu: AllFamilies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same rounds; afterwards the first one answers again."""
+    Table(Fingerprint.of(H200)).save(tmp_path / "other.json")
+    asked: list[Any] = []
+    subject = bench(tmp_path, decode=(2,), beside=tmp_path / "other.json")
+    before, prepare = gemm.default_dispatcher(), subject._prepare
+
+    def noted(*given: Any) -> Any:
+        asked.append(gemm.default_dispatcher().table_path)
+        return prepare(*given)
+
+    monkeypatch.setattr(subject, "_prepare", noted)
+    subject.decode()
+    assert asked == [before.table_path, tmp_path / "other.json"] and gemm.default_dispatcher() is before
+    assert set(rows(tmp_path)) == {("decode 2", what) for what in (GEMMS, LINEAR, STEP, BESIDE)}
 
 
 def test_parts_keep_the_order_in_which_they_are_named() -> None:

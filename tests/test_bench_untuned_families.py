@@ -156,3 +156,12 @@ def test_knobs_that_decide_nothing_are_left_alone() -> None:
     assert {(config["vectors_per_thread"], config["ctas_per_sm"]) for config in others} == {(2, 0)}
     turned = parse_problem("rope 8192x32x8x128x64x1 bf16")
     assert tool.asked(turned, *gpu, 64, fixed) == tool.asked(turned, *gpu, 64)
+
+
+def test_one_knob_alone_may_vary() -> None:
+    """The default with each valid value of it; a family without that knob has its default."""
+    gpu = DEVICE.arch, DEVICE.sm_count
+    default, *others = tool.asked(parse_problem("softmax 64x4096 bf16"), *gpu, 16, vary="pdl")
+    assert default["pdl"] == "off"
+    assert [str(c) for c in others] == [str(default.replace(pdl=value)) for value in ("early", "late")]
+    assert len(tool.asked(parse_problem("gated_gemm 8x4096x4096 bf16"), *gpu, 16, vary="pdl")) == 1

@@ -15,12 +15,12 @@ from test_tuning import DEFAULT, PROBLEM, SHAPE, SPACE, rivals, trials_of, view
 from cutegen.arch import find_arch
 from cutegen.errors import NoWinnerError, UsageError
 from cutegen.families.gemm.problem import Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure.context import BACK_TO_BACK
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
-from cutegen.search.twins import with_twins
+from cutegen.search.twins import alone, overlapped, with_twins
 from cutegen.space import Config
 from cutegen.tuning import EFFORTS, Effort, Request
 from cutegen.tuning.range_request import SizeRequest
@@ -289,11 +289,32 @@ def test_the_others_do_without_overlap_unless_they_split_k() -> None:
     problem = Problem(256, 256, 65536)
     first, second = (config.replace(use_pdl=True, split_k=1) for config in rivals(2))
     parts = first.replace(split_k=4)
-    found = with_twins(SPACE, problem, [first, second, parts], 1, others_alone=True)
+    found = with_twins(SPACE, problem, [first, second, parts], 1, others=alone)
     assert found == [first, first.replace(use_pdl=False), second.replace(use_pdl=False), parts]
     for count, fixed in ((0, None), (1, {"use_pdl": (True,)})):
-        kept = with_twins(SPACE, problem, [first, second], count, fixed, others_alone=True)
+        kept = with_twins(SPACE, problem, [first, second], count, fixed, others=alone)
         assert kept == [first, second]
+
+
+def test_between_kernels_that_overlap_the_others_do_as_well() -> None:
+    """Of norms the twins have both ways of it, and the others the one that lets the next start first."""
+    first, second = (config.replace(use_pdl=False) for config in rivals(2))
+    assert with_twins(SPACE, PROBLEM, [first, second], 1, others=overlapped) == [
+        first,
+        first.replace(use_pdl=True),
+        second.replace(use_pdl=True),
+    ]
+    norms, problem = find_space("rmsnorm", ARCH), parse_problem("rmsnorm 64x4096 bf16")
+    one = norms.default(problem)
+    other = norms.default(parse_problem("rmsnorm 4x4096 bf16"))
+    assert with_twins(norms, problem, [one, other], 1, others=overlapped) == [
+        one,
+        one.replace(pdl="early"),
+        one.replace(pdl="late"),
+        other.replace(pdl="early"),
+    ]
+    assert alone(norms, problem, one.replace(pdl="late"), {}) == one
+    assert overlapped(norms, problem, one, {"pdl": ("off",)}) == one
 
 
 def test_a_space_without_overlap_has_no_twins() -> None:

@@ -53,7 +53,7 @@ def test_every_field_is_part_of_the_identity() -> None:
         ({"round_us": -1.0}, "must not be negative"),
         ({"energy_s": -1.0}, "must not be negative"),
         ({"objective": "watts"}, "valid: time, energy, edp"),
-        ({"context": "between"}, "context is 'between'; valid: alone, behind, back_to_back"),
+        ({"context": "between"}, "context is 'between'; valid: alone, behind, overlapping, back_to_back"),
         ({"clock": "burst", "energy_s": 0.1}, "energy for 0.1 s after a burst"),
     ],
 )

@@ -201,31 +201,32 @@ def test_what_an_h200_ran_fastest_is_legal_and_the_default_little_slower(line: s
         assert best in map(str, HOPPER.configs(problem))
         dropped = source.get("dropped_us", {}).get(line, times[best])
         assert times[best] <= 1.005 * dropped
-        if default in times:
-            assert times[default] <= 1.02 * min(times[best], dropped), source["name"]
+        starts = [us for config, us in times.items() if config.split(" pdl=")[0] == default.split(" pdl=")[0]]
+        if starts:  # when the next kernel may start is up to that kernel
+            assert min(starts) <= 1.02 * min(times[best], dropped), source["name"]
             seen += 1
     assert seen, f"{default} was not measured"
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "threads", "rows_per_cta", "cluster", "pdl"),
+    ("m", "n", "threads", "rows_per_cta", "cluster"),
     [
-        (1, 4096, 128, 1, 2, "early"),
-        (64, 8192, 256, 1, 1, "late"),
-        (2048, 4096, 128, 1, 1, "late"),
-        (16384, 4096, 192, 1, 1, "early"),
-        (16384, 7168, 224, 1, 1, "early"),
-        (4096, 16384, 128, 1, 4, "early"),
-        (32768, 32768, 128, 1, 8, "early"),
-        (131072, 128, 16, 16, 1, "early"),
-        (2048, 65536, 256, 1, 4, "early"),
-        (1024, 100_000, 256, 1, 8, "early"),
+        (1, 4096, 128, 1, 2),
+        (64, 8192, 256, 1, 1),
+        (2048, 4096, 128, 1, 1),
+        (16384, 4096, 192, 1, 1),
+        (16384, 7168, 224, 1, 1),
+        (4096, 16384, 128, 1, 4),
+        (32768, 32768, 128, 1, 8),
+        (131072, 128, 16, 16, 1),
+        (2048, 65536, 256, 1, 4),
+        (1024, 100_000, 256, 1, 8),
     ],
 )
 def test_the_default_is_what_an_h200_runs_fastest(
-    m: int, n: int, threads: int, rows_per_cta: int, cluster: int, pdl: str
+    m: int, n: int, threads: int, rows_per_cta: int, cluster: int
 ) -> None:
     """Source: measured times of all kernels on an H200, within 1 %; 100000 elements as their neighbours."""
     config = HOPPER.default(rows(m, n))
     assert (knob(config, "threads_per_row"), knob(config, "rows_per_cta")) == (threads, rows_per_cta)
-    assert (knob(config, "cluster_n"), config["pdl"]) == (cluster, pdl)
+    assert (knob(config, "cluster_n"), config["pdl"]) == (cluster, "off")

@@ -51,8 +51,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def behaviour(config: Config) -> str:
-    """Wide CTAs with two heads per thread are fastest; without programmatic launches all is wrong."""
-    if config["pdl"] == "off":
+    """Wide CTAs with two heads per thread are fastest; with programmatic launches all is wrong."""
+    if config["pdl"] == "early":
         return "wrong_result"
     return str(10.0 + 2 * (config["threads"] != 512) + 0.5 * abs(config.integer("heads_per_thread") - 2))
 

@@ -49,7 +49,9 @@ def test_the_winner_is_that_of_the_context(tmp_path: Path, context: str) -> None
 def test_winners_are_chosen_as_in_a_model_unless_told_otherwise(tmp_path: Path) -> None:
     """Behind another kernel."""
     assert Rig(tmp_path).tuner.tune(*SHAPE).context == "behind"
-    with pytest.raises(UsageError, match="unknown launch context 'between'; valid: alone, behind, back_to_"):
+    with pytest.raises(
+        UsageError, match="launch context 'between'; valid: alone, behind, overlapping, back_"
+    ):
         Rig(tmp_path, context="between")
 
 

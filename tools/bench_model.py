@@ -31,12 +31,13 @@ from cutegen.build.store import Store, file_digest
 from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
+from cutegen.measure.context import CONTEXTS, OVERLAPPING
 from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
 from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import check_facts
-from tools.benchmark.model_table import APART, COMPILED, GEMMS, LINEAR, MODEL, STEP
+from tools.benchmark.model_table import APART, BESIDE, COMPILED, GEMMS, LINEAR, MODEL, STEP
 from tools.benchmark.results import write_json
 
 #: What may be measured, by default in this order.
@@ -66,9 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive_int, default=21)
     parser.add_argument("--settle", type=positive_float, default=0.5, help="seconds of turns before (0.5)")
     parser.add_argument("--autotune", type=positive_float, metavar="SECONDS", help="tune before, so long")
+    parser.add_argument(
+        "--tuned-for", choices=CONTEXTS, default=OVERLAPPING, help="launch context of tuning (%(default)s)"
+    )
     parser.add_argument("--gates-apart", action="store_true", help="also compile with gates left to Inductor")
     parser.add_argument("--wait-for", type=Path, metavar="FILE", help="compile, and time when it is there")
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE.json", help="time optimized inference with this table as well"
+    )
     add_cache_argument(parser, "compiled kernels")
     add_commit_argument(parser)
     args = parser.parse_args(argv)
@@ -258,7 +265,24 @@ class ModelBench:
         for what, wanted in ((LINEAR, is_linear), (STEP, None)):
             with swapped(model, wanted):
                 graphs[what] = self._steps.Captured(step)
+        if self._args.beside is not None:
+            with self._asking(self._args.beside):
+                self._prepare(model, step)
+                with swapped(model, None):
+                    graphs[BESIDE] = self._steps.Captured(step)
         self._row(name, model, graphs)
+
+    @contextmanager
+    def _asking(self, table: Path) -> Iterator[None]:
+        """Let the operators ask another table for as long as the block takes."""
+        from cutegen.torch_ops import gemm, settings
+
+        before = gemm.default_dispatcher()
+        settings.load_table(table)
+        try:
+            yield
+        finally:
+            gemm.use(before)
 
     def _prepare(
         self, model: Any, step: Callable[[], Any], *, backward: bool = False, addends: bool = False
@@ -301,8 +325,25 @@ class ModelBench:
                 found.update(dict.fromkeys(_with_addends(trained, model)))
         return [*found, *dict.fromkeys(gated)]
 
+    def _between(self) -> list[str]:
+        """Return what steps with cutegen's layers call between their products: norms, gates, embeddings."""
+        import cutegen
+
+        args, model, asked = self._args, self._model(2), list[Callable[[], Any]]()
+        if "decode" in args.parts:
+            asked += [self._steps.decode(model, args.size, texts, args.context) for texts in args.decode]
+        if "prefill" in args.parts:
+            asked += [self._steps.prefill(model, length) for length in args.prefill]
+        if "training" in args.parts:
+            asked += [self._steps.training(model, args.training)]
+        with swapped(model, None), cutegen.record() as recording:
+            for step in asked:
+                step()
+        problems = {call.problem for call in recording.calls}
+        return sorted(str(p) for p in problems if p.family not in ("gemm", "gated_gemm"))
+
     def _tune(self, budget_s: float) -> dict[str, Json]:
-        """Tune the GEMMs of all parts that the table does not answer, and use the answers."""
+        """Tune the problems of all parts that the table does not answer, and use the answers."""
         from cutegen.families.registry import parse_problem
         from cutegen.torch_ops import gemm, settings
         from cutegen.tuning import AutoTuner
@@ -310,11 +351,14 @@ class ModelBench:
         begun, args = time.monotonic(), self._args
         if args.table is not None and args.table.exists():
             settings.load_table(args.table)
-        dispatcher, problems = gemm.default_dispatcher(), [parse_problem(line) for line in self.lines()]
+        problems = [parse_problem(line) for line in (*self.lines(), *self._between())]
+        dispatcher = gemm.default_dispatcher()
         problems.sort(key=lambda problem: -problem.flops)  # the budget may end
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
         without, known, products = missing, len(problems) - len(missing), dict[str, Json]()
-        with AutoTuner(cache_dir=args.cache_dir, table=args.table, effort="quick") as tuner:
+        with AutoTuner(
+            cache_dir=args.cache_dir, table=args.table, effort="quick", context=args.tuned_for
+        ) as tuner:
             for _ in range(2):  # the first compilations may take longer than the share of one problem
                 left = max(budget_s - (time.monotonic() - begun), 0.1 * budget_s)
                 stakes = [float(problem.flops) for problem in without]
@@ -331,7 +375,7 @@ class ModelBench:
         seconds = round(time.monotonic() - begun, 1)
         failed: list[Json] = [str(problem) for problem in without]
         counts: dict[str, Json] = {"known": known, "tuned": len(missing) - len(failed), "failed": failed}
-        return {**counts, "seconds": seconds, "products": products}
+        return {"context": args.tuned_for, **counts, "seconds": seconds, "products": products}
 
     def _row(
         self,

@@ -46,7 +46,7 @@ from cutegen.records.calibrations import packaged_arch
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.search.defaults import default_config, strategy_of
 from cutegen.search.strategies import rank
-from cutegen.space import Config, Value
+from cutegen.space import Config, Space, Value
 from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.compiled import compiled_candidate
 from tools.benchmark.drawn import DrawnRows, add_brief_arguments, add_drawing_arguments, brief_policy
@@ -148,13 +148,17 @@ def asked(
     sm_count: int,
     most: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
+    vary: str = "",
 ) -> list[Config]:
     """Return the default config and the others that are tried, at most ``most``.
 
-    Of knobs in ``fixed`` that the family has, only these values.
+    Of knobs in ``fixed`` that the family has, only these values. With ``vary``, all that differ from the
+    default in that knob alone.
     """
     space = find_space(problem.family, arch)
     default = default_config(space, problem, sm_count)
+    if vary:
+        return _varied(space, problem, default, vary)
     overlap = next(knob for knob in ("pdl", "use_pdl") if knob in default)
     kept = {knob: values for knob, values in (fixed or {}).items() if knob in space.domains}
     kept = {overlap: [default[overlap]], **kept}
@@ -164,6 +168,12 @@ def asked(
     return list(dict.fromkeys([default, *found]))[:most]
 
 
+def _varied(space: Space, problem: Problem, default: Config, knob: str) -> list[Config]:
+    values = space.domains[knob] if knob in default else ()
+    found = [default, *(default.replace(**{knob: value}) for value in values)]
+    return [config for config in dict.fromkeys(found) if not space.explain(problem, config)]
+
+
 def _plan(args: argparse.Namespace, arch: Arch, sm_count: int) -> dict[str, dict[Problem, list[Config]]]:
     """Return what is tried of each problem, by family; models take some tenths of a second for each."""
     families = args.families or list(DRAWS)
@@ -171,7 +181,12 @@ def _plan(args: argparse.Namespace, arch: Arch, sm_count: int) -> dict[str, dict
         raise UsageError(f"sizes of {unknown[0]} cannot be drawn; valid: {', '.join(DRAWS)}")
     problems = {family: drawn(family, args.widths, args.sizes, args.seed) for family in families}
     ask = partial(
-        _asked_words, arch=arch, sm_count=sm_count, most=args.candidates, fixed=parse_fixed(args.set)
+        _asked_words,
+        arch=arch,
+        sm_count=sm_count,
+        most=args.candidates,
+        fixed=parse_fixed(args.set),
+        vary=args.vary,
     )
     lines = [str(problem) for each in problems.values() for problem in each]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
@@ -180,10 +195,10 @@ def _plan(args: argparse.Namespace, arch: Arch, sm_count: int) -> dict[str, dict
 
 
 def _asked_words(
-    line: str, arch: Arch, sm_count: int, most: int, fixed: Mapping[str, Sequence[Value]]
+    line: str, arch: Arch, sm_count: int, most: int, fixed: Mapping[str, Sequence[Value]], vary: str
 ) -> list[str]:
     """Return the configs of :func:`asked` as text, which processes can hand to one another."""
-    return [str(config) for config in asked(parse_problem(line), arch, sm_count, most, fixed)]
+    return [str(config) for config in asked(parse_problem(line), arch, sm_count, most, fixed, vary)]
 
 
 def _compilation(args: argparse.Namespace, arch: Arch, plan: Mapping[str, Any]) -> Compilation:
@@ -315,6 +330,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KNOB=V1,V2",
         help="try only these values, in families that have the knob, beside the default; repeatable",
+    )
+    parser.add_argument(
+        "--vary",
+        default="",
+        metavar="KNOB",
+        help="try the default with each value of this knob, and no others",
     )
     add_brief_arguments(parser, round_us=1000)
     parser.add_argument(

@@ -164,7 +164,8 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         choices=CONTEXTS,
         default=DEFAULT_CONTEXT,
         help="what runs before each timed launch: an element-wise kernel that writes the first input, as in "
-        "a model (behind); a kernel that touches no operand (alone); or the same kernel (back_to_back). Its "
+        "a model (behind); such a kernel that overlaps with its neighbours, as those of cutegen do "
+        "(overlapping); a kernel that touches no operand (alone); or the same kernel (back_to_back). Its "
         f"time is subtracted (default {DEFAULT_CONTEXT})",
     )
     add_busy_argument(group)

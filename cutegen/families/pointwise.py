@@ -110,7 +110,7 @@ KNOBS = {
     ),
     "pdl": (
         "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "
-        "kernel start as soon as there is room (early). Pays for short kernels that follow one another. off "
-        "launches without it."
+        "kernel start as soon as there is room (early). Pays for short kernels between others that do so, as "
+        "in a model with cutegen's layers; behind others it costs 0.2 to 0.3 us. off launches without it."
     ),
 }

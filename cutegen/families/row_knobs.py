@@ -28,8 +28,9 @@ ROW_KNOBS: Mapping[str, str] = {
     "turn": "Vectors of 16 bytes that a thread holds at a time if the row is in shared memory; else 1.",
     "pdl": (
         "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "
-        "kernel start as soon as there is room (early) or after the sums (late). Pays for short kernels that "
-        "follow one another. off launches without it."
+        "kernel start as soon as there is room (early) or after the sums (late). Pays for short kernels "
+        "between others that do so, as in a model with cutegen's layers; behind others it costs 0.2 to 0.3 "
+        "us. off launches without it."
     ),
 }
 #: The same where rows may come through a ring.

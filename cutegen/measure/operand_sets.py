@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.families.registry import find_family
 from cutegen.family import Baseline, Inputs, Problem, Tensors, bind
+from cutegen.measure.context import OVERLAPPING
 from cutegen.measure.engine import Prepared
 from cutegen.measure.guarded import new_output
-from cutegen.measure.predecessor import Predecessor
+from cutegen.measure.overlapping_kernel import Rewriter
+from cutegen.measure.predecessor import Predecessor, add_nothing
 from cutegen.measure.sizing import Rotation, plan_launches
 from cutegen.space import Launch
 
@@ -93,13 +95,15 @@ class OpenProblem:
     def predecessor(self, context: str, l2_bytes: int, device: torch.device) -> Predecessor:
         """Return what runs before launches in a context other than back to back."""
         if context not in self.predecessors:
-            name = find_family(self.problem.family).upstream_input(self.problem)
-            self.predecessors[context] = (
-                Predecessor([inputs.tensors[name] for inputs in self.inputs], l2_bytes)
-                if context == "behind"
-                else Predecessor.of_nothing(device)
-            )
+            self.predecessors[context] = self._new_predecessor(context, l2_bytes, device)
         return self.predecessors[context]
+
+    def _new_predecessor(self, context: str, l2_bytes: int, device: torch.device) -> Predecessor:
+        if context == "alone":
+            return Predecessor.of_nothing(device)
+        name = find_family(self.problem.family).upstream_input(self.problem)
+        rewrite = Rewriter(device) if context == OVERLAPPING else add_nothing
+        return Predecessor([inputs.tensors[name] for inputs in self.inputs], l2_bytes, rewrite)
 
 
 def _copy_of_as_many_bytes(problem: Problem, device: torch.device) -> Baseline:

@@ -70,9 +70,9 @@ class Policy:
             of every entry, twice.
         energy_s: Seconds that an entry is replayed back to back, after the rounds, while the GPU's energy
             counter is read; 0 reads no energy. Only with settled clocks.
-        context: What runs before each launch: ``alone``, ``behind`` or ``back_to_back``, as in
-            :data:`cutegen.measure.context.CONTEXTS`. The time of what runs before is measured in the same
-            rounds and subtracted. Energy is always that of launches back to back.
+        context: What runs before each launch, one of :data:`cutegen.measure.context.CONTEXTS`. The time of
+            what runs before is measured in the same rounds and subtracted. Energy is always that of launches
+            back to back.
         burst_rounds: Rounds of short bursts, each after a moment of idling, that follow if a power limit held
             the settled clock down. The reference and the entries that may win take part. Objective ``time``
             only. They add to a timing and change no settled time, so the digest leaves them out.

@@ -11,7 +11,16 @@ from cutegen.measure.sizing import plan_copies
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Predecessor"]
+__all__ = ["Predecessor", "add_nothing"]
+
+
+def add_nothing(tensor: torch.Tensor) -> Callable[[], None]:
+    """Return a call that adds 0 to a tensor of integers, by a kernel of torch."""
+
+    def call() -> None:
+        tensor.add_(0)
+
+    return call
 
 
 class Predecessor:
@@ -22,9 +31,16 @@ class Predecessor:
     Args:
         written: What the kernel before a launch writes, one tensor for each set of operands.
         l2_bytes: Size of the L2 cache.
+        rewrite: Makes the call that reads and writes one of them.
     """
 
-    def __init__(self, written: Sequence[torch.Tensor], l2_bytes: int) -> None:
+    def __init__(
+        self,
+        written: Sequence[torch.Tensor],
+        l2_bytes: int,
+        rewrite: Callable[[torch.Tensor], Callable[[], None]] = add_nothing,
+    ) -> None:
+        self._rewrite = rewrite
         self._written = [as_integers(tensor) for tensor in written]
         self._l2_bytes = l2_bytes
         self._copies: list[torch.Tensor] = []
@@ -38,7 +54,7 @@ class Predecessor:
 
     def calls(self, count: int) -> list[Callable[[], None]]:
         """Return what runs before each of ``count`` launches over operands in rotation."""
-        return [_rewrite(self._written[i % len(self._written)]) for i in range(count)]
+        return [self._rewrite(self._written[i % len(self._written)]) for i in range(count)]
 
     def own_calls(self, count: int) -> list[Callable[[], None]]:
         """Return ``count`` calls to be timed on their own.
@@ -50,11 +66,4 @@ class Predecessor:
             first = self._written[0]
             copies = plan_copies(first.numel() * first.element_size(), self._l2_bytes, len(self._written))
             self._copies = list(first.new_zeros((copies, first.numel())))
-        return [_rewrite(self._copies[i % len(self._copies)]) for i in range(count)]
-
-
-def _rewrite(tensor: torch.Tensor) -> Callable[[], None]:
-    def call() -> None:
-        tensor.add_(0)
-
-    return call
+        return [self._rewrite(self._copies[i % len(self._copies)]) for i in range(count)]

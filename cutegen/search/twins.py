@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cutegen.family import Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["alone", "aside_from_overlap", "with_twins"]
+__all__ = ["OVERLAP", "alone", "aside_from_overlap", "overlapped", "overlapping_like", "with_twins"]
 
-#: Knobs that let a launch overlap with the one before.
-OVERLAP = ("use_pdl",)
+#: Knobs that let a launch overlap with its neighbours: their values without, and with as much as there is.
+OVERLAP: Mapping[str, tuple[Value, Value]] = {"use_pdl": (False, True), "pdl": ("off", "early")}
 
 
 def with_twins(
@@ -20,7 +20,7 @@ def with_twins(
     count: int,
     fixed: Mapping[str, Sequence[Value]] | None = None,
     *,
-    others_alone: bool = False,
+    others: Callable[..., Config] | None = None,
 ) -> list[Config]:
     """Return ``configs``, the first ``count`` kernels each followed by its valid twins.
 
@@ -32,15 +32,15 @@ def with_twins(
         configs: Some configs, the most promising first.
         count: Kernels that get twins.
         fixed: Knobs restricted to some values.
-        others_alone: Whether the other kernels are as :func:`alone` says.
+        others: What the other kernels are made by: :func:`alone` or :func:`overlapped`. None leaves them.
     """
     kernels: set[Config] = set()
     found: list[Config] = []
     for config in configs:
         view = space.compile_view(config)
         first = view not in kernels and len(kernels) < count
-        lone = others_alone and count > 0 and not first and view not in kernels
-        found.append(alone(space, problem, config, fixed or {}) if lone else config)
+        other = others if count > 0 and not first and view not in kernels else None
+        found.append(config if other is None else other(space, problem, config, fixed or {}))
         if first:
             kernels.add(view)
             found += _twins(space, problem, config, fixed or {})
@@ -56,8 +56,28 @@ def alone(space: Space, problem: Problem, config: Config, fixed: Mapping[str, Se
     """
     if config.get("split_k", 1) != 1:
         return config
+    return _with_all(space, problem, config, fixed, 0)
+
+
+def overlapped(
+    space: Space, problem: Problem, config: Config, fixed: Mapping[str, Sequence[Value]]
+) -> Config:
+    """Return the kernel with as much overlap as there is, if it is valid so: between kernels that let the
+    next one start early it pays for nearly all."""
+    return _with_all(space, problem, config, fixed, 1)
+
+
+def _with_all(
+    space: Space, problem: Problem, config: Config, fixed: Mapping[str, Sequence[Value]], at: int
+) -> Config:
+    wanted = {knob: values[at] for knob, values in OVERLAP.items()}
     twins = _twins(space, problem, config, fixed)
-    return next((twin for twin in twins if all(twin.get(knob) is False for knob in OVERLAP)), config)
+    return next((t for t in twins if all(t.get(k, value) == value for k, value in wanted.items())), config)
+
+
+def overlapping_like(config: Config, other: Config) -> Config:
+    """Return ``config`` with its launches overlapping as those of ``other`` do."""
+    return config.replace(**{knob: other[knob] for knob in OVERLAP if knob in config and knob in other})
 
 
 def aside_from_overlap(view: Config) -> Config:

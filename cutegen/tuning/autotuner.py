@@ -68,8 +68,9 @@ class AutoTuner:
         objective: What finalists are chosen by, unless a call says otherwise: ``time``, ``energy``
             (millijoules per launch) or ``edp`` (their product).
         context: What runs before each launch that is timed: ``behind`` (an element-wise kernel that writes
-            the first input, as in a model), ``alone`` (a kernel that touches no operand) or
-            ``back_to_back`` (the launch before).
+            the first input, as in a model), ``overlapping`` (one whose launch overlaps with its neighbours,
+            as other kernels of cutegen do), ``alone`` (a kernel that touches no operand) or ``back_to_back``
+            (the launch before).
         sources: Whose kernels to try: ``cutegen``, ``operators`` (NVIDIA's Operator API) or both.
         busy: While others use the GPU: ``wait`` for them, 10 minutes at most, ``warn``, or ``refuse``.
         fallback: Where PyTorch's own call answers instead of a kernel, to be written into the table:

@@ -16,6 +16,7 @@ from cutegen.families.registry import find_space
 from cutegen.family import Problem
 from cutegen.measure.statistics import TIE_BAND, geometric_mean
 from cutegen.search.short_list import DEFAULT, FORMAT
+from cutegen.search.twins import overlapping_like
 from cutegen.space import Config
 from cutegen.system.documents import read_json
 from cutegen.system.publish import publish
@@ -143,17 +144,21 @@ def relative(
     problem: Problem, times: Mapping[str, float], default: Config, arch: Arch
 ) -> Mapping[Config, float]:
     """Return times over the default's; empty if the default was not timed. Configs that are invalid today,
-    and times that are none, are left out."""
+    and times that are none, are left out.
+
+    How launches overlap is up to what runs before and after: of kernels that differ in that alone, the list
+    has the one that does as the default, with the least of their times.
+    """
     space = find_space(problem.family, arch)
-    found = {}
+    found: dict[Config, float] = {}
     for text, us in times.items():
         try:
-            config = Config.parse(text)
+            config = overlapping_like(Config.parse(text), default)
             space.require(problem, config)
         except ConfigError:
             continue
         if isinstance(us, (int, float)) and us > 0:
-            found[config] = float(us)
+            found[config] = min(float(us), found.get(config, math.inf))
     base = found.get(default)
     return {} if base is None else {config: us / base for config, us in found.items()}
 

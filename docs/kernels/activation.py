@@ -4,7 +4,7 @@
 
 Rows of 16384 bf16 elements.
 Arithmetic is in fp32, and every output is rounded once.
-threads=256 vectors_per_thread=1 ctas_per_sm=0 pdl=early
+threads=128 vectors_per_thread=4 ctas_per_sm=0 pdl=off
 """
 
 import cuda.bindings.driver as cuda
@@ -15,8 +15,8 @@ N = 16384  # elements of a row of out
 X = cutlass.BFloat16
 ELEMENTS = 8  # of one memory access
 VECTORS = N // ELEMENTS  # of a row
-THREADS = 256
-STEPS = 1  # vectors that a thread has at a time
+THREADS = 128
+STEPS = 4  # vectors that a thread has at a time
 TILE = THREADS * STEPS  # vectors that a CTA has at a time
 ROWS_HELD = 1760  # of x, which L2 holds; of more rows the last come first, since it still has them
 PASSING_FROM, PASSING_TO = 200, 4800  # rows between which all rows leave L2 first
@@ -36,7 +36,6 @@ def launch(
         block=(THREADS, 1, 1),
         stream=stream,
         min_blocks_per_mp=1,
-        use_pdl=True,
     )
 
 
@@ -165,10 +164,6 @@ def kernel(
     if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:
         policy = cutlass.Int64(EVICT_FIRST)
     total = cutlass.Uint32(x.shape[0]) * VECTORS
-    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
-    cute.arch.griddepcontrol_launch_dependents()
-    # What follows may read what the kernel before wrote.
-    cute.arch.griddepcontrol_wait()
     first = cutlass.Uint32(block) * TILE + thread
     compute_tile(x, out, first, total, policy)
 

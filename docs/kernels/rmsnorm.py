@@ -4,7 +4,7 @@
 
 Rows of 4096 bf16 elements, fp32 arithmetic, every output rounded once.
 threads_per_row=128 rows_per_cta=1 rows_per_thread=1 cluster_n=1 prefetch_weight=true row_in=registers
-turn=1 pdl=early
+turn=1 pdl=off
 """
 
 import cuda.bindings.driver as cuda
@@ -48,7 +48,6 @@ def launch(
         block=(THREADS, 1, 1),
         stream=stream,
         min_blocks_per_mp=1,
-        use_pdl=True,
     )
 
 
@@ -216,10 +215,6 @@ def kernel(
     end = PART
     smem = memory.SmemAllocator()
     sums = smem.allocate_tensor(cutlass.Float32, cute.make_layout((SLOTS, GROUPS)), byte_alignment=16)
-    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
-    cute.arch.griddepcontrol_launch_dependents()
-    # What follows may read what the kernel before wrote.
-    cute.arch.griddepcontrol_wait()
     x_in = load_vectors(row_of(x, row, first), lane, end, policy=policy)
     residual_in = load_vectors(row_of(residual, row, first), lane, end, policy=policy)
     weights = load_vectors(vectors_of(weight.iterator + first * ELEMENTS, ELEMENTS, PART), lane, end)

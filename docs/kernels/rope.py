@@ -4,7 +4,7 @@
 
 Heads of 128 bf16 elements, of which 128 are rotated, pairs half of that apart.
 Arithmetic is in fp32, and every output is rounded once.
-threads=256 heads_per_thread=1 pdl=early
+threads=256 heads_per_thread=1 pdl=off
 """
 
 import cuda.bindings.driver as cuda
@@ -45,7 +45,6 @@ def launch(
         block=(THREADS, 1, 1),
         stream=stream,
         min_blocks_per_mp=1,
-        use_pdl=True,
     )
 
 
@@ -189,10 +188,6 @@ def kernel(
     policy = cutlass.Int64(EVICT_NORMAL)
     if q.shape[0] > PASSING_FROM and q.shape[0] <= PASSING_TO:
         policy = cutlass.Int64(EVICT_FIRST)
-    # The next kernel may start as soon as there is room; it waits for the end of this one itself.
-    cute.arch.griddepcontrol_launch_dependents()
-    # What follows may read what the kernel before wrote.
-    cute.arch.griddepcontrol_wait()
     at = block * THREADS + thread
     of_k = at - q_end * THREADS
     if block < q_end:

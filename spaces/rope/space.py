@@ -141,7 +141,7 @@ def choose_default(space: Space, problem: Any) -> Config:
     """
     many = threads_in_all(problem, 1) >= BUSY * space.arch.nominal_sm_count
     threads = 256 if many and not problem.signature.norm else 128
-    base = Config({"threads": threads, "heads_per_thread": 1, "pdl": "early"})
+    base = Config({"threads": threads, "heads_per_thread": 1, "pdl": "off"})
     least, most = SECOND_WAVE
     each = threads_in_all(problem, 1) / space.arch.nominal_sm_count
     alone = tail(problem) == 0 and least < each < most

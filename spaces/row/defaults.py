@@ -41,8 +41,6 @@ threads take 2 to 5 % less."""
 MANY_FOR_FOUR = 8
 """Vectors of a row from which four threads take no row. Source: an H200, 69 problems of 64 elements and more:
 eight threads take less time for 65 of them, and 1 % longer at most."""
-SHORT_KERNEL = 2**28
-"""Bytes of all rows up to which a kernel may be short. Source: judgement."""
 ROWS_OF_GROUP_AT_LEAST, VERY_LONG_ROW = 10, 98_304
 """Rows for each group of threads that runs at a time, below which no ring is tried: half as many where
 groups stay and rows have more bytes than the second number. Source: judgement, between rows of 53 KiB, of
@@ -145,9 +143,7 @@ def in_smem(
         for turn in (first_turn, 6 - first_turn)
         if not space.explain(
             problem,
-            changed := config.replace(
-                threads_per_row=threads, cluster_n=cluster_n, turn=turn, row_in="smem", pdl="early"
-            ),
+            changed := config.replace(threads_per_row=threads, cluster_n=cluster_n, turn=turn, row_in="smem"),
         )
     ]
 
@@ -171,7 +167,7 @@ def choose_default(space: Space, problem: Any) -> Config:
         "prefetch_weight": True,
         "row_in": "registers",
         "turn": 1,
-        "pdl": start_by_default(problem, sm_count),
+        "pdl": "off",
     }
     base = {knob: base[knob] for knob in space.domains}
     wanted = values_by_default(problem, sm_count)
@@ -233,7 +229,7 @@ def _kernels(space: Space, kind: Any, registers: RegistersTaken) -> tuple[Kernel
 @lru_cache(maxsize=256)
 def _rings(space: Space, kind: Any) -> tuple[tuple[Config, Derived], ...]:
     """Return configs whose rows come through a ring, of problems like ``kind`` with many rows."""
-    fixed: Mapping[str, Sequence[Value]] = {"row_in": ["ring"], "pdl": ["early"]}
+    fixed: Mapping[str, Sequence[Value]] = {"row_in": ["ring"], "pdl": ["off"]}
     configs = space.configs(kind.with_sizes(m=MANY_ROWS), fixed)
     return tuple((config, space.derive(config, kind, space.arch)) for config in configs)
 
@@ -242,7 +238,7 @@ def _rings(space: Space, kind: Any) -> tuple[tuple[Config, Derived], ...]:
 def _pairs(space: Space, kind: Any) -> tuple[tuple[Config, int], ...]:
     """Return configs that take two long rows at a time, of problems like ``kind``, and how many rows run at
     a time."""
-    fixed: Mapping[str, Sequence[Value]] = {"row_in": ["smem"], "rows_per_thread": [2], "pdl": ["early"]}
+    fixed: Mapping[str, Sequence[Value]] = {"row_in": ["smem"], "rows_per_thread": [2], "pdl": ["off"]}
     found = []
     for config in space.configs(kind.with_sizes(m=MANY_ROWS), fixed):
         ctas = as_integer(space.derive(config, kind, space.arch)["min_blocks"])
@@ -329,21 +325,15 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
 
     kernels = _kernels(space, problem.with_sizes(m=1), by.registers)
     usual = [kernel for kernel in kernels if is_usual(problem, kernel.config, sm_count, by.lane_values)]
-    pdl = start_by_default(problem, sm_count) if min_bytes <= SHORT_KERNEL else "early"
-    for config, derived, *_ in sorted(usual or kernels, key=expected):
+    for config, *_ in sorted(usual or kernels, key=expected):
         if config["row_in"] == "smem":
             wanted = FEW_IN_SMEM if few_for_smem(problem, sm_count) else IN_SMEM
             return in_smem(space, problem, config, wanted=wanted)
-        chosen = config.replace(pdl=pdl)
-        if as_integer(derived["min_blocks"]) > as_integer(
-            space.derive(chosen, problem, space.arch)["min_blocks"]
-        ):
-            chosen = config.replace(pdl="early")  # what the end must keep leaves room for fewer CTAs
-        if not space.explain(problem, chosen):
+        if not space.explain(problem, config):
             least, most = (rows * sm_count for rows in by.half_warps)
             if problem.m <= by.pairs:
-                return in_pairs(space, problem, chosen, WARP)
-            return in_pairs(space, problem, chosen, 8) if least < problem.m <= most else chosen
+                return in_pairs(space, problem, config, WARP)
+            return in_pairs(space, problem, config, 8) if least < problem.m <= most else config
     return Config({knob: values[0] for knob, values in space.domains.items()})
 
 
@@ -427,11 +417,6 @@ def waits_alone(problem: Any, config: Config, sm_count: int, lane_values: int) -
     threads = config.integer("threads_per_row")
     few = problem.m <= 5 * sm_count
     return bool(threads <= WARP and few) and values_per_thread(problem, threads, 1) > lane_values
-
-
-def start_by_default(problem: Any, sm_count: int) -> str:
-    """Return when the next kernel may start: behind the sums where a kernel is short but has several rows."""
-    return "late" if sm_count < 16 * problem.m <= 256 * sm_count else "early"
 
 
 def rows_by_default(problem: Any, threads_per_row: int, sm_count: int) -> int:

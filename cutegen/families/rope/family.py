@@ -172,8 +172,9 @@ _KNOBS = {
     ),
     "pdl": (
         "Programmatic dependent launch: start up while the kernel before it in the stream ends, and let the "
-        "kernel after it start up as soon as there is room (early). Pays for short kernels that follow one "
-        "another; off launches without it."
+        "kernel after it start up as soon as there is room (early). Pays for short kernels between others "
+        "that do so, as in a model with cutegen's layers; behind others it costs 0.2 to 0.3 us. off launches "
+        "without it."
     ),
 }
 
