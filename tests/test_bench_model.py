@@ -57,7 +57,7 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         parts=tool.PARTS,
         gates_apart=False,
         wait_for=None,
-        tuned_for="overlapping",
+        tuned_for="behind",
         beside=None,
     )
     vars(args).update(changes)
@@ -122,7 +122,7 @@ def test_all_parts_are_tuned_at_once(gpu: FakeGpu, tmp_path: Path, monkeypatch: 
 
     first = said("one", right)
     assert (first["known"], first["tuned"], first["failed"]) == (0, 5 + 1, []), "and the norms"
-    assert first["context"] == "overlapping"
+    assert first["context"] == "behind"
     again = said("two", right)
     assert (again["known"], again["tuned"]) == (5 + 1, 0), "the operators ask the table of the first"
     cutegen.use(gpu.dispatcher())
@@ -135,7 +135,7 @@ def test_seconds_of_autotune_are_taken_twice(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """The first time all is tuned, the second time nothing; the file is rendered."""
-    tuner = lambda dispatcher, context: Rig(tmp_path / "rig", lambda config: "20", device=H200).tuner  # noqa: E731
+    tuner = lambda dispatcher: Rig(tmp_path / "rig", lambda config: "20", device=H200).tuner  # noqa: E731
     monkeypatch.setattr("cutegen.tuning.model.tuner_of", tuner)
     monkeypatch.setattr(tool, "TUNED_ROWS", (3, 24))
     subject = bench(tmp_path)

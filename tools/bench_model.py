@@ -31,7 +31,7 @@ from cutegen.build.store import Store, file_digest
 from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
-from cutegen.measure.context import CONTEXTS, OVERLAPPING
+from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
 from cutegen.system.temporary import TemporaryFolder
@@ -68,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settle", type=positive_float, default=0.5, help="seconds of turns before (0.5)")
     parser.add_argument("--autotune", type=positive_float, metavar="SECONDS", help="tune before, so long")
     parser.add_argument(
-        "--tuned-for", choices=CONTEXTS, default=OVERLAPPING, help="launch context of tuning (%(default)s)"
+        "--tuned-for",
+        choices=CONTEXTS,
+        default=DEFAULT_CONTEXT,
+        help="launch context of tuning (%(default)s)",
     )
     parser.add_argument("--gates-apart", action="store_true", help="also compile with gates left to Inductor")
     parser.add_argument("--wait-for", type=Path, metavar="FILE", help="compile, and time when it is there")
@@ -329,15 +332,18 @@ class ModelBench:
         """Return what steps with cutegen's layers call between their products: norms, gates, embeddings."""
         import cutegen
 
-        args, model, asked = self._args, self._model(2), list[Callable[[], Any]]()
+        args, model, asked = self._args, self._model(2), list[tuple[Callable[[], Any], bool]]()
         if "decode" in args.parts:
-            asked += [self._steps.decode(model, args.size, texts, args.context) for texts in args.decode]
+            steps = (self._steps.decode(model, args.size, texts, args.context) for texts in args.decode)
+            asked += [(step, False) for step in steps]
         if "prefill" in args.parts:
-            asked += [self._steps.prefill(model, length) for length in args.prefill]
+            asked += [(self._steps.prefill(model, length), False) for length in args.prefill]
         if "training" in args.parts:
-            asked += [self._steps.training(model, args.training)]
+            asked += [(self._steps.training(model, args.training), True)]
+        for step, backward in asked:
+            self._prepare(model, step, backward=backward)
         with swapped(model, None), cutegen.record() as recording:
-            for step in asked:
+            for step, _ in asked:
                 step()
         problems = {call.problem for call in recording.calls}
         return sorted(str(p) for p in problems if p.family not in ("gemm", "gated_gemm"))
@@ -348,11 +354,11 @@ class ModelBench:
         from cutegen.torch_ops import gemm, settings
         from cutegen.tuning import AutoTuner
 
-        begun, args = time.monotonic(), self._args
+        args = self._args
         if args.table is not None and args.table.exists():
             settings.load_table(args.table)
         problems = [parse_problem(line) for line in (*self.lines(), *self._between())]
-        dispatcher = gemm.default_dispatcher()
+        begun, dispatcher = time.monotonic(), gemm.default_dispatcher()
         problems.sort(key=lambda problem: -problem.flops)  # the budget may end
         missing = [p for p in problems if dispatcher.explain(p).how not in ("exact", "range")]
         without, known, products = missing, len(problems) - len(missing), dict[str, Json]()

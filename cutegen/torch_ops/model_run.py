@@ -12,12 +12,7 @@ from cutegen.torch_ops.recording import Recording, record
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["is_compiled", "record_run"]
-
-
-def is_compiled(model: torch.nn.Module) -> bool:
-    """Return whether ``model`` is the result of ``torch.compile``."""
-    return hasattr(model, "_orig_mod")
+__all__ = ["record_run"]
 
 
 def record_run(model: torch.nn.Module, inputs: Sequence[Any], *, training: bool) -> Recording:
@@ -29,7 +24,8 @@ def record_run(model: torch.nn.Module, inputs: Sequence[Any], *, training: bool)
     """
     import torch
 
-    found = None if is_compiled(model) else optimize(model)
+    compiled = hasattr(model, "_orig_mod")
+    found = None if compiled else optimize(model)
     swapped = () if found is None else (*found.layers, *found.norms, *found.gates, *found.ropes)
     try:
         with record() as recording, _unchanged(model, inputs), torch.set_grad_enabled(training):

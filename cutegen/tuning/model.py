@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from cutegen.build.budget import require_budget
 from cutegen.errors import ProblemError, UsageError
 from cutegen.family import Problem
-from cutegen.measure.context import DEFAULT_CONTEXT, OVERLAPPING
 from cutegen.measure.operand_sets import COPY
 from cutegen.records.paths import default_table_path
 from cutegen.runtime.answer_lookup import Answer
 from cutegen.runtime.dispatch import Dispatcher, autotune_disabled
 from cutegen.torch_ops import gemm as gemm_operators
-from cutegen.torch_ops.model_run import is_compiled, record_run
+from cutegen.torch_ops.model_run import record_run
 from cutegen.torch_ops.recording import Recording
 from cutegen.torch_ops.settings import load_table
 from cutegen.tuning.autotuner import AutoTuner
@@ -142,8 +141,7 @@ def autotune(
         budget_s: Seconds of tuning, for all problems together; more of them for those of more time.
         m: Further numbers of rows to tune for, beside that of ``inputs``.
         tuner: What tunes and into which table; by default an :class:`AutoTuner` of effort ``quick``, into the
-            table that the operators ask, with winners chosen for launches between other kernels of cutegen
-            (``context="overlapping"``) or, if the model is compiled, behind kernels of others (``behind``).
+            table that the operators ask.
         say: Gets a line with the result of each tuning, and the summary at the end.
 
     Raises:
@@ -162,7 +160,7 @@ def autotune(
         raise UsageError(
             "cutegen is frozen, so new answers would be misses; call cutegen.configure(build=...)"
         )
-    tuner = tuner or tuner_of(dispatcher, DEFAULT_CONTEXT if is_compiled(model) else OVERLAPPING)
+    tuner = tuner or tuner_of(dispatcher)
     table = tuner.setting.table
     if table is None:
         raise UsageError(
@@ -180,7 +178,7 @@ def autotune(
     return found
 
 
-def tuner_of(dispatcher: Dispatcher, context: str = DEFAULT_CONTEXT) -> AutoTuner:
+def tuner_of(dispatcher: Dispatcher) -> AutoTuner:
     """Return a quick tuner for the GPU and the table that ``dispatcher`` asks.
 
     Raises:
@@ -192,7 +190,7 @@ def tuner_of(dispatcher: Dispatcher, context: str = DEFAULT_CONTEXT) -> AutoTune
         raise UsageError("the operators ask a table that is in no file; give a tuner with a table")
     # The cache's own table is not named, so that one for other software is set aside and not refused.
     named = None if path is None or path == default_table_path(root, device) else path
-    return AutoTuner(device=device, cache_dir=root, table=named, effort="quick", context=context)
+    return AutoTuner(device=device, cache_dir=root, table=named, effort="quick")
 
 
 def _tune_missing(
