@@ -112,6 +112,17 @@ def test_what_is_missing_is_measured_once(tmp_path: Path, capsys: pytest.Capture
     assert "the default alone 25.0 %" in capsys.readouterr().out
 
 
+def test_configs_are_compared_where_they_overlap_alike() -> None:
+    """Overlap takes half a microsecond here; one config was timed with it alone, one both ways."""
+    early = {config: config.replace(pdl="early") for config in (DEFAULT, WIDE, SEVERAL)}
+    other = DEFAULT.replace(threads=128)
+    times = {DEFAULT: 10.0, early[DEFAULT]: 10.5, early[WIDE]: 8.4, SEVERAL: 9.0, early[SEVERAL]: 9.45}
+    found = relative(LONG, {str(c): us for c, us in times.items()}, DEFAULT, ARCH)
+    assert found == pytest.approx({DEFAULT: 1.0, WIDE: 0.8, SEVERAL: 0.9})
+    alone = {str(DEFAULT): 10.0, str(other.replace(pdl="early")): 8.0}
+    assert relative(LONG, alone, DEFAULT, ARCH) == {DEFAULT: 1.0}
+
+
 def test_results_are_enough_and_the_list_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,20 +147,26 @@ def relative(
     and times that are none, are left out.
 
     How launches overlap is up to what runs before and after: of kernels that differ in that alone, the list
-    has the one that does as the default, with the least of their times.
+    has the one that does as the default. Its time is over that of a default that overlapped as it did, in the
+    geometric mean where there are several.
     """
     space = find_space(problem.family, arch)
-    found: dict[Config, float] = {}
+    found: dict[Config, dict[Config, float]] = {}
     for text, us in times.items():
         try:
-            config = overlapping_like(Config.parse(text), default)
+            timed = Config.parse(text)
+            config = overlapping_like(timed, default)
             space.require(problem, config)
         except ConfigError:
             continue
         if isinstance(us, (int, float)) and us > 0:
-            found[config] = min(float(us), found.get(config, math.inf))
-    base = found.get(default)
-    return {} if base is None else {config: us / base for config, us in found.items()}
+            found.setdefault(config, {})[overlapping_like(default, timed)] = float(us)
+    base = found.get(default, {})
+    ratios = {
+        config: [us / base[overlap] for overlap, us in each.items() if overlap in base]
+        for config, each in found.items()
+    }
+    return {config: geometric_mean(each) for config, each in ratios.items() if each}
 
 
 def write_list(path: Path, arch: Arch, family: str, found: Shrunk, made_of: Mapping[str, Json]) -> None:
