@@ -282,7 +282,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return False
     return state != "Z"
 
