@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cutegen.family import Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["OVERLAP", "alone", "aside_from_overlap", "overlapped", "overlapping_like", "with_twins"]
+__all__ = ["WITHOUT", "alone", "aside_from_overlap", "overlapped", "overlapping_like", "with_twins"]
 
-#: Knobs that let a launch overlap with its neighbours: their values without, and with as much as there is.
-OVERLAP: Mapping[str, tuple[Value, Value]] = {"use_pdl": (False, True), "pdl": ("off", "early")}
+#: Knobs that let a launch overlap with its neighbours, without that and with as much as there is.
+WITHOUT: Mapping[str, Value] = {"use_pdl": False, "pdl": "off"}
+_WITH: Mapping[str, Value] = {"use_pdl": True, "pdl": "early"}
 
 
 def with_twins(
@@ -56,7 +57,7 @@ def alone(space: Space, problem: Problem, config: Config, fixed: Mapping[str, Se
     """
     if config.get("split_k", 1) != 1:
         return config
-    return _with_all(space, problem, config, fixed, 0)
+    return _changed(space, problem, config, fixed, WITHOUT)
 
 
 def overlapped(
@@ -64,31 +65,34 @@ def overlapped(
 ) -> Config:
     """Return the kernel with as much overlap as there is, if it is valid so: between kernels that let the
     next one start early it pays for nearly all."""
-    return _with_all(space, problem, config, fixed, 1)
+    return _changed(space, problem, config, fixed, _WITH)
 
 
-def _with_all(
-    space: Space, problem: Problem, config: Config, fixed: Mapping[str, Sequence[Value]], at: int
+def _changed(
+    space: Space,
+    problem: Problem,
+    config: Config,
+    fixed: Mapping[str, Sequence[Value]],
+    wanted: Mapping[str, Value],
 ) -> Config:
-    wanted = {knob: values[at] for knob, values in OVERLAP.items()}
     twins = _twins(space, problem, config, fixed)
     return next((t for t in twins if all(t.get(k, value) == value for k, value in wanted.items())), config)
 
 
 def overlapping_like(config: Config, other: Config) -> Config:
     """Return ``config`` with its launches overlapping as those of ``other`` do."""
-    return config.replace(**{knob: other[knob] for knob in OVERLAP if knob in config and knob in other})
+    return config.replace(**{knob: other[knob] for knob in WITHOUT if knob in config and knob in other})
 
 
 def aside_from_overlap(view: Config) -> Config:
     """Return what a config says of its kernel apart from overlap: twins are equal in it."""
-    return Config({knob: value for knob, value in view.items() if knob not in OVERLAP})
+    return Config({knob: value for knob, value in view.items() if knob not in WITHOUT})
 
 
 def _twins(
     space: Space, problem: Problem, config: Config, fixed: Mapping[str, Sequence[Value]]
 ) -> Iterator[Config]:
-    for knob in OVERLAP:
+    for knob in WITHOUT:
         for value in space.domains.get(knob, ()):
             twin = config.replace(**{knob: value}) if value != config[knob] else None
             if twin and value in fixed.get(knob, (value,)) and not space.explain(problem, twin):

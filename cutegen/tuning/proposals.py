@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cutegen.families.registry import find_family, find_space, is_legal, spaces_beside
-from cutegen.measure.context import BACK_TO_BACK, OVERLAPPING
+from cutegen.measure.context import BACK_TO_BACK
 from cutegen.search.defaults import default_config, default_of_algorithm
 from cutegen.search.strategies import likely, rank, refine, spread
-from cutegen.search.twins import OVERLAP, alone, overlapped, with_twins
+from cutegen.search.twins import WITHOUT, with_twins
 from cutegen.space import Config, Space, Value
 from cutegen.tuning.request import Request
 
@@ -89,7 +89,7 @@ class Proposals:
         fixed = dict(self._request.fixed)
         if self._request.context == BACK_TO_BACK or best.get("split_k", 1) != 1:
             return fixed
-        return {**{knob: (off,) for knob, (off, _) in OVERLAP.items() if best.get(knob) == off}, **fixed}
+        return {**{knob: (value,) for knob, value in WITHOUT.items() if best.get(knob) == value}, **fixed}
 
     def _searched(self) -> list[Config]:
         """Return what the search proposes, then those of the other source that satisfy the fixed knobs."""
@@ -121,8 +121,7 @@ class Proposals:
         """Return ``configs`` with twins: behind other kernels the model cannot predict which is faster."""
         request = self._request
         count = 0 if request.context == BACK_TO_BACK else count
-        others = overlapped if request.context == OVERLAPPING else alone
-        return with_twins(space, request.problem, configs, count, request.fixed, others=others)
+        return with_twins(space, request.problem, configs, count, request.fixed, others=request.usual_overlap)
 
     def _refined(
         self,

@@ -11,14 +11,13 @@ from threading import Thread
 from cutegen.build.parallelism import default_workers
 from cutegen.families.registry import find_space, is_legal, space_of, spaces_beside
 from cutegen.family import Problem
-from cutegen.measure.context import BACK_TO_BACK, OVERLAPPING
+from cutegen.measure.context import BACK_TO_BACK
 from cutegen.records.table import Table
 from cutegen.search.defaults import default_config
 from cutegen.search.parallel_rank import rank_all
 from cutegen.search.range_plan import Cell, first_sizes, shortlist
 from cutegen.search.range_predict import Predictions
 from cutegen.search.strategies import likely
-from cutegen.search.twins import alone, overlapped
 from cutegen.space import Config
 from cutegen.tuning.range_request import RangeRequest
 
@@ -199,8 +198,8 @@ class RangeProposals:
         base = self._request.base
         if base.context == BACK_TO_BACK:
             return config
-        change = overlapped if base.context == OVERLAPPING else alone
-        return change(space_of(config, self._space.family, self._space.arch), problem, config, base.fixed)
+        space = space_of(config, self._space.family, self._space.arch)
+        return base.usual_overlap(space, problem, config, base.fixed)
 
     def _shortlist(
         self, proposals: Mapping[int, Sequence[Config]], limit: int, chosen: Collection[Config] = ()

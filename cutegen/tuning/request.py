@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from cutegen.digest import digest
 from cutegen.errors import UsageError
 from cutegen.families.registry import find_family, find_template, short_list_file, space_files
 from cutegen.family import Problem, is_heavy
-from cutegen.measure.context import DEFAULT_CONTEXT, require_context
+from cutegen.measure.context import DEFAULT_CONTEXT, OVERLAPPING, require_context
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy, require_objective
+from cutegen.search.twins import alone, overlapped
 from cutegen.space import Config, Value
 from cutegen.text import shown
 
@@ -173,6 +174,11 @@ class Request:
     def __post_init__(self) -> None:
         require_objective(self.objective)
         require_context(self.context)
+
+    @property
+    def usual_overlap(self) -> Callable[..., Config]:
+        """What kernels are changed by that are not tried both with and without overlap, behind others."""
+        return overlapped if self.context == OVERLAPPING else alone
 
     @property
     def searches(self) -> bool:
