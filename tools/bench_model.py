@@ -140,16 +140,11 @@ class ModelBench:
 
     def decode(self) -> None:
         """One token of each text, by the number of texts."""
-        model = self._model(self._args.layers)
-        for texts in self._args.decode:
-            step = self._steps.decode(model, self._args.size, texts, self._args.context)
-            self._infer(f"decode {texts}", model, step)
+        self._infer_all(("decode",))
 
     def prefill(self) -> None:
         """A text, by the number of its tokens."""
-        model = self._model(self._args.layers)
-        for length in self._args.prefill:
-            self._infer(f"prefill {length}", model, self._steps.prefill(model, length))
+        self._infer_all(("prefill",))
 
     def training(self) -> None:
         """Gradients of a few layers, eager."""
@@ -166,12 +161,8 @@ class ModelBench:
 
     def compiled(self) -> None:
         """Decoding and prefill, with each block compiled by Inductor's default and by the backend."""
-        model, args = self._model(self._args.compiled_layers), self._args
-        inference = {
-            f"decode {n}": self._steps.decode(model, args.size, n, args.context) for n in args.decode
-        }
-        inference.update({f"prefill {n}": self._steps.prefill(model, n) for n in args.prefill})
-        for name, step in inference.items():
+        model = self._model(self._args.compiled_layers)
+        for name, step in self._inference(model, ("decode", "prefill")):
             self._prepare(model, step, addends=True)
             graphs = {}
             for who, backend in self._backends().items():
@@ -248,6 +239,21 @@ class ModelBench:
     def _model(self, layers: int) -> Any:
         return self._steps.make_model(self._args.size, layers, self._device)
 
+    def _inference(self, model: Any, parts: Sequence[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield the steps of inference of these parts, with their names."""
+        args = self._args
+        if "decode" in parts:
+            for texts in args.decode:
+                yield f"decode {texts}", self._steps.decode(model, args.size, texts, args.context)
+        if "prefill" in parts:
+            for length in args.prefill:
+                yield f"prefill {length}", self._steps.prefill(model, length)
+
+    def _infer_all(self, parts: Sequence[str]) -> None:
+        model = self._model(self._args.layers)
+        for name, step in self._inference(model, parts):
+            self._infer(name, model, step)
+
     def _backends(self) -> dict[str, Any]:
         from cutegen.torch_ops.inductor import compile_with_cutegen
 
@@ -310,13 +316,10 @@ class ModelBench:
         """Return the GEMMs of all parts, each once, in the order of the parts; no memory is needed for it."""
         args, steps = self._args, self._steps
         model = steps.make_model(args.size, 1, "meta")
-        asked = []
-        if "decode" in args.parts or "compiled" in args.parts:
-            asked += [(steps.decode(model, args.size, texts, args.context), False) for texts in args.decode]
-        if "prefill" in args.parts or "compiled" in args.parts:
-            asked += [(steps.prefill(model, length), False) for length in args.prefill]
-        found = {line: None for step, _ in asked for line in steps.problems(model, step)}
-        gated = [line for step, _ in asked for line in steps.gated_products(model, step)]
+        parts = ("decode", "prefill") if "compiled" in args.parts else args.parts
+        asked = [step for _, step in self._inference(model, parts)]
+        found = {line: None for step in asked for line in steps.problems(model, step)}
+        gated = [line for step in asked for line in steps.gated_products(model, step)]
         if "compiled" in args.parts:
             found.update(dict.fromkeys(_with_addends(found, model)))
         if "training" in args.parts or "compiled_training" in args.parts:
@@ -332,18 +335,15 @@ class ModelBench:
         """Return what steps with cutegen's layers call between their products: norms, gates, embeddings."""
         import cutegen
 
-        args, model, asked = self._args, self._model(2), list[tuple[Callable[[], Any], bool]]()
-        if "decode" in args.parts:
-            steps = (self._steps.decode(model, args.size, texts, args.context) for texts in args.decode)
-            asked += [(step, False) for step in steps]
-        if "prefill" in args.parts:
-            asked += [(self._steps.prefill(model, length), False) for length in args.prefill]
+        args, model = self._args, self._model(2)
+        asked = [step for _, step in self._inference(model, args.parts)]
+        for step in asked:
+            self._prepare(model, step)
         if "training" in args.parts:
-            asked += [(self._steps.training(model, args.training), True)]
-        for step, backward in asked:
-            self._prepare(model, step, backward=backward)
+            asked.append(self._steps.training(model, args.training))
+            self._prepare(model, asked[-1], backward=True)
         with swapped(model, None), cutegen.record() as recording:
-            for step, _ in asked:
+            for step in asked:
                 step()
         problems = {call.problem for call in recording.calls}
         return sorted(str(p) for p in problems if p.family not in ("gemm", "gated_gemm"))
