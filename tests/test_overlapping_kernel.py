@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="it works on torch tensors")
 
 from cutegen.errors import LaunchError  # noqa: E402
-from cutegen.measure.overlapping_kernel import Rewriter  # noqa: E402
+from cutegen.measure.overlapping_kernel import Rewriter, rewriter_on  # noqa: E402
 
 
 class Result(Enum):
@@ -81,6 +81,17 @@ def test_it_works_on_whole_accesses_of_what_a_tensor_spans(driver: Driver) -> No
     assert launched(driver, whole[1:]) == (12, 16380)
     assert launched(driver, whole.view(64, 64)[:, :60]) == (0, 16368)
     assert launched(driver, whole[1:4]) is None and launched(driver, whole[:0]) is None
+
+
+def test_problems_that_follow_each_other_share_what_was_loaded(driver: Driver) -> None:
+    """What could not be loaded is tried again."""
+    rewriter_on.cache_clear()
+    driver.loads = Result.CUDA_ERROR_INVALID_PTX
+    with pytest.raises(LaunchError):
+        rewriter_on(torch.device("cpu"))
+    driver.loads = Result.CUDA_SUCCESS
+    assert rewriter_on(torch.device("cpu")) is rewriter_on(torch.device("cpu"))
+    rewriter_on.cache_clear()
 
 
 def test_a_driver_that_cannot_load_it_is_quoted(driver: Driver) -> None:

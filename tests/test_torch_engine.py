@@ -484,7 +484,7 @@ def test_every_output_must_be_written_by_a_replay(monkeypatch: pytest.MonkeyPatc
 def test_each_launch_follows_what_its_context_says(monkeypatch: pytest.MonkeyPatch, context: str) -> None:
     """Behind: the input of the very set that the launch reads was just written; its bits stay. What overlaps
     needs a GPU; here a kernel that does not stands for it."""
-    monkeypatch.setattr("cutegen.measure.operand_sets.Rewriter", lambda device: add_nothing)
+    monkeypatch.setattr("cutegen.measure.operand_sets.rewriter_on", lambda device: add_nothing)
     versions: dict[int, list[int]] = {}
 
     def watch(x: torch.Tensor, y: torch.Tensor) -> None:

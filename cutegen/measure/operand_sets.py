@@ -13,7 +13,7 @@ from cutegen.family import Baseline, Inputs, Problem, Tensors, bind
 from cutegen.measure.context import OVERLAPPING
 from cutegen.measure.engine import Prepared
 from cutegen.measure.guarded import new_output
-from cutegen.measure.overlapping_kernel import Rewriter
+from cutegen.measure.overlapping_kernel import rewriter_on
 from cutegen.measure.predecessor import Predecessor, add_nothing
 from cutegen.measure.sizing import Rotation, plan_launches
 from cutegen.space import Launch
@@ -102,7 +102,7 @@ class OpenProblem:
         if context == "alone":
             return Predecessor.of_nothing(device)
         name = find_family(self.problem.family).upstream_input(self.problem)
-        rewrite = Rewriter(device) if context == OVERLAPPING else add_nothing
+        rewrite = rewriter_on(device) if context == OVERLAPPING else add_nothing
         return Predecessor([inputs.tensors[name] for inputs in self.inputs], l2_bytes, rewrite)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import LaunchError
@@ -11,7 +12,7 @@ from cutegen.errors import LaunchError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rewriter"]
+__all__ = ["Rewriter", "rewriter_on"]
 
 #: Bytes that a thread reads and writes, and threads of a CTA.
 _ACCESS_BYTES, _THREADS = 16, 256
@@ -108,6 +109,16 @@ class Rewriter:
         if error != self._driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"the kernel before each launch: cannot {what} it: {error.name}")
         return result
+
+
+@cache
+def rewriter_on(device: torch.device) -> Rewriter:
+    """Return what rewrites tensors on a GPU, where the driver keeps its kernel for the next problem.
+
+    Raises:
+        LaunchError: As :class:`Rewriter`.
+    """
+    return Rewriter(device)
 
 
 def _extent_bytes(tensor: torch.Tensor) -> int:
