@@ -16,13 +16,14 @@ from cutegen.arch import find_arch
 from cutegen.errors import NoWinnerError, UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
-from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.context import BACK_TO_BACK, OVERLAPPING
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
-from cutegen.search.twins import alone, overlapped, with_twins
-from cutegen.space import Config
+from cutegen.search.twins import alone, aside_from_overlap, overlapped, with_twins
+from cutegen.space import Config, Value
 from cutegen.tuning import EFFORTS, Effort, Request
+from cutegen.tuning.proposals import Proposals
 from cutegen.tuning.range_request import SizeRequest
 from cutegen.tuning.request import find_effort
 from cutegen.tuning.session import Session
@@ -258,6 +259,27 @@ def test_the_first_kernels_are_tried_with_and_without_overlap(tmp_path: Path) ->
     plain = Rig(tmp_path / "b", effort=replace(QUICK, twins=2), context=BACK_TO_BACK)
     plain.tuner.tune(*SHAPE)
     assert len(plain.bench.checked) == len(behind.bench.checked) - 2
+
+
+@pytest.mark.parametrize(
+    ("context", "line", "knob", "value"),
+    [
+        ("behind", "gemm 256x1024x1024 bf16 kk", "use_pdl", False),
+        ("behind", "rmsnorm 64x4096 bf16", "pdl", "off"),
+        (OVERLAPPING, "gemm 256x1024x1024 bf16 kk", "use_pdl", True),
+        (OVERLAPPING, "rmsnorm 64x4096 bf16", "pdl", "early"),
+    ],
+)
+def test_the_other_kernels_overlap_as_their_context_has_it(
+    context: str, line: str, knob: str, value: Value
+) -> None:
+    """All but the first, which is tried both ways, and kernels that split k."""
+    effort = replace(QUICK, classes=12, most=12, twins=1)
+    request = Request(parse_problem(line), ARCH, 132, effort=effort, context=context)
+    first, *found = Proposals(request, (), None).everything()
+    others = [c for c in found if aside_from_overlap(c) != aside_from_overlap(first)]
+    assert len({first[knob], *(c[knob] for c in found if c not in others)}) >= 2
+    assert len(others) > 3 and {c[knob] for c in others if c.get("split_k", 1) == 1} == {value}
 
 
 def test_other_algorithms_are_tried_without_overlap_too(tmp_path: Path) -> None:
