@@ -61,6 +61,20 @@ _DTYPES = {
 }
 
 
+class _Address(int):
+    """A byte of a storage, which sums still know."""
+
+    storage: torch.Tensor
+
+    def __new__(cls, storage: torch.Tensor, value: int) -> _Address:
+        made = super().__new__(cls, value)
+        made.storage = storage
+        return made
+
+    def __add__(self, count: int) -> _Address:
+        return _Address(self.storage, int(self) + int(count))
+
+
 class _Pointer:
     """An element of a storage."""
 
@@ -81,8 +95,8 @@ class _Pointer:
         assert self.at * self.storage.itemsize % count == 0, "a vector is not aligned"
         return self
 
-    def toint(self) -> int:
-        return self.storage.data_ptr() + self.at * self.storage.itemsize
+    def toint(self) -> _Address:
+        return _Address(self.storage, self.storage.data_ptr() + self.at * self.storage.itemsize)
 
 
 class _Tensor:
@@ -282,6 +296,12 @@ def _recast(vector: _Tensor, dtype: Any) -> _Words:
     return _Words(vector)
 
 
+def _pointer(dtype: _Dtype, address: _Address, space: None, assumed_align: int) -> _Pointer:
+    bytes_before, item = int(address) - address.storage.data_ptr(), address.storage.itemsize
+    assert dtype.dtype == address.storage.dtype and bytes_before % item == 0, "an element is split"
+    return _Pointer(address.storage, bytes_before // item).align(assumed_align)
+
+
 def _view(start: _Pointer, layout: _Layout) -> _Tensor:
     return _Tensor(start, *layout)
 
@@ -342,6 +362,8 @@ def _cute(machine: _Machine) -> ModuleType:
             CopyR2GOp=object,
             CacheEvictionPriority=SimpleNamespace(NO_ALLOCATE=None),
         ),
+        AddressSpace=SimpleNamespace(gmem=None),
+        make_ptr=_pointer,
         make_tensor=_view,
         make_layout=_Layout.of,
         make_rmem_tensor=_register,

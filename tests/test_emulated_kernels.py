@@ -122,7 +122,7 @@ def test_a_wrong_index_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     x, out = torch.ones(3, 128, dtype=torch.bfloat16), torch.zeros(3, 64, dtype=torch.bfloat16)
     for old, new, message in (
         ("total - 1)", "total)", "outside of its tensor's memory"),
-        ("vector(start + N)", "vector(start + (N - 1))", "not aligned"),
+        ("vector(start + N * X.width // 8)", "vector(start + (N - 1) * X.width // 8)", "not aligned"),
     ):
         assert source.text.count(old) == 1
         with pytest.raises(AssertionError, match=message):

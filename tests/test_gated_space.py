@@ -38,6 +38,7 @@ REJECTED: tuple[tuple[Problem, dict[str, Any], str], ...] = (
         "loads_fit_registers",
     ),
     (rows(64, 4096), {"vectors_per_thread": 2}, "threads_have_work"),
+    (rows(64, 4097), {"access_bytes": 8}, "accesses_of_single_elements_have_no_width"),
     (LARGE, {"threads": 512, "ctas_per_sm": 8, "vectors_per_thread": 1}, "persistent_ctas_fit"),
     (
         rows(256, 4096),

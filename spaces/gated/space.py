@@ -23,15 +23,9 @@ SM_THREADS = 2048
 OTHER_REGISTERS = 40
 """Registers of a thread beside those for what it loads: addresses, values in fp32 on their way."""
 BUSY = SM_THREADS // 2
-"""Accesses for each multiprocessor from which CTAs have 256 threads. Source: an H200, where 128 took up
-to 3 % less time below 0.9 of it, and 256 threads up to 7 % less above 1.1 of it."""
-MANY = {"activation": 256, "activation_backward": 128, "gated": 256, "gated_backward": 128}
-"""Threads of a CTA where there are so many. Activations compute more for each access: with twice as many they
-have 128 threads with two accesses each; with four times as many exact GELU, which computes most, has four.
-Source: an H200, behind a kernel that writes what is read. Of nine such configs these take 0.4 % more than the
-fastest in the geometric mean of 35 sizes of gates and gradients, 7.4 % at worst (untuned_gates_1801.json). Of
-exact GELU two accesses take up to 3.3 % more than four from 17 MB on, and four up to 0.8 % more than two; of
-other functions four take 2 % more than two (activation.json)."""
+"""Accesses of 16 bytes for each multiprocessor, from which on it has enough to do; below half of it CTAs have
+128 threads. Source: an H200, where 128 threads took up to 3 % less time below and 256 up to 10 % less above."""
+WIDE = 32
 FILLED = 3
 """CTAs of 256 threads for each multiprocessor, below which too few threads wait for memory at a time. Source:
 an H200, where 238 rows of 1215 elements took 1.77 us in 1.8 CTAs, and 1.42 in 5.4."""
@@ -41,6 +35,7 @@ PARTLY_LEFT = {"activation": (66_000_000, 200_000_000), "gated": (48_000_000, 20
 L2, but not all. Source: an H200 with 50 MiB of L2 (untuned_gates_467.json)."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = {
+    "access_bytes": (16, 8),
     "threads": (128, 256, 512),
     "vectors_per_thread": (1, 2, 4, 8),
     "ctas_per_sm": (0, 2, 4, 8),
@@ -48,9 +43,9 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 }
 
 
-def access_elements(problem: Any) -> int:
-    """Return the elements of one access: 16 bytes, or a single element where rows are not aligned to that."""
-    return 1 if problem.signature.unaligned else ACCESS_BYTES // ELEMENT_BYTES[problem.signature.dtype]
+def access_elements(problem: Any, access_bytes: int = ACCESS_BYTES) -> int:
+    """Return the elements of one access: a single one where rows are not aligned to the widest."""
+    return 1 if problem.signature.unaligned else access_bytes // ELEMENT_BYTES[problem.signature.dtype]
 
 
 def first_elements(problem: Any) -> int:
@@ -64,13 +59,13 @@ def by_row(problem: Any) -> bool:
     return bool(problem.signature.unaligned and problem.n >= LONG)
 
 
-def vectors(problem: Any) -> int:
+def vectors(problem: Any, access_bytes: int = ACCESS_BYTES) -> int:
     """Return the accesses that all rows of the narrowest tensor take."""
-    return int(problem.m * (problem.n // access_elements(problem)))
+    return int(problem.m * (problem.n // access_elements(problem, access_bytes)))
 
 
 def ctas(problem: Any, tile: int) -> int:
-    """Return the CTAs that take ``tile`` accesses each."""
+    """Return the CTAs that take ``tile`` accesses each, of 16 bytes or of single elements."""
     if by_row(problem):
         return int(problem.m * -(-problem.n // tile))
     return -(-vectors(problem) // tile)
@@ -97,23 +92,34 @@ BYTES_OF_A_START = 5000
 # --- rules: parameters name the knobs a rule looks at, docstrings are the reasons users read ---
 
 
-def accesses_are_numbered_with_31_bits(problem: Any) -> bool:
-    """Accesses are numbered with 31 bits, so m * n must stay below 2147483648 accesses of 16 bytes; of single
-    elements, where rows are not aligned, below 64 times as many."""
-    return vectors(problem) < 2**31 * (64 if problem.signature.unaligned else 1)
+def accesses_are_numbered_with_31_bits(access_bytes: int, problem: Any) -> bool:
+    """Accesses are numbered with 31 bits, so m * n must stay below 2147483648 accesses of access_bytes; of
+    single elements, where rows are not aligned, below 64 times as many."""
+    return vectors(problem, access_bytes) < 2**31 * (64 if problem.signature.unaligned else 1)
 
 
-def loads_fit_registers(threads: int, vectors_per_thread: int, problem: Any, arch: Arch) -> bool:
+def accesses_of_single_elements_have_no_width(access_bytes: int, problem: Any) -> bool:
+    """Where rows are not aligned, an access is a single element; access_bytes is 16 then."""
+    return access_bytes == ACCESS_BYTES or not problem.signature.unaligned
+
+
+def loads_fit_registers(
+    access_bytes: int, threads: int, vectors_per_thread: int, problem: Any, arch: Arch
+) -> bool:
     """What a thread loads at a time stays in registers, and so many are left that a multiprocessor holds a
     quarter of its threads, or one CTA."""
-    packed = max(1, access_elements(problem) * ELEMENT_BYTES[problem.signature.dtype] // 4)
+    elements = access_elements(problem, access_bytes)
+    packed = max(1, elements * ELEMENT_BYTES[problem.signature.dtype] // 4)
     taken = vectors_per_thread * LOADS[problem.family] * packed + OTHER_REGISTERS
     return taken <= min(arch.registers // max(threads, SM_THREADS // 4), arch.registers_per_thread)
 
 
-def threads_have_work(threads: int, vectors_per_thread: int, problem: Any, arch: Arch) -> bool:
+def threads_have_work(
+    access_bytes: int, threads: int, vectors_per_thread: int, problem: Any, arch: Arch
+) -> bool:
     """More than one vector per thread needs a CTA for every multiprocessor; with fewer, half of them idle."""
-    return vectors_per_thread == 1 or vectors(problem) >= threads * vectors_per_thread * arch.nominal_sm_count
+    least = threads * vectors_per_thread * arch.nominal_sm_count
+    return vectors_per_thread == 1 or vectors(problem, access_bytes) >= least
 
 
 def persistent_ctas_fit(threads: int, ctas_per_sm: int) -> bool:
@@ -122,17 +128,19 @@ def persistent_ctas_fit(threads: int, ctas_per_sm: int) -> bool:
 
 
 def persistent_ctas_have_several_tiles(
-    threads: int, vectors_per_thread: int, ctas_per_sm: int, problem: Any, arch: Arch
+    access_bytes: int, threads: int, vectors_per_thread: int, ctas_per_sm: int, problem: Any, arch: Arch
 ) -> bool:
     """With ctas_per_sm, each CTA must have at least two tiles of threads * vectors_per_thread accesses."""
     tile = threads * vectors_per_thread
-    return ctas_per_sm == 0 or vectors(problem) >= 2 * tile * ctas_per_sm * arch.nominal_sm_count
+    least = 2 * tile * ctas_per_sm * arch.nominal_sm_count
+    return ctas_per_sm == 0 or vectors(problem, access_bytes) >= least
 
 
 RULES = tuple(
     Rule.of(function)
     for function in (
         accesses_are_numbered_with_31_bits,
+        accesses_of_single_elements_have_no_width,
         loads_fit_registers,
         threads_have_work,
         persistent_ctas_fit,
@@ -147,7 +155,7 @@ RULES = tuple(
 def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     """Return elements per access, and the CTAs that run at a time where they take one tile after another."""
     return {
-        "access_elements": access_elements(problem),
+        "access_elements": access_elements(problem, config.integer("access_bytes")),
         "by_row": by_row(problem),
         "ctas": config.integer("ctas_per_sm") * arch.nominal_sm_count,
         **left_in_l2(problem, arch, first_elements(problem) * ELEMENT_BYTES[problem.signature.dtype]),
@@ -156,21 +164,48 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def choose_default(space: Space, problem: Any) -> Config:
-    """Return the config of the family where there are many accesses, else CTAs of 128 threads with one each.
-    Where accesses are single elements, threads have so many that CTAs start no slower than memory moves what
-    they ask for."""
+    """Return the config for what each multiprocessor has to do; where accesses are single elements, threads
+    have so many that CTAs start no slower than memory moves what they ask for."""
     if problem.signature.unaligned:
         return _unaligned(space, problem)
-    each = vectors(problem) / space.arch.nominal_sm_count
-    if each >= 2 * BUSY and problem.family.startswith("activation"):
-        is_long = problem.family == "activation" and problem.signature.activation == "gelu"
-        return _base(128, 4 if is_long and each >= 4 * BUSY else 2)
-    return _base(MANY[problem.family] if each >= BUSY else 128)
+    busy = vectors(problem) / space.arch.nominal_sm_count / BUSY
+    choose = {"activation": _activation, "activation_backward": _activation_backward, "gated": _gated}
+    return choose.get(problem.family, _gated_backward)(problem, busy)
 
 
-def _base(threads: int, vectors_per_thread: int = 1) -> Config:
+def _gated(problem: Any, busy: float) -> Config:
+    """Accesses of 8 bytes halve what a thread computes before its result leaves; once memory is all that
+    matters, wide ones take fewer instructions. Exact GELU computes more, and gains less."""
+    if problem.signature.activation == "gelu" and busy >= 2:
+        return _base(16, 128)
+    return _base(16 if busy >= 8 else 8, 128 if busy < 0.5 else 256)
+
+
+def _gated_backward(problem: Any, busy: float) -> Config:
+    return _base(16 if busy >= WIDE else 8, 128 if busy < 0.25 else 256)
+
+
+def _activation(problem: Any, busy: float) -> Config:
+    if busy < 0.5:
+        return _base(8, 256)
+    if problem.signature.activation == "gelu" and 4 <= busy < WIDE:
+        return _base(8, 128, 4)
+    return _base(16, 128, 2 if busy >= 2 else 1)
+
+
+def _activation_backward(problem: Any, busy: float) -> Config:
+    return _base(16 if busy >= WIDE else 8, 128, 2 if busy >= 2 else 1)
+
+
+def _base(access_bytes: int, threads: int, vectors_per_thread: int = 1) -> Config:
     return Config(
-        {"threads": threads, "vectors_per_thread": vectors_per_thread, "ctas_per_sm": 0, "pdl": "off"}
+        {
+            "access_bytes": access_bytes,
+            "threads": threads,
+            "vectors_per_thread": vectors_per_thread,
+            "ctas_per_sm": 0,
+            "pdl": "off",
+        }
     )
 
 
@@ -181,7 +216,7 @@ def _unaligned(space: Space, problem: Any) -> Config:
     H200 (untuned_gates_577.json): of rows of 551 to 1751 elements persistent kernels take 13 to 23 % less
     time for 11780 rows of 551.
     """
-    config = _with_long_tiles(space, problem, _base(256))
+    config = _with_long_tiles(space, problem, _base(ACCESS_BYTES, 256))
     tile = config.integer("threads") * config.integer("vectors_per_thread")
     at_a_time = SM_THREADS // config.integer("threads")
     turns = problem.m / (at_a_time * space.arch.nominal_sm_count)
