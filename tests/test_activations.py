@@ -91,7 +91,9 @@ def test_nothing_to_do_is_done(gpu: FakeFamilies) -> None:
 
 def test_a_config_overrides_the_choice(gpu: FakeFamilies) -> None:
     x = tensor(3, N)
-    cutegen.activate(x, "gelu", config="threads=256 vectors_per_thread=1 ctas_per_sm=0 pdl=off")
+    cutegen.activate(
+        x, "gelu", config="access_bytes=16 threads=256 vectors_per_thread=1 ctas_per_sm=0 pdl=off"
+    )
     assert gpu.compiled[-1].config["threads"] == 256
     with pytest.raises(ConfigError):
         cutegen.activate(x, "gelu", config="threads=3")

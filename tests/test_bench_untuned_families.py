@@ -152,7 +152,7 @@ def test_knobs_that_decide_nothing_are_left_alone() -> None:
     gpu = DEVICE.arch, DEVICE.sm_count
     fixed: dict[str, Any] = {"vectors_per_thread": [2], "ctas_per_sm": [0]}
     default, *others = tool.asked(parse_problem("gated 8192x4096 bf16"), *gpu, 64, fixed)
-    assert default["vectors_per_thread"] != 2 and len(others) == 3
+    assert default["vectors_per_thread"] != 2 and len(others) == 6
     assert {(config["vectors_per_thread"], config["ctas_per_sm"]) for config in others} == {(2, 0)}
     turned = parse_problem("rope 8192x32x8x128x64x1 bf16")
     assert tool.asked(turned, *gpu, 64, fixed) == tool.asked(turned, *gpu, 64)

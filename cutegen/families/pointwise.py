@@ -100,6 +100,10 @@ def eager_and_compiled(function: Callable[..., Tensors], *names: str) -> Mapping
 #: For each knob of the kernels what it does and when it pays.
 KNOBS = {
     "threads": "Threads of a CTA. Small CTAs start and end sooner; large ones are fewer to schedule.",
+    "access_bytes": (
+        "Bytes of one memory access of a thread. Narrow ones let results leave earlier, and take more "
+        "instructions. Single elements where rows are not aligned."
+    ),
     "vectors_per_thread": (
         "Accesses of up to 16 bytes per thread and tensor at a time. Several keep more loads in flight; one "
         "spreads few rows over more threads."

@@ -8,23 +8,25 @@ from family_kernels import Broken
 
 __all__ = ["KNOBS", "STORES", "WRONG_SLOPE"]
 
-_STORE = "            store(outs, at_place(out, row, column), policy)\n"
+_STORE = "            store(outs, vector(start_of(out, row, at)), policy)\n"
 #: Of the kernels that are broken.
-KNOBS: dict[str, Any] = {"threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0}
+KNOBS: dict[str, Any] = {"access_bytes": 16, "threads": 128, "vectors_per_thread": 2, "ctas_per_sm": 0}
 STORES = {
     "last tile unwritten": Broken(
-        "VECTORS - 1) // TILE + 1\n",
-        "VECTORS - 1) // TILE\n",
+        "VECTORS - 1) // TILE + 1)\n",
+        "VECTORS - 1) // TILE)\n",
         r"out: \d+ of \d+ elements .*never written",
     ),
     "one element past the end": Broken(
         _STORE,
-        _STORE + "            if at == total - 1:\n                out[row, N] = X(0.0)\n",
+        _STORE
+        + "            if at == total - 1:\n                vector(start_of(out, row, at) + BYTES)[0] = X(0.0)\n",
         r"out: 1 elements outside of the output were written",
     ),
     "input modified": Broken(
         _STORE,
-        _STORE + "            if at == 5 * VECTORS:\n                x[row, 3] = X(77.0)\n",
+        _STORE
+        + "            if at == 5 * VECTORS:\n                vector(start_of(x, row, at))[3] = X(77.0)\n",
         r"wrote its input x, first at \(5, 3\)",
     ),
 }

@@ -26,7 +26,7 @@ PLAIN, NORMED, PART = (
     "rope 1000x8x2x192x32x1 bf16",
 )
 BELOW = "            store(below, of_head(y, token, head, low), policy)\n"
-LAST = "            if place == x.shape[0] - 1 and head == heads - 1:\n"
+LAST = "            if place == tokens - 1 and head == heads - 1:\n"
 FIFTH = "            if place == 5 and head == HEADS_K and lane == 0:\n"  # one of q
 KNOBS = {"heads_per_thread": 2}
 TURNS = {
@@ -36,8 +36,8 @@ TURNS = {
         r"(q_out|k_out): \d+ of \d+ elements .*never written",
     ),
     "a head left out": Broken(
-        "place < x.shape[0] and head < heads:",
-        "place < x.shape[0] and head < heads and head + place != 31:",
+        "place < tokens and head < heads:",
+        "place < tokens and head < heads and head + place != 31:",
         r"(q_out|k_out): \d+ of \d+ elements .*never written",
     ),
     "beyond the last head": Broken(
