@@ -70,7 +70,8 @@ def test_slopes_are_derivatives(activation: str) -> None:
     x = torch.linspace(-6, 6, 1001, dtype=torch.float64).requires_grad_()
     [want] = torch.autograd.grad(activated(activation, x).sum(), x)
     with torch.no_grad():
-        assert torch.allclose(slope(activation, x), want, rtol=1e-12, atol=1e-15)
+        # torch adds 1 to a tanh near -1, which leaves half an epsilon, times up to 6 and a derivative.
+        assert torch.allclose(slope(activation, x), want, rtol=1e-12, atol=5e-15)
         assert torch.allclose(chain_rule(activation, 3 * torch.ones_like(x), x), 3 * want)
 
 
