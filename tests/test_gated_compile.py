@@ -6,9 +6,12 @@ Needs the compiler but no GPU; takes some seconds.
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from disassembly import disassembled
 from row_compile import Compiled, build, texts_of_targets
 
 from cutegen.build import Builder
@@ -69,3 +72,18 @@ def test_a_knob_is_what_is_rendered(built: list[Compiled]) -> None:
 def test_blackwell_runs_the_text_of_hopper() -> None:
     """But for the number of its multiprocessors, and the size of L2."""
     assert len(texts_of_targets(parse_problem("gated 8192x14336 bf16"))) == 1
+
+
+#: Where arguments begin on Hopper, and where the first line of the constant cache ends that holds some.
+ARGUMENTS, LINE_END = 0x210, 0x240
+
+
+def test_what_loads_need_is_in_one_line_of_the_constant_cache(compiler: Builder, tmp_path: Path) -> None:
+    """Another line would cost every CTA a miss before its first load."""
+    problems = ("gated 8x14336 bf16", "gated 8x1000 fp32 layout=interleaved", "activation 8x14336 fp16")
+    built = build("", [("sm_90a", problem, {}) for problem in problems], compiler)
+    for text in disassembled([artifact for artifact, *_ in built], tmp_path):
+        before, _, _ = text.partition("LDG")
+        read = [int(at, 16) for at in re.findall(r"c\[0x0\]\[(0x[0-9a-f]+)\]", before)]
+        arguments = [at for at in read if at >= ARGUMENTS]
+        assert len(arguments) >= 3 and max(arguments) < LINE_END

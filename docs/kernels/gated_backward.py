@@ -4,7 +4,7 @@
 
 Rows of 14336 bf16 elements, gate and up side by side in one tensor.
 Arithmetic is in fp32, and every output is rounded once.
-threads=128 vectors_per_thread=1 ctas_per_sm=0 pdl=off
+access_bytes=8 threads=256 vectors_per_thread=1 ctas_per_sm=0 pdl=off
 """
 
 import cuda.bindings.driver as cuda
@@ -13,9 +13,10 @@ import cutlass.cute as cute
 
 N = 14336  # elements of a row of dout
 X = cutlass.BFloat16
-ELEMENTS = 8  # of one memory access
+ELEMENTS = 4  # of one memory access
+BYTES = ELEMENTS * X.width // 8
 VECTORS = N // ELEMENTS  # of a row
-THREADS = 128
+THREADS = 256
 STEPS = 1  # vectors that a thread has at a time
 TILE = THREADS * STEPS  # vectors that a CTA has at a time
 ROWS_HELD = 2011  # of dout, which L2 holds; of more rows the last come first, since it still has them
@@ -31,30 +32,50 @@ def launch(
     stream: cuda.CUstream,
 ):
     """Compute all rows on ``stream``."""
-    tiles = (cutlass.Uint32(dout.shape[0]) * VECTORS - 1) // TILE + 1
-    kernel(dout, x, dx).launch(
-        grid=(cutlass.Int32(tiles), 1, 1),
+    rows = dout.shape[0]
+    tiles = cutlass.Int32((cutlass.Uint32(rows) * VECTORS - 1) // TILE + 1)
+    # Where the first CTA begins, and how far on the next one does.
+    first, step = cutlass.Int32(0), cutlass.Int32(TILE)
+    if rows > ROWS_HELD:
+        first, step = (tiles - 1) * step, -step
+    # Inputs come first: an argument beyond one line of the constant cache costs loads another miss.
+    kernel(
+        place_of(dout),
+        place_of(x),
+        first,
+        step,
+        rows,
+        place_of(dx),
+    ).launch(
+        grid=(tiles, 1, 1),
         block=(THREADS, 1, 1),
         stream=stream,
         min_blocks_per_mp=1,
     )
 
 
+def place_of(tensor):
+    """Where a matrix begins, and how many vectors lie between the end of a row and the next."""
+    return tensor.iterator, tensor.stride[0] // ELEMENTS - VECTORS
+
+
+def start_of(place, row, at, more):
+    """The address of a vector, numbered over all rows; 64 bits, since a matrix may hold 2^31 elements."""
+    begin, between = place
+    before = cutlass.Int64(row) * between + cutlass.Int64(at)
+    return begin.toint() + before * BYTES + BYTES * more
+
+
 def vector(start):
-    """The ELEMENTS from ``start``."""
-    return cute.make_tensor(start.align(16), cute.make_layout((ELEMENTS,)))
+    """The ELEMENTS from an address."""
+    pointer = cute.make_ptr(X, start, cute.AddressSpace.gmem, assumed_align=BYTES)
+    return cute.make_tensor(pointer, cute.make_layout((ELEMENTS,)))
 
 
-def at_place(tensor, row, column):
-    """A vector of a row; 64 bits, since a matrix may hold 2^31 elements."""
-    start = tensor.iterator + (cutlass.Int64(row) * tensor.stride[0] + cutlass.Int64(column) * ELEMENTS)
-    return vector(start)
-
-
-def halves(tensor, row, column):
+def halves(place, row, at, more):
     """The vectors of gate and up."""
-    start = tensor.iterator + (cutlass.Int64(row) * tensor.stride[0] + cutlass.Int64(column) * ELEMENTS)
-    return vector(start), vector(start + N)
+    start = start_of(place, row, at, more)
+    return vector(start), vector(start + N * X.width // 8)
 
 
 def load(source, policy):
@@ -121,36 +142,30 @@ def slope(x):
 
 @cute.jit
 def compute_tile(
-    dout: cute.Tensor,
-    x: cute.Tensor,
-    dx: cute.Tensor,
-    first: cutlass.Uint32,
-    total: cutlass.Uint32,
+    dout: tuple,
+    x: tuple,
+    dx: tuple,
+    row: cutlass.Uint32,
+    at: cutlass.Uint32,
     policy: cutlass.Int64,
 ):
-    """Compute STEPS vectors of this thread, from ``first`` on; beyond the end it stores none."""
+    """Compute STEPS vectors of a row, from ``at`` on."""
     loaded = []
     for step in cutlass.range_constexpr(STEPS):
-        # Beyond the end the last vector is loaded again, which costs no branch.
-        at = cutlass.min(first + step * THREADS, total - 1)
-        row, column = at // VECTORS, at % VECTORS
-        dout_in = load(at_place(dout, row, column), policy)
-        x_in = [load(part, policy) for part in halves(x, row, column)]
+        dout_in = load(vector(start_of(dout, row, at, step * THREADS)), policy)
+        x_in = [load(half, policy) for half in halves(x, row, at, step * THREADS)]
         loaded.append((dout_in, x_in))
     for step in cutlass.range_constexpr(STEPS):
-        at = first + step * THREADS
-        row, column = at // VECTORS, at % VECTORS
         dout_in, x_in = loaded[step]
         gates, ups = unpacked(x_in)
         douts = widen(dout_in)
         slopes = [slope(g) for g in gates]
         dups = [d * y for d, (y, _) in zip(douts, slopes, strict=True)]
         dgates = [d * u * dy for d, u, (_, dy) in zip(douts, ups, slopes, strict=True)]
-        if at < total:
-            low, high = halves(dx, row, column)
-            dlow, dhigh = repacked(dgates, dups)
-            store(dlow, low, policy)
-            store(dhigh, high, policy)
+        dlow, dhigh = repacked(dgates, dups)
+        low, high = halves(dx, row, at, step * THREADS)
+        store(dlow, low, policy)
+        store(dhigh, high, policy)
 
 
 def unpacked(parts):
@@ -166,22 +181,21 @@ def repacked(gates, ups):
 
 @cute.kernel
 def kernel(
-    dout: cute.Tensor,
-    x: cute.Tensor,
-    dx: cute.Tensor,
+    dout: tuple,
+    x: tuple,
+    first: cutlass.Int32,
+    step: cutlass.Int32,
+    rows: cutlass.Int32,
+    dx: tuple,
 ):
-    """A CTA takes one tile of TILE vectors."""
+    """A CTA takes one tile; tiles lie ``step`` vectors apart, from ``first`` on."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
-    if dout.shape[0] > ROWS_HELD:
-        block = blocks - 1 - block
     policy = cutlass.Int64(EVICT_NORMAL)
-    if dout.shape[0] > PASSING_FROM and dout.shape[0] <= PASSING_TO:
+    if rows > PASSING_FROM and rows <= PASSING_TO:
         policy = cutlass.Int64(EVICT_FIRST)
-    total = cutlass.Uint32(dout.shape[0]) * VECTORS
-    first = cutlass.Uint32(block) * TILE + thread
-    compute_tile(dout, x, dx, first, total, policy)
+    at = cutlass.Uint32(first + thread + block * step)
+    compute_tile(dout, x, dx, at // VECTORS, at, policy)
 
 
 KERNELS = (kernel,)

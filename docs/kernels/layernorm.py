@@ -26,6 +26,7 @@ THREADS = GROUPS * THREADS_PER_ROW
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
 SLOTS = 8  # room for them, aligned
+MOST_ROWS = 2**31 - 1  # what indices of rows may be below
 ROWS_HELD = 5632  # of x, which L2 holds; of more rows the last come first, since it still has them
 PASSING_FROM, PASSING_TO = 639, 15354  # rows between which all rows leave L2 first
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
@@ -44,13 +45,27 @@ def launch(
 ):
     """Normalise the rows of ``x`` on ``stream``."""
     blocks = (x.shape[0] - 1) // 1 + 1
-    kernel(x, weight, bias, y, row_mean, rstd, eps).launch(
+    kernel(
+        x,
+        weight,
+        bias,
+        without_rows(y),
+        without_rows(row_mean),
+        without_rows(rstd),
+        eps,
+    ).launch(
         grid=(blocks, 1, 1),
         block=(THREADS, 1, 1),
         stream=stream,
         min_blocks_per_mp=4,
         preferred_smem_carveout=10,
     )
+
+
+def without_rows(tensor):
+    """A tensor as the kernel takes it: ``x`` alone tells how many rows there are."""
+    layout = cute.make_layout((MOST_ROWS, *tensor.shape[1:]), stride=tensor.stride)
+    return cute.make_tensor(tensor.iterator, layout)
 
 
 def row_of(tensor, row, first_vector):

@@ -20,6 +20,7 @@ ELEMENTS = 8  # of one memory access
 UNITS = 8  # of a head
 LANES = 8  # threads that share a head
 HEADS_PER_THREAD = 1
+MOST_TOKENS = 2**31 - 1  # what indices of tokens may be below
 ROWS_HELD = 7040  # of q, which L2 holds; of more rows the last come first, since it still has them
 PASSING_FROM, PASSING_TO = 624, 14985  # rows between which all rows leave L2 first
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
@@ -40,12 +41,27 @@ def launch(
     tokens = q.shape[0]
     q_end = ctas(tokens, HEADS_Q, LANES)
     k_end = q_end + ctas(tokens, HEADS_K, LANES)
-    kernel(q, k, cos, sin, q_out, k_out, q_end).launch(
+    kernel(
+        q_end,
+        tokens,
+        without_tokens(q),
+        without_tokens(cos),
+        without_tokens(sin),
+        without_tokens(q_out),
+        without_tokens(k),
+        without_tokens(k_out),
+    ).launch(
         grid=(k_end, 1, 1),
         block=(THREADS, 1, 1),
         stream=stream,
         min_blocks_per_mp=1,
     )
+
+
+def without_tokens(tensor):
+    """A tensor as the kernel takes it, which is told apart how many tokens there are."""
+    layout = cute.make_layout((MOST_TOKENS, *tensor.shape[1:]), stride=tensor.stride)
+    return cute.make_tensor(tensor.iterator, layout)
 
 
 def groups_of(heads):
@@ -60,7 +76,9 @@ def ctas(tokens, heads, lanes):
 
 def vector(tensor, at, align):
     """The ELEMENTS from element ``at``."""
-    return cute.make_tensor((tensor.iterator + at).align(align), cute.make_layout((ELEMENTS,)))
+    start = (tensor.iterator + at).toint()
+    pointer = cute.make_ptr(tensor.element_type, start, cute.AddressSpace.gmem, assumed_align=align)
+    return cute.make_tensor(pointer, cute.make_layout((ELEMENTS,)))
 
 
 def of_head(tensor, token, head, at):
@@ -132,6 +150,7 @@ def unpaired(first, second):
 @cute.jit
 def rotate(
     index: cutlass.Int32,
+    tokens: cutlass.Int32,
     x: cute.Tensor,
     y: cute.Tensor,
     cos: cute.Tensor,
@@ -143,7 +162,7 @@ def rotate(
     groups = cutlass.const_expr(groups_of(heads))
     lane, rest = index % LANES, index // LANES
     group, place = rest % groups, rest // groups
-    last = x.shape[0] - 1
+    last = tokens - 1
     token = cutlass.min(place, last)
     token = cutlass.select_(last < ROWS_HELD, token, last - token)
     unit = lane
@@ -161,7 +180,7 @@ def rotate(
         first, second = paired(widen(loaded[i][0]), widen(loaded[i][1]))
         turned, other = turn(first, second, cosines, sines)
         below, above = unpaired(turned, other)
-        if place < x.shape[0] and head < heads:
+        if place < tokens and head < heads:
             store(below, of_head(y, token, head, low), policy)
             store(above, of_head(y, token, head, high), policy)
 
@@ -174,26 +193,27 @@ def turn(first, second, cosines, sines):
 
 @cute.kernel
 def kernel(
+    q_end: cutlass.Int32,
+    tokens: cutlass.Int32,
     q: cute.Tensor,
-    k: cute.Tensor,
     cos: cute.Tensor,
     sin: cute.Tensor,
     q_out: cute.Tensor,
+    k: cute.Tensor,
     k_out: cute.Tensor,
-    q_end: cutlass.Int32,
 ):
     """A CTA has some heads of queries, or some of keys."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     policy = cutlass.Int64(EVICT_NORMAL)
-    if q.shape[0] > PASSING_FROM and q.shape[0] <= PASSING_TO:
+    if tokens > PASSING_FROM and tokens <= PASSING_TO:
         policy = cutlass.Int64(EVICT_FIRST)
     at = block * THREADS + thread
     of_k = at - q_end * THREADS
     if block < q_end:
-        rotate(at, q, q_out, cos, sin, HEADS_Q, policy)
+        rotate(at, tokens, q, q_out, cos, sin, HEADS_Q, policy)
     else:
-        rotate(of_k, k, k_out, cos, sin, HEADS_K, policy)
+        rotate(of_k, tokens, k, k_out, cos, sin, HEADS_K, policy)
 
 
 KERNELS = (kernel,)

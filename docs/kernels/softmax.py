@@ -27,6 +27,7 @@ TURN = 2  # vectors that a thread holds at a time
 WARPS = THREADS_PER_ROW // 32  # of a group
 SUMS = WARPS * CLUSTER  # partial sums of a row
 SLOTS = 64  # room for them, aligned
+MOST_ROWS = 2**31 - 1  # what indices of rows may be below
 ROWS_HELD = 120  # of x, which L2 holds; of more rows the last come first, since it still has them
 LOG2_E = 1.4426950408889634
 LOWEST = -3.4028234663852886e38  # of fp32; stands for -inf, which cannot be subtracted from itself
@@ -40,7 +41,10 @@ def launch(
 ):
     """Take the softmax of the rows of ``x`` on ``stream``."""
     blocks = (x.shape[0] - 1) // 1 + 1
-    kernel(x, y).launch(
+    kernel(
+        x,
+        without_rows(y),
+    ).launch(
         grid=(blocks * CLUSTER, 1, 1),
         block=(THREADS, 1, 1),
         cluster=(CLUSTER, 1, 1),
@@ -48,6 +52,12 @@ def launch(
         min_blocks_per_mp=6,
         preferred_smem_carveout=100,
     )
+
+
+def without_rows(tensor):
+    """A tensor as the kernel takes it: ``x`` alone tells how many rows there are."""
+    layout = cute.make_layout((MOST_ROWS, *tensor.shape[1:]), stride=tensor.stride)
+    return cute.make_tensor(tensor.iterator, layout)
 
 
 def row_of(tensor, row, first_vector):
