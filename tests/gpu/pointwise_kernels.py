@@ -20,7 +20,6 @@ STORES = {
     "one element past the end": Broken(
         _STORE,
         _STORE
-        _STORE
         + "            if at == total - 1:\n"
         + "                vector(start_of(out, row, at) + BYTES)[0] = X(0.0)\n",
         r"out: 1 elements outside of the output were written",
