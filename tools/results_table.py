@@ -37,6 +37,7 @@ from cutegen.cli.exit_codes import run_command
 from cutegen.errors import UsageError
 from cutegen.measure.statistics import geometric_mean
 from tools.benchmark import bandwidth_table, energy_table, tables_table
+from tools.benchmark.checkouts_table import CHECKOUTS, Checkouts
 from tools.benchmark.cold_table import COLD_START, ColdStart
 from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.first_call_table import FIRST_CALLS, HOST_ONLY, FirstCalls, HostCalls
@@ -80,6 +81,7 @@ _CHECKS: dict[str, type[Profile] | type[Sweep] | type[QuotedFile]] = {
     UNTUNED_FAMILIES: UntunedFamilies,
     RESIDENT: Resident,
     ROW_ORDERS: RowOrders,
+    CHECKOUTS: Checkouts,
     GPC_TURNS: GpcTurns,
     SWEEP_OF_PRODUCTS: Orders,
 }
