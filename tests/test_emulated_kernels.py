@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,12 +25,16 @@ CASES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("gated 5x72 fp16 layout=interleaved activation=gelu", {}),
     ("gated 3x20 fp32 layout=split activation=gelu_tanh", {"pdl": "off"}),
     ("gated 5x1001 bf16 layout=interleaved activation=relu", {}),
+    ("gated 3x512 bf16", {}),
+    ("gated 3x1024 fp16 layout=interleaved", {"access_bytes": 16}),
     ("gated 2x33 fp32", {}),
     ("gated 2x640 bf16 layout=split unaligned", {}),
     ("gated_backward 2x517 bf16", {}),
     ("gated_backward 2x517 fp16 layout=interleaved activation=relu", {}),
     ("gated_backward 3x64 bf16", {}),
-    ("gated_backward 3x72 bf16 layout=interleaved activation=gelu", {}),
+    ("gated_backward 3x72 bf16 layout=interleaved activation=gelu", {"access_bytes": 16}),
+    ("gated_backward 3x512 bf16 layout=interleaved", {}),
+    ("gated_backward 3x256 fp32 layout=split", {}),
     ("gated_backward 5x20 fp32 layout=split activation=gelu_tanh", {}),
     ("gated_backward 3x33 fp16 layout=interleaved activation=relu", {}),
     ("activation 3x64 bf16", {}),
@@ -83,6 +88,33 @@ def test_a_kernel_computes_its_family(
                 empty = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
                 values[a.name] = values[place] if place else empty
         emulated.run(source, [values[a.name] for a in arguments])
+        emulated.require_right(problem, inputs, values)
+
+
+LAST_FIRST = (
+    "gated 4x72 bf16 layout=interleaved",
+    "gated 4x512 bf16",
+    "gated_backward 4x517 bf16",
+    "gated_backward 3x33 fp16 layout=split",
+    "activation 4x512 fp32",
+    "activation_backward 5x72 bf16",
+)
+
+
+@pytest.mark.parametrize("line", LAST_FIRST)
+def test_rows_that_l2_cannot_hold_come_last_first(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is computed once all the same: here L2 holds a single row."""
+    for changes in ({}, {"vectors_per_thread": 4}, {"ctas_per_sm": 2}):
+        problem, source = free(line, changes, monkeypatch)
+        text, count = re.subn(r"^ROWS_HELD = \d+", "ROWS_HELD = 1", source.text, flags=re.MULTILINE)
+        assert count == 1
+        family = problem.declared
+        inputs = family.inputs(problem, torch.Generator().manual_seed(3), awkward=True)
+        values = {**{name: spread(tensor) for name, tensor in inputs.tensors.items()}, **inputs.scalars}
+        for a in family.arguments(problem):
+            if a.kind == "out":
+                values[a.name] = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
+        emulated.run(replace(source, text=text), [values[a.name] for a in family.arguments(problem)])
         emulated.require_right(problem, inputs, values)
 
 
