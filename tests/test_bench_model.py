@@ -18,15 +18,27 @@ from fake_kernels import H200, FakeGpu, operators_ask  # noqa: E402
 from fake_tuning import Rig, quick_search, steady  # noqa: F401, E402
 
 import cutegen  # noqa: E402
-from cutegen.errors import CheckError  # noqa: E402
-from cutegen.records.entry import Fingerprint  # noqa: E402
+from cutegen.arch import find_arch  # noqa: E402
+from cutegen.errors import CheckError, UsageError  # noqa: E402
+from cutegen.families.registry import find_space, parse_problem  # noqa: E402
+from cutegen.records.entry import Entry, Fingerprint  # noqa: E402
 from cutegen.records.table import Table  # noqa: E402
 from cutegen.space import Config  # noqa: E402
 from cutegen.torch_ops import gemm  # noqa: E402
 from tools import bench_model as tool  # noqa: E402
 from tools.benchmark import model_steps  # noqa: E402
 from tools.benchmark.environment import check_facts  # noqa: E402
-from tools.benchmark.model_table import APART, BESIDE, COMPILED, GEMMS, LINEAR, MODEL, STEP  # noqa: E402
+from tools.benchmark.model_table import (  # noqa: E402
+    APART,
+    BESIDE,
+    COMPILED,
+    GEMMS,
+    LINEAR,
+    MODEL,
+    OVERLAP,
+    STEP,
+)
+from tools.benchmark.overlapping_winners import with_overlap  # noqa: E402
 from tools.results_table import main as render  # noqa: E402
 
 
@@ -59,6 +71,7 @@ def bench(tmp_path: Path, **changes: Any) -> tool.ModelBench:
         wait_for=None,
         tuned_for="behind",
         beside=None,
+        overlap=False,
     )
     vars(args).update(changes)
     facts: dict[str, Any] = {**check_facts(MODEL, H200, "0" * 40), "rounds": 2}
@@ -207,6 +220,44 @@ def test_another_table_may_answer_the_same_steps(
     subject.decode()
     assert asked == [before.table_path, tmp_path / "other.json"] and gemm.default_dispatcher() is before
     assert set(rows(tmp_path)) == {("decode 2", what) for what in (GEMMS, LINEAR, STEP, BESIDE)}
+
+
+def winners() -> Table:
+    """A GEMM and a norm whose launches stand alone, and a GEMM that is torch's."""
+    entries = []
+    for line in ("gemm 2x64x64 bf16 kk", "rmsnorm 2x64 bf16"):
+        problem = parse_problem(line)
+        default = find_space(problem.family, find_arch("sm_90a")).default(problem)
+        knob = {"use_pdl": False} if "use_pdl" in default else {"pdl": "off"}
+        entries.append(Entry(problem, default.replace(**knob), artifact_key="0" * 32))
+    entries.append(Entry(parse_problem("gemm 3x64x64 bf16 kk"), None, source="torch"))
+    return Table(Fingerprint.of(H200), entries)
+
+
+def test_all_winners_may_overlap() -> None:
+    """Where kernels can: what torch answers stays, and no artifact of another kernel is named."""
+    before = winners()
+    after = with_overlap(before, find_arch("sm_90a")).entries
+    product, other, norm = after.values()
+    assert product.config is not None and norm.config is not None
+    assert (product.config["use_pdl"], norm.config["pdl"], other.config) == (True, "early", None)
+    assert product.artifact_key == norm.artifact_key == ""
+    for problem, entry in before.entries.items():
+        config, changed = entry.config, after[problem].config
+        if config is not None and changed is not None:
+            assert len([knob for knob in config if config[knob] != changed[knob]]) == 1
+
+
+def test_a_step_is_timed_with_all_launches_overlapping(
+    gpu: AllFamilies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same rounds; without winners there is nothing to change."""
+    subject = bench(tmp_path, decode=(2,), overlap=True)
+    with pytest.raises(UsageError, match="--overlap needs winners: give --table or --autotune"):
+        subject.decode()
+    monkeypatch.setattr(type(gemm.default_dispatcher()), "table", lambda *given: winners())
+    subject.decode()
+    assert set(rows(tmp_path)) == {("decode 2", what) for what in (GEMMS, LINEAR, STEP, OVERLAP)}
 
 
 def test_parts_keep_the_order_in_which_they_are_named() -> None:

@@ -31,13 +31,16 @@ from cutegen.build.store import Store, file_digest
 from cutegen.cli.args import add_cache_argument, positive_float, positive_int
 from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.digest import Json
+from cutegen.errors import UsageError
 from cutegen.measure.context import CONTEXTS, DEFAULT_CONTEXT
 from cutegen.measure.device import present_device
 from cutegen.measure.statistics import median_interval, ratio_interval
+from cutegen.records.table import Table
 from cutegen.system.temporary import TemporaryFolder
 from tools.benchmark.arguments import add_commit_argument, add_out_argument
 from tools.benchmark.environment import check_facts
-from tools.benchmark.model_table import APART, BESIDE, COMPILED, GEMMS, LINEAR, MODEL, STEP
+from tools.benchmark.model_table import APART, BESIDE, COMPILED, GEMMS, LINEAR, MODEL, OVERLAP, STEP
+from tools.benchmark.overlapping_winners import with_overlap
 from tools.benchmark.results import write_json
 
 #: What may be measured, by default in this order.
@@ -78,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, metavar="FILE.json", help="the dispatch table to ask")
     parser.add_argument(
         "--beside", type=Path, metavar="FILE.json", help="time optimized inference with this table as well"
+    )
+    parser.add_argument(
+        "--overlap", action="store_true", help="and with the same winners, all overlapping their neighbours"
     )
     add_cache_argument(parser, "compiled kernels")
     add_commit_argument(parser)
@@ -275,11 +281,34 @@ class ModelBench:
             with swapped(model, wanted):
                 graphs[what] = self._steps.Captured(step)
         if self._args.beside is not None:
-            with self._asking(self._args.beside):
-                self._prepare(model, step)
-                with swapped(model, None):
-                    graphs[BESIDE] = self._steps.Captured(step)
+            graphs[BESIDE] = self._captured_with(self._args.beside, model, step)
+        if self._args.overlap:
+            with TemporaryFolder() as folder:
+                path = folder.path / "overlapping.json"
+                self._overlapping_table().save(path)
+                graphs[OVERLAP] = self._captured_with(path, model, step)
         self._row(name, model, graphs)
+
+    def _captured_with(self, table: Path, model: Any, step: Callable[[], Any]) -> Any:
+        """Return a graph of an optimized step as another table answers it."""
+        with self._asking(table):
+            self._prepare(model, step)
+            with swapped(model, None):
+                return self._steps.Captured(step)
+
+    def _overlapping_table(self) -> Table:
+        """Return the operators' table with all winners overlapping their neighbours.
+
+        Raises:
+            UsageError: They ask none.
+        """
+        from cutegen.torch_ops import gemm
+
+        dispatcher = gemm.default_dispatcher()
+        table = dispatcher.table()
+        if table is None:
+            raise UsageError("--overlap needs winners: give --table or --autotune")
+        return with_overlap(table, dispatcher.arch())
 
     @contextmanager
     def _asking(self, table: Path) -> Iterator[None]:

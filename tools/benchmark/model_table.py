@@ -10,7 +10,7 @@ from cutegen.measure.statistics import geometric_mean
 from tools.benchmark.markdown import down, line, short_commit, up
 from tools.benchmark.quoted import QuotedFile
 
-__all__ = ["APART", "BESIDE", "COMPILED", "GEMMS", "LINEAR", "MODEL", "STEP", "ModelResults"]
+__all__ = ["APART", "BESIDE", "COMPILED", "GEMMS", "LINEAR", "MODEL", "OVERLAP", "STEP", "ModelResults"]
 
 #: What such a file says that it is.
 MODEL = "model"
@@ -20,6 +20,8 @@ GEMMS, COMPILED, APART = "GEMMs alone", "whole step, compiled", "whole step, com
 LINEAR, STEP = "whole step, linear layers", "whole step, optimized"
 #: All that it knows, with the answers of another table.
 BESIDE = "whole step, optimized, other table"
+#: All that it knows, where all launches overlap their neighbours.
+OVERLAP = "whole step, optimized, all overlapping"
 
 
 class ModelResults(QuotedFile):
@@ -31,7 +33,7 @@ class ModelResults(QuotedFile):
         """Return the geometric mean of what was timed of all steps of inference, and of training."""
         lines = []
         for training in (False, True):
-            for what in (GEMMS, LINEAR, STEP, BESIDE, COMPILED, APART):
+            for what in (GEMMS, LINEAR, STEP, BESIDE, OVERLAP, COMPILED, APART):
                 rows = [r for r in self._rows() if r["what"] == what and _is_training(r) == training]
                 if not rows:
                     continue
